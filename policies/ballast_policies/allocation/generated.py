@@ -198,13 +198,17 @@ class _Search:
                 break
             known[answer.name] = answer
             rows = [[float(each.gpus.get(t, 0)) for each in known.values()] for t in part]
+            # Relative to the fastest: the solver's tolerances are absolute.
+            unit = max(each.throughput for each in known.values()) or 1.0
             found = linprog(
-                [-each.throughput for each in known.values()],
+                [-each.throughput / unit for each in known.values()],
                 A_ub=[*rows, [1.0] * len(known)],
                 b_ub=[*part.values(), 1.0],
                 method="highs",
             )
-            duals = np.maximum(-found.ineqlin.marginals, 0.0).tolist()
+            if found.status != 0:
+                raise SolverError(f"best use of an equal share: {found.message}")
+            duals = (np.maximum(-found.ineqlin.marginals, 0.0) * unit).tolist()
             prices, limit = dict(zip(part, duals[:-1], strict=True)), duals[-1]
         if not known:
             # It cannot run, but is an elastic job, whose units differ from those of gangs.

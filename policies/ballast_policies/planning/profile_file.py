@@ -6,8 +6,12 @@ from typing import Any
 
 from ballast_policies.contract.decode import decode
 from ballast_policies.contract.errors import ContractError, Problem, camel
+from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.contract.settings import Settings, setting
 from ballast_policies.planning.profile import LayerProfile
+
+MOST_BYTES = 2.0**63
+"""Of one layer: sums over all layers, microbatches and replicas stay numbers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +36,17 @@ class ProfiledLayer(Settings):
 
     name: str = ""
     repeat: int = setting(1, ge=1, le=100_000)
-    forward_seconds: float = setting(ge=0)
-    backward_seconds: float = setting(ge=0)
-    optimizer_seconds: float = setting(0.0, ge=0)
-    held_bytes: float = setting(0.0, ge=0)
-    weight_bytes: float = setting(0.0, ge=0)
-    activation_bytes: float = setting(0.0, ge=0)
-    repeated_bytes: float = setting(0.0, ge=0)
-    gradient_bytes: float = setting(0.0, ge=0)
-    output_bytes: float = setting(0.0, ge=0)
-    overhead_seconds: float = setting(0.0, ge=0)
-    reduced_bytes: float | None = setting(None, ge=0)
+    forward_seconds: float = setting(ge=0, le=MOST_SECONDS)
+    backward_seconds: float = setting(ge=0, le=MOST_SECONDS)
+    optimizer_seconds: float = setting(0.0, ge=0, le=MOST_SECONDS)
+    held_bytes: float = setting(0.0, ge=0, le=MOST_BYTES)
+    weight_bytes: float = setting(0.0, ge=0, le=MOST_BYTES)
+    activation_bytes: float = setting(0.0, ge=0, le=MOST_BYTES)
+    repeated_bytes: float = setting(0.0, ge=0, le=MOST_BYTES)
+    gradient_bytes: float = setting(0.0, ge=0, le=MOST_BYTES)
+    output_bytes: float = setting(0.0, ge=0, le=MOST_BYTES)
+    overhead_seconds: float = setting(0.0, ge=0, le=MOST_SECONDS)
+    reduced_bytes: float | None = setting(None, ge=0, le=MOST_BYTES)
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
@@ -65,11 +69,11 @@ class ProfileFile(Settings):
 
     microbatch_size: int = setting(1, ge=1)
     layers: tuple[ProfiledLayer, ...] = ()
-    layer_seconds: tuple[float, ...] = setting((), ge=0)
-    layer_forward_seconds: tuple[float, ...] = setting((), ge=0)
-    layer_optimizer_seconds: tuple[float, ...] = setting((), ge=0)
-    layer_bytes: tuple[float, ...] = setting((), ge=0)
-    layer_activation_bytes: tuple[float, ...] = setting((), ge=0)
+    layer_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS)
+    layer_forward_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS)
+    layer_optimizer_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS)
+    layer_bytes: tuple[float, ...] = setting((), ge=0, le=MOST_BYTES)
+    layer_activation_bytes: tuple[float, ...] = setting((), ge=0, le=MOST_BYTES)
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)

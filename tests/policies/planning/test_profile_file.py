@@ -42,3 +42,11 @@ def test_what_is_no_profile_is_refused_with_its_field(value, problem):
     """Negative, missing, misspelled and uneven values."""
     with pytest.raises(ContractError, match=problem):
         read_profile(value)
+
+
+@pytest.mark.parametrize("field", ["forwardSeconds", "backwardSeconds", "outputBytes", "heldBytes"])
+def test_a_layer_beyond_all_measure_is_refused_with_its_field(field):
+    """Sums of such numbers would be infinite, and their differences no numbers."""
+    layer = {"forwardSeconds": 0.1, "backwardSeconds": 0.2, field: 1e308}
+    with pytest.raises(ContractError, match=rf"layers\[0\]\.{field}"):
+        read_profile({"layers": [layer]})

@@ -19,6 +19,7 @@ from ballast_policies.planning.profile_file import ProfileFile
 from pydantic.alias_generators import to_camel
 
 Positive = Annotated[float, pydantic.Field(gt=0)]
+Speed = Annotated[float, pydantic.Field(ge=1e-9, le=1e9)]
 NotNegative = Annotated[float, pydantic.Field(ge=0)]
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 Count = Annotated[int, pydantic.Field(ge=1)]
@@ -33,7 +34,7 @@ class GpuInput(_Input):
 
     type: str
     count: Count
-    speed: Positive = 1.0
+    speed: Speed = 1.0
     memory_bytes: Positive | None = None
 
     @property

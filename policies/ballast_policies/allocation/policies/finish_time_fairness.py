@@ -19,6 +19,7 @@ from ballast_policies.allocation.fairness.demand_path import furthest
 from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.isolated import isolated_shares
+from ballast_policies.allocation.solvers.linear import SolverError
 from ballast_policies.allocation.start import Start
 
 
@@ -40,9 +41,10 @@ class _Path:
 
     def demand(self, s: float) -> np.ndarray:
         left = self.isolated - self.elapsed * s
-        busy = self.steps > 0
-        demand: np.ndarray = np.divide(self.steps * s, left, out=np.zeros_like(left), where=busy)
-        return demand
+        # Up to the end of the path no job needs more than full speed. What is left may round to 0 before.
+        needed, busy = self.steps * s, self.steps > 0
+        slower = busy & (needed < self.full * left)
+        return np.divide(needed, left, out=np.where(busy, self.full, 0.0), where=slower)
 
 
 def _path(instance: Instance) -> _Path:
@@ -59,6 +61,8 @@ def solve(instance: Instance, start: Start | None = None) -> Answer:
     if not (path.steps > 0).any():
         return nothing(instance)
     found = furthest(instance, path, prices=start)
+    if found.bound <= 0:
+        raise SolverError("the largest rho is too large for a number")
     return Answer(
         x=fill_idle_capacity(instance, found.raised.x, path.demand(found.s), found.raised),
         solver=found.raised.solver,

@@ -17,6 +17,7 @@ and the best lambda_m for given p, a convex function of one variable for each jo
 """
 
 import dataclasses
+from typing import Any
 
 import clarabel  # type: ignore[import-untyped]
 import numpy as np
@@ -26,6 +27,9 @@ from ballast_policies.allocation.solvers.linear import SolverError
 
 HALVINGS = 60
 """An interval of lambda is halved this often: to the last bits of a float."""
+
+LONGEST_STEPS = (0.99, 0.9, 0.7)
+"""Parts of the way to the border of the cones that Clarabel may go in one step: the next where it got stuck."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,23 +75,34 @@ def nash_shares(instance: Instance) -> NashShares:
         shape=(3 * n, c + n),
     )
     right = np.concatenate([np.ones(n), instance.capacity, np.zeros(c), np.tile([0.0, 1.0, 0.0], n)])
-    settings = clarabel.DefaultSettings()
-    settings.verbose = False
-    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-10
-    solution = clarabel.DefaultSolver(
-        sparse.csc_matrix((c + n, c + n)),
-        np.concatenate([np.zeros(c), -instance.weights[jobs]]),
-        sparse.vstack([limits, cones]).tocsc(),
-        right,
-        [clarabel.NonnegativeConeT(n + k + c), *([clarabel.ExponentialConeT()] * n)],
-        settings,
-    ).solve()
+    unit = float(instance.weights[jobs].mean())
+    loss = np.concatenate([np.zeros(c), -instance.weights[jobs] / unit])
+    matrix = sparse.vstack([limits, cones]).tocsc()
+    for longest in LONGEST_STEPS:
+        solution = _solved(loss, matrix, right, longest, n)
+        if str(solution.status) == "Solved":
+            break
     if str(solution.status) not in ("Solved", "AlmostSolved"):
         raise SolverError(f"Clarabel ended with {solution.status}")
     return NashShares(
         x=instance.feasible(np.array(solution.x)[:c]),
-        prices=np.maximum(np.array(solution.z)[n : n + k], 0.0),
+        prices=np.maximum(np.array(solution.z)[n : n + k] * unit, 0.0),
     )
+
+
+def _solved(loss: np.ndarray, matrix: Any, right: np.ndarray, longest: float, jobs: int) -> Any:
+    """Clarabel's solution; the last rows of ``matrix`` are those of the ``jobs`` exponential cones."""
+    from scipy import sparse
+
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-10
+    settings.max_step_fraction = longest
+    rows, width = matrix.shape
+    cones = [clarabel.NonnegativeConeT(rows - 3 * jobs), *([clarabel.ExponentialConeT()] * jobs)]
+    return clarabel.DefaultSolver(
+        sparse.csc_matrix((width, width)), loss, matrix, right, cones, settings
+    ).solve()
 
 
 def gap_per_weight(instance: Instance, found: NashShares) -> float:

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from ballast_policies.allocation.gang_sizes import GangSizes
 from ballast_policies.allocation.generated import GENERATES, Listed, allocate_generated
 from ballast_policies.allocation.problem import Job, Problem, ProblemError
 from ballast_policies.allocation.registry import allocate
@@ -100,3 +101,13 @@ def test_what_cannot_be_generated_is_refused():
         allocate_generated("makespan", posed, {"nobody's": Listed(())})
     with pytest.raises(ProblemError, match="leave out throughput and configurations"):
         allocate_generated("makespan", listed, sources)
+
+
+@pytest.mark.parametrize("policy", GENERATES)
+def test_speeds_that_a_solver_takes_for_infinite(policy):
+    """Steps/s times speedup beyond the limits of single numbers: speeds count relative to the fastest."""
+    source = GangSizes(throughput={"t": 1e15}, speedup={"2": 1e6, "8": 2.0})
+    p = Problem(gpu_types=("t",), capacity={"t": 100}, jobs=(Job(name="a", steps_remaining=10.0),))
+    found = allocate_generated(policy, p, {"a": source}).allocation
+    assert found.throughput["a"] == pytest.approx(1e21)
+    assert found.gap is not None and found.gap <= 1e-6

@@ -240,3 +240,11 @@ def test_a_job_of_a_millisecond_ends_beside_one_of_months():
     assert answer.objective == pytest.approx(8.473e9 / 596.7, rel=1e-6)
     assert answer.gap <= 1e-6
     assert answer.throughput["j0"] > 0
+
+
+def test_finish_time_fairness_of_a_job_whose_rest_is_nothing_beside_its_past():
+    """Seconds left that rounding loses beside those elapsed: full speed is what the job needs at most."""
+    p = problem([[1.0, 1e12, 2.0]], [1, 1, 8], steps=[4.8], elapsed=[1e15], isolated=[1e15])
+    answer = allocate("finish-time-fairness", p)
+    assert answer.objective == pytest.approx(1.0)
+    assert answer.throughput["job-0"] == pytest.approx(1e12)

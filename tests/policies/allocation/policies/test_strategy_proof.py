@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.policies import strategy_proof
-from ballast_policies.allocation.registry import solve
+from ballast_policies.allocation.registry import allocate, solve
 from ballast_policies.allocation.solvers.nash import gap_per_weight, nash_shares
 from ballast_policies.allocation.solvers.nash_prices import nash_shares_by_prices
 
+from tests.policies.allocation.configurations.instances import problem_of
 from tests.policies.allocation.families import FAMILIES
 from tests.policies.allocation.problems import random_problem
 
@@ -64,3 +65,11 @@ def test_thousands_of_jobs_of_a_few_kinds_are_exact():
     answer = solve("strategy-proof", FAMILIES["like jobs"].instance(5000))
     assert answer.gap <= 1e-6
     assert answer.solver == "Clarabel"
+
+
+@pytest.mark.parametrize("seed", [5020, 5030, 6046])
+def test_fair_shares_where_the_cone_program_gets_stuck(seed):
+    """Steps that are long at first are shortened until Clarabel ends with an optimum."""
+    answer = allocate("strategy-proof", problem_of("many configurations", seed))
+    assert answer.status == "optimal"
+    assert answer.gap is not None and answer.gap <= 1e-6

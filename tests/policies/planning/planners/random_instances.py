@@ -41,8 +41,8 @@ def random_kinds(random, most_gpus, *, memory=0.6, least=3.0, unlike=True):
     return kinds
 
 
-def random_model(random, *, most_gpus=5, most_layers=6, memory=0.6, unlike=True):
-    """A cost model of such an instance."""
+def random_model(random, *, most_gpus=5, most_layers=6, memory=0.6, unlike=True, inside=20.0):
+    """A cost model of such an instance; ``inside``: bytes/s of links inside servers, where there are any."""
     profile = random_profile(random, int(random.integers(1, most_layers + 1)))
     kinds = random_kinds(random, most_gpus, memory=memory, unlike=unlike)
     count = sum(kind.count for kind in kinds)
@@ -50,7 +50,7 @@ def random_model(random, *, most_gpus=5, most_layers=6, memory=0.6, unlike=True)
     devices = devices_of(
         kinds,
         gpus_per_server=int(random.integers(1, count + 1)) if random.random() < 0.7 else None,
-        inside=20.0 if links else np.inf,
+        inside=inside if links else np.inf,
         between=float(random.choice([1, 3, 20])) if links else np.inf,
     )
     reduced = random.uniform(0, 4, profile.layers) if random.random() < 0.7 else np.zeros(profile.layers)

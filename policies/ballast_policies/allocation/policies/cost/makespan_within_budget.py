@@ -31,6 +31,9 @@ __all__ = ["objective", "solve"]
 SLACK = 1e-9
 """Relative: a budget is at least so much above the least cost, so that rounding leaves a solution."""
 
+MOST_BUDGETS = 1e12
+"""A job spends no time where its steps would cost so many times a budget: HiGHS takes no number above 1e15."""
+
 
 def solve(instance: Instance) -> Answer:
     """Shares that finish the last job soonest within the budgets.
@@ -44,6 +47,7 @@ def solve(instance: Instance) -> Answer:
     busy = np.unique(columns.first[kept])
     if not len(busy):
         return nothing(instance)
+    kept = kept[_within_reach(instance, steps, busy)[kept]]
     seconds, bound, shadow = _program(instance, steps, kept, busy)
     x = np.zeros(len(columns))
     x[kept] = seconds / bound
@@ -98,6 +102,18 @@ def _program(
     least = float(max(alone.max() / unit, (done.sum() - dear.sum()) / total if total > 0 else 0.0))
     shadow = prices * least / total * unit if total > 0 else np.zeros(k)
     return np.maximum(found.x[:-1], 0.0) * part * unit, least * unit, shadow
+
+
+def _within_reach(instance: Instance, steps: np.ndarray, busy: np.ndarray) -> np.ndarray:
+    """(columns,) whether all of the job's steps there cost at most MOST_BUDGETS of each budget it counts for."""
+    columns = instance.columns
+    usd = steps[columns.first] * columns.spending(instance.prices()) / 3600.0 / columns.rate_first
+    most = np.full(len(steps), np.inf)
+    for limit, owner in zip(*_limits(instance, steps, busy), strict=True):
+        jobs = busy if owner < 0 else busy[owner]
+        most[jobs] = np.minimum(most[jobs], limit)
+    within: np.ndarray = usd <= MOST_BUDGETS * most[columns.first]
+    return within
 
 
 def _limits(instance: Instance, steps: np.ndarray, busy: np.ndarray) -> tuple[np.ndarray, list[int]]:

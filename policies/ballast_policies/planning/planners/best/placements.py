@@ -92,9 +92,11 @@ def unlike(devices: Devices, placements: np.ndarray) -> tuple[StageGpus, np.ndar
     """The stages' GPUs of the placements that differ for the cost model, shape (n, p), and their numbers."""
     speeds, memory = np.asarray(devices.speeds), np.asarray(devices.memory)
     server = np.asarray(devices.servers)[placements]
-    inside_tensor = (server == server[..., :1]).all(axis=(2, 3))
-    inside_data = (server == server[:, :, :1, :]).all(axis=(2, 3))
-    same = (server[:, 1:] == server[:, :-1]).all(axis=(2, 3))
+    # A stage is as slow as its slowest link, which may be the one inside a server.
+    slowest = np.all if devices.inside >= devices.between else np.any
+    inside_tensor = slowest((server == server[..., :1]).all(axis=3), axis=2)
+    inside_data = slowest((server == server[:, :, :1, :]).all(axis=2), axis=2)
+    same = slowest(server[:, 1:] == server[:, :-1], axis=(2, 3))
     speed, held = speeds[placements].min(axis=(2, 3)), memory[placements].min(axis=(2, 3))
     features = np.concatenate([speed, held, inside_tensor, inside_data, same], axis=1)
     _, first = np.unique(features, axis=0, return_index=True)

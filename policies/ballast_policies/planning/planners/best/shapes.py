@@ -88,7 +88,8 @@ class _Choice:
 
 
 def _choices(devices: Devices, tensor: int, data: int) -> list[_Choice]:
-    slow, fast = min(devices.inside, devices.between), max(devices.inside, devices.between)
+    # Links inside servers may be the slower ones.
+    slow, fast = devices.between, max(devices.inside, devices.between)
     servers: dict[int, list[float]] = {}
     for server, speed in zip(devices.servers, devices.speeds, strict=True):
         servers.setdefault(server, []).append(speed)

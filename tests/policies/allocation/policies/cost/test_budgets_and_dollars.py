@@ -195,3 +195,14 @@ def test_a_negative_budget_and_a_price_of_nothing_are_refused():
     # A budget of nothing counts as the least cost.
     nothing = allocate("makespan-within-budget", dataclasses.replace(p, budget=0.0))
     assert np.isfinite(nothing.objective)
+
+
+def test_steps_that_cost_quadrillions_of_the_budget_are_not_done_there():
+    """Numbers that no solver takes; the other configuration is as it would be alone."""
+    cheap = Configuration(name="cheap", gpus={"t": 1}, throughput=1.0)
+    dear = Configuration(name="dear", gpus={"t": 1}, throughput=2.0, usd_per_step=1e15)
+    job = Job(name="a", configurations=(cheap, dear), steps_remaining=3600.0, budget=0.0)
+    p = Problem(gpu_types=("t",), capacity={"t": 3}, prices={"t": 1e-6}, jobs=(job,))
+    answer = allocate("makespan-within-budget", p)
+    assert answer.allocation["a"] == pytest.approx({"cheap": 1.0, "dear": 0.0})
+    assert answer.status == "optimal"
