@@ -29,7 +29,7 @@ HALVINGS = 60
 """An interval of lambda is halved this often: to the last bits of a float."""
 
 LONGEST_STEPS = (0.99, 0.9, 0.7)
-"""Parts of the way to the border of the cones that Clarabel may go in one step: the next where it got stuck."""
+"""Parts of the way to the border of the cones that Clarabel goes in one step; the next where it is stuck."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)

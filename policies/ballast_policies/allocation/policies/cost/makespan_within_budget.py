@@ -32,7 +32,7 @@ SLACK = 1e-9
 """Relative: a budget is at least so much above the least cost, so that rounding leaves a solution."""
 
 MOST_BUDGETS = 1e12
-"""A job spends no time where its steps would cost so many times a budget: HiGHS takes no number above 1e15."""
+"""No job runs where its steps cost more than this many budgets: HiGHS takes no number above 1e15."""
 
 
 def solve(instance: Instance) -> Answer:
@@ -105,7 +105,7 @@ def _program(
 
 
 def _within_reach(instance: Instance, steps: np.ndarray, busy: np.ndarray) -> np.ndarray:
-    """(columns,) whether all of the job's steps there cost at most MOST_BUDGETS of each budget it counts for."""
+    """(columns,) whether all of the job's steps cost at most MOST_BUDGETS of each budget there."""
     columns = instance.columns
     usd = steps[columns.first] * columns.spending(instance.prices()) / 3600.0 / columns.rate_first
     most = np.full(len(steps), np.inf)
