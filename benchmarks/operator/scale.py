@@ -33,6 +33,7 @@ from ballast_policies.contract import JOB_LABEL, RENEW_SECONDS
 from emulated import objects
 from emulated.fleet import Fleet
 from emulated.http import Http
+from emulated.least import LeastRequests
 from emulated.ranges import QUICK_RANGES, RANGES, compare
 from emulated.replicas import Replica, writes
 from kubernetes import config
@@ -129,6 +130,7 @@ class Run:
         self._seen = Seen()
         self._figures: dict[str, float] = {}
         self._replicas = 0
+        self._all: list[Replica] = []
 
     async def phases(self) -> dict[str, Any]:
         """The figures, with what they were measured on."""
@@ -142,6 +144,7 @@ class Run:
             self._http, self._apart = http, apart
             await self._objects()
             await self._api_server_limit()
+            await self._least_requests()
             fleet = self._fleet = Fleet(fleet_http, report_seconds=given.report_seconds)
             followers = [
                 asyncio.create_task(part)
@@ -182,13 +185,12 @@ class Run:
             },
         }
 
-    _all: list[Replica]
     _fleet: Fleet
 
     def _start(self) -> Replica:
         self._replicas += 1
         replica = Replica(self._account, self._logs / f"operator-{self._replicas}.log")
-        self._all = [*getattr(self, "_all", []), replica]
+        self._all.append(replica)
         return replica
 
     def _say(self, text: str) -> None:
@@ -242,6 +244,55 @@ class Run:
             f"API server alone: {self._figures['apiServerAdmissionsPerSecond']:.0f} jobs/s with a status"
         )
 
+    async def _least_requests(self) -> None:
+        """Arrivals as below, served with the requests that any operator has to make, and nothing else."""
+        waiting, fitting = min(1000, self._given.jobs), min(10, self._given.fitting)
+        async with Http(self._kubeconfig, at_once=24) as http:
+            least = LeastRequests(http, fits="least-fits")
+            serving = asyncio.create_task(least.run())
+            await asyncio.sleep(1)
+            arrived, began = await self._arrive(waiting, fitting, prefix="least-")
+            await self._until(
+                lambda: serving.done() or len(least.told) == waiting + fitting == waiting + len(least.pods),
+                "what must be written of all jobs",
+            )
+            if serving.done():
+                serving.result()
+            serving.cancel()
+            settled = max(least.told.values())
+            self._figures |= {
+                "leastRequestsAdmissionsPerSecond": waiting / (settled - began),
+                "leastRequestsConditionsAfterLastSeconds": max(0.0, settled - arrived),
+            }
+            seconds = [at - self._seen.created[name] for name, at in least.pods.items()]
+            self._percentiles("leastRequestsApplyToPods", seconds)
+            await least.clean_up()
+        self._seen.created.clear()
+        p99 = self._figures["leastRequestsApplyToPodsP99Seconds"]
+        self._say(f"with the requests that must be made alone: a pod after {p99:.2f} s (p99)")
+
+    async def _arrive(self, waiting: int, fitting: int, *, prefix: str = "") -> tuple[float, float]:
+        """Create jobs as fast as the API server takes them, beside them each second one that fits.
+
+        Returns:
+            When the last that waits was there, and when the first was sent.
+        """
+        began = time.monotonic()
+
+        async def fit() -> None:
+            for index in range(fitting):
+                await self._create([objects.fitting_job(index, prefix=f"{prefix}fits")], self._apart)
+                await asyncio.sleep(1)
+
+        async def wait() -> float:
+            await self._create(
+                [objects.waiting_job(index, prefix=f"{prefix}waits") for index in range(waiting)]
+            )
+            return time.monotonic()
+
+        arrived, _ = await asyncio.gather(wait(), fit())
+        return arrived, began
+
     @staticmethod
     def _per_thousand(seconds: float, jobs: int) -> float:
         return seconds / jobs * 1000
@@ -257,18 +308,7 @@ class Run:
         names = [f"fits-{index:05d}" for index in range(self._given.fitting)]
         cpu, server_cpu = leader.cpu_seconds(), await self._http.cpu_seconds()
         written = writes(await leader.metrics())
-        began = time.monotonic()
-
-        async def fitting() -> None:
-            for index in range(self._given.fitting):
-                await self._create([objects.fitting_job(index, prefix="fits")], self._apart)
-                await asyncio.sleep(1)
-
-        async def arriving() -> float:
-            await self._create([objects.waiting_job(index) for index in range(waiting)])
-            return time.monotonic()
-
-        arrived, _ = await asyncio.gather(arriving(), fitting())
+        arrived, began = await self._arrive(waiting, self._given.fitting)
         self._say(f"{waiting} jobs created at {waiting / (arrived - began):.0f}/s")
         await self._until(
             lambda: len(self._seen.decided.keys() & self._seen.created.keys()) >= len(self._seen.created),
@@ -369,7 +409,7 @@ class Run:
         while not done():
             if time.monotonic() > deadline:
                 raise RuntimeError(f"not reached in {limit_seconds:g} s: {what}; logs: {self._logs}")
-            if all(replica.process.poll() is not None for replica in self._all):
+            if self._all and all(replica.process.poll() is not None for replica in self._all):
                 raise RuntimeError(f"the operator ended while waiting for {what}; logs: {self._logs}")
             await asyncio.sleep(0.1)
 

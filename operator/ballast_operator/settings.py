@@ -107,6 +107,9 @@ class Settings:
     launchers: int = 4
     """Keys reconciled at the same time in addition, if GPUs wait for them."""
 
+    tellers: int = 16
+    """Keys reconciled at the same time in addition, if people alone wait for them and no GPUs do."""
+
 
 def from_environment(environment: "os._Environ[str] | dict[str, str]") -> Settings:
     """Settings with ``BALLAST_<GROUP>_<FIELD>`` applied, e.g. ``BALLAST_JOB_BIND_SECONDS=30``.

@@ -121,6 +121,7 @@ class Term:
             ("events", self._events.run),
             ("reports", self._reporter.run),
             *[("worker", lambda: self._queue.work(self._worker))] * self._settings.workers,
+            *[("teller", self._tell)] * self._settings.tellers,
             *[("launcher", lambda: self._queue.work(self._worker, Lane.URGENT))] * self._settings.launchers,
         ]
         tasks = [asyncio.create_task(keep_running(name, part, metrics=self._metrics)) for name, part in parts]
@@ -144,6 +145,10 @@ class Term:
         """Count a write that landed."""
         self._metrics.api_writes.labels(verb, kind.kind).inc()
         self._writes.append(time.monotonic())
+
+    async def _tell(self) -> None:
+        """Write why jobs wait. Of the API server's time each writer gets its part, and so many ask for it."""
+        await self._queue.work(self._worker, most=Lane.BACKGROUND)
 
     async def _gauges(self) -> None:
         while True:

@@ -71,6 +71,26 @@ def fitting_job(index: int, *, prefix: str) -> dict[str, Any]:
     return job(index, stages=1, prefix=prefix)
 
 
+def account(job: str) -> dict[str, Any]:
+    """A service account for the pod of a job."""
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": f"{job}-trainer"}}
+
+
+def pod(job: str) -> dict[str, Any]:
+    """The one pod of a job, on a node already."""
+    trainer = {"name": "trainer", "image": "ballast.example/trainer:1"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{job}-0"},
+        "spec": {
+            "containers": [trainer],
+            "nodeName": node(0)["metadata"]["name"],
+            "serviceAccountName": f"{job}-trainer",
+        },
+    }
+
+
 def policy(
     name: str = "scale", *, objective: str = "max-min-fairness", round_seconds: int = 60
 ) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class KeyQueue(Generic[K]):
         self._ready: dict[Lane, deque[tuple[int, K]]] = {lane: deque() for lane in Lane}
         self._numbers = itertools.count()
         self._taken = itertools.count(1)
-        self._busy: set[K] = set()
+        self._busy: dict[K, Lane] = {}
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -75,14 +75,15 @@ class KeyQueue(Generic[K]):
         """Drop the plans for ``key``."""
         self._plans.pop(key, None)
 
-    async def take(self, least: Lane = Lane.BACKGROUND) -> K:
+    async def take(self, least: Lane = Lane.BACKGROUND, most: Lane = Lane.URGENT) -> K:
         """The most urgent key that is due and not in work; it is in work from now on.
 
-        Keys that are less urgent than ``least`` are left to others.
+        Keys that are less urgent than ``least``, or more than ``most``, are left to others. Who leaves urgent
+        keys to others takes none while there are any.
         """
         while True:
             self._sort_due()
-            found = self._next(least)
+            found = self._next(least, most)
             if found is not None:
                 return found[0]
             changed = self._changed
@@ -96,20 +97,25 @@ class KeyQueue(Generic[K]):
 
     def done(self, key: K) -> None:
         """The work on ``key`` has ended."""
-        self._busy.discard(key)
+        self._busy.pop(key, None)
         plan = self._plans.get(key)
         if plan is not None:  # it may have been passed over meanwhile
             heapq.heappush(self._later, (plan.due, plan.number, key))
         self._tell()
 
-    async def work(self, worker: Callable[[K], Awaitable[None]], least: Lane = Lane.BACKGROUND) -> None:
+    async def work(
+        self,
+        worker: Callable[[K], Awaitable[None]],
+        least: Lane = Lane.BACKGROUND,
+        most: Lane = Lane.URGENT,
+    ) -> None:
         """Take keys and work on them until cancelled; ``worker`` handles its own errors.
 
         Between two keys everything else on the event loop has its turn: a pass that writes nothing waits for
         nothing, and thousands of them would hold up a launch under way.
         """
         while True:
-            key = await self.take(least)
+            key = await self.take(least, most)
             try:
                 await worker(key)
             finally:
@@ -135,8 +141,10 @@ class KeyQueue(Generic[K]):
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _next(self, least: Lane) -> tuple[K] | None:
-        lanes = [lane for lane in Lane if lane <= least and self._ready[lane]]
+    def _next(self, least: Lane, most: Lane) -> tuple[K] | None:
+        if most > Lane.URGENT and (self._ready[Lane.URGENT] or Lane.URGENT in self._busy.values()):
+            return None
+        lanes = [lane for lane in Lane if most <= lane <= least and self._ready[lane]]
         if lanes and next(self._taken) % TURNS == 0:
             lanes.reverse()
         for lane in lanes:
@@ -147,6 +155,6 @@ class KeyQueue(Generic[K]):
                 if plan is None or plan.number != number or key in self._busy:
                     continue  # done() brings a busy one back
                 del self._plans[key]
-                self._busy.add(key)
+                self._busy[key] = lane
                 return (key,)
         return None

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from ballast_operator.kube.queue import KeyQueue
+from ballast_operator.kube.queue import TURNS, KeyQueue, Lane
 
 from tests.support.waiting import WAIT_SECONDS
 
@@ -116,3 +116,29 @@ async def test_passes_that_wait_for_nothing_let_others_have_their_turn():
     for worker in workers:
         worker.cancel()
     assert most_between_turns <= len(workers)
+
+
+async def test_who_only_tells_people_takes_nothing_while_gpus_wait():
+    """Urgent keys are left to others, and neither due nor in work do they have to share the API server."""
+    queue: KeyQueue[str] = KeyQueue(Clock())
+    queue.add("launch", lane=Lane.URGENT)
+    queue.add("waits", lane=Lane.BACKGROUND)
+    telling = asyncio.create_task(queue.take(most=Lane.BACKGROUND))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not telling.done()
+    assert await queue.take() == "launch"
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not telling.done()
+    queue.done("launch")
+    assert await asyncio.wait_for(telling, WAIT_SECONDS) == "waits"
+
+
+async def test_others_take_what_tells_people_while_gpus_wait():
+    """However many launches there are, why others wait is written, too."""
+    queue: KeyQueue[int] = KeyQueue(Clock())
+    queue.add(-1, lane=Lane.BACKGROUND)
+    for number in range(2 * TURNS):
+        queue.add(number, lane=Lane.URGENT)
+    assert -1 in [await queue.take() for _ in range(TURNS)]
