@@ -1,8 +1,6 @@
 """The examples of scripts, as they are: stopped with a checkpoint, resumed, and run to their end."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ from ballast_policies.contract import Ack, Directive, Report
 
 from tests.client.test_messages import a_plan
 from tests.support.ports import free_port
+from tests.support.scripts import start_script
 from tests.support.waiting import eventually
 
 FOLDER = Path(__file__).parents[2] / "examples" / "scripts"
@@ -40,48 +39,69 @@ class Launch:
         if ranks == 1:  # frameworks start their own group where they find a launcher's variables
             common = {name: value for name, value in common.items() if not name.startswith("LOCAL_")}
             del common["WORLD_SIZE"], common["MASTER_ADDR"]
+        self.errors = folder / "errors"
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, FOLDER / script],
-                env={**common, "RANK": str(rank)} if ranks > 1 else common,
-                cwd=folder,
-                stderr=subprocess.PIPE,
-                text=True,
+            start_script(
+                FOLDER / script,
+                {**common, "RANK": str(rank)} if ranks > 1 else common,
+                folder=folder,
+                errors=self.errors,
             )
             for rank in range(ranks)
         ]
 
     def end(self):
         """(exit code of each rank, what they wrote to stderr)."""
-        texts = [process.communicate()[1] for process in self.processes]
-        return [process.returncode for process in self.processes], "\n".join(texts)
+        for process in self.processes:
+            process.join()
+        return [process.exitcode for process in self.processes], self.errors.read_text()
+
+    def kill(self):
+        """End what still runs."""
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Launches whose processes end with the test."""
+    launches = []
+
+    def start(script, **of_launch):
+        launches.append(Launch(script, tmp_path, **of_launch))
+        return launches[-1]
+
+    yield start
+    for each in launches:
+        each.kill()
 
 
 @pytest.mark.parametrize(
     ("script", "ranks"),
     [("plain_ddp.py", 2), ("hugging_face_trainer.py", 1), ("lightning_trainer.py", 1)],
 )
-def test_a_script_is_stopped_resumes_and_ends(tmp_path, script, ranks):
+def test_a_script_is_stopped_resumes_and_ends(tmp_path, launch, script, ranks):
     """All ranks leave with the code for it; the next launch begins where the checkpoint ends."""
     (tmp_path / "plan.json").write_text(a_plan().to_json())
-    launch = Launch(script, tmp_path, ranks=ranks, steps=1_000_000)
+    first = launch(script, ranks=ranks, steps=1_000_000)
     report = tmp_path / "report.json"
 
     def trains():
-        if any(process.poll() is not None for process in launch.processes):
-            pytest.fail(str(launch.end()))
+        if any(process.exitcode is not None for process in first.processes):
+            pytest.fail(str(first.errors.read_text()))
         return report.exists() and Report.from_json(report.read_text()).step > 0
 
     eventually(trains, "the script trains")
     (tmp_path / "plan.json").write_text(a_plan(Directive.CHECKPOINT_AND_STOP, epoch=4).to_json())
-    codes, text = launch.end()
+    codes, text = first.end()
     assert codes == [75] * ranks, text
     ack = Ack.from_json((tmp_path / "ack.json").read_text())
     saved = ack.checkpoint_step
     assert ack.epoch == 4 and saved is not None and saved > 0
 
     (tmp_path / "plan.json").write_text(a_plan(epoch=5).to_json())
-    codes, text = Launch(script, tmp_path, ranks=ranks, steps=saved + 15).end()
+    codes, text = launch(script, ranks=ranks, steps=saved + 15).end()
     assert codes == [0] * ranks, text
     last = Report.from_json(report.read_text())
     assert (last.resumed_from_step, last.step) == (saved, saved + 15)
