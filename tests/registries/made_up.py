@@ -7,6 +7,7 @@ distribution on the path registers it (``test_one_place.py``).
 import dataclasses
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,31 +43,28 @@ JOB = {
 
 def main(name: str) -> dict[str, Any]:
     """What every part of the product makes of the rows called ``name``."""
+    from ballast_operator.generated import generated_files
     from click.testing import CliRunner
 
     runner = CliRunner()
+    files = generated_files()
     return {
-        "definitions": _definitions(name),
-        "docs": _docs(),
+        "definitions": _definitions(files, name),
+        "docs": _docs(files),
         "operator": _operator(name),
         "trainer": _trainer(name),
         "commands": _commands(runner, name),
     }
 
 
-def _definitions(name: str) -> dict[str, bool]:
-    from ballast_operator.generated import generated_files
-
-    files = generated_files()
+def _definitions(files: Mapping[str, str], name: str) -> dict[str, bool]:
     policy = files["crds/ballast.dev_clusterpolicies.yaml"]
     job = files["crds/ballast.dev_trainingjobs.yaml"]
     return {"policy": f"'{name}'" in policy, "job": job.count(f"'{name}'") >= 3}
 
 
-def _docs() -> list[str]:
-    from ballast_operator.generated import generated_files
-
-    pages = " ".join(text for path, text in generated_files().items() if path.startswith("docs/"))
+def _docs(files: Mapping[str, str]) -> list[str]:
+    pages = " ".join(text for path, text in files.items() if path.startswith("docs/"))
     return [kind for kind, row in ROWS.items() if row.summary in pages]
 
 

@@ -12,7 +12,7 @@ from tests.support.gang import PRELOAD
 
 
 def start_script(script: Path, environment: Mapping[str, str], *, folder: Path, errors: Path) -> BaseProcess:
-    """``python SCRIPT`` with exactly this environment in ``folder``; its standard error is appended to a file."""
+    """``python SCRIPT`` with exactly this environment in ``folder``; standard error is appended to a file."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     arguments = (os.fspath(script), dict(environment), os.fspath(folder), os.fspath(errors))

@@ -6,9 +6,10 @@ Types, defaults, bounds, descriptions and rules are read from the dataclass: not
 import collections.abc
 import dataclasses
 import enum
+import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ballast_policies.contract.errors import camel
@@ -25,6 +26,9 @@ from ballast_operator.api.schema.structural import worth_defaulting
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
 
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
+"""Field -> its type; the rules ask for them some hundred times."""
+
 
 def settings_schema(kind: type[Settings], *, typical: Settings | None = None) -> dict[str, Any]:
     """JSON schema of an object of this kind, in pydantic's form; see ``structural.structural_schema``.
@@ -33,7 +37,7 @@ def settings_schema(kind: type[Settings], *, typical: Settings | None = None) ->
         kind: of the configuration.
         typical: one as most are, for which its rules are to cost the API server little.
     """
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     docs = field_docs(cast("Any", kind))
     properties, required = {}, required_fields(kind)
     shape = Shape(lambda path: _optional(kind, path), typical, lambda path: _width(kind, path))
@@ -59,7 +63,7 @@ def settings_schema(kind: type[Settings], *, typical: Settings | None = None) ->
 
 def required_fields(kind: type[Settings]) -> list[str]:
     """Fields that a TrainingJob has to set, in Python's spelling."""
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     return [
         field.name
         for field in dataclasses.fields(kind)  # type: ignore[arg-type]
@@ -79,12 +83,12 @@ def _validation(shape: Shape, rule: Rule) -> dict[str, str] | None:
 def _needed_with(kind: type[Settings]) -> list[dict[str, str]]:
     """Rules of the whole configuration for the fields that have to be set where another one is."""
     found = []
-    for name, inner in typing.get_type_hints(kind).items():
+    for name, inner in _hints(kind).items():
         if not _is_settings(inner):
             continue
         for field in dataclasses.fields(inner):
             other = facts_of(field).required_with
-            if not other or other not in typing.get_type_hints(kind):
+            if not other or other not in _hints(kind):
                 continue
             path = f"{camel(name)}.{camel(field.name)}"
             there = path if name in required_fields(kind) else camel(name)
@@ -114,7 +118,7 @@ def _optional(kind: Any, path: str, *, filled_in: bool | None = None) -> bool:
         filled_in: whether the object's defaults are; None: where it has no default itself.
     """
     first, _, rest = path.partition(".")
-    inner = _inner(typing.get_type_hints(kind)[first])
+    inner = _inner(_hints(kind)[first])
     if rest:
         return _optional(inner, rest, filled_in=True)
     if first in required_fields(kind):
@@ -134,7 +138,7 @@ def _says_something(kind: Any, default: Any) -> bool:
 def _width(kind: Any, path: str) -> int:
     """Number of fields of the object at ``path``; 0: there is none."""
     for name in path.split(".") if path else ():
-        kind = _inner(typing.get_type_hints(kind)[name])
+        kind = _inner(_hints(kind)[name])
     return len(dataclasses.fields(kind)) if _is_settings(kind) else 0
 
 
