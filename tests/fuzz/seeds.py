@@ -114,6 +114,7 @@ TEMPLATE: dict[str, Any] = {
 ANNOTATIONS: dict[str, Any] = {
     **{f"ballast.dev/{name}": json.loads(EXAMPLES[name].to_json()) for name in ("report", "proposal", "ack")},
     "ballast.dev/finished-step": 10,
+    "ballast.dev/end-reason": "the loss is low enough",
 }
 
 PROFILE: dict[str, Any] = {

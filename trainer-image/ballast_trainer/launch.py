@@ -213,7 +213,7 @@ def train(
             chosen = closing.enter_context(
                 contextlib.closing(WritingReporter(reporter, writers_of(job.config.metrics)))
             )
-        chosen = with_callback(chosen, job.config.callback, rank)
+        chosen, end_request = with_callback(chosen, job.config.callback, rank)
         meter = _meter(job, device, speed, trace)
         training = _training_state(job, launch, device, speed, meter, stop)
         channel_thread = None
@@ -227,15 +227,15 @@ def train(
                 launch.store, process=launch.process, hang_seconds=hang_seconds, lost=lost
             )
             closing.callback(heartbeat.close)
-        session = Session(
+        outcome = Session(
             training,
             channel_thread=channel_thread,
             reporter=chosen,
             stop=stop,
             peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
             heartbeat=heartbeat,
-        )
-        outcome = session.run(joining=launch.joining)
+            end_request=end_request,
+        ).run(joining=launch.joining)
         if trace is not None and isinstance(meter, RecordingMeter):
             write_trace(trace.path, meter, rank=rank, ranks=ranks, store=launch.store)
         return outcome

@@ -256,6 +256,8 @@ class JobReason(enum.StrEnum):
     # Succeeded, Failed
     ALL_STEPS_DONE = "AllStepsDone"
     """Succeeded: the last step is saved."""
+    ENDED_BY_CALLBACK = "EndedByCallback"
+    """Succeeded: the job's callback ended the training early, for the reason in the message."""
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
     """Failed: it failed more often than ``backoffLimit`` allows; lost pods and nodes do not count."""
 

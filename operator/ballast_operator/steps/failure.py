@@ -38,6 +38,9 @@ def why_it_ends(context: ReconcileContext, end: End) -> str:
     match end.why:
         case Why.DONE if view.is_script:
             return EXITED_WELL
+        case Why.DONE if view.ended_early:
+            done = f"{view.finished_step} of {context.spec.config.total_steps} steps"
+            return f"the callback ended the training after {done}: {view.ended_early}"
         case Why.DONE:
             return f"{view.finished_step} of {context.spec.config.total_steps} steps are done and saved"
         case Why.SUSPENDED:

@@ -80,7 +80,10 @@ def succeed(context: ReconcileContext) -> StepResult:
     status = view.status
     if view.finished_step is not None:
         last = status.progress if status.progress is not None else Progress()
-        last = last.replace(step=view.finished_step, percent=100, eta=None, steps_per_second=None)
+        percent = 100 * view.finished_step // max(1, context.spec.config.total_steps)
+        last = last.replace(
+            step=view.finished_step, percent=min(100, percent), eta=None, steps_per_second=None
+        )
         status = status.replace(progress=last)
     report = view.lease.report if view.lease is not None else None
     if view.is_script and report is not None and view.has_spoken:
@@ -91,7 +94,8 @@ def succeed(context: ReconcileContext) -> StepResult:
     status = status.replace(allocation=None, finished_at=context.now)
     message = EXITED_WELL if view.is_script else f"{view.finished_step} steps are done"
     message = ending.message if ending.cause is Cause.COMPLETED else message
-    status = with_condition(context, status, JobCondition.SUCCEEDED, True, JobReason.ALL_STEPS_DONE, message)
+    reason = JobReason.ENDED_BY_CALLBACK if view.ended_early else JobReason.ALL_STEPS_DONE
+    status = with_condition(context, status, JobCondition.SUCCEEDED, True, reason, message)
     status = with_final_deadline(context, status)
     status = _closed(
         context,

@@ -242,16 +242,25 @@ class JobView:
     def finished_step(self) -> int | None:
         """The last step, where training is done and saved; None while there is more to do.
 
-        A script is done when its ranks have exited: None.
+        The last one of the configuration, unless a callback ended the training. A script is done when its
+        ranks have exited: None.
         """
         if self.is_script:
             return None
         step = self.lease.finished_step if self.lease is not None else None
-        return (
-            step
-            if self.spec is not None and step is not None and step >= self.spec.config.total_steps
-            else None
-        )
+        if self.spec is None or step is None:
+            return None
+        return step if self.ended_early or step >= self.spec.config.total_steps else None
+
+    @property
+    def ended_early(self) -> str:
+        """Why the job's callback ended its training before the last step; empty: it did not."""
+        lease = self.lease
+        if lease is None or self.is_script or self.spec is None:
+            return ""
+        if lease.finished_step is None or lease.finished_step >= self.spec.config.total_steps:
+            return ""
+        return lease.end_reason or ""
 
     @property
     def released(self) -> tuple[PodView, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ballast_policies.contract import (
     ACK_ANNOTATION,
+    END_REASON_ANNOTATION,
     FINISHED_ANNOTATION,
     PROPOSAL_ANNOTATION,
     REPORT_ANNOTATION,
@@ -14,7 +15,7 @@ from ballast_policies.contract import (
     Proposal,
     Report,
 )
-from ballast_policies.contract.messages import read_finished_step
+from ballast_policies.contract.messages import read_end_reason, read_finished_step
 
 from ballast_operator.kube.kinds import Object
 
@@ -33,6 +34,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     PROPOSAL_ANNOTATION: Proposal.from_json,
     ACK_ANNOTATION: Ack.from_json,
     FINISHED_ANNOTATION: read_finished_step,
+    END_REASON_ANNOTATION: read_end_reason,
 }
 
 
@@ -43,6 +45,7 @@ class LeaseView:
     Attributes:
         quiet_seconds: since this operator last saw ``renewTime`` change (own clock).
         finished_step: the last step, once training is done.
+        end_reason: why that is before the last step of the job's configuration; None: it is not.
         released: its holder has given it up, and renews it no more.
         duration_seconds: after which it counts as not renewed, as it says; None: it does not say.
         refused: a message that cannot be used, by annotation, and why; empty: all can.
@@ -53,6 +56,7 @@ class LeaseView:
     proposal: Proposal | None = None
     ack: Ack | None = None
     finished_step: int | None = None
+    end_reason: str | None = None
     released: bool = False
     refused: str = ""
     duration_seconds: float | None = None
@@ -101,6 +105,7 @@ class LeaseReader:
             proposal=self._messages.get(PROPOSAL_ANNOTATION),
             ack=self._messages.get(ACK_ANNOTATION),
             finished_step=self._messages.get(FINISHED_ANNOTATION),
+            end_reason=self._messages.get(END_REASON_ANNOTATION),
             released=bool(renewed) and not spec.get("holderIdentity"),
             duration_seconds=_seconds(spec.get("leaseDurationSeconds")),
             refused=self._refused,

@@ -132,3 +132,14 @@ def read_finished_step(text: str) -> int:
     if len(text) <= len(str(MOST_STEP)) and text.isascii() and text.isdecimal() and int(text) <= MOST_STEP:
         return int(text)
     raise ContractError(f"expected a decimal from 0 to {MOST_STEP}, got {shown(text)}")
+
+
+def read_end_reason(text: str) -> str:
+    """Why a job ends before its last step, as the annotation ``ballast.dev/end-reason`` has it.
+
+    Raises:
+        ContractError: it is empty, or longer than a reason may be.
+    """
+    if 0 < len(text) <= LONGEST_REASON:
+        return text
+    raise ContractError(f"expected a text of 1 to {LONGEST_REASON} characters, got {shown(text)}")

@@ -23,6 +23,10 @@ ACK_ANNOTATION = "ballast.dev/ack"
 FINISHED_ANNOTATION = "ballast.dev/finished-step"
 """On the Lease: the last step, a decimal. Written by rank 0 after the last checkpoint. Missing: training."""
 
+END_REASON_ANNOTATION = "ballast.dev/end-reason"
+"""On the Lease: why the job ended before its last step, as text. Written by rank 0 with the finished step,
+read by the operator. Missing: it trains, or all steps are done."""
+
 JOB_LABEL = "ballast.dev/job"
 """On pods, ConfigMaps, Leases: the TrainingJob's name. Written and read by the operator."""
 

@@ -120,6 +120,21 @@ def test_a_completed_job_succeeds_when_its_pods_have_ended():
     assert (result.status.allocation, result.actions) == (None, ())
 
 
+def test_a_job_that_its_callback_ended_succeeds_with_the_reason():
+    """Progress reads what was trained; the condition says that it was the callback, and why."""
+    lease = LeaseView(ack=Ack(epoch=1, step=0), finished_step=40, end_reason="the loss is low enough")
+    running = a_running_view(lease=lease)
+    ending = take_step(a_context(running)).status.allocation.ending
+    said = "the callback ended the training after 40 of 100 steps: the loss is low enough"
+    assert (ending.cause, ending.message) == (Cause.COMPLETED, said)
+    ended = tuple(dataclasses.replace(pod, phase="Succeeded") for pod in running.pods)
+    view = dataclasses.replace(with_ending(running, Cause.COMPLETED, said), pods=ended)
+    result = take_step(a_context(view))
+    assert conditions(result)["Succeeded"] == (True, "EndedByCallback")
+    assert result.status.condition("Succeeded").message == said
+    assert (result.status.progress.step, result.status.progress.percent) == (40, 40)
+
+
 def test_a_finished_job_is_deleted_when_its_time_is_over():
     """ttlSecondsAfterFinished; before that the rest of it is waited for."""
     view = an_idle_view()

@@ -21,10 +21,10 @@ GOOD = {name: EXAMPLES[name].to_json() for name in ("report", "proposal", "ack")
 
 def test_every_message_is_read():
     """Report, proposal, acknowledgement and the last step, side by side."""
-    view = LeaseReader().read(lease(1, **GOOD, finished_step="120"), now=0.0)
+    view = LeaseReader().read(lease(1, **GOOD, finished_step="120", end_reason="enough"), now=0.0)
     assert view.refused == ""
     assert (view.report, view.proposal, view.ack) == tuple(EXAMPLES[name] for name in GOOD)
-    assert view.finished_step == 120
+    assert (view.finished_step, view.end_reason) == (120, "enough")
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,8 @@ def test_every_message_is_read():
         ("ack", '{"epoch":7,"step":' + "9" * 5000 + "}"),
         ("finished_step", "9" * 5000),
         ("finished_step", "-1"),
+        ("end_reason", "x" * 5000),
+        ("end_reason", ""),
     ],
 )
 def test_the_last_good_message_stays_in_force(annotation, text):

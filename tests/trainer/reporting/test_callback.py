@@ -1,13 +1,15 @@
 """The user's callback: what it is told, and what follows where it raises."""
 
 import logging
+import os
 
 import pytest
 import torch
+from ballast_policies.contract import ExitReason
 from ballast_policies.contract.job import CallbackConfig, CallbackError
 from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.reporting.callback import CallbackFailed, CallingReporter
+from ballast_trainer.reporting.callback import CallbackFailed, CallingReporter, StopTraining
 from ballast_trainer.reporting.console import SilentReporter
 
 from tests.support.one_process import train_here
@@ -105,3 +107,65 @@ def test_one_that_cannot_be_loaded_is_refused():
     """Before the first step."""
     with pytest.raises(ConfigurationError, match=r"callback.name: cannot load 'no_such:thing'.*To fix"):
         CallingReporter(SilentReporter(), CallbackConfig(name="no_such:thing"))
+
+
+def stopping(event, step, values, *, on, at, reason="enough"):
+    if event == on and step >= at:
+        raise StopTraining(reason)
+
+
+ASKS = {
+    "a step": ("step", 3, 3),
+    "an evaluation": ("evaluation", 1, 4),
+    "a checkpoint": ("checkpoint", 3, 6),
+}
+
+
+@pytest.mark.parametrize(("on", "at", "ends"), ASKS.values(), ids=ASKS)
+def test_it_ends_the_job_after_the_step_it_was_told_of(small_config, tmp_path, on, at, ends):
+    """As after the last step: saved, evaluated once, exported; a launch that follows trains no step."""
+    exported = tmp_path / "model.safetensors"
+    config = job(
+        small_config, tmp_path / "a", name=f"{__name__}:stopping", args={"on": on, "at": at}, onError="report"
+    ) | {
+        "totalSteps": 8,
+        "evaluation": {"everySteps": 4, "batches": 1},
+        "checkpoint": {"path": str(tmp_path / "a"), "everySteps": 6},
+        "export": {"path": str(exported)},
+    }
+    told = train_here(config)
+    assert (told.reason, max(told.losses)) == (ExitReason.FINISHED, ends)
+    assert sorted(told.evaluations()) == sorted({ends} | ({4} if ends >= 4 else set()))
+    assert [e["step"] for e in told.events if e["event"] == "evaluation"] == sorted(told.evaluations())
+    assert {"event": "endedEarly", "step": ends, "reason": "enough"} in told.events
+    assert exported.exists()
+    exported.unlink()
+    again = train_here(config)
+    assert (again.reason, again.losses, exported.exists()) == (ExitReason.FINISHED, {}, True)
+    assert again.evaluations()[ends] == told.evaluations()[ends]
+    del config["callback"]
+    assert sorted(train_here(config).losses) == list(range(ends + 1, 9))
+
+
+def test_without_a_flush_the_pipeline_drains_before_the_end(small_config, tmp_path):
+    """The ranks are at different steps when it asks: they meet at one step, which is saved."""
+    config = job(small_config, tmp_path, name=f"{__name__}:stopping", args={"on": "step", "at": 2})
+    config["pipeline"]["schedule"] = "PipeDream2BW"
+    told = train_here(config | {"totalSteps": 50})
+    ends = max(told.losses)
+    assert (told.reason, 2 <= ends < 50) == (ExitReason.FINISHED, True)
+    assert (tmp_path / f"step-{ends:08d}").exists()
+
+
+def asking_on_rank_1(event, step, values):
+    if os.environ["RANK"] == "1" and (event, step) == ("step", 2):
+        raise StopTraining
+
+
+def test_all_ranks_end_after_the_step_that_one_was_told_of(gang, small_config):
+    """A rank other than 0 asks, and gives no reason."""
+    config = small_config(totalSteps=9, callback={"name": f"{__name__}:asking_on_rank_1", "everyRank": True})
+    ranks = gang(config, ranks=2)
+    assert set(ranks.exit_codes().values()) == {0}
+    assert sorted(ranks.losses()) == [1, 2]
+    assert ranks.events("endedEarly") == [{"event": "endedEarly", "step": 2, "reason": "no reason given"}]

@@ -22,6 +22,7 @@ class Messages:
         proposal: an offer of ranks.
         ack: the plan that all ranks train under.
         finished_step: the last step, once the job has finished.
+        end_reason: why that is before the last step of its configuration.
         closing: nothing follows; the Lease is given up.
     """
 
@@ -29,6 +30,7 @@ class Messages:
     proposal: Proposal | None = None
     ack: Ack | None = None
     finished_step: int | None = None
+    end_reason: str | None = None
     closing: bool | None = None
 
     def replaced_by(self, newer: "Messages") -> "Messages":

@@ -72,10 +72,17 @@ class ChannelThread:
         with self._lock:
             self._outbox = self._outbox.replaced_by(Messages(proposal=proposal))
 
-    def close(self, *, finished_step: int | None = None, timeout_seconds: float = 5.0) -> None:
+    def close(
+        self,
+        *,
+        finished_step: int | None = None,
+        end_reason: str | None = None,
+        timeout_seconds: float = 5.0,
+    ) -> None:
         """Send the remaining messages, give the Lease up, and end the thread."""
+        last = Messages(finished_step=finished_step, end_reason=end_reason, closing=True)
         with self._lock:
-            self._outbox = self._outbox.replaced_by(Messages(finished_step=finished_step, closing=True))
+            self._outbox = self._outbox.replaced_by(last)
             self._closing = True
         self._wake.set()
         self._thread.join(timeout_seconds)

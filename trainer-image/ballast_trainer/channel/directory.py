@@ -1,7 +1,8 @@
 """The channel as files in a directory, for torchrun and for tests: one JSON file per message.
 
-``plan.json`` and ``config.json`` are read; ``report.json``, ``proposal.json``, ``ack.json`` and
-``finished-step`` are written.  Each file is replaced in one rename, so a reader sees whole files.
+``plan.json`` and ``config.json`` are read; ``report.json``, ``proposal.json``, ``ack.json``,
+``finished-step`` and ``end-reason`` are written.  Each file is replaced in one rename, so a reader sees whole
+files.
 """
 
 from collections.abc import Mapping
@@ -43,6 +44,8 @@ class DirectoryChannel:
                 self._replace(name, message.to_json())
         if messages.finished_step is not None:
             self._replace("finished-step", str(messages.finished_step))
+        if messages.end_reason is not None:
+            self._replace("end-reason", messages.end_reason)
 
     def publish(self, plan: Plan) -> None:
         """Write ``plan.json``, as the operator would."""

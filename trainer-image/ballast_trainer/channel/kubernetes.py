@@ -10,6 +10,7 @@ from typing import Any
 from ballast_policies.contract import (
     ACK_ANNOTATION,
     CONFIG_KEY,
+    END_REASON_ANNOTATION,
     FINISHED_ANNOTATION,
     PLAN_KEY,
     PROPOSAL_ANNOTATION,
@@ -53,6 +54,8 @@ class KubernetesChannel:
         annotations = {key: message.to_json() for key, message in texts.items() if message is not None}
         if messages.finished_step is not None:
             annotations[FINISHED_ANNOTATION] = str(messages.finished_step)
+        if messages.end_reason is not None:
+            annotations[END_REASON_ANNOTATION] = messages.end_reason
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         body = {
             "metadata": {"annotations": annotations},

@@ -78,7 +78,11 @@ class Interrupted:
 
 
 class Evaluator:
-    """Measures the loss on the validation data; without ``evaluation`` it does nothing."""
+    """Measures the loss on the validation data; without ``evaluation`` it does nothing.
+
+    Attributes:
+        evaluated_step: the step after which it did last; None: not yet.
+    """
 
     def __init__(
         self,
@@ -102,6 +106,7 @@ class Evaluator:
         """
         self._training, self._measured, self._event = training, measured, event
         self._stop_votes, self._newest_epoch, self._is_news = stop_votes, newest_epoch, is_news
+        self.evaluated_step: int | None = None
 
     def due(self) -> bool:
         """Whether the step that is done is one of ``evaluation.everySteps``."""
@@ -142,6 +147,7 @@ class Evaluator:
             self._finite(f"validation {name}", total / data.count)
             for name, total in zip(["loss", *names], totals, strict=True)
         ]
+        self.evaluated_step = training.step
         self._measured(means[0])
         pause_ms = (time.perf_counter() - began) * 1000
         fields = {"metrics": dict(zip(names, means[1:], strict=True))} if names else {}

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from ballast_trainer.loop.gradients import squared_norm_once
 from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.pipeline.gradients import squared_norm_once
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,13 +17,14 @@ class Agreed:
     exchange: bool
     look: bool
     save: bool
+    end: bool
     probes: list[float]
     peak_flops: float
     seconds: list[float]
     activation_bytes: list[float]
 
 
-_HEAD = 8
+_HEAD = 9
 """Entries of a rank's summand before those of positions and layers."""
 
 
@@ -35,6 +36,7 @@ def figures(
     newest_epoch: int,
     look: bool,
     save: bool,
+    end: bool,
     peak_flops: float,
 ) -> list[float]:
     """This rank's summand.
@@ -46,6 +48,7 @@ def figures(
         newest_epoch: of the newest plan, on rank 0; 0 on other ranks.
         look: whether rank 0 wants to look at the partition.
         save: whether rank 0 wants a checkpoint.
+        end: whether this rank's callback has asked for the end of the job.
         peak_flops: this rank's, by its data sheet.
     """
     # Every rank of a column of the mesh has the stage's loss and seconds: together they count once.
@@ -63,6 +66,7 @@ def figures(
         float(look),
         peak_flops,
         float(save),
+        float(end),
         *(share * second for second in training.probe_seconds()),
         *(share * second for second in seconds),
         # Copies of a layer keep equal bytes each, and share the seconds.
@@ -83,6 +87,7 @@ def agreed_values(training: TrainingState, summed: list[float]) -> Agreed:
         look=summed[5] > 0,
         peak_flops=summed[6],
         save=summed[7] > 0,
+        end=summed[8] > 0,
         probes=summed[_HEAD:first],
         seconds=summed[first:end],
         activation_bytes=summed[end:],

@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 
 from ballast_trainer.layers.optimize import optimizer_step, squared_gradient_norm
-from ballast_trainer.loop.gradients import average_over_replicas
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.pipeline.executor.drains import next_drain
 from ballast_trainer.pipeline.executor.executor import PeakUsage
 from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline
+from ballast_trainer.pipeline.gradients import average_over_replicas
 
 Agreed = TypeVar("Agreed")
 

@@ -50,6 +50,18 @@ class RankZeroReporter:
             else:
                 self.channel_thread.report(report)
 
+    def launched(self) -> None:
+        """Print the launch, and acknowledge its plan."""
+        training = self.training
+        self.event(
+            "launch",
+            epoch=training.plan.epoch,
+            ranks=training.world.size,
+            resumed_from_step=self.progress.resumed_from_step,
+            emulated=training.speed.factor if training.speed is not None else None,
+        )
+        self.acknowledge(pause_ms=None)
+
     def acknowledge(self, *, pause_ms: float | None) -> None:
         """Acknowledge that all ranks train under the plan in force."""
         if self.channel_thread is not None:

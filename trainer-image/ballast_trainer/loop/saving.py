@@ -140,16 +140,18 @@ class Saver:
         every = self.every_steps()
         return every is not None and training.step + 1 - (training.checkpoint_step or 0) >= every
 
-    def save_if_due(self, *, wanted: bool) -> None:
+    def save_if_due(self, *, wanted: bool) -> bool:
         """Save where ``checkpoint.everySteps`` asks, or some steps after a checkpoint failed; collective.
 
-        ``wanted``: rank 0 wants it, where no steps are stated.
+        ``wanted``: rank 0 wants it, where no steps are stated. Returns whether it was due.
         """
         step, again_at = self._training.step, self._training.save_again_at
         again = again_at is not None and step >= again_at
         stated = not self._chosen and step % self._training.config.checkpoint.steps == 0
-        if stated or wanted or again:
+        due = stated or wanted or again
+        if due:
             self.save()
+        return due
 
     def save(self) -> str:
         """Save the state, unless it is saved; collective. Reports the result as text.

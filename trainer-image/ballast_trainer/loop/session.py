@@ -20,15 +20,17 @@ from ballast_trainer.evaluation.evaluator import Evaluator
 from ballast_trainer.layers.optimize import drop_gradients, optimizer_step
 from ballast_trainer.loop.agreement import Agreed, agreed_values, figures
 from ballast_trainer.loop.asynchronous_step import AsynchronousRuns, StepDone
-from ballast_trainer.loop.gradients import buffers_at_start
+from ballast_trainer.loop.ending import JobEnd
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.rank_zero import RankZeroReporter, SessionOutcome
 from ballast_trainer.loop.reshape import enter_grown
-from ballast_trainer.loop.saving import Saver, check_export_place, export_at_end
+from ballast_trainer.loop.saving import Saver, check_export_place
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.pipeline.executor.drains import REBALANCE_EVERY
+from ballast_trainer.pipeline.gradients import buffers_at_start
 from ballast_trainer.pipeline.layout import is_asynchronous
+from ballast_trainer.reporting.callback import EndRequest
 from ballast_trainer.reporting.console import Reporter
 
 
@@ -44,6 +46,7 @@ class Session:
         stop: StopSignal,
         peer_timeout_seconds: float,
         heartbeat: RankHeartbeat | None = None,
+        end_request: EndRequest | None = None,
     ) -> None:
         self._training = training
         self._stop = stop
@@ -69,13 +72,17 @@ class Session:
             newest_epoch=self._plan_follower.newest_epoch,
             is_news=self._plan_follower.is_news,
         )
+        request = end_request or EndRequest()
+        self._end = JobEnd(training, self._saver, self._evaluator, self._rank_zero, request)
         self._asynchronous = None
         if is_asynchronous(training.config.pipeline.schedule):
             self._asynchronous = AsynchronousRuns(
                 training,
                 figures=self._figures,
                 agree=self._agree_late,
-                must_drain=lambda agreed: agreed.stop or self._plan_follower.is_news(agreed.epoch),
+                must_drain=lambda agreed: (
+                    agreed.stop or agreed.end or self._plan_follower.is_news(agreed.epoch)
+                ),
                 event=self._rank_zero.event,
             )
 
@@ -96,7 +103,7 @@ class Session:
             if joining:
                 # The ranks that were there are between the same two steps.
                 outcome = self._between_steps(None)
-            elif self._training.step < self._training.config.total_steps:
+            elif not self._end.reached:
                 # A stop may have come before the evaluation of the step that was saved.
                 outcome = self._evaluate_if_due()
             outcome = outcome or self._loop()
@@ -116,26 +123,21 @@ class Session:
         training.layers.hold(training.layers.make(index) for index in training.held_layers())
         if manifest is not None:
             self._saver.load(manifest)
+            self._end.resume()
         training.send_tied_weights()
         training.conform()
         for dynamic in training.dynamics:
             dynamic.resumed(training.step, training.layers, training.world)
         training.rebuild()
         self._progress.gather_bytes()
-        self._rank_zero.event(
-            "launch",
-            epoch=training.plan.epoch,
-            ranks=training.world.size,
-            resumed_from_step=self._progress.resumed_from_step,
-            emulated=training.speed.factor if training.speed is not None else None,
-        )
-        self._rank_zero.acknowledge(pause_ms=None)
+        self._rank_zero.launched()
 
     def _loop(self) -> SessionOutcome:
         training = self._training
-        total = training.config.total_steps
-        while training.step < total:
+        while not self._end.reached:
             agreed = self._advance()
+            if self._end.agree():
+                break
             if agreed.stop:
                 return self._rank_zero.ended(ExitReason.STOPPED, f"told to stop; {self._saver.save()}")
             ranks = training.world.size
@@ -146,13 +148,7 @@ class Session:
             outcome = self._between_steps(agreed if training.world.size == ranks else None)
             if outcome is not None:
                 return outcome
-        self._saver.save_last()
-        if self._evaluator.evaluate(follow_plans=False) is not None:
-            return self._rank_zero.ended(ExitReason.STOPPED, "told to stop in the last evaluation")
-        export_at_end(self._training, self._rank_zero.event)
-        if self._rank_zero.channel_thread is not None:
-            self._rank_zero.channel_thread.close(finished_step=training.step)
-        return self._rank_zero.ended(ExitReason.FINISHED, f"all {total} steps are done")
+        return self._end.finish()
 
     def _advance(self) -> Agreed:
         """Train a step; of a schedule without a flush, all steps until the pipeline is drained."""
@@ -246,6 +242,7 @@ class Session:
             stop_votes=self._stop_votes(),
             newest_epoch=self._plan_follower.newest_epoch(),
             look=self._plan_follower.looks.due(),
+            end=self._end.requested,
             save=self._saver.wanted(),
             peak_flops=self._progress.own_peak_flops,
         )
@@ -271,7 +268,7 @@ class Session:
             return None
         ranks = training.world.size
         outcome = self._evaluate_if_due()
-        if outcome is not None:
+        if outcome is not None or self._end.early is not None:
             return outcome
         told = agreed if training.world.size == ranks else None
         look = told is not None and told.look
@@ -282,7 +279,8 @@ class Session:
             self._plan_follower.rebalance()
         if config.repack.enabled and training.step % config.repack.every_steps == 0:
             self._plan_follower.propose_repack()
-        self._saver.save_if_due(wanted=told is not None and told.save)
+        if self._saver.save_if_due(wanted=told is not None and told.save):
+            self._end.agree()
         return None
 
     def _evaluate_if_due(self) -> SessionOutcome | None:
@@ -291,6 +289,7 @@ class Session:
             interrupted = self._evaluator.evaluate()
             if interrupted is None:
                 self._rank_zero.report()
+                self._end.agree()
                 return None
             if interrupted.stop:
                 return self._rank_zero.ended(ExitReason.STOPPED, f"told to stop; {self._saver.save()}")

@@ -19,9 +19,9 @@ from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.layers.running import RUNNING
 from ballast_trainer.layers.tied_weights import gather_gradients, send_weights
-from ballast_trainer.loop.gradients import average_over_replicas
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor.drains import steps_between_drains
+from ballast_trainer.pipeline.gradients import average_over_replicas
 from ballast_trainer.pipeline.known_cuts import KnownCuts
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
 from ballast_trainer.pipeline.stages import Boundaries, Pipeline, PipelineBuilder

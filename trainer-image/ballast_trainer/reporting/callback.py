@@ -1,11 +1,12 @@
 """The user's callback: told of steps, evaluations and checkpoints, on rank 0 or on every rank.
 
 ``callback.name`` is called as ``callable(event, step, values, **callback.args)`` with plain values, after the
-event.  What it returns is not used.  It draws its random numbers from the host's generators without changing
-those of the training.
+event.  What it returns is not used; :class:`StopTraining` raised in it ends the job as after its last step.
+It draws its random numbers from the host's generators without changing those of the training.
 """
 
 import copy
+import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,11 @@ logger = logging.getLogger(__name__)
 EVENTS = ("step", "evaluation", "checkpoint")
 """What it is told of."""
 
+NO_REASON = "no reason given"
+
+LONGEST_END_REASON = 1024
+"""Characters of a reason that are kept: it is shown in the job's conditions."""
+
 
 class CallbackFailed(TrainerError):  # noqa: N818
     """The user's callback raised."""
@@ -30,16 +36,39 @@ class CallbackFailed(TrainerError):  # noqa: N818
     shows_cause = True
 
 
+class StopTraining(Exception):  # noqa: N818
+    """Raised by a callback: the job has trained enough.
+
+    Args:
+        reason: of the end, as the user reads it.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+
+
+@dataclasses.dataclass(slots=True)
+class EndRequest:
+    """Whether this rank's callback has asked for the end of the job.
+
+    Attributes:
+        reason: its first one; None: it has not asked.
+    """
+
+    reason: str | None = None
+
+
 class CallingReporter:
     """Reports by another reporter, then tells the user's callback."""
 
-    def __init__(self, reporter: Reporter, config: CallbackConfig) -> None:
+    def __init__(self, reporter: Reporter, config: CallbackConfig, request: EndRequest | None = None) -> None:
         """Load the callback.
 
         Raises:
             ConfigurationError: there is no such callable.
         """
         self._reporter, self._config = reporter, config
+        self._request = request or EndRequest()
         self._called = load_callable("callback.name", config.name)
         self._reported: set[str] = set()
 
@@ -60,6 +89,9 @@ class CallingReporter:
         try:
             with host_seeded():
                 self._called(event, step, values, **copy.deepcopy(dict(self._config.args)))
+        except StopTraining as asked:
+            if self._request.reason is None:
+                self._request.reason = (str(asked) or NO_REASON)[:LONGEST_END_REASON]
         # SystemExit, too: a rank must not leave as if the job were done.
         except (Exception, SystemExit) as error:
             reason = f"({event}): {describe(error)}"
@@ -71,12 +103,15 @@ class CallingReporter:
                 logger.warning("%s; training continues, the same error is not reported again", text)
 
 
-def with_callback(reporter: Reporter, config: CallbackConfig | None, rank: int) -> Reporter:
-    """The reporter, and after it the callback where there is one for this rank.
+def with_callback(
+    reporter: Reporter, config: CallbackConfig | None, rank: int
+) -> tuple[Reporter, EndRequest]:
+    """The reporter, and after it the callback where there is one for this rank; and what it asks for.
 
     Raises:
         ConfigurationError: there is no such callable.
     """
+    request = EndRequest()
     if config is None or not (config.every_rank or rank == 0):
-        return reporter
-    return CallingReporter(reporter, config)
+        return reporter, request
+    return CallingReporter(reporter, config, request), request

@@ -80,7 +80,8 @@ class CallbackConfig(Settings):
         max_length=253, pattern=rf"^{CALLABLE}$", form="module:callable. To fix: e.g. my_callbacks:notify"
     )
     """``module:callable``, called as ``callable(event, step, values, **args)`` after each step (``step``),
-    each evaluation (``evaluation``) and each checkpoint (``checkpoint``)."""
+    each evaluation (``evaluation``) and each checkpoint (``checkpoint``). It ends the job by raising
+    ``StopTraining``."""
     args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Passed to it with each call."""
     every_rank: bool = False

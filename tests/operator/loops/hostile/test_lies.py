@@ -10,6 +10,7 @@ from ballast_operator.reconcile.worker import ReconcileWorker
 from ballast_operator.views.clock import Time
 from ballast_policies.contract import (
     ACK_ANNOTATION,
+    END_REASON_ANNOTATION,
     FINISHED_ANNOTATION,
     PLAN_KEY,
     PROPOSAL_ANNOTATION,
@@ -43,6 +44,8 @@ LIES = {
     "a late checkpoint": (REPORT_ANNOTATION, report(checkpointStep=10**25)),
     "an epoch of the future": (ACK_ANNOTATION, '{"epoch":2147483647,"step":0}'),
     "a last step of 5,000 digits": (FINISHED_ANNOTATION, "9" * 5000),
+    "an end without a last step": (END_REASON_ANNOTATION, "enough"),
+    "an endless reason": (END_REASON_ANNOTATION, "x" * 100_000),
     "a binary proposal": (PROPOSAL_ANNOTATION, "\u0000\ufffd"),
 }
 
