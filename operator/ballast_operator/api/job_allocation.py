@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from ballast_policies.rounds import Placement, PoolPart
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema, field_serializer
 
 from ballast_operator.api.base import StatusModel, Time, schema
 from ballast_operator.api.cause import Cause
@@ -81,6 +81,8 @@ class JobAllocation(StatusModel):
 
     gpu_type: _Name
     """Type of the GPUs; of a gang in several pools, that of rank 0."""
+    all_gpu_types: Annotated[str, Field(max_length=4096)] = ""
+    """Types of its GPUs in the order of the ranks, as ``kubectl get`` shows them: ``v100``, ``v100+k80``."""
     pool: _Name
     """Node pool they are in; of a gang in several, that of rank 0."""
     gpus: Annotated[int, Field(ge=0)]
@@ -130,6 +132,11 @@ class JobAllocation(StatusModel):
         tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
     ] = ()
     """Of a launch that ends, pods that have ended: their GPUs are paid no more, and others may take them."""
+
+    @field_serializer("all_gpu_types")
+    def _types_by_rank(self, written: str) -> str:
+        """Of the parts that it has now, whatever was written."""
+        return "+".join(dict.fromkeys(part.gpu_type for part in self.by_pool))
 
     @property
     def placement(self) -> Placement:

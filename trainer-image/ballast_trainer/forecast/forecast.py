@@ -269,12 +269,8 @@ def _in_halves(costs: StageCosts, *, repeats: bool) -> StageCosts:
     """Costs where backwards are split, as torch's pipelining does it.
 
     The first stage, whose input no stage waits for, does all of it in the weights' half. Where forwards are
-    repeated for the backward, each half repeats them; the profile has one of the two.
+    repeated for the backward, the inputs' half repeats them.
     """
     again = costs.forward if repeats else (0.0,) * costs.stages
-    later = [whole + more for whole, more in zip(costs.backward[1:], again[1:], strict=True)]
-    return dataclasses.replace(
-        costs,
-        backward=(costs.backward[0], *later),
-        backward_input=(0.0, *(whole / 2 for whole in later)),
-    )
+    halves = [(whole + more) / 2 for whole, more in zip(costs.backward[1:], again[1:], strict=True)]
+    return dataclasses.replace(costs, backward_input=(0.0, *halves))

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from ballast_trainer.causes import note_layer
 from ballast_trainer.layers.buffers import copies_of, in_place
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.precision import computing_in
+from ballast_trainer.layers.repeated_forward import forward_to_repeat
 from ballast_trainer.layers.running import RUNNING
 from ballast_trainer.profiling.activations import SavedTensors
 from ballast_trainer.profiling.meter import Meter
@@ -145,26 +145,24 @@ class LayerStack(nn.Module):
 
     def _recomputed(self, held: Layer, layer: nn.Module, key: int, value: torch.Tensor) -> torch.Tensor:
         found = copies_of(held.stateful)
-        runs, step, microbatch = 0, RUNNING.step, RUNNING.microbatch
+        step, microbatch = RUNNING.step, RUNNING.microbatch
 
         def run(value: torch.Tensor) -> torch.Tensor:
-            nonlocal runs
-            runs += 1
-            RUNNING.set(step, microbatch)
             seed_layer(self._device, key, held.index)
+            output: torch.Tensor = layer(value)
+            return output
+
+        def again(value: torch.Tensor) -> torch.Tensor:
+            RUNNING.set(step, microbatch)
             # Starts from the buffers that the first forward found, and leaves them unchanged.
-            again = [(module, {n: b.clone() for n, b in buffers.items()}) for module, buffers in found]
             try:
-                with in_place(again) if runs > 1 else _NOTHING:
-                    output: torch.Tensor = layer(value)
+                with in_place(found), computing_in(self._precision, self._device):
+                    return run(value)
             except Exception as error:
                 note_layer(error, held.index, type(held.module).__name__)
                 raise
-            return output
 
-        # The second forward seeds itself as the first did: no generator state to keep.
-        recomputed: torch.Tensor = checkpoint(run, value, use_reentrant=False, preserve_rng_state=False)
-        return recomputed
+        return forward_to_repeat(run, again, value)
 
 
 class _Entrance(torch.autograd.Function):

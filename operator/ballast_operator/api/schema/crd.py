@@ -74,7 +74,7 @@ RESOURCES = (
         status=TrainingJobStatus,
         columns=(
             Column("State", "string", ".status.state", "What it does, in one word."),
-            Column("GPU type", "string", ".status.allocation.gpuType", "Type of the GPUs it holds."),
+            Column("GPU type", "string", ".status.allocation.allGpuTypes", "Types of the GPUs it holds."),
             Column("GPUs", "integer", ".status.allocation.gpus", "GPUs it holds."),
             Column("Step", "integer", ".status.progress.step", "Optimizer steps done."),
             Column("Progress%", "integer", ".status.progress.percent", "Of spec.totalSteps."),

@@ -1,0 +1,185 @@
+"""Bytes that each rank holds at the fullest moment of a step.
+
+What is held all the time, of a rank with stages s whose layers are l, with v_s versions of the weights:
+
+    sum_s (sum_l held_l + (v_s - 1) sum_l weights_l)
+
+less the gradients, as large as the weights, up to a stage's first backward. From a microbatch's forward to
+its backward, or to the weights' half of it:
+
+    sum_l activation_l + output_s                       output_s starts the backward
+
+While a layer's backward runs, the gradients that flow into its weights, and where its forward is repeated its
+activations again. Between the two halves of a split backward, both of all layers: the inputs' half repeats,
+and leaves what it has repeated to the weights' half. The first stage does all in the weights' half. With
+torch's pipelining a stage has a buffer for each of the m microbatches that it receives, in each direction;
+those of inputs n_s in flight are activations:
+
+    (m - n_s) input_s + m output_s
+
+Its runtime for schedules other than GPipe and 1F1B waits for what it sends at the end of the step: outputs,
+and gradients of inputs, are there until then.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.schedules import Kind, Schedule, ScheduleFacts
+
+SENDS_AT_ONCE = ("GPipe", "1F1B")
+"""Schedules that torch's pipelining does not run in its runtime."""
+
+
+class LayerBytes(Protocol):
+    """Bytes of one layer, as :class:`ballast_policies.planning.profile_file.ProfiledLayer` has them."""
+
+    @property
+    def held_bytes(self) -> float:
+        """Parameters, gradients and optimizer state."""
+
+    @property
+    def weight_bytes(self) -> float:
+        """The parameters alone."""
+
+    @property
+    def activation_bytes(self) -> float:
+        """Kept for the backward, of one microbatch."""
+
+    @property
+    def repeated_bytes(self) -> float:
+        """Kept by the repeated forward while the layer's backward runs; 0: forwards are not repeated."""
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Gradients from which those of the weights are computed."""
+
+    @property
+    def output_bytes(self) -> float:
+        """Sent to the next layer, of one microbatch."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankBytes:
+    """Bytes of one rank.
+
+    Attributes:
+        held: weights, gradients, optimizer state, further versions of the weights.
+        step: at the fullest moment of a step, besides what is held.
+    """
+
+    held: float
+    step: float
+
+    @property
+    def total(self) -> float:
+        """Everything at the fullest moment."""
+        return self.held + self.step
+
+
+def rank_bytes(
+    partition: Partition,
+    schedule: Schedule,
+    facts: ScheduleFacts,
+    rows: Sequence[LayerBytes],
+    *,
+    buffered: bool,
+) -> tuple[RankBytes, ...]:
+    """Those of each rank of one pipeline.
+
+    Args:
+        partition: layers to stages.
+        schedule: of one step, or of a run without a flush.
+        facts: of the schedule.
+        rows: the layers.
+        buffered: torch's pipelining runs it, with a buffer for each message of a step.
+    """
+    cuts, found = list(itertools.pairwise(partition.bounds)), []
+    for rank in range(schedule.ranks):
+        own = [stage for stage, holders in enumerate(schedule.stage_ranks) if rank in holders]
+        held = 0.0
+        for stage in own:
+            layers = rows[slice(*cuts[stage])]
+            held += sum(row.held_bytes for row in layers)
+            held += (facts.versions_held[stage] - 1) * sum(row.weight_bytes for row in layers)
+        sizes = {stage: _StageBytes.of(rows, cuts, stage) for stage in own}
+        step = _fullest(schedule, rank, sizes, keeps_sent=buffered and schedule.name not in SENDS_AT_ONCE)
+        if buffered:
+            count = schedule.microbatches
+            for stage, of_stage in sizes.items():
+                waiting = max(0, count - facts.stage_in_flight[stage])
+                step += waiting * of_stage.received + count * of_stage.handed_on
+        found.append(RankBytes(held=held, step=step))
+    return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _StageBytes:
+    """Bytes of one microbatch in one stage.
+
+    Attributes:
+        weights: as many bytes as their gradients, not of one microbatch.
+        kept: from the forward to the backward.
+        received: of its input, which another stage sends.
+        output: of its output.
+        handed_on: the same, where another stage receives it.
+        gradients: into the weights of all layers, and what was repeated: kept between the halves of a split
+            backward.
+        passing: while one layer's backward runs.
+    """
+
+    weights: float
+    kept: float
+    received: float
+    output: float
+    handed_on: float
+    gradients: float
+    passing: float
+
+    @classmethod
+    def of(cls, rows: Sequence[LayerBytes], cuts: Sequence[tuple[int, int]], stage: int) -> "_StageBytes":
+        """Those of a stage of the whole model."""
+        first, end = cuts[stage]
+        layers = rows[first:end]
+        return cls(
+            weights=sum(min(row.weight_bytes, row.held_bytes) for row in layers),
+            kept=sum(row.activation_bytes for row in layers) + layers[-1].output_bytes,
+            received=rows[first - 1].output_bytes if first else 0.0,
+            output=layers[-1].output_bytes,
+            handed_on=layers[-1].output_bytes if end < len(rows) else 0.0,
+            # The first stage does the whole backward in the weights' half.
+            gradients=sum(row.gradient_bytes + row.repeated_bytes for row in layers) if first else 0.0,
+            passing=max(row.repeated_bytes + row.gradient_bytes for row in layers),
+        )
+
+
+def _fullest(schedule: Schedule, rank: int, sizes: Mapping[int, _StageBytes], *, keeps_sent: bool) -> float:
+    """Most bytes at once of the microbatches in flight, and of what was sent and is kept.
+
+    Those of gradients that are not there yet come off.
+    """
+    now = most = -sum(stage.weights for stage in sizes.values())
+    learnt: set[int] = set()
+    for action in schedule.actions[rank]:
+        stage = sizes.get(action.stage)
+        if stage is None:
+            continue
+        if action.kind is Kind.FORWARD:
+            now += stage.kept
+        elif action.kind is Kind.BACKWARD_INPUT:
+            now += stage.gradients
+        elif action.kind is Kind.UPDATE:
+            now -= stage.weights * (action.stage in learnt)
+            learnt.discard(action.stage)
+        else:
+            whole = action.kind is Kind.BACKWARD or not stage.gradients
+            most = max(most, now + stage.passing * whole)
+            now -= stage.kept + stage.gradients * (action.kind is Kind.BACKWARD_WEIGHT)
+            now += stage.weights * (action.stage not in learnt)
+            learnt.add(action.stage)
+        if keeps_sent and action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
+            now += stage.received + stage.handed_on
+        most = max(most, now)
+    return max(0.0, most)
