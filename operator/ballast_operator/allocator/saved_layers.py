@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ballast_policies.contract.errors import shown
-from ballast_policies.planning.launch.memory import MeasuredLayers
+from ballast_policies.planning.launch.measured_layers import MeasuredLayers
 
 from ballast_operator.allocator.problem.layer_profiles import MOST_LAYERS, KindProfile
+
+ADDED = ("output_bytes", "gradient_bytes", "repeated_bytes")
+"""Columns that older operators do not write."""
 
 
 def saved_layers(profiles: Mapping[str, KindProfile]) -> dict[str, list[Any]]:
@@ -18,6 +21,7 @@ def saved_layers(profiles: Mapping[str, KindProfile]) -> dict[str, list[Any]]:
             list(profile.layers.seconds),
             list(profile.layers.held_bytes),
             list(profile.layers.activation_bytes),
+            *(list(getattr(profile.layers, name)) for name in ADDED),
         ]
         for kind, profile in profiles.items()
     }
@@ -29,15 +33,20 @@ def read_layers(entry: Any) -> KindProfile:
     Raises:
         TypeError, ValueError: it is none.
     """
-    job, seconds, held, kept = entry
+    job, *columns = entry
     if not isinstance(job, str):
         raise ValueError(f"{shown(job)} is not the name of a job")
-    rows = [[_amount(value) for value in row] for row in (seconds, held, kept)]
+    if len(columns) not in (3, 3 + len(ADDED)):
+        raise ValueError(f"{len(columns)} columns, 3 or {3 + len(ADDED)} are expected")
+    rows = [[_amount(value) for value in row] for row in columns]
     count = len(rows[1])
     if not 0 < count <= MOST_LAYERS or any(len(row) not in (0, count) for row in rows):
         raise ValueError(f"{[len(row) for row in rows]} values for {count} layers")
     layers = MeasuredLayers(
-        seconds=tuple(rows[0]), held_bytes=tuple(map(int, rows[1])), activation_bytes=tuple(map(int, rows[2]))
+        seconds=tuple(rows[0]),
+        held_bytes=tuple(map(int, rows[1])),
+        activation_bytes=tuple(map(int, rows[2])),
+        **{name: tuple(map(int, row)) for name, row in zip(ADDED, rows[3:], strict=False)},
     )
     namespace, _, name = job.partition("/")
     return KindProfile((namespace, name), layers)

@@ -11,7 +11,7 @@ from ballast_policies.contract import Stage
 from ballast_policies.contract.job import JobConfig
 from ballast_policies.contract.job.reshaping import BalanceBy
 from ballast_policies.planning.launch.first_cut import LaunchRanks, first_cut
-from ballast_policies.planning.launch.memory import MeasuredLayers, PipelineForm
+from ballast_policies.planning.launch.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.schedules import SCHEDULES
 from ballast_policies.planning.stages import first_stages, stage_placement
 from ballast_policies.prices.egress import JobData

@@ -30,6 +30,8 @@ class Report(Wire):
         layer_forward_seconds, layer_optimizer_seconds: those of them that are forward and optimizer.
         layer_bytes: bytes of each layer (parameters, gradients and optimizer state).
         layer_activation_bytes: kept by each layer for its backward, of one microbatch, as measured.
+        layer_output_bytes, layer_gradient_bytes, layer_repeated_bytes: of one microbatch: each layer's
+            output, gradients from which those of its weights come, and what a repeated forward keeps.
         stages: the partition in force.
         imbalance: max over ranks of the load / mean load - 1.
         bubble: idle fraction of the ranks' time, 0 to 1.
@@ -55,6 +57,9 @@ class Report(Wire):
     layer_forward_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS, max_length=MOST_LAYERS)
     layer_optimizer_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS, max_length=MOST_LAYERS)
     layer_activation_bytes: tuple[int, ...] = setting((), ge=0, le=2**53, max_length=MOST_LAYERS)
+    layer_output_bytes: tuple[int, ...] = setting((), ge=0, le=2**53, max_length=MOST_LAYERS)
+    layer_gradient_bytes: tuple[int, ...] = setting((), ge=0, le=2**53, max_length=MOST_LAYERS)
+    layer_repeated_bytes: tuple[int, ...] = setting((), ge=0, le=2**53, max_length=MOST_LAYERS)
     stages: tuple[Stage, ...] = setting((), max_length=MOST_LAYERS)
     imbalance: float | None = None
     bubble: float | None = None

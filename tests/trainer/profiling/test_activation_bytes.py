@@ -59,6 +59,12 @@ def test_a_running_job_counts_what_the_profile_command_counts(
     assert set(running.exit_codes().values()) == {0}, running.errors()
     rows = layer_rows(config, steps=1, at_step=11)["layers"]
     assert counted(channel) == [row["activationBytes"] for row in rows]
+    if case in ("plain", "recomputed"):  # frozen layers have no gradients, which depends on the cut
+        report = Report.from_json((channel / "report.json").read_text())
+        assert list(report.layer_output_bytes) == [row["outputBytes"] for row in rows]
+        assert list(report.layer_gradient_bytes) == [row["gradientBytes"] for row in rows]
+        assert list(report.layer_repeated_bytes) == [row["repeatedBytes"] for row in rows]
+        assert any(report.layer_gradient_bytes) and any(report.layer_repeated_bytes) == (case == "recomputed")
     losses, reference = running.losses(), single_process_losses(config)
     assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
 

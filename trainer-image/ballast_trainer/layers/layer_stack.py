@@ -74,9 +74,9 @@ class LayerStack(nn.Module):
                 value = self.frozen_outputs.output(
                     microbatch, value, layers, functools.partial(self._run_frozen, frozen, key, measured)
                 )
-                meter.output_bytes[layers[-1]] = value.nbytes
+                meter.add_output(layers[-1], value, None)
             for held, layer in self._layers[frozen:]:
-                index = held.index
+                index, source = held.index, value.grad_fn
                 if measured:
                     meter.enter(index)
                 try:
@@ -85,7 +85,7 @@ class LayerStack(nn.Module):
                     note_layer(error, held.index, type(held.module).__name__)
                     raise
                 if kept is not None:
-                    meter.output_bytes[index] = value.nbytes
+                    meter.add_output(index, value, source)
                 if measured and value.requires_grad:
                     # Runs when the gradient of this output is known: layer index's backward begins.
                     value.register_hook(functools.partial(_enter_backward, meter, index))
@@ -137,13 +137,16 @@ class LayerStack(nn.Module):
         if self._recompute and torch.is_grad_enabled():
             if kept is not None and (value.requires_grad or _learns(layer)):
                 kept.keep(index, value)
-            return self._recomputed(held, layer, key, value)
+            counts = kept is not None
+            return self._recomputed(held, layer, key, value, counts=counts)
         seed_layer(self._device, key, index)
         with kept.saving(index) if kept is not None else _NOTHING:
             output: torch.Tensor = layer(value)
         return output
 
-    def _recomputed(self, held: Layer, layer: nn.Module, key: int, value: torch.Tensor) -> torch.Tensor:
+    def _recomputed(
+        self, held: Layer, layer: nn.Module, key: int, value: torch.Tensor, *, counts: bool
+    ) -> torch.Tensor:
         found = copies_of(held.stateful)
         step, microbatch = RUNNING.step, RUNNING.microbatch
 
@@ -162,7 +165,10 @@ class LayerStack(nn.Module):
                 note_layer(error, held.index, type(held.module).__name__)
                 raise
 
-        return forward_to_repeat(run, again, value)
+        def count(kept: list[torch.Tensor]) -> None:
+            self._meter.add_repeated(held.index, layer, value, kept)
+
+        return forward_to_repeat(run, again, value, count if counts else None)
 
 
 class _Entrance(torch.autograd.Function):

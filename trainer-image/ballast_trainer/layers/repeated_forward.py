@@ -16,6 +16,7 @@ def forward_to_repeat(
     run: Callable[[torch.Tensor], torch.Tensor],
     again: Callable[[torch.Tensor], torch.Tensor],
     value: torch.Tensor,
+    count: Callable[[list[torch.Tensor]], None] | None = None,
 ) -> torch.Tensor:
     """``run(value)``, whose graph keeps ``value`` alone until the backward needs more.
 
@@ -23,11 +24,12 @@ def forward_to_repeat(
         run: the layer.
         again: the layer once more, with the same results; called in the backward, at most once.
         value: its input.
+        count: is told the tensors that the repeat keeps; None: they are not counted.
 
     Raises:
         RuntimeError: in the backward: ``run`` has changed its input, or ``again`` keeps other tensors.
     """
-    repeat = _Repeat(again, value)
+    repeat = _Repeat(again, value, count)
     with torch.autograd.graph.saved_tensors_hooks(repeat.pack, repeat.unpack):
         return run(value)
 
@@ -48,8 +50,13 @@ class _AllRepeatedError(BaseException):
 class _Repeat:
     """The saved tensors of one forward: the graph holds their places, and each place its tensor."""
 
-    def __init__(self, again: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor) -> None:
-        self._again, self._value, self._version = again, value, value._version
+    def __init__(
+        self,
+        again: Callable[[torch.Tensor], torch.Tensor],
+        value: torch.Tensor,
+        count: Callable[[list[torch.Tensor]], None] | None,
+    ) -> None:
+        self._again, self._value, self._version, self._count = again, value, value._version, count
         self._places: list[weakref.ref[_Place]] = []
         self._kinds: list[tuple[torch.Size, torch.dtype]] = []
 
@@ -95,6 +102,9 @@ class _Repeat:
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(fill, lambda kept: kept):
                 self._again(value.detach().requires_grad_(value.requires_grad))
         except _AllRepeatedError:
+            if self._count is not None:
+                found = [place.tensor for place in (each() for each in self._places) if place is not None]
+                self._count([tensor for tensor in found if tensor is not None])
             return
         raise RuntimeError(_other(f"it keeps {filled} tensors, at first {len(self._places)}"))
 

@@ -22,6 +22,7 @@ class Agreed:
     peak_flops: float
     seconds: list[float]
     activation_bytes: list[float]
+    passing_bytes: list[float]
 
 
 _HEAD = 9
@@ -53,10 +54,11 @@ def figures(
     """
     # Every rank of a column of the mesh has the stage's loss and seconds: together they count once.
     share = 1 / training.world.mesh.column
+    meter, end = training.meter, 3 * training.model.layer_count
     layers = training.world.tensor.largest(
-        training.meter.seconds() + training.meter.activation_bytes, training.device
+        meter.seconds() + meter.activation_bytes + meter.passing_bytes, training.device
     )
-    seconds, kept = layers[: -training.model.layer_count], layers[-training.model.layer_count :]
+    seconds, kept = layers[:end], layers[end:]
     return [
         float(stop_votes),
         float(newest_epoch),
@@ -76,8 +78,8 @@ def figures(
 
 def agreed_values(training: TrainingState, summed: list[float]) -> Agreed:
     """The sum of all ranks' figures, by name."""
-    end = len(summed) - training.model.layer_count
-    first = _HEAD + training.world.positions
+    count, first = training.model.layer_count, _HEAD + training.world.positions
+    end = first + 3 * count
     return Agreed(
         stop=summed[0] >= training.world.size,
         epoch=round(summed[1]),
@@ -90,5 +92,6 @@ def agreed_values(training: TrainingState, summed: list[float]) -> Agreed:
         end=summed[8] > 0,
         probes=summed[_HEAD:first],
         seconds=summed[first:end],
-        activation_bytes=summed[end:],
+        activation_bytes=summed[end : end + count],
+        passing_bytes=summed[end + count :],
     )

@@ -41,6 +41,7 @@ class ProgressTracker:
         self._idle: tuple[tuple[Stage, ...], IdleSeconds] | None = None
         self._bytes: tuple[int, ...] = ()
         self._activation_bytes: tuple[int, ...] | None = None
+        self._passing_bytes: tuple[tuple[int, ...], ...] = ((), (), ())
         self._loss: float | None = None
         self._rebalances = 0
         self._last_rebalance_step: int | None = None
@@ -78,6 +79,7 @@ class ProgressTracker:
         self._step_seconds.append(seconds)
         self._costs = training.profile.costs() or self._costs
         self._activation_bytes = training.profile.activation_bytes() or self._activation_bytes
+        self._passing_bytes = training.profile.passing_bytes() or self._passing_bytes
         if self.reference_step_seconds is None and len(training.profile) >= _MEASURED_STEPS:
             costs = training.profile.costs()
             assert costs is not None
@@ -186,6 +188,7 @@ class ProgressTracker:
     def report(self) -> Report:
         """The report for the operator."""
         training = self._training
+        outputs, gradients, repeated = self._passing_bytes
         return Report(
             epoch=training.plan.epoch,
             step=training.step,
@@ -196,6 +199,9 @@ class ProgressTracker:
             layer_optimizer_seconds=self._costs.optimizer if self._costs is not None else (),
             layer_bytes=self._bytes,
             layer_activation_bytes=self._activation_bytes or (),
+            layer_output_bytes=outputs,
+            layer_gradient_bytes=gradients,
+            layer_repeated_bytes=repeated,
             stages=training.stages,
             imbalance=self.imbalance() if self._costs is not None else None,
             bubble=self.bubble(),

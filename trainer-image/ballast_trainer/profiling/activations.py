@@ -77,12 +77,18 @@ class SavedTensors:
         return storage.nbytes() if part is None else part.nbytes
 
 
-def weight_gradient_bytes(output: torch.Tensor) -> int:
+def weight_gradient_bytes(output: torch.Tensor, source: Any = None) -> int:
     """Bytes of the gradients from which those of weights are computed, of one layer's graph.
 
     They flow into the nodes on the way to the layer's input that have weights beside them.
+
+    Args:
+        output: of the layer.
+        source: node whose output is its input; None: its input is a leaf, or has no gradient.
     """
     leads_to_input: dict[Any, bool] = {None: False}
+    if source is not None:
+        leads_to_input[source] = True
     total, waiting = 0, [output.grad_fn]
     while waiting:
         node = waiting[-1]

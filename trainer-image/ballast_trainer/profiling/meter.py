@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ballast_trainer.gpu_emulation import EmulatedSpeed
-from ballast_trainer.profiling.activations import SavedTensors
+from ballast_trainer.profiling.activations import SavedTensors, weight_gradient_bytes
 
 
 class Meter:
@@ -34,6 +34,8 @@ class Meter:
         message_bytes: bytes that the newest forward of a stage sends on.
         activation_bytes: of each layer, of one microbatch of this step; 0 where it was not counted.
         output_bytes: size of each layer's output, of the newest microbatch that was counted.
+        passing_bytes: of all layers in one list of 3 L, of one microbatch of this step: outputs, gradients
+            into weights, and what repeated forwards keep; 0 where they were not counted.
         kept: counter of the bytes that the microbatch of the newest forward keeps; None: not counted.
         compares_ranks: whether other work takes as long on its clock as layers do: not where these wait.
     """
@@ -85,6 +87,7 @@ class Meter:
         self.forward = [0.0] * self.layer_count
         self.backward = [0.0] * self.layer_count
         self.activation_bytes = [0.0] * self.layer_count
+        self.passing_bytes = [0.0] * (3 * self.layer_count)
         self._counted: set[int] = set()
 
     def start_count(self, first_layer: int, source: torch.Tensor) -> SavedTensors | None:
@@ -102,6 +105,23 @@ class Meter:
         with self._aside():
             for layer, count in self.kept.count(modules).items():
                 self.activation_bytes[layer] += count
+
+    def add_output(self, layer: int, output: torch.Tensor, source: object) -> None:
+        """Count a layer's output, and the gradients into its weights; ``source`` is its input's node."""
+        self.output_bytes[layer] = output.nbytes
+        with self._aside():
+            self.passing_bytes[layer] = float(output.nbytes)
+            self.passing_bytes[self.layer_count + layer] = float(weight_gradient_bytes(output, source))
+
+    def add_repeated(
+        self, layer: int, module: nn.Module, source: torch.Tensor, kept: Sequence[torch.Tensor]
+    ) -> None:
+        """Count what a layer's repeated forward keeps; ``source`` is its input."""
+        with self._aside():
+            counter = SavedTensors(source)
+            for tensor in kept:
+                counter.keep(layer, tensor)
+            self.passing_bytes[2 * self.layer_count + layer] = float(counter.count([module]).get(layer, 0))
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 import dataclasses
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 KEPT_STEPS = 8
 """Steps whose median is a layer's cost."""
@@ -43,6 +43,7 @@ class Profile:
         self.layer_count = layer_count
         self._steps: deque[list[float]] = deque(maxlen=KEPT_STEPS)
         self._activation_bytes: deque[Sequence[float]] = deque(maxlen=KEPT_STEPS)
+        self._passing_bytes: deque[Sequence[float]] = deque(maxlen=KEPT_STEPS)
         self._suspects: frozenset[tuple[int, bool]] = frozenset()
         self._every = MEASURED_EVERY
 
@@ -58,8 +59,13 @@ class Profile:
         """
         return len(self._steps) < KEPT_STEPS or bool(self._suspects) or step % self._every == 0
 
-    def add(self, seconds: list[float], activation_bytes: Sequence[float] = ()) -> None:
-        """Add one step: the 3 L seconds of all ranks, summed, and the L bytes where they were counted."""
+    def add(
+        self,
+        seconds: list[float],
+        activation_bytes: Sequence[float] = (),
+        passing_bytes: Sequence[float] = (),
+    ) -> None:
+        """Add one step: the 3 L seconds of all ranks, summed, and L and 3 L bytes where they were counted."""
         suspects = self._changed(seconds)
         if suspects & self._suspects:
             # The costs have changed: only the two steps that show it count from here on.
@@ -73,11 +79,14 @@ class Profile:
             self._every = max(1, self._every // 2) if self._drifts() else min(MEASURED_EVERY, self._every * 2)
         if activation_bytes:
             self._activation_bytes.append(activation_bytes)
+        if passing_bytes:
+            self._passing_bytes.append(passing_bytes)
 
     def forget(self) -> None:
         """Drop the measurements: the layers' costs have changed."""
         self._steps.clear()
         self._activation_bytes.clear()
+        self._passing_bytes.clear()
         self._suspects = frozenset()
         self._every = MEASURED_EVERY
 
@@ -113,7 +122,14 @@ class Profile:
         """
         if not self._activation_bytes:
             return None
-        return tuple(round(max(column)) for column in zip(*self._activation_bytes, strict=True))
+        return _largest(self._activation_bytes)
+
+    def passing_bytes(self) -> tuple[tuple[int, ...], ...] | None:
+        """By layer: outputs, gradients into weights, what repeated forwards keep; None before a count."""
+        if not self._passing_bytes:
+            return None
+        found, count = _largest(self._passing_bytes), self.layer_count
+        return found[:count], found[count : 2 * count], found[2 * count :]
 
     def costs(self) -> LayerCosts | None:
         """The median step; None before the first."""
@@ -126,3 +142,7 @@ class Profile:
             backward=tuple(medians[n : 2 * n]),
             optimizer=tuple(medians[2 * n :]),
         )
+
+
+def _largest(steps: Iterable[Sequence[float]]) -> tuple[int, ...]:
+    return tuple(round(max(column)) for column in zip(*steps, strict=True))

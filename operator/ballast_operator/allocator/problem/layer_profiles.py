@@ -9,7 +9,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ballast_policies.planning.launch.memory import MeasuredLayers, MemoryNeed
+from ballast_policies.planning.launch.measured_layers import MeasuredLayers
+from ballast_policies.planning.launch.memory import MemoryNeed
 from ballast_policies.throughput.by_size import rounded
 
 from ballast_operator.kube.kinds import Key
@@ -70,14 +71,21 @@ class LayerProfiles:
         count = len(report.layer_bytes)
         if report.epoch != plan.epoch or not 0 < count <= MOST_LAYERS or spec.layers not in (None, count):
             return
-        kept = report.layer_activation_bytes
         seconds = rounded(report.layer_seconds) if len(report.layer_seconds) == count else ()
         if view.status.allocation is not None and view.status.allocation.parts:
             seconds = ()  # each layer's are those of the GPU that had it
         layers = MeasuredLayers(
             seconds=seconds,
             held_bytes=tuple(map(_rounded, report.layer_bytes)),
-            activation_bytes=tuple(map(_rounded, kept)) if len(kept) == count else (),
+            **{
+                name: tuple(map(_rounded, values)) if len(values) == count else ()
+                for name, values in (
+                    ("activation_bytes", report.layer_activation_bytes),
+                    ("output_bytes", report.layer_output_bytes),
+                    ("gradient_bytes", report.layer_gradient_bytes),
+                    ("repeated_bytes", report.layer_repeated_bytes),
+                )
+            },
         )
         name = self._name(view.key, spec)
         before = self._profiles.pop(name, None)
@@ -147,20 +155,23 @@ def _kind_in(namespace: str, spec: JobSpec) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _bytes_of(layers: MeasuredLayers) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return layers.held_bytes, layers.activation_bytes
+BYTES = ("held_bytes", "activation_bytes", "output_bytes", "gradient_bytes", "repeated_bytes")
+"""Fields of measured layers that decide what fits."""
+
+
+def _bytes_of(layers: MeasuredLayers) -> tuple[tuple[int, ...], ...]:
+    return tuple(getattr(layers, name) for name in BYTES)
 
 
 def _largest(before: MeasuredLayers, now: MeasuredLayers) -> MeasuredLayers:
     """``now`` with each layer's largest bytes of both, where both are of as many layers."""
     if len(before.held_bytes) != len(now.held_bytes):
         return now
-    pairs = zip(before.held_bytes, now.held_bytes, strict=True)
-    kept = now.activation_bytes or before.activation_bytes
-    if before.activation_bytes and now.activation_bytes:
-        kept = tuple(map(max, before.activation_bytes, now.activation_bytes))
-    held = tuple(max(pair) for pair in pairs)
-    return dataclasses.replace(now, held_bytes=held, activation_bytes=kept)
+    largest = {}
+    for name in BYTES:
+        old, new = getattr(before, name), getattr(now, name)
+        largest[name] = tuple(map(max, old, new)) if old and new else new or old
+    return dataclasses.replace(now, **largest)
 
 
 def _rounded(count: int) -> int:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job, Problem
-from ballast_policies.planning.launch.memory import MeasuredLayers
+from ballast_policies.planning.launch.measured_layers import MeasuredLayers
 from ballast_policies.rounds import Placement
 from ballast_policies.rounds.consolidate import SpreadGang
 from ballast_policies.rounds.mixed import MixedGang

@@ -3,12 +3,19 @@
 The cut is that of the smallest largest load over the speeds of the ranks, within their memory.
 """
 
+import contextlib
 import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from ballast_policies.contract.ranks import Stage
 from ballast_policies.planning.balancers.exact import exact_partition
-from ballast_policies.planning.launch.memory import MeasuredLayers, PipelineForm, bytes_on_positions
-from ballast_policies.planning.partition import PlanningError
+from ballast_policies.planning.launch.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.launch.memory import ROUNDING
+from ballast_policies.planning.launch.position_bytes import bytes_on_positions, reserves
+from ballast_policies.planning.launch.several_stages import bytes_of_cuts, smallest_cut
+from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.stages import partition_of, stages_over
 
@@ -64,27 +71,65 @@ def first_cut(
     speeds = [ranks.speeds[rank] if ranks.speeds else 1.0 for rank in placement]
     if len(form.replicas) == stages:
         speeds = [speed * holders for speed, holders in zip(speeds, form.replicas, strict=True)]
-    capacity = free = RankCapacity(speeds=speeds)
+    free = RankCapacity(speeds=speeds)
+    best: Partition | None = None
+    fits: Callable[[Partition], bool] = _anything
     if ranks.memory and len(layers.held_bytes) == count:
-        capacity = dataclasses.replace(_limits(layers, form, ranks), speeds=speeds)
-    for allowed in (capacity, free):
+        best, fits = _within_memory(seconds, speeds, layers, form, ranks)
+    if best is None:
         try:
-            best = exact_partition(seconds, stages, allowed)
+            best, fits = exact_partition(seconds, stages, free), _anything
         except PlanningError:
-            continue
-        load_before, load = (float((cut.loads(seconds) / speeds).max()) for cut in (before, best))
-        kept = allowed.fits(before) and load > load_before * (1 - min_gain)
-        return even if kept else stages_over(best, placement)
-    return even
+            return even
+    load_before, load = (float((cut.loads(seconds) / speeds).max()) for cut in (before, best))
+    kept = fits(before) and load > load_before * (1 - min_gain)
+    return even if kept else stages_over(best, placement)
 
 
-def _limits(layers: MeasuredLayers, form: PipelineForm, ranks: LaunchRanks) -> RankCapacity:
-    """Limits by stage: a rank's memory in parts of equal size for each of its stages."""
+def _anything(cut: Partition) -> bool:
+    return True
+
+
+def _within_memory(
+    seconds: Sequence[float],
+    speeds: Sequence[float],
+    layers: MeasuredLayers,
+    form: PipelineForm,
+    ranks: LaunchRanks,
+) -> tuple[Partition | None, Callable[[Partition], bool]]:
+    """(the fastest cut that is found to fit, or None; whether a cut fits).
+
+    With several stages a rank, each is given an equal part of its rank's memory; where no such cut fits by
+    the forecast, the one that fills the ranks least.
+    """
     placement = ranks.placement
     each = {rank: placement.count(rank) for rank in set(placement)}
     numbers = {rank: position for position, rank in enumerate(dict.fromkeys(placement))}
-    rows = bytes_on_positions(layers, dataclasses.replace(form, positions=len(numbers)))
-    return RankCapacity(
-        memory=[int(min(ranks.memory[rank], UNLIMITED_BYTES) / each[rank]) for rank in placement],
+    form = dataclasses.replace(form, positions=len(numbers))
+    taken = bytes_of_cuts(layers, form)
+    rows = bytes_on_positions(layers, form)
+    reserve = reserves(layers, form) if taken is None else np.zeros(len(numbers))
+    limits = [min(ranks.memory[rank], UNLIMITED_BYTES) for rank in placement]
+    capacity = RankCapacity(
+        speeds=speeds,
+        memory=[
+            int((limit - reserve[numbers[rank]]) / each[rank])
+            for limit, rank in zip(limits, placement, strict=True)
+        ],
         rank_bytes=[rows[numbers[rank]].tolist() for rank in placement],
     )
+    best: Partition | None = None
+    with contextlib.suppress(PlanningError):
+        best = exact_partition(seconds, len(placement), capacity)
+    if taken is None:
+        return best, capacity.fits
+
+    def fullness(cut: Partition) -> float:
+        return max(size / ranks.memory[rank] for rank, size in enumerate(taken(cut)))
+
+    def fits(cut: Partition) -> bool:
+        return fullness(cut) <= ROUNDING
+
+    if best is None or not fits(best):
+        best = smallest_cut(layers, form, fullness)
+    return best if fits(best) else None, fits

@@ -1,72 +1,25 @@
 """Whether layers, as measured, fit the GPUs of a pipeline at a given number of positions.
 
-Of layer l on position i, with n_i microbatches in flight and v_i versions of the weights held there,
+Of layer l on position i with one stage, with n_i microbatches in flight, h_i of them between the halves of a
+split backward, and v_i versions of the weights held there,
 
-    bytes[i, l] = held_l + n_i activation_l + (v_i - 1) weights_l
+    bytes[i, l] = held_l + n_i activation_l + h_i (gradients_l + repeated_l) + (v_i - 1) weights_l
 
-A position takes consecutive layers. With several stages a rank its stages count as one, so what does not
-fit here does not fit the trainer either.
+and besides, whatever the cut, a reserve for what depends on where it is: outputs and messages, and what is
+there while one layer's backward runs. So a cut that fits here fits by the forecast (:mod:`.rank_bytes`),
+which may find a little less. With several stages a rank, the forecast itself judges cuts.
 """
 
 import dataclasses
-import functools
-import math
 
 import numpy as np
 
-from ballast_policies.planning.schedules import SCHEDULES, Schedule, ScheduleError
-from ballast_policies.planning.schedules.kind import ScheduleKind
-from ballast_policies.planning.schedules.validate import validate
+from ballast_policies.planning.launch.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.launch.position_bytes import bytes_on_positions, reserves
+from ballast_policies.planning.launch.several_stages import bytes_of_cuts, smallest_cut
 
-MOST_ACTIONS = 20_000
-"""Positions x microbatches x stages a rank, up to which a schedule is built to see what it holds."""
-
-WEIGHT_PARTS = {"adamw": 1 / 4, "sgd": 1 / 2}
-"""Part of the held bytes that are weights: beside them are a gradient and the optimizer's numbers."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredLayers:
-    """Layers as a trainer has measured them; tuples of shape (L,), or empty: not measured.
-
-    Attributes:
-        seconds: of a step, in any unit.
-        held_bytes: parameters, gradients and optimizer state, on one rank that holds the layer.
-        activation_bytes: kept for the backward, of one microbatch.
-    """
-
-    seconds: tuple[float, ...] = ()
-    held_bytes: tuple[int, ...] = ()
-    activation_bytes: tuple[int, ...] = ()
-
-    @property
-    def largest(self) -> tuple[int, float]:
-        """(number of the layer that takes most with one microbatch in flight, its bytes)."""
-        kept = self.activation_bytes or (0,) * len(self.held_bytes)
-        sizes = [held + activation for held, activation in zip(self.held_bytes, kept, strict=True)]
-        layer = max(range(len(sizes)), key=sizes.__getitem__)
-        return layer, float(sizes[layer])
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineForm:
-    """What the memory of a pipeline depends on besides its layers.
-
-    Attributes:
-        schedule: a name of ``planning.schedules.SCHEDULES``.
-        positions: of the pipeline; of one with replicas, its stages.
-        microbatches: of a step, in each replica of the pipeline.
-        stages_per_rank: stages on each rank, where there are several positions.
-        replicas: by stage, how many ranks hold it; empty: one each.
-        optimizer: as ``training.optimizer`` names it.
-    """
-
-    schedule: str
-    positions: int
-    microbatches: int
-    stages_per_rank: int = 1
-    replicas: tuple[int, ...] = ()
-    optimizer: str = "adamw"
+ROUNDING = 1 + 1e-9
+"""What fits exactly fits, also after rounding."""
 
 
 class MemoryNeed:
@@ -87,7 +40,7 @@ class MemoryNeed:
         """
         asked = positions, memory
         if asked not in self._fits:
-            self._fits[asked] = self._unknown(positions) or _fits(self._rows(positions), memory)
+            self._fits[asked] = self._unknown(positions) or self._fit(positions, memory)
         return self._fits[asked]
 
     def least(self, positions: int) -> float:
@@ -99,43 +52,43 @@ class MemoryNeed:
     def _found_least(self, positions: int) -> float:
         if self._unknown(positions):
             return 0.0
-        rows = self._rows(positions)
-        low, high = 0.0, float(rows.sum(axis=1).max())
+        form = self._at(positions)
+        taken = bytes_of_cuts(self.layers, form)
+        if taken is not None:
+            return max(taken(smallest_cut(self.layers, form, lambda cut: max(taken(cut)))))
+        rows, reserve = bytes_on_positions(self.layers, form), reserves(self.layers, form)
+        low, high = 0.0, float((rows.sum(axis=1) + reserve).max())
         while high - low > high / 1000:
             middle = (low + high) / 2
-            low, high = (low, middle) if _fits(rows, middle) else (middle, high)
+            low, high = (low, middle) if _fits(rows, middle - reserve) else (middle, high)
         return high
+
+    def _fit(self, positions: int, memory: float) -> bool:
+        form = self._at(positions)
+        if bytes_of_cuts(self.layers, form) is not None:
+            return self.least(positions) <= memory * ROUNDING
+        return _fits(bytes_on_positions(self.layers, form), memory - reserves(self.layers, form))
 
     def _unknown(self, positions: int) -> bool:
         return not len(self.layers.held_bytes) >= max(1, positions)
 
-    def _rows(self, positions: int) -> np.ndarray:
-        return bytes_on_positions(self.layers, dataclasses.replace(self._form, positions=positions))
+    def _at(self, positions: int) -> PipelineForm:
+        return dataclasses.replace(self._form, positions=positions)
 
 
-def bytes_on_positions(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray:
-    """Bytes of each layer on each position, shape (positions, L)."""
-    held = np.asarray(layers.held_bytes, dtype=float)
-    kept = np.asarray(layers.activation_bytes or np.zeros(len(held)), dtype=float)
-    in_flight, versions = _held(form)
-    weights = WEIGHT_PARTS.get(form.optimizer, WEIGHT_PARTS["adamw"]) * held
-    rows: np.ndarray = held + np.outer(in_flight, kept) + np.outer(np.asarray(versions) - 1.0, weights)
-    return rows
-
-
-def _fits(rows: np.ndarray, memory: float) -> bool:
-    """Whether consecutive parts of the layers, at least one each, are all within ``memory``.
+def _fits(rows: np.ndarray, memory: np.ndarray) -> bool:
+    """Whether consecutive parts of the layers, at least one each, are all within ``memory``, (positions,).
 
     The set of layers that the first positions may end with is followed from position to position: with
     rows that differ, the furthest end is not always the best.
     """
-    positions, count = rows.shape
-    limit = memory * (1 + 1e-9)  # what fits exactly fits, also after rounding
-    if rows.min(axis=0).sum() > positions * limit:
+    count = rows.shape[1]
+    limits = memory * ROUNDING
+    if (limits < 0).any() or rows.min(axis=0).sum() > limits.sum():
         return False
     ends = np.zeros(count + 1, dtype=bool)
     ends[0] = True
-    for row in rows:
+    for row, limit in zip(rows, limits, strict=True):
         sums = np.concatenate([[0.0], np.cumsum(row)])
         furthest = np.searchsorted(sums, sums + limit, side="right") - 1
         steps = np.zeros(count + 2, dtype=np.int64)
@@ -147,46 +100,3 @@ def _fits(rows: np.ndarray, memory: float) -> bool:
         if not ends.any():
             return False
     return bool(ends[count])
-
-
-@functools.lru_cache(maxsize=1000)
-def _held(form: PipelineForm) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """(microbatches in flight, versions of the weights) by position.
-
-    One of each, which every schedule has at least, where a stage has replicas or the schedule is too large to
-    be built.
-    """
-    positions, microbatches = form.positions, max(1, form.microbatches)
-    ones, versions = (1.0,) * positions, (1,) * positions
-    kind = SCHEDULES.get(form.schedule)
-    # One rank alone goes through its microbatches one by one.
-    if positions == 1 or kind is None or any(count != 1 for count in form.replicas):
-        return ones, versions
-    if form.schedule == "1F1B":
-        return tuple(float(min(microbatches, positions - at)) for at in range(positions)), versions
-    if form.schedule == "GPipe":
-        return (float(microbatches),) * positions, versions
-    if positions * microbatches * form.stages_per_rank > MOST_ACTIONS:
-        return ones, versions
-    try:
-        schedule = _built(kind, form)
-        facts = validate(schedule)
-    except ScheduleError:
-        return ones, versions
-    own = [
-        [stage for stage, holders in enumerate(schedule.stage_ranks) if position in holders]
-        for position in range(positions)
-    ]
-    in_flight = tuple(count / len(stages) for count, stages in zip(facts.in_flight, own, strict=True))
-    return in_flight, tuple(max(facts.versions_held[stage] for stage in stages) for stages in own)
-
-
-def _built(kind: ScheduleKind, form: PipelineForm) -> Schedule:
-    positions, microbatches = form.positions, max(1, form.microbatches)
-    if not kind.asynchronous:
-        return kind.build(positions, microbatches, form.stages_per_rank)
-    # Long enough that the pipeline fills.
-    steps = 2 + math.ceil(2 * positions / microbatches)
-    if kind.build_run is not None:
-        return kind.build_run(positions, microbatches, steps)
-    return kind.build(positions, steps * microbatches, form.stages_per_rank)

@@ -12,7 +12,8 @@ import numpy as np
 
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.launch.first_cut import MOST_CUTS, UNLIMITED_BYTES
-from ballast_policies.planning.launch.memory import MeasuredLayers, PipelineForm, bytes_on_positions
+from ballast_policies.planning.launch.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.launch.position_bytes import bytes_on_positions, reserves
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
@@ -66,7 +67,10 @@ def step_seconds(pipeline: LaunchedPipeline, ranks: tuple[RankGpu, ...]) -> floa
             form = dataclasses.replace(pipeline.form, positions=len(ranks))
             capacity = dataclasses.replace(
                 capacity,
-                memory=[int(min(rank.memory, UNLIMITED_BYTES)) for rank in ranks],
+                memory=[
+                    int(min(rank.memory, UNLIMITED_BYTES) - reserve)
+                    for rank, reserve in zip(ranks, reserves(layers, form), strict=True)
+                ],
                 rank_bytes=bytes_on_positions(layers, form).tolist(),
             )
         try:

@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from ballast_policies.planning.launch.memory import MeasuredLayers, PipelineForm
+from ballast_policies.planning.launch.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.launch.unlike_ranks import LaunchedPipeline, RankGpu, step_seconds
 
 FORM = PipelineForm(schedule="1F1B", positions=1, microbatches=8)

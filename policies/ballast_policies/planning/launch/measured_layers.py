@@ -1,0 +1,84 @@
+"""Layers as a trainer has measured them, and what the memory of a pipeline depends on besides."""
+
+import dataclasses
+
+WEIGHT_PARTS = {"adamw": 1 / 4, "sgd": 1 / 2}
+"""Part of the held bytes that are weights: beside them are a gradient and the optimizer's numbers."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredLayer:
+    """One of them; see :class:`.rank_bytes.LayerBytes`."""
+
+    held_bytes: float
+    weight_bytes: float
+    activation_bytes: float
+    output_bytes: float
+    gradient_bytes: float
+    repeated_bytes: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredLayers:
+    """Layers as a trainer has measured them; tuples of shape (L,), or empty: not measured.
+
+    Attributes:
+        seconds: of a step, in any unit.
+        held_bytes: parameters, gradients and optimizer state, on one rank that holds the layer.
+        activation_bytes: kept for the backward, of one microbatch.
+        output_bytes, gradient_bytes, repeated_bytes: as of :class:`.rank_bytes.LayerBytes`.
+    """
+
+    seconds: tuple[float, ...] = ()
+    held_bytes: tuple[int, ...] = ()
+    activation_bytes: tuple[int, ...] = ()
+    output_bytes: tuple[int, ...] = ()
+    gradient_bytes: tuple[int, ...] = ()
+    repeated_bytes: tuple[int, ...] = ()
+
+    def rows(self, optimizer: str) -> tuple["MeasuredLayer", ...]:
+        """The layers one by one; what was not measured takes nothing."""
+        held, none = self.held_bytes, (0,) * len(self.held_bytes)
+        part = WEIGHT_PARTS.get(optimizer, WEIGHT_PARTS["adamw"])
+        measured = (self.activation_bytes, self.output_bytes, self.gradient_bytes, self.repeated_bytes)
+        columns = zip(held, *(values or none for values in measured), strict=True)
+        return tuple(
+            MeasuredLayer(
+                held_bytes=size,
+                weight_bytes=part * size,
+                activation_bytes=kept,
+                output_bytes=output,
+                gradient_bytes=gradients,
+                repeated_bytes=repeated,
+            )
+            for size, kept, output, gradients, repeated in columns
+        )
+
+    @property
+    def largest(self) -> tuple[int, float]:
+        """(number of the layer that takes most with one microbatch in flight, its bytes)."""
+        kept = self.activation_bytes or (0,) * len(self.held_bytes)
+        sizes = [held + activation for held, activation in zip(self.held_bytes, kept, strict=True)]
+        layer = max(range(len(sizes)), key=sizes.__getitem__)
+        return layer, float(sizes[layer])
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineForm:
+    """What the memory of a pipeline depends on besides its layers.
+
+    Attributes:
+        schedule: a name of ``planning.schedules.SCHEDULES``.
+        positions: of the pipeline; of one with replicas, its stages.
+        microbatches: of a step, in each replica of the pipeline.
+        stages_per_rank: stages on each rank, where there are several positions.
+        replicas: by stage, how many ranks hold it; empty: one each.
+        optimizer: as ``training.optimizer`` names it.
+    """
+
+    schedule: str
+    positions: int
+    microbatches: int
+    stages_per_rank: int = 1
+    replicas: tuple[int, ...] = ()
+    optimizer: str = "adamw"
