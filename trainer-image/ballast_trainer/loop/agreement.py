@@ -54,11 +54,11 @@ def figures(
     """
     # Every rank of a column of the mesh has the stage's loss and seconds: together they count once.
     share = 1 / training.world.mesh.column
-    meter, end = training.meter, 3 * training.model.layer_count
+    meter, timed = training.meter, 3 * training.model.layer_count
     layers = training.world.tensor.largest(
         meter.seconds() + meter.activation_bytes + meter.passing_bytes, training.device
     )
-    seconds, kept = layers[:end], layers[end:]
+    seconds, kept = layers[:timed], layers[timed:]
     return [
         float(stop_votes),
         float(newest_epoch),
