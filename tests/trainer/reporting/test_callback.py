@@ -162,6 +162,7 @@ def asking_on_rank_1(event, step, values):
         raise StopTraining
 
 
+@pytest.mark.processes
 def test_all_ranks_end_after_the_step_that_one_was_told_of(gang, small_config):
     """A rank other than 0 asks, and gives no reason."""
     config = small_config(totalSteps=9, callback={"name": f"{__name__}:asking_on_rank_1", "everyRank": True})
