@@ -46,19 +46,20 @@ def moves_with_a_fault(world, fault, overlap):
 
     before, pack = held(), moving.pack
     stages = [stages_over(Partition(bounds=bounds), (0, 1, 2)) for bounds in (BEFORE, AFTER)]
+    moves = moving.plan_moves(*stages)
     # Rank 2's layer 5 goes to rank 1; rank 1's layer 3 goes to rank 0, where nothing is wrong.
     if world.rank == 2:
         moving.pack = lambda *arguments: fault(pack(*arguments))
     words = ""
     try:
-        moving.migrate(world, layers, moving.plan_moves(*stages), overlap=overlap)
+        moving.migrate(world, layers, moves, overlap=moves if overlap else ())
     except moving.MigrationFailed as error:
         words = str(error)
     finally:
         moving.pack = pack
     after = held()
     same = list(before) == list(after) and all(torch.equal(before[key], after[key]) for key in before)
-    moving.migrate(world, layers, moving.plan_moves(*stages), overlap=overlap)
+    moving.migrate(world, layers, moves, overlap=moves if overlap else ()).send_rest(world, layers, moves)
     layers.settle()
     layers.drop(set(layers.indices()).difference(range(AFTER[world.rank], AFTER[world.rank + 1])))
     return {"words": words, "same": same, "held": layers.indices()}

@@ -86,7 +86,8 @@ def moved_in_two_messages(world):
 
     dist.isend = isend
     moves = plan_moves(*(stages_over(Partition(bounds=bounds), (0, 1, 2)) for bounds in (BEFORE, AFTER)))
-    migration = migrate(world, layers, moves, overlap=True)
+    migration = migrate(world, layers, moves, overlap=moves)
+    migration.send_rest(world, layers, moves)
     under_way = len(layers.under_way)
     if world.rank == 1:
         # The sender no longer needs it: what is under way is a copy.

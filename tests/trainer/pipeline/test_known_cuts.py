@@ -39,7 +39,7 @@ class Job:
         for layer in self.layers:
             layer.module.register_forward_hook(lambda *_, index=layer.index: self.forwards.update([index]))
 
-    def tried(self, bounds, *, rank=0, in_force=None, known=None, independent=False):
+    def tried(self, bounds, *, rank=0, in_force=None, known=None, independent=False, joined=()):
         """The boundaries, and the layers that ran."""
         self.forwards.clear()
         stages = stages_at(bounds)
@@ -57,6 +57,7 @@ class Job:
             lambda value: [value],
             known=self.known if known is None else known,
             in_force=in_force and stages_at(in_force),
+            joined=joined,
         )
         return boundaries, sorted(self.forwards.elements())
 
@@ -98,6 +99,28 @@ def test_independent_layers_move_without_a_trial():
     assert [boundary.shape for boundary in boundaries] == [(1, 4, 8), (1, 4, 8)]
     _, forwards = job.tried(AFTER, rank=1, in_force=BEFORE)
     assert forwards == [2, 3, 4]
+
+
+@pytest.mark.parametrize("independent", [True, False])
+@pytest.mark.parametrize(("rank", "ran"), [(0, []), (1, [2, 3]), (2, [4, 5])])
+def test_ranks_that_join_try_their_stages(rank, ran, independent):
+    """Side by side, also where every cut has run or layers are independent; what they send is known."""
+    job = Job()
+    job.learn((0, 2, 4, 6))
+    boundaries, forwards = job.tried(
+        (0, 2, 4, 6), rank=rank, in_force=(0, 2, 6), joined={1, 2}, independent=independent
+    )
+    assert forwards == ran
+    assert [boundary.shape for boundary in boundaries] == [(1, 4, 8), (1, 4, 8)]
+
+
+def test_fewer_ranks_take_over_without_a_trial():
+    """Ranks 0 and 2 stay: each cut was one before, and what they send is known."""
+    job = Job()
+    job.learn((0, 2, 4, 6))
+    boundaries, forwards = job.tried((0, 4, 6), in_force=(0, 2, 4, 6))
+    assert forwards == []
+    assert [boundary.shape for boundary in boundaries] == [(1, 4, 8)]
 
 
 def test_a_new_stage_that_cannot_run_is_refused():
@@ -159,7 +182,7 @@ def test_cuts_between_stages_of_one_rank_separate_nothing():
 
 
 def test_what_is_forgotten_is_tried_again():
-    """Layers that changed may send something else, and new ranks know nothing."""
+    """Layers that changed may send something else."""
     known = KnownCuts()
     sent = Boundary(shape=(1, 4, 8), dtype=torch.float32, requires_grad=True)
     known.add(stages_at(BEFORE), [Findings({1: sent}, {}), Findings({3: sent}, {})])

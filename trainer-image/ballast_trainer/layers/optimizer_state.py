@@ -48,7 +48,7 @@ def from_tensor(key: str, value: torch.Tensor, device: torch.device) -> tuple[st
         return key.removesuffix(_NUMBER), value.item()
     if value.is_meta:
         # Its values arrive later.
-        return key, torch.empty_like(value, device=device)
+        return key, torch.empty(value.shape, dtype=value.dtype, device=device)
     # AdamW counts its steps on the CPU; moments live with their parameter.
     return key, value.to(value.device if value.dim() == 0 else device, copy=True)
 

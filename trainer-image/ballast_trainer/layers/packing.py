@@ -1,9 +1,10 @@
 """Lossless packing of a layer's tensors into one message, without zeros where most are zero.
 
 Layout: length of the description (8 bytes), description (JSON rows of name, type, shape, kept
-count), then the bytes of each tensor.  A tensor of which fewer than :data:`SPARSE_BELOW` elements
-differ from zero goes as a bit per element and the values that differ: a pruned layer moves at the
-cost of its remaining values.  Tensors whose bytes travel in another message are described alone.
+count), then the bytes of each tensor, each part padded so that the next can be read in place.  A
+tensor of which fewer than :data:`SPARSE_BELOW` elements differ from zero goes as a bit per element
+and the values that differ: a pruned layer moves at the cost of its remaining values.  Tensors whose
+bytes travel in another message are described alone.
 """
 
 import json
@@ -21,7 +22,7 @@ _ELSEWHERE = -1
 """Kept count of a tensor whose bytes travel in another message."""
 
 _ALIGNED = 16
-"""Bytes to which each tensor of a message without a description is padded: the largest element."""
+"""Bytes to which each part of a message is padded: the largest element."""
 
 
 def pack(tensors: Mapping[str, torch.Tensor], elsewhere: Collection[str] = ()) -> torch.Tensor:
@@ -37,10 +38,10 @@ def pack(tensors: Mapping[str, torch.Tensor], elsewhere: Collection[str] = ()) -
         if flat.dtype == torch.bool:
             parts.append(_bits(flat))
         else:
-            filled = flat.ne(0)
-            count = int(filled.sum())
+            count = int(torch.count_nonzero(flat))
             if count < SPARSE_BELOW * flat.numel() and not _has_negative_zero(flat):
                 kept = count
+                filled = flat.ne(0)
                 parts.append(_bits(filled))
                 flat = flat[filled]
             if flat.numel():
@@ -48,11 +49,12 @@ def pack(tensors: Mapping[str, torch.Tensor], elsewhere: Collection[str] = ()) -
         rows.append((name, str(value.dtype).removeprefix("torch."), list(value.shape), kept))
     header = json.dumps(rows).encode()
     length = torch.tensor([len(header)], dtype=torch.int64).view(torch.uint8)
-    return torch.cat([length, torch.frombuffer(bytearray(header), dtype=torch.uint8), *parts])
+    described = torch.cat([length, torch.frombuffer(bytearray(header), dtype=torch.uint8)])
+    return torch.cat(_padded([described, *parts]))
 
 
 def unpack(data: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors of a message; on the device ``meta`` those that it only describes.
+    """The tensors of a message, most as views of it; on the device ``meta`` those that it only describes.
 
     Raises:
         ValueError: the bytes are not a message of :func:`pack`.
@@ -61,15 +63,15 @@ def unpack(data: torch.Tensor) -> dict[str, torch.Tensor]:
     if not 0 <= length <= data.numel() - 8:
         raise ValueError(f"a message of {data.numel()} bytes cannot have a description of {length}")
     rows = json.loads(data[8 : 8 + length].numpy().tobytes())
-    offset = 8 + length
+    offset = 8 + length + -(8 + length) % _ALIGNED
     tensors = {}
 
     def take(size: int) -> torch.Tensor:
         nonlocal offset
-        if offset + size > data.numel():
-            raise ValueError(f"the message ends at byte {data.numel()}, expected {offset + size} or more")
-        part = data[offset : offset + size].clone()
-        offset += size
+        part = data[offset : offset + size]
+        offset += size + -size % _ALIGNED
+        if offset > data.numel():
+            raise ValueError(f"the message ends at byte {data.numel()}, expected {offset} or more")
         return part
 
     for name, dtype_name, shape, kept in rows:
@@ -91,11 +93,8 @@ def unpack(data: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def join_bytes(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """A copy of the tensors' bytes, one after the other, as a uint8 vector without a description."""
-    parts = [torch.empty(0, dtype=torch.uint8)]
-    for value in tensors:
-        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        parts += [flat, flat.new_zeros(-len(flat) % _ALIGNED)]
-    return torch.cat(parts)
+    parts = [value.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for value in tensors]
+    return torch.cat([torch.empty(0, dtype=torch.uint8), *_padded(parts)])
 
 
 def split_bytes(data: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -111,6 +110,16 @@ def split_bytes(data: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.
     if offset != data.numel():
         raise ValueError(f"a message of {data.numel()} bytes, expected {offset}")
     return [part.view(value.dtype).reshape(value.shape) for part, value in zip(found, like, strict=True)]
+
+
+def _padded(parts: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The parts of a message, with zeros between them."""
+    found = []
+    for part in parts:
+        found.append(part)
+        if len(part) % _ALIGNED:
+            found.append(part.new_zeros(-len(part) % _ALIGNED))
+    return found
 
 
 def _bits(flat: torch.Tensor) -> torch.Tensor:

@@ -30,8 +30,9 @@ from ballast_trainer.loop.replanning import (
     repack_proposal,
 )
 from ballast_trainer.loop.reshape import CutRefused, grow, move_layers, shrink
-from ballast_trainer.loop.state import Stopwatch, TrainingState
+from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.profiling.link_times import link_seconds
+from ballast_trainer.profiling.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
 

@@ -99,6 +99,7 @@ class RankZeroReporter:
             layers=[move.layer for move in reshaped.migration.moves],
             bytes=reshaped.migration.byte_count,
             pause_ms=reshaped.pause_ms,
+            phases_ms={phase: round(value, 2) for phase, value in reshaped.phases_ms.items()},
         )
 
     def ended(self, reason: ExitReason, message: str) -> SessionOutcome:

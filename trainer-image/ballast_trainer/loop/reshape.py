@@ -12,10 +12,12 @@ import torch.distributed as dist
 from ballast_policies.contract import Plan, Stage
 
 from ballast_trainer.distributed.process_group import World, join
+from ballast_trainer.dynamics.protocol import is_built_in
 from ballast_trainer.loop.migrate import LayerMove, Migration, MigrationFailed, migrate, plan_moves
-from ballast_trainer.loop.state import Stopwatch, TrainingState
+from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.pipeline.stages import Boundaries
 from ballast_trainer.pipeline.trial import TrialFailed
+from ballast_trainer.profiling.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +33,13 @@ class ReshapeResult:
     Attributes:
         migration: layers moved and bytes sent.
         pause_ms: how long training paused.
+        phases_ms: this rank's part of the pause, by phase; see ``docs/trainer.md``.
         released: this rank is not part of the new plan.
     """
 
     migration: Migration
     pause_ms: float
+    phases_ms: dict[str, float]
     released: bool = False
 
 
@@ -74,11 +78,23 @@ def move_layers(training: TrainingState, stages: tuple[Stage, ...]) -> ReshapeRe
     """
     watch = Stopwatch()
     moves = plan_moves(training.stages, stages, training.config.pipeline.replicas)
-    migration, boundaries = _move_and_try(training, moves, stages, in_force=training.stages, overlap=True)
+    migration, boundaries = _move_and_try(
+        training, moves, stages, in_force=training.stages, overlap=moves, watch=watch
+    )
+    migration.send_rest(training.world, training.layers, moves)
+    watch.lap("rest")
     training.stages = stages
+    return _resumed(training, boundaries, migration, watch)
+
+
+def _resumed(
+    training: TrainingState, boundaries: Boundaries, migration: Migration, watch: Stopwatch
+) -> ReshapeResult:
+    """The pipeline of the new stages is rebuilt, with the layers that this rank keeps."""
     _keep_own(training)
     training.rebuild(boundaries)
-    return ReshapeResult(migration=migration, pause_ms=watch.milliseconds())
+    watch.lap("rebuild")
+    return ReshapeResult(migration=migration, pause_ms=watch.milliseconds(), phases_ms=watch.phases)
 
 
 def _move_and_try(
@@ -86,8 +102,11 @@ def _move_and_try(
     moves: tuple[LayerMove, ...],
     stages: tuple[Stage, ...],
     positions: int | None = None,
-    in_force: tuple[Stage, ...] | None = None,
-    overlap: bool = False,
+    *,
+    in_force: tuple[Stage, ...],
+    joined: frozenset[int] = frozenset(),
+    overlap: Sequence[LayerMove],
+    watch: Stopwatch,
 ) -> tuple[Migration, Boundaries]:
     """Send layers to their ranks under ``stages``, and try that partition; every rank keeps those it sent.
 
@@ -96,20 +115,27 @@ def _move_and_try(
         moves: from the partition in force.
         stages: the new partition, with ranks in the numbering of today.
         positions: of the pipeline that is to run them; None: unchanged.
-        in_force: today's partition where the ranks stay the same.
-        overlap: the optimizers' tensors may travel during the next step.
+        in_force: today's partition.
+        joined: positions of ranks that are new.
+        overlap: the moves whose optimizers' tensors may travel during the next step.
+        watch: counts the phases.
 
     Raises:
         MigrationFailed: nothing has changed.
     """
     before = training.layers.indices()
-    migration = migrate(training.world, training.layers, moves, overlap=overlap)
+    if not all(map(is_built_in, training.dynamics)):
+        # A user's own change may look at the optimizers when layers conform.
+        overlap = ()
+    migration = migrate(training.world, training.layers, moves, overlap=overlap, watch=watch)
     training.conform()
     try:
-        return migration, training.tried(stages, positions, in_force=in_force)
+        boundaries = training.tried(stages, positions, in_force=in_force, joined=joined)
     except TrialFailed as error:
         training.layers.drop(set(training.layers.indices()).difference(before))
         raise CutRefused(f"these stages cannot run, all stays as it was: {error}") from error
+    watch.lap("trial")
+    return migration, boundaries
 
 
 def _keep_own(training: TrainingState) -> None:
@@ -133,19 +159,32 @@ def shrink(
         PeerLost: a rank that stays does not come.
     """
     watch = Stopwatch()
-    old_position = {new: old for old, new in _new_positions(training.world, plan).items()}
-    today = _renumbered(stages, old_position)
+    new_position = _new_positions(training.world, plan)
+    today = _renumbered(stages, {new: old for old, new in new_position.items()})
     moves = plan_moves(training.stages, today)
-    migration, boundaries = _move_and_try(training, moves, today, len(old_position))
+    # What a rank has sent before it leaves cannot be lost with it.
+    overlap = [move for move in moves if move.source in new_position]
+    migration, boundaries = _move_and_try(
+        training, moves, today, len(new_position), in_force=training.stages, overlap=overlap, watch=watch
+    )
     rank = plan.rank_of(training.world.processes[training.world.rank])
     store = training.world.store
     training.world.leave()
     if rank is None:
-        return ReshapeResult(migration=migration, pause_ms=watch.milliseconds(), released=True)
-    _enter(training, plan, stages, store, rank, timeout_seconds)
-    _keep_own(training)
-    training.rebuild(boundaries)
-    return ReshapeResult(migration=migration, pause_ms=watch.milliseconds())
+        return ReshapeResult(
+            migration=migration, pause_ms=watch.milliseconds(), phases_ms=watch.phases, released=True
+        )
+    world = _enter(training, plan, stages, store, rank, timeout_seconds)
+    watch.lap("meet")
+    renumbered = [
+        dataclasses.replace(
+            move, source=new_position.get(move.source, move.source), target=new_position[move.target]
+        )
+        for move in moves
+    ]
+    migration.send_rest(world, training.layers, renumbered)
+    watch.lap("rest")
+    return _resumed(training, boundaries, migration, watch)
 
 
 def grow(
@@ -169,10 +208,9 @@ def grow(
     training.world.leave()
     _enter(training, plan, stages, store, rank, timeout_seconds)
     training.world.from_rank_0((_shared(training), old_stages, stages))
-    # The new ranks know nothing yet.
-    training.known_cuts.forget()
+    watch.lap("meet")
     try:
-        migration, boundaries = _move_and_try(training, plan_moves(old_stages, stages), stages)
+        migration, boundaries = _take_over(training, old_stages, watch)
     except MigrationFailed:
         training.world.leave()
         # Under a new prefix: the old plan's holds addresses of the group that has ended.
@@ -181,22 +219,39 @@ def grow(
         training.world = dataclasses.replace(training.world, store=store)
         training.rebuild()
         raise
-    _keep_own(training)
-    training.rebuild(boundaries)
-    return ReshapeResult(migration=migration, pause_ms=watch.milliseconds())
+    return _resumed(training, boundaries, migration, watch)
+
+
+def _take_over(
+    training: TrainingState, old_stages: tuple[Stage, ...], watch: Stopwatch
+) -> tuple[Migration, Boundaries]:
+    """Layers come to the ranks that have joined; on old ranks and new ones.
+
+    Raises:
+        MigrationFailed: every rank has the layers that it had.
+    """
+    moves = plan_moves(old_stages, training.stages)
+    joined = frozenset(range(training.world.positions)).difference(stage.rank for stage in old_stages)
+    migration, boundaries = _move_and_try(
+        training, moves, training.stages, in_force=old_stages, joined=joined, overlap=moves, watch=watch
+    )
+    migration.send_rest(training.world, training.layers, moves)
+    watch.lap("rest")
+    return migration, boundaries
 
 
 def _shared(training: TrainingState) -> tuple[Any, ...]:
     """What every rank has alike and a new one has to be told."""
-    return training.step, training.checkpoint_step, training.save_again_at, training.loss_scale.state
+    own = training.step, training.checkpoint_step, training.save_again_at, training.loss_scale.state
+    return *own, training.known_cuts
 
 
 def enter_grown(training: TrainingState, world: World) -> None:
     """A new rank's side of :func:`grow`: get step and partition from rank 0, receive layers."""
     shared, old_stages, training.stages = world.from_rank_0(None)
-    training.step, training.checkpoint_step, training.save_again_at, loss_scale = shared
+    training.step, training.checkpoint_step, training.save_again_at, loss_scale, training.known_cuts = shared
     training.loss_scale.restore(loss_scale)
-    _, boundaries = _move_and_try(training, plan_moves(old_stages, training.stages), training.stages)
+    _, boundaries = _take_over(training, old_stages, Stopwatch())
     training.rebuild(boundaries)
 
 

@@ -17,9 +17,10 @@ from ballast_trainer.checkpoints.manifest import Manifest
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten, Stopped
 from ballast_trainer.loop.progress import ProgressTracker
-from ballast_trainer.loop.state import Stopwatch, TrainingState
+from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.ties import as_text
 from ballast_trainer.pipeline.layout import is_asynchronous
+from ballast_trainer.profiling.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
 

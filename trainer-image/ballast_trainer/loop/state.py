@@ -1,7 +1,6 @@
 """The state of a training job on one rank."""
 
 import dataclasses
-import time
 
 import torch
 from ballast_policies.contract import Plan, Stage
@@ -154,14 +153,15 @@ class TrainingState:
         positions: int | None = None,
         *,
         in_force: tuple[Stage, ...] | None = None,
+        joined: frozenset[int] = frozenset(),
     ) -> Boundaries:
         """Try a partition of the layers held, which need not be in force; collective over the world.
 
         Args:
             stages: with ranks in the numbering of today.
             positions: of the pipeline that is to run them; None: unchanged.
-            in_force: where the ranks stay the same, the partition that they run: what is known need not run
-                again.
+            in_force: the partition that the ranks run: what is known need not run again.
+            joined: pipeline positions of ranks that are new and have run nothing.
 
         Raises:
             TrialFailed: on every rank; a stage cannot run.
@@ -171,7 +171,9 @@ class TrainingState:
             return ()
         self.meter.start_step(self.step)
         builder = self._builder(stages, positions or self.world.positions)
-        return builder.tried(self.batch(), self.world.gather, known=self.known_cuts, in_force=in_force)
+        return builder.tried(
+            self.batch, self.world.gather, known=self.known_cuts, in_force=in_force, joined=joined
+        )
 
     def _builder(self, stages: tuple[Stage, ...], positions: int) -> PipelineBuilder:
         return PipelineBuilder(
@@ -279,14 +281,3 @@ class TrainingState:
             for position in holders:
                 loads[position] += sum(total[stage.first_layer : stage.end_layer]) / len(holders)
         return loads
-
-
-class Stopwatch:
-    """Milliseconds since it was made."""
-
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
-
-    def milliseconds(self) -> float:
-        """Milliseconds until now."""
-        return (time.perf_counter() - self._began) * 1000

@@ -34,7 +34,7 @@ class KnownCuts:
         self._cuts: set[int] = set()
 
     def forget(self) -> None:
-        """The layers have changed, or ranks without this record have joined."""
+        """The layers have changed."""
         self._outputs.clear()
         self._stateful.clear()
         self._cuts.clear()

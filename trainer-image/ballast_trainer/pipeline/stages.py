@@ -6,7 +6,7 @@ takes seconds.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -171,20 +171,22 @@ class PipelineBuilder:
 
     def tried(
         self,
-        batch: Batch,
+        batch: Batch | Callable[[], Batch],
         everywhere: Callable[[Any], list[Any]] | None = None,
         *,
         known: KnownCuts | None = None,
         in_force: Sequence[Stage] | None = None,
+        joined: Collection[int] = (),
     ) -> Boundaries:
         """Run one microbatch through every stage of the partition; collective.
 
         Args:
-            batch: inputs and targets of a step.
+            batch: inputs and targets of a step, or what returns them.
             everywhere: gathers a value of every rank over all axes of the mesh; None: there is one pipeline.
             known: by earlier trials; receives what this one finds.
-            in_force: the partition that the same ranks run: of what is known, only new stages are tried, on
+            in_force: the partition that these ranks run: of what is known, only new stages are tried, on
                 a CPU none where every cut has run before or the layers are independent.  None: all are tried.
+            joined: ranks that were not part of it, which try their stages in any case.
 
         Raises:
             TrialFailed: on every rank; a stage cannot run so.
@@ -194,7 +196,8 @@ class PipelineBuilder:
         known = KnownCuts() if known is None else known
         boundaries = None if in_force is None or self._sends_parts else known.boundaries(self.stages)
         runs = self.independent_layers or known.all_ran(self.stages)
-        if boundaries is not None and runs and self.layers.device.type == "cpu":
+        sure = runs and self.layers.device.type == "cpu"
+        if boundaries is not None and sure and not joined:
             known.mark(self.layers)
             return boundaries
         backward: BackwardTrial | None = None
@@ -208,8 +211,9 @@ class PipelineBuilder:
             backward=backward,
             device=self.layers.device,
         )
+        inputs, targets = batch() if callable(batch) else batch
         count = self.schedule.microbatches
-        first = batch[0].chunk(count)[0], batch[1].chunk(count)[0]
+        first = inputs.chunk(count)[0], targets.chunk(count)[0]
         if boundaries is None:
             boundaries, found = trial.run(first, gathered)
         else:
@@ -219,6 +223,7 @@ class PipelineBuilder:
                 for number in trial.stacks
                 if (self.stages[number].rank, self.stages[number].first_layer, self.stages[number].end_layer)
                 not in ran
+                and not (sure and self.rank not in joined)
             ]
             # What another stage leaves in this process counts, too.
             found = trial.run_some(list(trial.stacks) if new else [], boundaries, first, gathered)
