@@ -9,9 +9,13 @@ One configuration (examples/trainer/freezing.yaml, four ranks over gloo) is run 
 
     python benchmarks/trainer/pause.py
 
-Each live pause is also printed in steps: over the median step before it.
+Each live pause is also printed in steps: over the median step before it.  Beside these, ``changes`` has
+the pauses of changes that plans ask for, of a model that does not change: rebalances of four ranks, a
+repack to three, and a growth to four again, with rank 0's milliseconds by phase (``docs/trainer.md``).
+``--changes`` prints these alone.
 
-The targets: a restart at least 30 times as long as each live pause, and a re-split of at most one step.
+The targets: a restart at least 30 times as long as each live pause, and a re-split of at most a tenth
+of a step.
 
     python benchmarks/trainer/pause.py --moves
 
@@ -23,6 +27,8 @@ some.
 
 import argparse
 import collections
+import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -33,7 +39,16 @@ import tempfile
 import time
 from pathlib import Path
 
+import yaml
+from ballast_policies.contract import Directive, Stage
+from ballast_trainer.channel.directory import DirectoryChannel
+from harness import Gang, local_plan
+
 RANKS = 4
+ROUNDS = 5
+"""Changes of each kind that plans ask for."""
+EVEN, UNEVEN, FEWER = (0, 4, 8, 11, 14), (0, 3, 7, 10, 14), (0, 5, 10, 14)
+"""Partitions of the example's 14 layers; of four ranks, three layers move."""
 EXAMPLES = Path(__file__).parents[2] / "examples/trainer"
 CASES = (
     "early-exit",
@@ -124,15 +139,81 @@ def restart_pause():
         return (resumed - last - step_seconds) * 1000
 
 
+def stages_at(bounds):
+    return tuple(
+        Stage(rank=rank, first_layer=first, end_layer=end)
+        for rank, (first, end) in enumerate(itertools.pairwise(bounds))
+    )
+
+
+def asked_changes():
+    """Pauses in steps and milliseconds, by kind, and phases, of changes that plans ask for."""
+    found = {"rebalance": [], "repack": [], "grow": []}
+    config = yaml.safe_load((EXAMPLES / "freezing.yaml").read_text())
+    config = {key: value for key, value in config.items() if key not in ("dynamics", "repack")}
+    config |= {"totalSteps": 100_000, "rebalance": {"enabled": False}}
+    with tempfile.TemporaryDirectory() as name:
+        made, folder = Gang(Path(name)), Path(name) / "channel"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        channel, epochs = DirectoryChannel(folder), itertools.count(2)
+        plan = local_plan([f"job-1-{rank}" for rank in range(RANKS)], network=71)
+        channel.publish(plan)
+        for pod in plan.pods:
+            made.start_pod(pod, folder, {"OMP_NUM_THREADS": "1"})
+        made.wait_for_step(8, plan.pods[0])
+
+        def change(kind, pods, bounds, directive):
+            nonlocal plan
+            steps = [line["step_seconds"] for line in made.lines(plan.pods[0]) if "event" not in line]
+            asked = local_plan(pods, network=71)
+            asked = dataclasses.replace(
+                asked, epoch=next(epochs), directive=directive, stages=stages_at(bounds)
+            )
+            known = len(made.events("migrate", plan.pods[0]))
+            channel.publish(asked)
+            for pod in set(pods).difference(plan.pods):
+                made.start_pod(pod, folder, {"OMP_NUM_THREADS": "1"})
+            plan = asked
+            while len(made.events("migrate", plan.pods[0])) == known:
+                time.sleep(0.05)
+                if made.processes[plan.pods[0]].exitcode is not None:
+                    raise SystemExit(made.errors())
+            moved = made.events("migrate", plan.pods[0])[-1]
+            found[kind].append((moved["pause_ms"], statistics.median(steps[-8:]), moved["phases_ms"]))
+            made.wait_for_step(moved["step"] + 6, plan.pods[0])
+
+        pods = plan.pods
+        for number in range(ROUNDS):
+            change("rebalance", pods, EVEN if number % 2 else UNEVEN, Directive.RUN)
+            change("repack", pods[:3], FEWER, Directive.SHRINK)
+            # A pod that was released does not come again.
+            pods = (*pods[:3], f"job-1-{RANKS + number}")
+            change("grow", pods, EVEN if number % 2 else UNEVEN, Directive.GROW)
+        made.close()
+    result = {}
+    for kind, pauses in found.items():
+        median = sorted(pauses, key=lambda pause: pause[0])[len(pauses) // 2]
+        result[kind] = {
+            "pause_ms": [round(ms, 1) for ms, _, _ in pauses],
+            "pause_steps": [round(ms / 1000 / step, 3) for ms, step, _ in pauses],
+            "median_phases_ms": median[2],
+        }
+    return result
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--moves", action="store_true", help="run all examples; print when layers move")
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="write the examples' load curves")
     parser.add_argument("--case", choices=CASES, action="append", help="this example alone; may be repeated")
+    parser.add_argument("--changes", action="store_true", help="the changes that plans ask for, alone")
     arguments = parser.parse_args()
     cases = arguments.case or CASES
     if arguments.record:
         record(arguments.record, cases)
+    elif arguments.changes:
+        print(json.dumps(asked_changes()))
     elif arguments.moves:
         print(json.dumps(moves(cases)))
     else:
@@ -148,8 +229,9 @@ def compare():
         result[f"{name}_ms"] = [round(ms, 1) for ms, _ in values]
         result[f"{name}_steps"] = [round(steps, 2) for _, steps in values]
         result[f"{name}_times_shorter"] = round(restart / max(values)[0], 1) if values else None
+    result["changes"] = asked_changes()
     result["target_times_shorter"] = 30
-    result["target_rebalance_steps"] = 1
+    result["target_rebalance_steps"] = 0.1
     return result
 
 

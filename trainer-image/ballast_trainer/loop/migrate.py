@@ -110,7 +110,9 @@ class Migration:
         under_way = self._rest.start(world, moves, world.patient_group)
         layers.under_way += [message.wait for message in under_way.values()]
         for number, awaited in self._awaited.items():
-            layers[moves[number].layer].expect(functools.partial(_arrival, under_way[number], awaited))
+            # Tensors without elements do not travel.
+            message = under_way.get(number, _Message(self._rest.received[number], None))
+            layers[moves[number].layer].expect(functools.partial(_arrival, message, awaited))
 
 
 def owners(stages: Sequence[Stage], replicas: Sequence[int] = ()) -> dict[int, tuple[int, ...]]:
