@@ -1,4 +1,4 @@
-"""What travels between ranks when layers move, and when links are measured; nothing of it is lost under way."""
+"""What travels between ranks when layers move, and when links are measured; none of it is lost."""
 
 import dataclasses
 import functools
