@@ -29,8 +29,8 @@ class Instance:
         gpu_types, names: (k), (n) names of the types and of the jobs.
         capacity: (k,) GPUs of each type.
         gpus, weights: (n,) of each job; of an elastic one the GPUs of its fastest configuration.
-        T: (n, k) steps/s of each gang alone; 0 where it cannot run or has more GPUs than there are, and for
-            elastic jobs.
+        T: (n, k) steps/s of each gang alone, stored by columns; 0 where it cannot run or has more GPUs than
+            there are, and for elastic jobs.
         equal: (n,) steps/s on the equal share X_equal = capacity / sum(capacity) (section 5.4.1); of an
             elastic job on its own 1/n of every type (``own_share``).
         elastic: (n,) whether a job has configurations.
@@ -248,13 +248,14 @@ def from_arrays(
     total = capacity.sum()
     names = [str(m) for m in range(n)] if names is None else names
     alone, kind = np.nonzero(T)
+    rate, T = T[alone, kind], np.asfortranarray(T)
     no_partner = np.full(len(alone), -1)
     columns = Columns(
         first=alone,
         second=no_partner,
         place=kind,
         kind=kind,
-        rate_first=T[alone, kind],
+        rate_first=rate,
         rate_second=np.zeros(len(alone)),
         gpus=gpus[alone],
         pair=no_partner,

@@ -17,6 +17,7 @@ import numpy as np
 
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers import linear
+from ballast_policies.allocation.solvers.dense_program import dot
 
 IDLE = 1e-6
 """GPUs or fraction of time below which the rest is not distributed."""
@@ -37,10 +38,11 @@ def fill_idle_capacity(
         demand: (n,) the speeds that they give at least.
         raised: the program that found them the largest possible.
     """
-    if not _usable(instance, x):
+    speed = instance.throughput(x)
+    if not _usable(instance, x, speed):
         return x
     # A solver takes smaller demands for none, and would leave a job with a second's work to wait for good.
-    least = np.minimum(instance.throughput(x), linear.SMALLEST_SLOPE * instance.top)
+    least = np.minimum(speed, linear.SMALLEST_SLOPE * instance.top)
     base = np.where(demand > 0, np.maximum(demand, least), 0.0) * (1 - 1e-9)
     value = normalized_throughput(instance)
     try:
@@ -51,7 +53,7 @@ def fill_idle_capacity(
     except linear.InfeasibleError:
         # By rounding only: x itself meets the demands to within 2e-9.
         return x
-    return more if value @ more > value @ x * (1 + IDLE) else x
+    return more if dot(value, more) > dot(value, x) * (1 + IDLE) else x
 
 
 def _over_configurations(
@@ -87,9 +89,9 @@ def normalized_throughput(instance: Instance) -> np.ndarray:
     return value
 
 
-def _usable(instance: Instance, x: np.ndarray) -> bool:
-    """Whether an idle type could serve a job that is not at full speed already."""
-    slow = instance.throughput(x) < instance.fastest * (1 - IDLE)
+def _usable(instance: Instance, x: np.ndarray, speed: np.ndarray) -> bool:
+    """Whether an idle type could serve a job that is not at full speed already, with its ``speed`` (n,)."""
+    slow = speed < instance.fastest * (1 - IDLE)
     if instance.elastic.any():
         # GPUs in use may be idle as good as: a larger size than the job's speed needs.
         return bool(slow.any())

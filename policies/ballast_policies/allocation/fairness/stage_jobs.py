@@ -16,7 +16,7 @@ from ballast_policies.allocation.fairness.pouring import Pouring
 from ballast_policies.allocation.fairness.stage_columns import StageColumns
 from ballast_policies.allocation.solvers.best_response import respond
 from ballast_policies.allocation.solvers.boxstep.sampling import stratified
-from ballast_policies.allocation.solvers.dense_program import Rows, largest
+from ballast_policies.allocation.solvers.dense_program import Rows, dot, largest, least
 
 CLOSE = 1e-9
 """An excess of GPUs in use up to this part of a type is ignored."""
@@ -143,7 +143,7 @@ class StageJobs:
             return prices
         before = s * (1 - DIFFERENCE)
         level = respond(program.rows, prices[prices > 0], 0.0).level
-        rise = float(level @ (program.demand(s) - program.demand(before)))
+        rise = dot(level, program.demand(s) - program.demand(before))
         return prices * ((s - before) / rise) if rise > 0 else prices
 
     def over(self, X: np.ndarray) -> np.ndarray:
@@ -155,8 +155,8 @@ class StageJobs:
         """``X`` on ``types`` (k,), and what else each job demands at ``s`` in the fastest other column."""
         X, everyone = X.copy(), np.arange(len(X))
         others = np.where(self.columns.on(types), -1.0, self.rates)
-        kind = others.argmax(axis=1)
-        speed = others[everyone, kind]
+        slowness, kind = least(np.negative(others, out=others))
+        speed = -slowness
         lacking = np.maximum(self.demand(s) - (self.rates * X).sum(axis=1), 0.0)
         share = np.divide(lacking, speed, out=np.zeros_like(lacking), where=speed > 0)
         X[everyone, kind] += np.minimum(share, np.maximum(1.0 - X.sum(axis=1), 0.0))

@@ -29,10 +29,14 @@ JITTERED = 1e-6
 """u may differ from 1 by this where s is its own bound: ``box_search`` breaks ties by changes of 1e-7."""
 LIMITING = 3e-4
 """Part of the worth of all GPUs from which on a type may limit."""
-UNPRICED = 1e-9
-"""Part of the highest price below which a type does not limit."""
+UNPRICED = 1e-6
+"""Part of the highest price below which a type does not limit: more than broken ties change prices by."""
 ROUGH = 0.005
 """The s at which exact solving begins is right to about this part."""
+FIRST_TRIALS, NEAR = 0.002, 0.001
+"""Prices of a sample's trials are right to this part, and those of all jobs far from the end of the stage."""
+FAR, MANY = 0.003, 10_000
+"""How wrong prices may still be there, and how many jobs make it worth while."""
 ROUGH_TRIALS, TRIALS = 10, 30
 FIRST_BOX = 0.05
 """How wrong prices may be after a sample."""
@@ -95,17 +99,20 @@ class StageSearch:
                     return self._end(s, bound, proof, X, program)
                 types, prices, part = every, prices + _usual(prices, self.stage.size), WIDE
                 program = self.stage.program(types, s)
-            found = self._solved(program, prices[types], part=part)
+            # Far from the end of the stage, only the prices of a trial count.
+            far = part > FAR and 0 < s < self.stage.end and len(program.rows) > MANY
+            coarse = NEAR if far else 0.0
+            found = self._solved(program, prices[types], part=part, coarse=coarse)
             prices = np.zeros(len(self.stage.size))
             prices[types] = found.prices
-            prices[prices <= UNPRICED * prices.max()] = 0.0
+            prices[(prices <= UNPRICED * prices.max()) & ~more] = 0.0
             root = max(self.stage.bound(prices, s), 0.0)
             if proof is None or root < bound:
                 bound, proof = root, prices
             if s <= 0 and found.u > 1 + 10 * CLOSE:
                 raise MoreTypesError(prices > 0)
             tolerance = JITTERED if s <= bound * (1 + CLOSE) else CLOSE
-            if found.u <= 1 + tolerance and s >= bound * (1 - CLOSE):
+            if found.u <= 1 + tolerance and s >= bound * (1 - CLOSE) and not coarse:
                 X = np.zeros_like(self.stage.rates)
                 X[np.ix_(program.jobs, program.kept)] = found.X
                 X = self.stage.filled_up(types, s, X)
@@ -141,7 +148,7 @@ class StageSearch:
         )
 
     def _solved(
-        self, program: PricedJobs, prices: np.ndarray, *, part: float, coarse: bool = False
+        self, program: PricedJobs, prices: np.ndarray, *, part: float, coarse: float = 0.0
     ) -> Utilization:
         found = None
         if len(program.rows):
@@ -173,7 +180,7 @@ class StageSearch:
             program = stage.program(types, s)
             if not len(program.rows):
                 break
-            found = self._solved(program, prices[types], part=part, coarse=True)
+            found = self._solved(program, prices[types], part=part, coarse=FIRST_TRIALS)
             prices = np.zeros(len(stage.size))
             prices[types] = found.prices
             root = stage.bound(prices, s)

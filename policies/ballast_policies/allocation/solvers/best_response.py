@@ -16,7 +16,7 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.solvers.dense_program import Rows, largest, least, taken
+from ballast_policies.allocation.solvers.dense_program import Rows, dot, largest, least, taken
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,11 +75,11 @@ class Response:
 
     def total(self, rows: Rows) -> float:
         """The cost of a unit of t: lambda . slope + p . lift."""
-        return float(self.level @ rows.slope + self.prices @ rows.lift)
+        return dot(self.level, rows.slope) + float(self.prices @ rows.lift)
 
     def bound(self, rows: Rows) -> float:
         """The bound above."""
-        available = float(self.time.sum() + self.prices @ rows.capacity - self.level @ rows.base)
+        available = float(self.time.sum() + self.prices @ rows.capacity) - dot(self.level, rows.base)
         if not rows.gain:
             return available
         total = self.total(rows)
@@ -168,10 +168,10 @@ def bound_of(rows: Rows, prices: np.ndarray, level: np.ndarray) -> tuple[float, 
         gains += rows.value
     # A missing column has neither rate nor value, so it gains nothing.
     time = np.maximum(largest(gains), 0.0)
-    available = float(time.sum() + prices @ rows.capacity - level @ rows.base)
+    available = float(time.sum() + prices @ rows.capacity) - dot(level, rows.base)
     if not rows.gain:
         return available, time
-    total = float(level @ rows.slope + prices @ rows.lift)
+    total = dot(level, rows.slope) + float(prices @ rows.lift)
     return (available / total if total > 0 else float("inf")), time
 
 

@@ -167,9 +167,9 @@ def dense_rows(
         entries: (column, index of the GPU type, GPUs) where places are not types.
     """
     n, k = len(base), len(capacity)
-    table, usable = np.zeros((n, width + 1), order="F"), np.zeros((n, width + 1), dtype=bool, order="F")
+    table = np.zeros((n, width + 1), order="F")
     table[first, place] = rates
-    usable[first, place] = True
+    usable = table > 0
     usable[:, width] = True
     worth = use = None
     if value is not None:
@@ -222,6 +222,11 @@ def needed(
     found = np.zeros(len(first), dtype=bool)
     found[order[best[one]]] = True
     return found
+
+
+def dot(a: np.ndarray, b: np.ndarray) -> float:
+    """The product of long vectors, without the threads of ``@``: beside other work these cost more."""
+    return float((a * b).sum())
 
 
 def largest(table: np.ndarray) -> np.ndarray:

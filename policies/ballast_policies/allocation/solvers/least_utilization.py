@@ -33,7 +33,7 @@ class Utilization:
     """A solution.
 
     Attributes:
-        X: (n, w) shares; only prices count where they are asked for to about a hundredth.
+        X: (n, w) shares; only prices count where they are not asked for exactly.
         prices: (k,), worth 1 with all GPUs.
         u: the least utilization; about it where prices are about right.
     """
@@ -44,7 +44,7 @@ class Utilization:
 
 
 def least_utilization(
-    rows: Rows, prices: np.ndarray, *, part: float, alike: bool, coarse: bool = False
+    rows: Rows, prices: np.ndarray, *, part: float, alike: bool, coarse: float = 0.0
 ) -> Utilization | None:
     """Solve the program from prices (k,) that are right to about ``part``.
 
@@ -53,7 +53,7 @@ def least_utilization(
         prices: to start from; not all 0.
         part: how wrong they may be.
         alike: many jobs have the same speeds and gangs.
-        coarse: prices to about a hundredth will do.
+        coarse: prices to about this part will do; 0: exactly.
 
     Returns:
         None where no solution was found.
@@ -65,7 +65,7 @@ def least_utilization(
     return _of_classes(rows, prices, part=part, coarse=coarse)
 
 
-def _of_classes(rows: Rows, prices: np.ndarray, *, part: float, coarse: bool) -> Utilization | None:
+def _of_classes(rows: Rows, prices: np.ndarray, *, part: float, coarse: float) -> Utilization | None:
     some, stay, X = _without_decided(rows)
     start = in_units_of_t(some, respond(some, prices, 0.0))
     start = dataclasses.replace(start, t=start.bound(some))
@@ -76,18 +76,22 @@ def _of_classes(rows: Rows, prices: np.ndarray, *, part: float, coarse: bool) ->
     if found is None:
         return None
     X[stay] = found.X
-    after = in_units_of_t(some, respond(some, found.prices, 0.0))
-    return Utilization(X=X, prices=after.prices, u=-(after.bound(some) if coarse else found.start.t))
+    u = -(respond(some, found.prices, 0.0).bound(some) if coarse else found.start.t)
+    # All demands are fixed, so a unit of t takes nothing but GPUs.
+    return Utilization(X=X, prices=found.prices / (found.prices @ rows.lift), u=u)
 
 
 def _without_decided(rows: Rows) -> tuple[Rows, np.ndarray, np.ndarray]:
     """(rows that have a choice, where they are, (n, w) shares of the others)."""
     n, width = len(rows), rows.idle
-    fastest = rows.rates.argmax(axis=1)
     decided = rows.base >= rows.reach * (1 - SAME)
-    if width > 1:
-        second = np.partition(rows.rates, width - 1, axis=1)[:, width - 1]
-        decided &= second < rows.reach * (1 - FASTER)
+    # How many columns are as fast as the fastest, and the last of them.
+    fast, fastest = np.zeros(n, dtype=np.intp), np.zeros(n, dtype=np.intp)
+    for j in range(width):
+        is_fast = rows.rates[:, j] >= rows.reach * (1 - FASTER)
+        fast += is_fast
+        np.maximum(fastest, j * is_fast, out=fastest)
+    decided &= fast == 1
     gone, stay = np.flatnonzero(decided), np.flatnonzero(~decided)
     used = rows.used_by(gone, fastest[gone], np.ones(len(gone)))
     X = np.zeros((n, rows.idle))

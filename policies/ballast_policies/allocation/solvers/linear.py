@@ -24,6 +24,7 @@ import numpy as np
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers import by_worth, column_generation
 from ballast_policies.allocation.solvers.boxstep import boxstep
+from ballast_policies.allocation.solvers.dense_program import dot
 from ballast_policies.allocation.solvers.job_classes import merged
 from ballast_policies.allocation.solvers.simplex import (
     SOLVER,
@@ -238,10 +239,10 @@ def certified(
     columns = instance.columns
     gained = bool((slope > 0).any())
     if gained:
-        if not (level @ slope > 0):
+        if not dot(level, slope) > 0:
             level = _level_of_own_time(instance, base, slope)
             time = level * _reach(instance)
-        total = level @ slope
+        total = dot(level, slope)
         scale = 1.0 / total if total > 0 else 0.0
         level, time, prices = level * scale, time * scale, prices * scale
     first, second = columns.first, columns.second
@@ -253,7 +254,7 @@ def certified(
         # Without pairs the best mu for these lambda and p is known in closed form.
         time = np.zeros_like(time)
     missing = np.zeros_like(time)
-    excess = worth - time[first]
+    excess = worth - time[first] if shared.any() else worth
     if (first[1:] >= first[:-1]).all():
         # Columns by job: sections, which is faster than one by one.
         begin = np.flatnonzero(np.append(True, first[1:] != first[:-1]))
@@ -261,7 +262,7 @@ def certified(
     else:
         np.maximum.at(missing, first, excess)
     available = float((time + missing).sum() + prices @ instance.capacity)
-    bound = available - float(level @ base)
+    bound = available - dot(level, base)
     if not gained:
         return LinearSolution(x=x, t=0.0, bound=bound, level_duals=level, shadow_prices=prices)
     reached = instance.throughput(x)

@@ -1,11 +1,12 @@
 """Rounds of small LPs in a box of prices that shrinks: the core of ``boxstep``.
 
-A round: count the jobs that are undecided inside the box; solve the LP of them, or of a stratified sample
-where they are many; move to its prices. The GPUs that the undecided jobs use at the current prices are
-known exactly, and the sample only estimates how they change, so the error of a step is a part of the step,
-and the box shrinks by a constant factor in each round. As soon as all undecided jobs fit into the LP, its
-solution is exact, which the bound at its prices proves; where it is not, the box moves or the LP gets more
-jobs, at last all of them. Jobs that are far from a change leave the rows, and return if prices move far.
+A round: count the jobs that are undecided inside the box. Where they are many, the dual is nearly smooth, and
+a Newton step moves the prices (``newton``). Where that fails, the LP of a stratified sample of them does: the
+GPUs that they use at the current prices are known exactly, and the sample only estimates how they change, so
+the error of a step is a part of the step, and the box shrinks by a constant factor in each round. As soon as
+all undecided jobs fit into the LP, its solution is exact, which the bound at its prices proves; where it is
+not, the box moves or the LP gets more jobs, at last all of them. Jobs that are far from a change leave the
+rows, and return if prices move far.
 
 Where thousands of jobs tie exactly (equal speeds, different demands), the values of their columns are
 perturbed at random by 1e-7 of the prices: then any box small enough holds few of them.
@@ -14,6 +15,7 @@ perturbed at random by 1e-7 of the prices: then any box small enough holds few o
 import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import Response, bound_of, in_units_of_t, respond
+from ballast_policies.allocation.solvers.boxstep.newton import FAR, FASTEST_SHRINK, GROW, newton_step, unlike
 from ballast_policies.allocation.solvers.boxstep.one_program import Priced, among_cheap, by_one_lp
 from ballast_policies.allocation.solvers.boxstep.open_jobs import CLOSED, JITTER, OpenJobs
 from ballast_policies.allocation.solvers.boxstep.undecided import Undecided, lp_of, undecided_in
@@ -45,15 +47,11 @@ FEW = 2000
 """Jobs with a column, of which one LP ends such a crawl."""
 SAFETY = 2.0
 """The box's next width per movement of the prices."""
-SLOWEST_SHRINK, FASTEST_SHRINK = 0.3, 1e-3
-GROW = 3.0
+NEWTON_FAILURES = 2
+"""Newton steps that may fail to improve the bound, after which there are only LPs."""
+SLOWEST_SHRINK = 0.3
 UNEVEN = 0.01
 """Part of the widest side of the box that all sides have at least: a price of 0 may have to rise again."""
-FAR = 0.25
-"""Where a step ends at a wall and improves the bound, GROW applies to all prices that moved this part of
-their width or more: prices that move in proportion are then followed in steps of growing length."""
-COARSE_END = 0.01
-"""The box, as a part of the prices, up to which a sample is solved."""
 TIED = 1e-10
 """Jobs this close to a change, as a part of the prices, are tied."""
 TIES_SEEN = 1e-3
@@ -76,10 +74,28 @@ class _LpSize:
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
         self.failed = self.crawled = self.spent = self._doubted = 0
+        self._first, self._newton_failed = jobs, 0
+
+    @property
+    def tolerance(self) -> float:
+        """The relative gap at which an exact LP ends the search."""
+        return GAP_TOLERANCE if self.failed < PATIENCE else LAST_TOLERANCE
+
+    def too_small_for(self, nearest: np.ndarray) -> bool:
+        """Whether a Newton step comes first: of jobs so near (n,) to a change too many are undecided."""
+        undecided = int((nearest <= 1.0).sum())
+        return undecided > self.jobs and self._newton_failed < NEWTON_FAILURES and unlike(nearest)
+
+    def after_newton_failed(self, nearest: np.ndarray) -> None:
+        """Count a Newton step that did not improve the bound."""
+        self._newton_failed += 1
+        undecided = int((nearest <= 1.0).sum())
+        if undecided <= LP_GROWTH_FACTOR * self._first:
+            self.jobs = max(self.jobs, undecided)
 
     def after(self, *, exact: bool, better: bool, at_wall: bool) -> None:
         """Count an LP: of all undecided jobs, whether it improved the bound, ended at a wall."""
-        if exact and at_wall:
+        if exact and at_wall and better:
             # Prices that have far to go, past many jobs: a wider box.
             self.crawled += 1
             self.jobs *= LP_GROWTH_FACTOR if self.crawled % CRAWLS == 0 else 1
@@ -99,7 +115,7 @@ class BoxSearch:
         self.usual = 1.0
 
     def run(
-        self, at: Response, *, lp_jobs: int, part: float, feasibility: bool = False, coarse: bool = False
+        self, at: Response, *, lp_jobs: int, part: float, feasibility: bool = False, coarse: float = 0.0
     ) -> Priced | None:
         """The exact solution from a response at prices that are about right.
 
@@ -108,21 +124,19 @@ class BoxSearch:
             lp_jobs: undecided jobs in an LP.
             part: half width of the first box, as a part of the prices.
             feasibility: any solution with t >= 0 will do.
-            coarse: prices to within COARSE_END will do; the shares are those at them.
+            coarse: prices to within this part will do, and the shares are those at them; 0: exactly.
 
         Returns:
             None where there is no solution.
         """
-        if feasibility and self._fits(at):
-            return self._response(at)
         at = in_units_of_t(self.open.rows, at)
         self.usual = _usual(self.whole, at.prices)
         box = Box(
             prices=part * np.maximum(at.prices, LOW_PRICE * self.usual), t=part * max(abs(at.t), 1e-300)
         )
         jobs, size, worse = self.open, _LpSize(lp_jobs), 0
-        for _ in range(self._rounds(coarse)):
-            if coarse and box.prices.max() <= COARSE_END * self.usual:
+        for _ in range(self._rounds(coarse > 0)):
+            if box.prices.max() <= coarse * self.usual or (feasibility and self._fits(at)):
                 return self._response(at)
             if jobs.readmit(at.prices - box.prices, at.prices + box.prices):
                 at = self._at(at.prices, at.t)
@@ -132,24 +146,38 @@ class BoxSearch:
                 at = self._at(at.prices, at.t)
                 continue
             bound = at.bound(self.open.rows)
-            widest = np.inf if jobs.all_open else CLOSED
-            undecided = undecided_in(self.open.rows, at, box, close=close, lp_jobs=size.jobs, widest=widest)
+            if feasibility and bound < 0:
+                return None
+            if not worse and size.too_small_for(close.nearest):
+                newton = newton_step(self.open.rows, at, box, close)
+                if newton is not None:
+                    box = self._resized(box, newton.widths, at=at.t, following=newton.after.t)
+                    at = newton.after
+                    if newton.gain <= coarse**2 and not newton.at_wall:
+                        return self._response(at)
+                    continue
+                size.after_newton_failed(close.nearest)
+            undecided = undecided_in(
+                self.open.rows,
+                at,
+                box,
+                close=close,
+                lp_jobs=size.jobs,
+                widest=np.inf if jobs.all_open else CLOSED,
+            )
             box, exact = undecided.box, undecided.weight is None
             found = lp_of(self.open.rows, at, undecided)
             size.spent += len(undecided.chosen)
             if found is None or size.spent > MOST_JOBS:
                 break
             if exact:
-                tolerance = GAP_TOLERANCE if size.failed < PATIENCE else LAST_TOLERANCE
-                solution = self._solution(at, found, undecided, tolerance)
+                solution = self._solution(at, found, undecided, size.tolerance)
                 if solution is not None:
                     return None if feasibility and found.t < 0 else solution
             following = self._at(found.prices, found.t)
             after = following.bound(self.open.rows)
             if feasibility and self._fits(following):
                 return self._response(following)
-            if feasibility and after < 0:
-                return None
             moved = np.abs(following.prices - at.prices) / box.prices
             at_wall = (moved >= 1 - 1e-9) & (following.prices > 0)
             better = after < bound
@@ -253,7 +281,8 @@ def _shrinking(
         shrink *= 0.1**worse
     elif not exact and not at_wall.any():
         shrink = np.clip(SAFETY * np.maximum(moved, 0.1 * moved.max()), FASTEST_SHRINK, SLOWEST_SHRINK)
-    grown: np.ndarray = np.where((moved >= FAR) & at_wall.any() & better, GROW, shrink)
+    # An exact LP that ends at a wall has improved the bound but for rounding.
+    grown: np.ndarray = np.where((moved >= FAR) & at_wall.any() & (better or exact), GROW, shrink)
     return grown
 
 

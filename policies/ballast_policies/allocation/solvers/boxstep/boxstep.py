@@ -2,9 +2,10 @@
 
 Given prices (and t) each job's best answer is known (``best_response``), so k prices are to be found. They
 lie in a box around the current ones. Inside the box most jobs' answers cannot change; the others are
-*undecided*. A small LP over the undecided jobs, with prices held to the box (``crossover``), moves the
-prices to where they are best in the box (Marsten, Hogan and Blankenship, "The boxstep method for
-large-scale optimization", Operations Research 23(3), 1975). Rounds of such LPs are in ``box_search``.
+*undecided*. While they are many, Newton steps move the prices (``newton``). Then a small LP over the
+undecided jobs, with prices held to the box (``crossover``), moves them to where they are best in the box
+(Marsten, Hogan and Blankenship, "The boxstep method for large-scale optimization", Operations Research
+23(3), 1975). The rounds of such steps are in ``box_search``.
 
 First prices come from a sample of 300 jobs, with very many jobs then from one of 5,000. A solution's prices
 start the next one: after an arrival or departure the last LP alone is usually enough.
@@ -34,6 +35,8 @@ WARM_START_LP_JOBS = 60
 """Jobs in the LP where prices of a similar program are at hand."""
 COARSE_JOBS = 5000
 """Jobs in the second sample, where there are at least four times as many."""
+COARSE = 0.01
+"""Prices of that sample are found to this part."""
 FIRST_BOX, COARSE_BOX, WARM_START_BOX = 0.3, 0.05, 0.003
 """Half width of the first box, as a part of prices: after one sample, after two, from a similar program."""
 BALANCING_STEPS, BALANCING_STEP = 30, 0.2
@@ -64,25 +67,25 @@ def solve(rows: Rows, *, start: Start | None = None) -> Priced | None:
     if merged is not None:
         priced = solve(merged.rows, start=start)
         return None if priced is None else merged.restored(rows, priced)
-    at = _sampled(rows) if start is None else _at(rows, np.array(start.prices), start.t)
-    if at.t >= rows.highest * (1 - PINNED_T_TOLERANCE):
-        found = _pinned(rows, at)
+    prices, t = _sampled(rows) if start is None else (np.array(start.prices), start.t)
+    if t >= rows.highest * (1 - PINNED_T_TOLERANCE):
+        found = _pinned(rows, _at(rows, prices, t))
         if found is not None:
             return found
     if start is not None:
-        return BoxSearch(rows).run(at, lp_jobs=WARM_START_LP_JOBS, part=WARM_START_BOX)
+        return BoxSearch(rows).run(_at(rows, prices, t), lp_jobs=WARM_START_LP_JOBS, part=WARM_START_BOX)
     part = FIRST_BOX
     if len(rows) >= 4 * COARSE_JOBS:
-        at, part = _coarse(rows, at), COARSE_BOX
-    return BoxSearch(rows).run(at, lp_jobs=LP_JOBS, part=part)
+        (prices, t), part = _coarse(rows, prices, t), COARSE_BOX
+    return BoxSearch(rows).run(_at(rows, prices, t), lp_jobs=LP_JOBS, part=part)
 
 
 def _at(rows: Rows, prices: np.ndarray, t: float) -> Response:
     return in_units_of_t(rows, respond(rows, prices, min(t, rows.highest)))
 
 
-def _sampled(rows: Rows) -> Response:
-    """A response at the prices of a small sample."""
+def _sampled(rows: Rows) -> tuple[np.ndarray, float]:
+    """(prices (k,), t) of a small sample."""
     k = len(rows.capacity)
     found = _of_sample(rows)
     prices, t = (np.zeros(k), rows.highest) if found is None else (found.prices, found.t)
@@ -90,7 +93,7 @@ def _sampled(rows: Rows) -> Response:
         # One job alone limits t: find the prices that show whether all others fit.
         found = _of_sample(_at_highest(rows))
         prices, t = (np.ones(k) if found is None else found.prices), rows.highest
-    return _at(rows, prices, t)
+    return prices, t
 
 
 def _drawn(rows: Rows, most: int) -> tuple[np.ndarray, np.ndarray]:
@@ -110,14 +113,14 @@ def _of_sample(rows: Rows) -> CrossoverSolution | None:
     return crossover(rows, chosen, active, weight=weight, walls=walls)
 
 
-def _coarse(rows: Rows, at: Response) -> Response:
-    """A response at the prices of a sample of some thousand jobs."""
+def _coarse(rows: Rows, prices: np.ndarray, t: float) -> tuple[np.ndarray, float]:
+    """(prices (k,), t) of a sample of some thousand jobs, from those of a small one."""
     chosen, weight = _drawn(rows, COARSE_JOBS)
     some = rows.take(chosen, capacity=rows.capacity, lift=rows.lift)
     some = some.standing_for(weight)
-    first = respond(some, at.prices, min(at.t, some.highest))
-    found = BoxSearch(some).run(first, lp_jobs=LP_JOBS, part=FIRST_BOX, coarse=True)
-    return at if found is None else _at(rows, np.array(found.start.prices), found.start.t)
+    first = respond(some, prices, min(t, some.highest))
+    found = BoxSearch(some).run(first, lp_jobs=LP_JOBS, part=FIRST_BOX, coarse=COARSE)
+    return (prices, t) if found is None else (np.array(found.start.prices), found.start.t)
 
 
 def _at_highest(rows: Rows) -> Rows:
