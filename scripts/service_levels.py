@@ -19,7 +19,7 @@ of rank 0 without training. All of it shares one machine: seconds of the clock t
 `apiServerAdmissionsPerSecond` how many with one status written for each: the operator cannot exceed it.
 `leastRequests...` are figures of up to 1,000 jobs that a program serves with the requests that any operator
 has to make, and nothing else: a status, and for a job that fits a service account and a pod. No decision, no
-Lease, no roles, no plans. On the machine of a run no operator can do better.
+Lease, no roles, no plans: what the machine alone makes of these figures, with 24 statuses written at a time.
 In bold: outside its range. `make bench` runs 200 jobs (`--quick`), with ranges for counts and ratios that
 depend little on the machine, and compares their cost with the last release's. What 20,000 pods take:
 `python benchmarks/operator/memory.py`.

@@ -247,8 +247,8 @@ class Run:
     async def _least_requests(self) -> None:
         """Arrivals as below, served with the requests that any operator has to make, and nothing else."""
         waiting, fitting = min(1000, self._given.jobs), min(10, self._given.fitting)
-        async with Http(self._kubeconfig, at_once=24) as http:
-            least = LeastRequests(http, fits="least-fits")
+        async with Http(self._kubeconfig, at_once=24) as http, Http(self._kubeconfig) as apart:
+            least = LeastRequests(http, apart, fits="least-fits")
             serving = asyncio.create_task(least.run())
             await asyncio.sleep(1)
             arrived, began = await self._arrive(waiting, fitting, prefix="least-")

@@ -1,7 +1,7 @@
-"""The requests that any operator has to make, and no others: the bounds of a machine.
+"""The requests that any operator has to make, and no others: what they take on this machine.
 
 One status for a job that waits; for one that fits a status, a service account and a pod, one after the other
-where one needs the other. No decision, no Lease, no plan, no role: its figures are bounds of the machine.
+where one needs the other. No decision, no Lease, no plan, no role.
 """
 
 import asyncio
@@ -17,13 +17,19 @@ from emulated.http import Http
 class LeastRequests:
     """Serves the jobs that a watch brings.
 
+    Args:
+        http: for the statuses of jobs that wait.
+        apart: for jobs that fit, whose requests never queue behind those.
+        fits: prefix of their names.
+
     Attributes:
         told: job -> when its status was written, on the monotonic clock.
         pods: job -> when its pod was made.
     """
 
-    def __init__(self, http: Http, *, fits: str) -> None:
+    def __init__(self, http: Http, apart: Http, *, fits: str) -> None:
         self._http = http
+        self._apart = apart
         self._fits = fits
         self.told: dict[str, float] = {}
         self.pods: dict[str, float] = {}
@@ -37,15 +43,15 @@ class LeastRequests:
 
     async def _serve(self, item: dict[str, Any]) -> None:
         name = item["metadata"]["name"]
-        telling = self._http.send("patch", *objects.some_status(item))
+        status = objects.some_status(item)
         if not name.startswith(self._fits):
-            await telling
+            await self._http.send("patch", *status)
             self.told[name] = time.monotonic()
             return
-        account = objects.account(name)
-        await asyncio.gather(telling, self._http.send("post", SERVICE_ACCOUNT.path("default"), account))
+        account = SERVICE_ACCOUNT.path("default"), objects.account(name)
+        await asyncio.gather(self._apart.send("patch", *status), self._apart.send("post", *account))
         self.told[name] = time.monotonic()
-        await self._http.send("post", POD.path("default"), objects.pod(name))
+        await self._apart.send("post", POD.path("default"), objects.pod(name))
         self.pods[name] = time.monotonic()
 
     async def clean_up(self) -> None:
