@@ -178,6 +178,7 @@ class JobSpec:
             stages_per_rank=self.stages_per_rank,
             replicas=self.replicas,
             optimizer=self.config.training.optimizer,
+            averaged=self.config.parallelism.data > 1,
         )
 
     def first_stages(

@@ -122,6 +122,15 @@ def test_gradients_are_counted_from_the_first_backward_of_their_stage(call):
     assert alone["ranks"][1]["bytes"] == 3 * 40_000 + 7 * 35 + 8 * 5
 
 
+def test_replicas_of_the_pipeline_hold_gradients_twice_while_they_average_them(call):
+    """After the last backward, which counts where weights are more than activations."""
+    big = {**LAYER, "weightBytes": 10_000, "heldBytes": 40_000}
+    (alone,) = simulated(call, "--ranks", "4", layers=(big,) * 12)
+    (both,) = simulated(call, "--ranks", "8", layers=(big,) * 12, parallelism={"data": 2})
+    assert alone["ranks"][1]["bytes"] < 3 * 40_000 + 1000
+    assert both["ranks"][1]["bytes"] == pytest.approx(3 * 50_000, abs=1000)
+
+
 def test_weight_versions_cost_memory_where_there_is_no_flush(call):
     """PipeDream stashes p - r versions, 2BW two; an undisturbed pipeline does a step in m t."""
     for schedule, versions in (("PipeDream", [4, 3, 2, 1]), ("PipeDream2BW", [2, 2, 2, 2])):
@@ -213,7 +222,7 @@ def test_a_trace_is_a_picture_or_what_torch_reads(call, tmp_path):
         ("simulate", ["--ranks", "3"], {"parallelism": {"data": 2}}, "3 ranks are no multiple of 2"),
         ("simulate", [], {"layers": ({"forwardSeconds": 1},)}, "not a profile"),
         ("simulate", [], {"layers": ()}, "give either layers, or layerSeconds"),
-        ("simulate", [], {"layers": ({"forwardSeconds": 1, "backwardSeconds": -1},)}, "0 or more"),
+        ("simulate", [], {"layers": ({"forwardSeconds": 1, "backwardSeconds": -1},)}, "below 0"),
         ("simulate", ["--bandwidth", "0"], {}, "--bandwidth"),
         ("simulate", ["--speeds", "1,2"], {}, "2 speeds for 4 ranks"),
         ("simulate", ["--speeds", "1,nan,1,1"], {}, "not a list of numbers above 0"),

@@ -196,7 +196,9 @@ def forecast(
     return Forecast(
         name=name,
         schedule=schedule.name,
-        ranks=rank_forecasts(partition, schedule, rows, busy, buffered=_buffered(config, schedule)),
+        ranks=rank_forecasts(
+            partition, schedule, rows, busy, buffered=_buffered(config, schedule), averaged=data > 1
+        ),
         step_seconds=step_seconds,
         formula_seconds=formula,
         imbalance=max(busy) / (math.fsum(busy) / len(busy)) - 1 if any(busy) else 0.0,

@@ -49,6 +49,7 @@ def rank_forecasts(
     busy: Sequence[float],
     *,
     buffered: bool,
+    averaged: bool,
 ) -> tuple[RankForecast, ...]:
     """The ranks of one pipeline.
 
@@ -58,10 +59,12 @@ def rank_forecasts(
         rows: the layers.
         busy: seconds of a step by rank.
         buffered: torch's pipelining runs it, with a buffer for each message of a step.
+        averaged: gradients are averaged over replicas of the pipeline.
     """
     facts, cuts = validate(schedule), cuts_of(partition)
     found = []
-    for rank, size in enumerate(rank_bytes(partition, schedule, facts, rows, buffered=buffered)):
+    sizes = rank_bytes(partition, schedule, facts, rows, buffered=buffered, averaged=averaged)
+    for rank, size in enumerate(sizes):
         own = [stage for stage, holders in enumerate(schedule.stage_ranks) if rank in holders]
         found.append(
             RankForecast(

@@ -23,13 +23,18 @@ def average_over_replicas(world: World, layers: LayerSet) -> None:
     touched = torch.tensor([float(p.grad is not None) for p in learning], device=world.device)
     pieces = [p.grad if p.grad is not None else torch.zeros_like(p) for p in learning]
     flat = torch.cat([touched, *(piece.reshape(-1) for piece in pieces)])
+    del pieces
     world.data.all_reduce(flat)
-    touched = flat[: len(learning)]
+    touched = flat[: len(learning)].clone()
+    flat.div_(world.data.size)
     offset = len(learning)
     for parameter, count in zip(learning, touched.tolist(), strict=True):
         if count > 0:
-            mean = flat[offset : offset + parameter.numel()].view_as(parameter) / world.data.size
-            parameter.grad = mean
+            mean = flat[offset : offset + parameter.numel()].view_as(parameter)
+            if parameter.grad is None:
+                parameter.grad = mean.clone()
+            else:
+                parameter.grad.copy_(mean)  # in place: there is no third copy of all gradients
         offset += parameter.numel()
 
 

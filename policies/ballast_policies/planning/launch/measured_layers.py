@@ -74,6 +74,7 @@ class PipelineForm:
         stages_per_rank: stages on each rank, where there are several positions.
         replicas: by stage, how many ranks hold it; empty: one each.
         optimizer: as ``training.optimizer`` names it.
+        averaged: gradients are averaged over replicas of the pipeline.
     """
 
     schedule: str
@@ -82,3 +83,4 @@ class PipelineForm:
     stages_per_rank: int = 1
     replicas: tuple[int, ...] = ()
     optimizer: str = "adamw"
+    averaged: bool = False

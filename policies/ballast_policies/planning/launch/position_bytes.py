@@ -30,7 +30,10 @@ def bytes_on_positions(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray
     held, kept = np.asarray(layers.held_bytes, dtype=float), _values(layers, layers.activation_bytes)
     counts = counts_of(form)
     weights = WEIGHT_PARTS.get(form.optimizer, WEIGHT_PARTS["adamw"]) * held
-    rows: np.ndarray = held + np.outer(counts.in_flight, kept) + np.outer(counts.between, _passing(layers))
+    step = np.outer(counts.in_flight, kept) + np.outer(counts.between, _passing(layers))
+    if form.averaged:
+        step = np.maximum(step, weights)
+    rows: np.ndarray = held + step
     return rows + np.outer(np.asarray(counts.versions) - 1.0, weights)
 
 

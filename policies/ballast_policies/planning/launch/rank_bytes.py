@@ -18,7 +18,8 @@ those of inputs n_s in flight are activations:
     (m - n_s) input_s + m output_s
 
 Its runtime for schedules other than GPipe and 1F1B waits for what it sends at the end of the step: outputs,
-and gradients of inputs, are there until then.
+and gradients of inputs, are there until then. After the last backward there is a copy of all gradients where
+they are averaged over replicas of the pipeline.
 """
 
 import dataclasses
@@ -86,6 +87,7 @@ def rank_bytes(
     rows: Sequence[LayerBytes],
     *,
     buffered: bool,
+    averaged: bool = False,
 ) -> tuple[RankBytes, ...]:
     """Those of each rank of one pipeline.
 
@@ -95,6 +97,7 @@ def rank_bytes(
         facts: of the schedule.
         rows: the layers.
         buffered: torch's pipelining runs it, with a buffer for each message of a step.
+        averaged: gradients are averaged over replicas of the pipeline.
     """
     cuts, found = list(itertools.pairwise(partition.bounds)), []
     for rank in range(schedule.ranks):
@@ -106,6 +109,8 @@ def rank_bytes(
             held += (facts.versions_held[stage] - 1) * sum(row.weight_bytes for row in layers)
         sizes = {stage: _StageBytes.of(rows, cuts, stage) for stage in own}
         step = _fullest(schedule, rank, sizes, keeps_sent=buffered and schedule.name not in SENDS_AT_ONCE)
+        if averaged:
+            step = max(step, sum(of_stage.weights for of_stage in sizes.values()))
         if buffered:
             count = schedule.microbatches
             for stage, of_stage in sizes.items():

@@ -26,7 +26,10 @@ def bytes_of_cuts(
     rows, buffered = layers.rows(form.optimizer), runs_in_torch(form)
 
     def taken(cut: Partition) -> tuple[float, ...]:
-        return tuple(each.total for each in rank_bytes(cut, schedule, facts, rows, buffered=buffered))
+        return tuple(
+            each.total
+            for each in rank_bytes(cut, schedule, facts, rows, buffered=buffered, averaged=form.averaged)
+        )
 
     return taken
 

@@ -170,4 +170,7 @@ class Question:
         has = [
             f"{room.get(pool, ('', 0))[1]} {kind} free in pool {pool}" for pool, kind in sorted(types.items())
         ]
-        return f"waits for {gang.sizes[0]} GPUs of its pools together: {'; '.join(has) or 'it may use none'}"
+        why = f"waits for {gang.sizes[0]} GPUs of its pools together: {'; '.join(has) or 'it may use none'}"
+        if any(node.coming and node.pool in types for node in self.nodes):
+            why += "; nodes that an autoscaler would add count for gangs in one pool alone"
+        return why

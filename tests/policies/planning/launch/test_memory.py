@@ -66,7 +66,8 @@ def test_what_fits_is_launched_with_stages_that_fit_by_the_forecast(schedule):
     rng = random.Random(1)
     for positions in (2, 2, 3, 4):
         layers = random_layers(rng, 10, all_bytes=True)
-        form = a_form(schedule, positions, microbatches=12, stages_per_rank=2)
+        averaged = rng.random() < 0.5
+        form = a_form(schedule, positions, microbatches=12, stages_per_rank=2, averaged=averaged)
         need, (built, facts) = MemoryNeed(layers, form), schedule_of(form)
         memory = need.least(positions)
         assert need.fits(positions, memory)
@@ -75,7 +76,7 @@ def test_what_fits_is_launched_with_stages_that_fit_by_the_forecast(schedule):
         ranks = LaunchRanks(placement=placement, memory=(memory,) * positions)
         launched = partition_of(first_cut(first_stages(10, placement), layers, form, ranks))
         rows, buffered = layers.rows(form.optimizer), not SCHEDULES[schedule].asynchronous
-        taken = rank_bytes(launched, built, facts, rows, buffered=buffered)
+        taken = rank_bytes(launched, built, facts, rows, buffered=buffered, averaged=averaged)
         assert max(each.total for each in taken) <= memory * (1 + 1e-6)
 
 

@@ -148,7 +148,9 @@ def test_nodes_that_it_must_not_be_started_on_are_left_out():
 
 def test_nodes_that_do_not_exist_yet_are_left_out():
     cluster = [*nodes(fast=2), Node(name="slow/new-0", pool="slow", gpu_type="slow", gpus=2, coming=True)]
-    assert decide_mixed_round(asked([WIDE], cluster, {"wide": a_gang(4)})).waiting == ("wide",)
+    decided = decide_mixed_round(asked([WIDE], cluster, {"wide": a_gang(4)}))
+    assert decided.waiting == ("wide",)
+    assert "an autoscaler would add count for gangs in one pool alone" in decided.reasons["wide"]
 
 
 def test_a_gang_whose_node_is_gone_does_not_stay():
