@@ -100,6 +100,7 @@ class Term:
             metrics=metrics,
             allocate=self._allocator.trigger,
             recorder=self._events,
+            look_at=self._changes.decided,
             seen=self._allocator.seen,
         )
         self._worker = ReconcileWorker(reconciler, metrics=metrics, again=self._changes.again)

@@ -69,6 +69,7 @@ def assignments_of(
                 "advice": advice.get(job.key, ()),
                 "isolated_speed": speeds.get(job.name, 0.0),
                 "layers": job.layers,
+                **_sharing(snapshot, job, round_),
                 **_gpus_of(snapshot, job, round_.placements.get(job.name) or job.placement),
             },
         )
@@ -206,6 +207,13 @@ def _gpus_of(snapshot: Snapshot, job: SnapshotJob, placement: Placement | None) 
         found["part_speeds"] = tuple(speed or 1.0 for speed in relative)
         found["part_memory"] = tuple(math.inf if one is None else one for one in has)
     return found
+
+
+def _sharing(snapshot: Snapshot, job: SnapshotJob, round_: Round) -> dict[str, Any]:
+    """What an assignment says of the other job on its GPU."""
+    beside, at = round_.beside.get(job.name), round_.placements.get(job.name)
+    may_share = job.name in snapshot.shared.jobs and bool(snapshot.shared.on(at))
+    return {"partner": beside.partner if beside is not None else "", "may_share": may_share}
 
 
 def _has_share(allocation: Allocation, name: str) -> bool:

@@ -20,6 +20,7 @@ from ballast_operator.allocator.assignments import assignments_of
 from ballast_operator.allocator.costs.bill import written_bill
 from ballast_operator.allocator.costs.paid import Paid
 from ballast_operator.allocator.costs.teams import next_change, next_team_costs, spent_budgets
+from ballast_operator.allocator.next_growth import next_growth
 from ballast_operator.allocator.problem.admission import Admissions
 from ballast_operator.allocator.problem.hazards import SeenNodes, at_useful_prices
 from ballast_operator.allocator.problem.inputs import (
@@ -125,6 +126,7 @@ class Decider:
         self.paid = self.paid.next(jobs, pools or {}, bill, teams, bill_at, started)
         teams = next_team_costs(status or {}, policy, self.paid, started)
         self.budgets_at = next_change(policy, teams, started)
+        self.measurements.partners.look(jobs)
         for view in (*seen, *jobs):
             self._record(view)
         self.measurements.keep(view.key for view in jobs)
@@ -139,7 +141,7 @@ class Decider:
             spent=spent_budgets(policy, teams),
             regions={name: info.region for name, info in (pools or {}).items()},
         )
-        growth = snapshot.next_growth(started)
+        growth = next_growth(snapshot, started)
         self.growth_at = None if growth is None else growth.timestamp()
         if snapshot.capacity.overlaps:
             return PolicyReport(snapshot=snapshot, jobs=jobs, policy=policy)

@@ -54,13 +54,18 @@ class Course:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Live:
-    """A job that has not ended. ``waits``: seconds until its next step; ``isolated``: as ``Job`` has it."""
+    """A job that has not ended.
+
+    ``waits``: seconds until its next step; ``isolated``: as ``Job`` has it; ``of_price``: the part of its
+    GPUs' price that it pays.
+    """
 
     one: SnapshotJob
     course: Course
     remaining: float
     isolated: float
     waits: float = 0.0
+    of_price: float = 1.0
 
     @property
     def speed(self) -> float:
@@ -159,6 +164,10 @@ class _Forecast:
             moment=self._began + at,
         )
         self._carry_out(decided, at)
+        for name, live in self._present.items():
+            beside = decided.beside.get(name)
+            live.one = dataclasses.replace(live.one, beside_speed=1.0 if beside is None else beside.speed)
+            live.of_price = 1.0 if beside is None else 0.5
         ratios = isolated_speeds(snapshot, inputs.problem, self._running())
         self._isolated = {name: 1.0 / ratio for name, ratio in ratios.items() if ratio > 0}
 
@@ -228,9 +237,9 @@ class _Forecast:
         live.waits = max(0.0, live.waits - seconds)
         live.remaining -= trained * live.speed
         live.isolated += trained * self._isolated.get(live.one.name, 0.0)
-        hours = seconds * len(at.nodes) / HOUR
+        hours = seconds * len(at.nodes) / HOUR * live.of_price
         live.course.gpu_hours += hours
         for part in at.by_pool:
             price = self._prices.get(part.pool, 0.0)
-            live.course.cost += seconds * part.gpus / HOUR * price
+            live.course.cost += seconds * part.gpus / HOUR * price * live.of_price
         live.course.cost += trained * live.speed * at_placement(live.one.usd_per_step, at)

@@ -20,9 +20,14 @@ def set_gauges(
     capacity, taken = Counter[tuple[str, str]](), Counter[str]()
     for node in snapshot.capacity.nodes:
         capacity[node.pool, node.gpu_type] += node.gpus
+    shared = set[str]()
     for view in jobs:
-        for part in view.status.allocation.by_pool if view.status.allocation is not None else ():
+        held = view.status.allocation
+        for part in held.by_pool if held is not None else ():
+            if held is not None and held.shared_gpu is not None and shared.intersection(held.nodes):
+                continue  # two jobs on one GPU
             taken[part.pool] += part.gpus
+        shared.update(held.nodes if held is not None and held.shared_gpu is not None else ())
     for (pool, gpu_type), total in capacity.items():
         metrics.gpus_capacity.labels(pool, gpu_type).set(total)
         metrics.gpus_allocated.labels(pool, gpu_type).set(taken[pool])

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.price_classes import PriceClasses
-from ballast_policies.allocation.problem import Allocation
+from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.allocation.registry import find_policy
 from ballast_policies.rounds import (
     Node,
@@ -17,6 +17,7 @@ from ballast_policies.rounds import (
 )
 from ballast_policies.rounds.consolidate import consolidate
 from ballast_policies.rounds.mixed import Question, decide_mixed_round
+from ballast_policies.rounds.sharing import decide_with_shared_gpus
 from ballast_policies.rounds.sizes import SizeSettings
 
 from ballast_operator.allocator.costs.spot_limits import spot_limits
@@ -102,25 +103,39 @@ class Rounds:
             parts=parts,
         )
 
-        def decide(offered: Sequence[Node]) -> Round:
-            asked = dataclasses.replace(question, nodes=offered)
-            return consolidate(
-                decide_mixed_round(asked),
-                now=moment,
-                nodes=offered,
-                state=asked.state,
-                settings=asked.settings,
-                spread=snapshot.spread,
+        def on_whole_gpus(jobs: Sequence[Job], state: RoundState, settings: RoundSettings) -> Round:
+            def decide(offered: Sequence[Node]) -> Round:
+                asked = dataclasses.replace(
+                    question, nodes=offered, jobs=jobs, state=state, settings=settings
+                )
+                return consolidate(
+                    decide_mixed_round(asked),
+                    now=moment,
+                    nodes=offered,
+                    state=state,
+                    settings=settings,
+                    spread=snapshot.spread,
+                    not_tolerated=snapshot.not_tolerated,
+                    gpus_per_pod=snapshot.gpus_per_pod,
+                )
+
+            return decide_within_limits(
+                spot_limits(policy.spec, snapshot.capacity.kinds),
+                decide,
+                nodes=snapshot.capacity.nodes,
+                jobs=jobs,
+                running=state.running,
                 not_tolerated=snapshot.not_tolerated,
-                gpus_per_pod=snapshot.gpus_per_pod,
             )
 
-        decided = decide_within_limits(
-            spot_limits(policy.spec, snapshot.capacity.kinds),
-            decide,
+        decided = decide_with_shared_gpus(
+            on_whole_gpus,
+            now=moment,
+            jobs=question.jobs,
             nodes=snapshot.capacity.nodes,
-            jobs=snapshot.problem.jobs,
-            running=effective.running,
+            state=question.state,
+            settings=question.settings,
+            shared=snapshot.shared,
             not_tolerated=snapshot.not_tolerated,
         )
         if not at_boundary:
@@ -156,4 +171,11 @@ class Rounds:
             )
             return dataclasses.replace(fresh, gpu_types=classes.split_columns)
         known = self.memory.over_columns(classes.gpu_type, classes.gpus)
-        return known.until(moment, shares, running=running, round_seconds=length, columns=classes.of_pool)
+        return known.until(
+            moment,
+            shares,
+            running=running,
+            round_seconds=length,
+            columns=classes.of_pool,
+            speeds={job.name: job.beside_speed for job in snapshot.jobs if job.beside_speed != 1.0},
+        )

@@ -76,6 +76,13 @@ class AllocationPart(StatusModel):
     """Speed of a GPU, relative to the other parts', by which the first stages were cut."""
 
 
+class SharedGpu(StatusModel):
+    """The GPU of a job that may share it."""
+
+    partner: _Name = ""
+    """The job that is on it as well, as namespace/name: each pays half of the price then. Empty: none."""
+
+
 class JobAllocation(StatusModel):
     """The GPUs that the job holds, or is about to hold. Written before the first pod is made."""
 
@@ -126,6 +133,8 @@ class JobAllocation(StatusModel):
     """Of a job without a model: the address of rank 0 that the other ranks were told; empty: not yet."""
     leaving: NodesLeaving | None = None
     """Nodes that are about to go; absent: none is."""
+    shared_gpu: SharedGpu | None = None
+    """Of a job that may share its GPU, in a pool with ``sharing``; absent: its GPUs are its own."""
     ending: Ending | None = None
     """Set once the launch has to end; never unset."""
     ended: Annotated[
@@ -166,6 +175,21 @@ class JobAllocation(StatusModel):
             gpus = len(there) * self.gpus_per_pod
             return (PoolPart(pool=self.pool, gpu_type=self.gpu_type, gpus=gpus),)
         return self.by_pool if len(there) == len(self.pods) else self.with_pods(there).by_pool
+
+    @property
+    def partner(self) -> str:
+        """The job that is on its GPU as well; empty: none."""
+        return self.shared_gpu.partner if self.shared_gpu is not None else ""
+
+    @property
+    def price_part(self) -> float:
+        """The part of its GPUs' price that it pays now."""
+        return 0.5 if self.partner else 1.0
+
+    @property
+    def pays(self) -> bool:
+        """Whether it holds GPUs that are paid."""
+        return any(part.gpus for part in self.on_nodes_by_pool)
 
     def part_of(self, pod: str) -> AllocationPart:
         """The part of the gang that has the pod."""

@@ -9,6 +9,7 @@ from pydantic import Field
 from ballast_operator.api.base import ApiModel, DnsLabel, GpuType, MemoryQuantity, Refused, Rule
 from ballast_operator.api.costs.job_data import Region
 from ballast_operator.api.costs.price_feed import PriceFeed
+from ballast_operator.api.placement.shared_gpus import Sharing
 
 _LabelValue = Annotated[str, Field(max_length=63)]
 
@@ -27,13 +28,6 @@ class NodePool(ApiModel):
 
     REFUSED = (
         Refused(
-            "sharing",
-            "string",
-            "two jobs never share a GPU here: which of a node's GPUs a shared pod gets is chosen by the "
-            "device plugin, and not by what has weighed the pair. To fix: leave it out, and offer whole "
-            "GPUs; `ballast simulate --space-sharing` shows what sharing would bring",
-        ),
-        Refused(
             "minNodes",
             "integer",
             "nodes that stay while they are idle are a setting of the autoscaler. To fix: set it there",
@@ -46,6 +40,13 @@ class NodePool(ApiModel):
             "To fix: set gpusPerNode",
             field=".gpusPerNode",
             holds=lambda pool: pool.max_nodes is None or pool.gpus_per_node is not None,
+        ),
+        Rule(
+            "!has(self.sharing) || !has(self.maxNodes)",
+            "sharing beside maxNodes: whether a node that does not exist yet will offer its GPU twice is not "
+            "known. To fix: leave maxNodes out, or sharing",
+            field=".sharing",
+            holds=lambda pool: pool.sharing is None or pool.max_nodes is None,
         ),
         Rule(
             "!has(self.priceFeed) || !has(self.priceFeed.azure) || has(self.capacityType)",
@@ -100,6 +101,10 @@ class NodePool(ApiModel):
     exist: gangs are placed on them too, and their pods wait for them. Absent: only nodes that exist count."""
     gpus_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
     """GPUs of a node that does not exist yet; required beside ``maxNodes``."""
+    sharing: Sharing | None = None
+    """How two jobs share a GPU here, if each says so itself (``sharesGpu: Allowed``). Its nodes have one GPU
+    each, which the device plugin offers to two pods; other nodes of the pool take no gang. Absent: nodes with
+    shared GPUs take no gang."""
     start_seconds: Annotated[float, Field(ge=0, le=86_400)] = 180.0
     """How long a new node takes until its pods run. A gang whose nodes have not come by then, and the usual
     time for pods to start, is taken back (``NotBound``) and avoids such nodes of the pool for ten minutes."""

@@ -29,6 +29,7 @@ from ballast_operator.api.costs.job_data import DataLocation
 from ballast_operator.api.costs.spot_use import SpotUse
 from ballast_operator.api.placement.mixed_pools import RULES as MIXED_POOLS_RULES
 from ballast_operator.api.placement.mixed_pools import MixedPools
+from ballast_operator.api.placement.shared_gpus import SharesGpu
 from ballast_operator.api.schema.settings_schema import settings_schema
 from ballast_operator.api.template import PodTemplate
 from ballast_operator.api.training_job_status import TrainingJobStatus
@@ -151,6 +152,11 @@ class TrainingJobSpec(ApiModel):
     """Whether its gang may have GPUs of several pools at once, with stages that suit their speed and memory:
     where that is faster than one pool, or where no pool has room for it. It keeps the size that it was
     launched with, or shrinks as nodes leave. A change takes effect at the next launch."""
+    shares_gpu: SharesGpu = SharesGpu.NEVER
+    """Whether another job may run on its GPU at the same time, in pools with ``sharing``. It counts for a job
+    of exactly one GPU whose memory is known; another runs alone, and its decision says why. Nothing separates
+    the two: where one takes more memory than it stated, either may fail. A change takes effect at the next
+    launch; Never ends a pair at the end of the round."""
     grow: bool | None = None
     """Whether its number of GPUs follows what is free while it trains, from ``pipeline.minStages`` to
     ``pipeline.maxStages``; absent: where it can, which a job without a model cannot. false: it is launched

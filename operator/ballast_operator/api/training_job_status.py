@@ -173,6 +173,8 @@ class TrainingJobStatus(StatusModel):
     """What they cost, at the job's mean cost of a step until then."""
     isolated: Isolated | None = None
     """For ``finish-time-fairness``: what an isolated equal share would have taken. Absent: no progress."""
+    gpu_left_at: Time | None = None
+    """When it last left a GPU that it shared: from then on the other job pays for the whole of it."""
     suspended_since: Time | None = None
     """Since when it is suspended, by ``spec.suspend``, budget or deadline; absent: it is not."""
     suspended_seconds: Annotated[float, Field(ge=0)] = 0.0

@@ -52,6 +52,12 @@ def job_id(key: Key) -> str:
     return f"{key[0]}/{key[1]}"
 
 
+def key_of_job(name: str) -> Key:
+    """The key that :func:`job_id` names."""
+    namespace, _, job = name.partition("/")
+    return namespace, job
+
+
 def key_of(item: Object) -> Key:
     """(namespace, name) of an object."""
     metadata = item["metadata"]

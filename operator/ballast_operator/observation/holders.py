@@ -33,11 +33,15 @@ class Holders:
         """The job has changed, or is gone."""
         self._changed.add(key)
 
+    def written_on(self, names: Iterable[str]) -> dict[Key, JobAllocation]:
+        """Jobs that hold GPUs of one of the nodes by their status, with all that they hold."""
+        self._read()
+        return {key: self._held[key] for name in set(names) for key in self._on_node.get(name, ())}
+
     def on_nodes(self, names: Iterable[str]) -> dict[Key, JobAllocation]:
         """Jobs that take GPUs of one of the nodes, with all that they take."""
-        self._read()
         wanted = set(names)
-        found = {key: self._held[key] for name in wanted for key in self._on_node.get(name, ())}
+        found = self.written_on(wanted)
         return found | {key: held for key, held in self.reservations.items() if wanted & set(held.nodes)}
 
     def _read(self) -> None:

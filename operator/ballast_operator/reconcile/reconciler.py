@@ -35,6 +35,7 @@ from ballast_operator.reconcile.actions import carry_out_all, together
 from ballast_operator.reconcile.new_nodes import not_reached, older_nodes
 from ballast_operator.reconcile.pod_checks import PodChecks
 from ballast_operator.reconcile.room import why_no_room
+from ballast_operator.reconcile.sharing import news_for, on_the_same_gpu
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import StepResult
 from ballast_operator.steps.decide import decide, lacks_right, refused
@@ -62,6 +63,7 @@ class Reconciler:
         metrics: Metrics,
         allocate: Callable[[], None],
         recorder: Recorder | None = None,
+        look_at: Callable[[Key], None] = lambda key: None,
         seen: Callable[[JobView], None] = lambda view: None,
         clock: Callable[[], Time] = now,
     ) -> None:
@@ -71,6 +73,7 @@ class Reconciler:
         self._settings = settings
         self._metrics = metrics
         self._allocate = allocate
+        self._look_at = look_at
         self._clock = clock
         self._recorder = recorder if recorder is not None else Recorder(cluster)
         self._seen = seen
@@ -178,7 +181,12 @@ class Reconciler:
         elif assignment is not None and assignment.action is AssignmentAction.PLACE and placement is not None:
             wanted = placement.nodes
         if wanted:
-            lacking = why_no_room(self._observer, view, wanted, placement=placement, pools=pools)
+            partners = {allocation.partner if allocation is not None else ""}
+            partners.add(assignment.partner if assignment is not None else "")
+            lacking = why_no_room(
+                self._observer, view, wanted, placement=placement, pools=pools, partners=partners - {""}
+            )
+        sharer, partner_left = on_the_same_gpu(self._observer, view, assignment)
         return decide(
             view,
             assignment=assignment,
@@ -187,6 +195,8 @@ class Reconciler:
             settings=self._settings,
             pools=pools,
             older_nodes=older_nodes(self._observer, allocation, pools.first),
+            sharer=sharer,
+            partner_left=partner_left,
         )
 
     async def _is_as_observed(self, view: JobView) -> bool:
@@ -267,6 +277,8 @@ class Reconciler:
                 return wait if again is None else min(again, wait)
             await self._write_status(view.key, item, new)
             self._progress_written[view.key] = self._clock()
+            for key in news_for(old, new):
+                self._look_at(key)
             self._count(result)
             notices = flips(old.conditions, new.conditions)
             for notice in notices:

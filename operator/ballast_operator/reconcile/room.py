@@ -1,14 +1,16 @@
 """Whether the nodes of a decision have room for a gang at this moment."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ballast_policies.rounds import Placement
 
-from ballast_operator.kube.kinds import POD
+from ballast_operator.kube.kinds import POD, key_of_job
 from ballast_operator.observation.observer import Observer
+from ballast_operator.views.assignment import PoolInfo
 from ballast_operator.views.gang_pools import GangPools
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import shortage
+from ballast_operator.views.sharing.pools import as_shared, taken_by_others
 
 
 def why_no_room(
@@ -18,24 +20,28 @@ def why_no_room(
     *,
     placement: Placement | None,
     pools: GangPools,
+    partners: Collection[str] = (),
 ) -> str:
     """Why the nodes ``wanted``, one for each GPU, cannot hold the job yet, as text; empty: they can.
 
-    The parts of a gang in several pools ask for the resource of their own.
+    The parts of a gang in several pools ask for the resource of their own. ``partners``: jobs that may be on
+    its GPU as well, as namespace/name.
     """
     if placement is None or not placement.parts:
-        return _shortage(observer, view, wanted, pools.first.gpu_resource)
+        return _shortage(observer, view, wanted, pools.first, partners)
     first = 0
     for part in placement.parts:
         here = wanted[first : first + part.gpus]
-        lacking = _shortage(observer, view, here, pools.named(part.pool).gpu_resource)
+        lacking = _shortage(observer, view, here, pools.named(part.pool))
         if lacking:
             return lacking
         first += part.gpus
     return ""
 
 
-def _shortage(observer: Observer, view: JobView, wanted: Sequence[str], resource: str) -> str:
+def _shortage(
+    observer: Observer, view: JobView, wanted: Sequence[str], pool: PoolInfo, partners: Collection[str] = ()
+) -> str:
     """Only what is on these nodes is looked at."""
     names = set(wanted)
     allocations = observer.holders.on_nodes(names)
@@ -46,12 +52,21 @@ def _shortage(observer: Observer, view: JobView, wanted: Sequence[str], resource
             if pod is not None:
                 listed[id(pod)] = pod
     known = {name: node for name in names if (node := observer.node(name)) is not None}
+    if pool.shares:
+        known = {name: as_shared(node, pool.gpu_resource) for name, node in known.items()}
+        pods = listed.values()
+        taken = taken_by_others(
+            pods, allocations, pool.gpu_resource, but={view.key, *map(key_of_job, partners)}
+        )
+        for name in sorted(names):
+            if taken[name]:
+                return f"another job is still on the GPU of node {name}"
     return shortage(
         wanted,
         key=view.key,
         nodes=known,
         pods=listed.values(),
         allocations=allocations,
-        resource=resource,
+        resource=pool.gpu_resource,
         tolerations=view.spec.tolerations if view.spec is not None else (),
     )

@@ -26,7 +26,7 @@ from ballast_operator.report.baselines import (
     read_prices,
     type_blind_cost,
 )
-from ballast_operator.report.held import paid_parts
+from ballast_operator.report.held import paid_parts, partner, price_part
 from ballast_operator.report.paid import written_for_data, written_for_gpus
 from ballast_operator.report.team_costs import team_costs
 
@@ -48,6 +48,7 @@ class JobCost:
         type_blind_cost: the same steps on all GPU types, each for the part of the time that it is of the
             cluster, as an isolated share is: what not choosing would have cost.
         by_pool, data_by_pool: pool -> of ``cost`` and of ``data_cost``, what it paid there.
+        partner: the job that is on its GPU as well, which pays the other half of the price; empty: none.
     """
 
     namespace: str
@@ -65,6 +66,7 @@ class JobCost:
     by_pool: Mapping[str, float]
     data_cost: float = 0.0
     data_by_pool: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    partner: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +207,8 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     status: Any = job.get("status") or {}
     spec: Any = job["spec"]
     allocation, progress = status.get("allocation") or {}, status.get("progress") or {}
-    held = paid_parts(allocation)
-    rates = {part.pool: cost(float(part.gpus), prices.price.get(part.pool, 0.0)) for part in held}
+    held, of_price = paid_parts(allocation), price_part(allocation)
+    rates = {part.pool: cost(part.gpus * of_price, prices.price.get(part.pool, 0.0)) for part in held}
     rate = sum(rates.values())  # per second
     # As times, not as texts: one of them may have a fraction of a second.
     began = [time for time in (status.get("costAt"), allocation.get("since")) if time]
@@ -219,7 +221,7 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     for part in held:
         if rates[part.pool] > 0:
             by_pool[part.pool] = by_pool.get(part.pool, 0.0) + rates[part.pool] * seconds
-            gpu_seconds[part.pool] = gpu_seconds.get(part.pool, 0.0) + part.gpus * seconds
+            gpu_seconds[part.pool] = gpu_seconds.get(part.pool, 0.0) + part.gpus * of_price * seconds
     total = (status.get("costSoFar") or 0.0) + rate * seconds
     steps, speed = progress.get("step") or 0, progress.get("stepsPerSecond") or 0.0
     left = max(0, spec.get("totalSteps", 0) - steps)
@@ -245,6 +247,7 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
         by_pool=by_pool,
         data_cost=(status.get("data") or {}).get("cost", 0.0),
         data_by_pool={e["pool"]: e.get("dataCost", 0.0) for e in status.get("poolCosts") or []},
+        partner=partner(allocation),
     )
 
 

@@ -15,6 +15,7 @@ from ballast_operator.views.clock import Time
 from ballast_operator.views.gang_pools import UNKNOWN_POOLS, GangPools
 from ballast_operator.views.hold import Hold
 from ballast_operator.views.job import JobView
+from ballast_operator.views.sharing.sharer import Sharer
 from ballast_operator.views.spec import JobSpec
 
 
@@ -112,6 +113,8 @@ class ReconcileContext:
         shortage: why the assignment's nodes cannot hold the gang yet, as text; empty: they can.
         pools: what is known of the pools of the gang.
         older_nodes: nodes of the first pool that were there before the gang: not those that it waits for.
+        sharer: who is on its GPU as well; None: nobody.
+        partner_left: when the partner that its allocation names last left a GPU; None: not known.
     """
 
     view: JobView
@@ -122,10 +125,12 @@ class ReconcileContext:
     settings: JobSettings
     pools: GangPools = UNKNOWN_POOLS
     older_nodes: tuple[str, ...] = ()
+    sharer: Sharer | None = None
+    partner_left: Time | None = None
 
-    def price_of(self, pool: str) -> float:
-        """Price of a GPU hour of a pool of the gang, on average since its cost was summed up."""
-        return self.pools.named(pool).mean_price(self.view.unpaid_since, self.now)
+    def price_of(self, pool: str, since: Time, until: Time) -> float:
+        """Mean price of a GPU hour of a pool of the gang, from ``since`` to ``until``."""
+        return self.pools.named(pool).mean_price(since, until)
 
     def pool_of(self, pod: str) -> PoolInfo:
         """What is known of the pool in which the pod is."""

@@ -14,7 +14,7 @@ from ballast_operator.steps.context import (
     apply_allocator_conditions,
     with_status,
 )
-from ballast_operator.steps.costs.accounting import account_suspension, with_ended_pods
+from ballast_operator.steps.costs.accounting import account_suspension, with_ended_pods, with_sharer
 from ballast_operator.steps.costs.limits import limits_reached, seconds_to_next_limit, with_cost_for_budget
 from ballast_operator.steps.growing import give_up_growth
 from ballast_operator.steps.messages import with_refused_messages
@@ -25,6 +25,7 @@ from ballast_operator.views.assignment import Assignment, AssignmentAction
 from ballast_operator.views.clock import Time
 from ballast_operator.views.gang_pools import UNKNOWN_POOLS, GangPools
 from ballast_operator.views.job import JobView
+from ballast_operator.views.sharing.sharer import Sharer
 
 LACKS_RIGHT_SECONDS = 10.0
 """Pause before a request that the operator has no right to is tried again."""
@@ -39,6 +40,8 @@ def decide(
     settings: JobSettings,
     pools: GangPools = UNKNOWN_POOLS,
     older_nodes: tuple[str, ...] = (),
+    sharer: Sharer | None = None,
+    partner_left: Time | None = None,
 ) -> StepResult:
     """What to do about a job now.
 
@@ -50,6 +53,8 @@ def decide(
         settings: deadlines.
         pools: what is known of the pools of the gang.
         older_nodes: nodes of the first pool that were there before the gang.
+        sharer: who is on its GPU as well, or would be at its launch; None: nobody.
+        partner_left: when the partner that its allocation names last left a GPU; None: not known.
     """
     if view.deleting:
         return StepResult(status=view.status)  # the garbage collector deletes what the job owns
@@ -72,7 +77,10 @@ def decide(
         settings=settings,
         pools=pools,
         older_nodes=older_nodes,
+        sharer=sharer,
+        partner_left=partner_left,
     )
+    before = view.status
     if not view.status.finished:
         context = with_status(context, with_cost_for_budget(context))
         status = apply_allocator_conditions(context, limits_reached(context))
@@ -81,6 +89,7 @@ def decide(
         status = with_ended_pods(context, status)
         context = with_status(context, status)
     result = take_step(context)
+    result = dataclasses.replace(result, status=with_sharer(context, before, result.status))
     again, limit = result.requeue_after_seconds, seconds_to_next_limit(context)
     if math.isinf(limit):
         return result

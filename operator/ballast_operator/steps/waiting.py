@@ -8,7 +8,7 @@ from ballast_policies.rounds import Placement
 
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.api.job_allocation import AllocationPart, JobAllocation
+from ballast_operator.api.job_allocation import AllocationPart, JobAllocation, SharedGpu
 from ballast_operator.api.training_job_status import Decision, TrainingJobStatus
 from ballast_operator.desired.access import access_objects
 from ballast_operator.steps.context import Apply, ReconcileContext, StepResult, with_condition
@@ -129,6 +129,9 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
         parts=_parts(placement, gang.pods, assignment.part_speeds, context.spec.gpus_per_pod),
         plan_id=assignment.plan_id,
         since=context.now,
+        shared_gpu=SharedGpu(partner=context.sharer.job if context.sharer is not None else "")
+        if assignment.may_share
+        else None,
     )
     status = decided(context.view.status, assignment)
     status = status.replace(allocation=allocation, launches=gang.launch, next_launch_at=None)

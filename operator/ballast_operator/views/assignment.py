@@ -48,6 +48,8 @@ class Assignment:
         plan_id: the round.
         reason: a reason of the condition ``Admitted``, for RELEASE.
         why: as a sentence.
+        partner: the job that shares its GPU where it is placed, as namespace/name; empty: none.
+        may_share: another job may come to share its GPU there.
         chosen, next_best: what was chosen and what would have been second.
         advice: conditions that the policy sets on the job.
         layers: of the job, as measured by it or another of its kind; None: nothing is known.
@@ -62,6 +64,8 @@ class Assignment:
     placement: Placement | None = None
     extra_nodes: tuple[str, ...] = ()
     kept_pods: tuple[str, ...] = ()
+    partner: str = ""
+    may_share: bool = False
     plan_id: str = ""
     reason: str = ""
     why: str = ""
@@ -85,6 +89,7 @@ def alike(one: Assignment | None, other: Assignment | None) -> bool:
         and one.placement == other.placement
         and one.extra_nodes == other.extra_nodes
         and one.kept_pods == other.kept_pods
+        and one.partner == other.partner
         and one.reason == other.reason
         and one.chosen == other.chosen
         and one.advice == other.advice
@@ -105,6 +110,7 @@ class PoolInfo:
         losses_per_hour: how often one of its machines is taken away; None: they stay.
         region: of its nodes; empty: not known.
         data_prices: of data between regions.
+        shares: two jobs may share a GPU of its nodes.
     """
 
     price_per_hour: float = 0.0
@@ -116,6 +122,7 @@ class PoolInfo:
     losses_per_hour: float | None = None
     region: str = ""
     data_prices: DataPrices = NO_DATA_PRICES
+    shares: bool = False
 
     def changed(self, price_per_hour: float, gpu_resource: str, *, at: Time) -> "PoolInfo":
         """The pool from ``at`` on."""

@@ -21,6 +21,7 @@ from ballast_operator.api.costs.budgets import OnLimit
 from ballast_operator.api.costs.job_data import DataLocation
 from ballast_operator.api.costs.spot_use import SpotUse
 from ballast_operator.api.placement.mixed_pools import MixedPools
+from ballast_operator.api.placement.shared_gpus import SharesGpu
 from ballast_operator.api.read import InvalidObject, read_training_job
 from ballast_operator.api.training_job import TrainingJobSpec
 from ballast_operator.kube.kinds import Object
@@ -44,6 +45,7 @@ class JobSpec:
         memory_per_gpu: bytes that each GPU must have; None: as measured.
         grow: its gang may become smaller and larger while it trains.
         mixes_pools: its gang may run in several pools at once.
+        shares_gpu: another job may run on its GPU.
         entity: the team; None: none.
         deadline: when it should be done; None: no deadline.
         on_deadline_missed: what happens when it passes.
@@ -64,6 +66,7 @@ class JobSpec:
     memory_per_gpu: float | None = None
     grow: bool = True
     mixes_pools: bool = False
+    shares_gpu: bool = False
     entity: str | None = None
     deadline: Time | None = None
     on_deadline_missed: OnLimit = OnLimit.CONTINUE
@@ -265,6 +268,7 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
         suspend=spec.suspend,
         grow=spec.grow is not False,
         mixes_pools=spec.mixed_pools is MixedPools.ALLOWED,
+        shares_gpu=spec.shares_gpu is SharesGpu.ALLOWED,
         memory_per_gpu=None if spec.memory_per_gpu is None else memory_bytes(spec.memory_per_gpu),
         backoff_limit=spec.backoff_limit,
         ttl_seconds=spec.ttl_seconds_after_finished,

@@ -64,12 +64,19 @@ class RoundMemory:
         running: Mapping[str, Placement],
         round_seconds: float,
         columns: Mapping[str, str] | None = None,
+        speeds: Mapping[str, float] | None = None,
     ) -> "RoundMemory":
-        """The memory at ``now``, when ``shares`` come into force; ``running`` ran since the last decision."""
+        """The memory at ``now``, when ``shares`` come into force; ``running`` ran since the last decision.
+
+        ``speeds``: job -> speed over that alone, of jobs that share a GPU: so much of the time they receive.
+        """
         account = advance(
             self.account,
             shares=self.shares,
-            running={job: _columns(placement, columns) for job, placement in running.items()},
+            running={
+                job: _columns(placement, columns, (speeds or {}).get(job, 1.0))
+                for job, placement in running.items()
+            },
             seconds=max(0.0, now - self.at),
             round_seconds=round_seconds,
         )
@@ -125,11 +132,11 @@ class RoundMemory:
         return found
 
 
-def _columns(placement: Placement, columns: Mapping[str, str] | None) -> dict[str, float]:
-    """Column -> part of the gang's GPUs that are of it; they are 1 together."""
+def _columns(placement: Placement, columns: Mapping[str, str] | None, speed: float = 1.0) -> dict[str, float]:
+    """Column -> part of the gang's GPUs that are of it; they are ``speed`` together."""
     found: dict[str, float] = {}
     for part in placement.by_pool:
         column = (columns or {}).get(part.pool, part.gpu_type)
         share = part.gpus / len(placement.nodes) if placement.parts else 1.0
-        found[column] = found.get(column, 0.0) + share
+        found[column] = found.get(column, 0.0) + share * speed
     return found

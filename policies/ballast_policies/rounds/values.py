@@ -131,6 +131,21 @@ class RoundSettings:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """The other job on a job's GPU.
+
+    Attributes:
+        partner: its name.
+        speed: of the job beside it, over its speed alone.
+        measured: like jobs have run so; otherwise the speed is an estimate.
+    """
+
+    partner: str
+    speed: float
+    measured: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """One round's decision.
 
@@ -144,6 +159,7 @@ class Round:
         waiting: jobs that neither ran nor run.
         reasons: job -> why, as text with numbers.
         kept_off_spot: job that does not run on spot machines -> the limit that kept it off them.
+        beside: job that shares its GPU -> the other one.
     """
 
     placements: Mapping[str, Placement]
@@ -155,6 +171,7 @@ class Round:
     reasons: Mapping[str, str]
     resized: tuple[str, ...] = ()
     kept_off_spot: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    beside: Mapping[str, Beside] = dataclasses.field(default_factory=dict)
 
     def with_moves(self, placements: Mapping[str, Placement], reasons: Mapping[str, str]) -> "Round":
         """The round in which these jobs are elsewhere; of them, those whose lease was extended have moved."""

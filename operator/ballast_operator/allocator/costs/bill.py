@@ -118,6 +118,7 @@ def pool_infos(
             node_selector=pool.node_selector,
             start_seconds=pool.start_seconds,
             max_nodes=pool.max_nodes or 0,
+            shares=pool.sharing is not None,
             losses_per_hour=losses.get(pool.name),
         )
     return found

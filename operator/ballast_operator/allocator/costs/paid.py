@@ -142,8 +142,9 @@ class Paid:
             present = 0.0
             for part in allocation.on_nodes_by_pool:
                 pool = pools.get(part.pool, UNKNOWN_POOL)
-                present += cost(float(part.gpus), pool.price_per_hour)
-                rate = cost(float(part.gpus), pool.mean_price(since, now))
+                gpu_part = part.gpus * allocation.price_part
+                present += cost(gpu_part, pool.price_per_hour)
+                rate = cost(gpu_part, pool.mean_price(since, now))
                 rates.setdefault(view.uid, {})[part.pool] = rate
                 unpaid = rate * max(0.0, (now - since).total_seconds())
                 paid[part.pool] = paid.get(part.pool, 0.0) + unpaid

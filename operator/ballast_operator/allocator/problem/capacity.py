@@ -20,6 +20,7 @@ from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, foreign_use, zone_of
+from ballast_operator.views.sharing.pools import as_shared, why_not_shared
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,7 @@ class Capacity:
         in_use: node -> its GPUs that running gangs hold.
         overlaps: nodes that match two pools, as text; the policy cannot be used then.
         pools_without_gpus: pools that have nodes, none of which offers a GPU.
+        shared: node -> bytes of its one GPU, which two jobs may share; 0: not known.
     """
 
     gpu_types: tuple[str, ...]
@@ -57,6 +59,7 @@ class Capacity:
     in_use: Mapping[str, int] = dataclasses.field(default_factory=dict)
     overlaps: tuple[str, ...] = ()
     pools_without_gpus: tuple[str, ...] = ()
+    shared: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def node_sizes(self) -> NodeSizes:
@@ -110,11 +113,15 @@ def read_capacity(
     tolerance = Tolerance.of(pools, listed, wanting, apart=apart)
     held = _held_by_running_gangs(jobs)
     values: list[Node] = []
+    shared: dict[str, float] = {}
     for pool in pools:
         foreign = foreign_use(pods, pool.gpu_resource)
         for node in listed[pool.name]:
             taints = tolerance.taints[node.name]
             gpus = node.gpus(pool.gpu_resource) - foreign[node.name]
+            if pool.sharing is not None and not why_not_shared(node, pool.gpu_resource):
+                shared[node.name] = memory.get(pool.name, 0.0)
+                gpus = min(1, held[pool.name][node.name]) if foreign[node.name] else 1
             closed = node.closed or promised.get(node.name, "")
             if closed or taints in tolerance.by_no_job:
                 gpus = min(gpus, held[pool.name][node.name])
@@ -156,6 +163,7 @@ def read_capacity(
             for pool in pools
             if members[pool.name] and not any(node.gpus(pool.gpu_resource) for node in members[pool.name])
         ),
+        shared=shared,
     )
 
 
@@ -184,6 +192,7 @@ def assign_nodes(
 ) -> tuple[dict[str, list[NodeView]], list[str]]:
     """(pool -> its nodes by name, nodes that match two pools, as text)."""
     members: dict[str, list[NodeView]] = {pool.name: [] for pool in pools}
+    by_name = {pool.name: pool for pool in pools}
     overlaps = []
     for name in sorted(nodes):
         labels = nodes[name].labels
@@ -191,7 +200,9 @@ def assign_nodes(
         if len(matching) > 1:
             overlaps.append(f"node {name} matches pools {' and '.join(matching)}")
         elif matching:
-            members[matching[0]].append(nodes[name])
+            pool = by_name[matching[0]]
+            node = nodes[name] if pool.sharing is None else as_shared(nodes[name], pool.gpu_resource)
+            members[pool.name].append(node)
     return members, overlaps
 
 
@@ -213,7 +224,11 @@ def price_by_type(pools: Sequence[NodePool], gpus: Mapping[str, int]) -> dict[st
 
 def held_by_pool(jobs: Sequence[JobView]) -> Counter[str]:
     """Pool -> GPUs of nodes that exist which jobs hold, those of ending gangs included."""
-    allocations = (view.status.allocation for view in jobs)
-    return _total(
-        (part.pool, part.gpus) for held in allocations if held is not None for part in held.on_nodes_by_pool
-    )
+    found = Counter[str]()
+    shared = set[str]()
+    for held in (view.status.allocation for view in jobs):
+        if held is None or (held.shared_gpu is not None and shared.intersection(held.nodes)):
+            continue  # two jobs on one GPU
+        found += _total((part.pool, part.gpus) for part in held.on_nodes_by_pool)
+        shared.update(held.nodes if held.shared_gpu is not None and held.pays else ())
+    return found

@@ -2,14 +2,14 @@
 
 import dataclasses
 import functools
-from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.planning.launch.measured_layers import MeasuredLayers
 from ballast_policies.rounds import Placement
 from ballast_policies.rounds.consolidate import SpreadGang
 from ballast_policies.rounds.mixed import MixedGang
+from ballast_policies.rounds.sharing import SharedGpus
 from ballast_policies.rounds.sizes import ElasticGang
 from ballast_policies.throughput.track import Estimate
 
@@ -19,6 +19,12 @@ from ballast_operator.allocator.problem.admission import Admissions, Admitted, R
 from ballast_operator.allocator.problem.budgets import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.problem.capacity import Capacity, read_capacity
 from ballast_operator.allocator.problem.mixed.gang import mixed_gang
+from ballast_operator.allocator.problem.sharing.who_may import (
+    on_own_gpus,
+    sharing_text,
+    speeds_beside,
+    who_may_share,
+)
 from ballast_operator.allocator.problem.speeds.held import from_where_it_is, spread_gang
 from ballast_operator.allocator.problem.speeds.requests import GangRequest
 from ballast_operator.allocator.problem.tenants import TenantRooms, admit_tenants
@@ -55,6 +61,7 @@ class SnapshotJob:
         data_region: where that is.
         measured: whether its speed is stated or measured somewhere; otherwise every figure is a guess.
         spread: of a running gang on more nodes than would hold it; None: it is not.
+        beside_speed: of a running job that shares its GPU, its speed over that alone.
     """
 
     key: Key
@@ -75,6 +82,7 @@ class SnapshotJob:
     usd_per_step: Mapping[str, float] = dataclasses.field(default_factory=dict)
     data_region: str = ""
     spread: SpreadGang | None = None
+    beside_speed: float = 1.0
 
     @property
     def name(self) -> str:
@@ -89,7 +97,8 @@ class SnapshotJob:
         known = 0.0 if self.spread is None else self.spread.speed_at(placement)
         if elastic is not None and not known:
             known = elastic.speed(placement.gpu_type, gpus)
-        return known or self.job.throughput.get(placement.gpu_type, 0.0)
+        alone = known or self.job.throughput.get(placement.gpu_type, 0.0)
+        return alone * self.beside_speed if placement == self.placement else alone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,6 +111,7 @@ class Snapshot:
         refused: those that want GPUs and cannot be placed by this policy.
         tenants: what namespaces with a limit on GPUs may still be given.
         spent: teams that have spent their budget, with what that means for their jobs.
+        shared: which jobs may share which GPUs.
     """
 
     capacity: Capacity
@@ -109,6 +119,7 @@ class Snapshot:
     refused: tuple[RefusedJob, ...] = ()
     tenants: TenantRooms = dataclasses.field(default_factory=TenantRooms)
     spent: Mapping[str, SpentBudget] = dataclasses.field(default_factory=dict)
+    shared: SharedGpus = dataclasses.field(default_factory=SharedGpus)
 
     @functools.cached_property
     def problem(self) -> Problem:
@@ -165,27 +176,10 @@ class Snapshot:
         """Job name -> pools that are closed to it by what it asks for, for jobs with such pools."""
         return {job.name: job.closed_pools for job in self.jobs if job.closed_pools}
 
-    def next_growth(self, now: Time) -> Time | None:
-        """When the next gang that may not grow yet may, and there are GPUs for it; None: none is known."""
-        free = Counter({node.name: node.gpus for node in self.capacity.nodes})
-        for placement in self.running.values():
-            free.subtract(placement.nodes)
-        pools = {node.pool for node in self.capacity.nodes if free[node.name] > 0}
-        later = (job.grows_from for job in self.jobs if _grows_later(job, pools, now))
-        return min((at for at in later if at is not None), default=None)
-
     @functools.cached_property
     def unmeasured(self) -> frozenset[str]:
         """Names of the jobs of whose speed nothing is known."""
         return frozenset(job.name for job in self.jobs if not job.measured)
-
-
-def _grows_later(job: SnapshotJob, pools: Container[str], now: Time) -> bool:
-    """Whether the gang has a larger size, in one of ``pools``, and waits for its time."""
-    if job.elastic is None or job.placement is None or job.grows_from is None or job.grows_from <= now:
-        return False
-    sizes = job.elastic.speeds.get(job.placement.gpu_type, {})
-    return job.placement.pool in pools and max(sizes, default=0) > len(job.placement.nodes)
 
 
 def take_snapshot(
@@ -232,17 +226,22 @@ def take_snapshot(
         _snapshot_job(one, request, speeds[request.key], measurements, capacity, now)
         for one, request in zip(admitted, requests, strict=True)
     )
+    shared = who_may_share(admitted, capacity, measurements.kinds)
+    running = {job.name: job.placement for job in found if job.placement is not None}
+    if speeds_there := speeds_beside(running, shared):
+        found = tuple(dataclasses.replace(job, beside_speed=speeds_there.get(job.name, 1.0)) for job in found)
     return Snapshot(
         capacity=within_limits(
             capacity,
             spot_limits(spec, capacity.kinds),
-            [job.placement for job in found if job.placement is not None],
+            on_own_gpus(running, shared),
             [job.job.gpus if job.elastic is None else job.elastic.most for job in found],
         ),
         jobs=found,
         refused=tuple(refused),
         tenants=tenants.rooms,
         spent=spent or {},
+        shared=shared,
     )
 
 
@@ -288,7 +287,7 @@ def _snapshot_job(
         gpus_per_pod=per_pod,
         layers=measurements.profiles.layers(view.key, one.spec),
         closed_pools=one.closed_pools,
-        left_out=one.left_out,
+        left_out="; ".join(filter(None, (one.left_out, sharing_text(one, capacity)))),
         usd_per_step=usd_per_step(view, capacity.regions, capacity.data_prices),
         data_region=one.spec.data.region if one.spec.data is not None else "",
         measured=any(speed.source != "unknown" for speed in known.values()),

@@ -20,6 +20,7 @@ from ballast_policies.throughput.table import JobType, ThroughputTable
 from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
+from ballast_operator.allocator.problem.sharing.reports import Partners, measured_on
 from ballast_operator.allocator.problem.size_speeds import (
     Speeds,
     between,
@@ -73,6 +74,7 @@ class Measurements:
 
     Attributes:
         profiles: what they have reported of their layers.
+        partners: who trains beside whom: a job's speed there is not its speed alone.
     """
 
     def __init__(self) -> None:
@@ -82,6 +84,7 @@ class Measurements:
         self._layers: dict[str, tuple[float, ...]] = {}
         self._packed_kinds: dict[tuple[str, int, frozenset[str]], tuple[NodeSizes, PackedSpeeds]] = {}
         self.profiles = LayerProfiles()
+        self.partners = Partners()
 
     @property
     def jobs(self) -> Mapping[Key, Measured]:
@@ -115,7 +118,10 @@ class Measurements:
         kind = kind_of(view.spec)
         # Kinds are in order of their newest report.
         profile = self._kinds[kind] = self._kinds.pop(kind, {})
-        where = measured_on(allocation, plan), len(plan.ranks)
+        name = self.partners.name(view, measured_on(allocation, plan))
+        if name is None:
+            return
+        where = name, len(plan.ranks)
         prior = profile.get(where)
         before = measured.speeds.get(where)
         if before is None:  # what is stated is of a gang on as few nodes as possible

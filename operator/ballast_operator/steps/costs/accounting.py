@@ -6,10 +6,11 @@ from ballast_policies.accounting import cost, isolated_seconds
 from ballast_policies.contract import Report
 
 from ballast_operator.api.conditions import JobCondition
-from ballast_operator.api.job_allocation import PoolCost
+from ballast_operator.api.job_allocation import PoolCost, SharedGpu
 from ballast_operator.api.training_job_status import Isolated, TrainingJobStatus
-from ballast_operator.steps.context import ReconcileContext, seconds_since
+from ballast_operator.steps.context import ReconcileContext, seconds_since, with_status
 from ballast_operator.steps.costs.data import accrue_data
+from ballast_operator.views.clock import Time
 from ballast_operator.views.job import unpaid_since
 
 
@@ -23,15 +24,16 @@ def accrue_cost(
     allocation = status.allocation
     if allocation is None:
         return status
-    since = unpaid_since(status)
-    assert since is not None
-    seconds = max(0.0, seconds_since(context, since))
+    spans = paid_spans(context, status)
     trains = context.view.status.is_true(JobCondition.RUNNING) and allocation.ending is None
     known = {entry.pool: entry for entry in status.pool_costs}
     total = 0.0
     for part in allocation.on_nodes_by_pool:
-        gpu_seconds = seconds * part.gpus
-        paid = cost(gpu_seconds, context.price_of(part.pool))
+        gpu_seconds, paid = 0.0, 0.0
+        for since, until, of_price in spans:
+            seconds = max(0.0, (until - since).total_seconds()) * part.gpus * of_price
+            gpu_seconds += seconds
+            paid += cost(seconds, context.price_of(part.pool, since, until))
         entry = known.get(part.pool, PoolCost(pool=part.pool, gpu_type=part.gpu_type))
         known[part.pool] = entry.replace(
             gpu_seconds=entry.gpu_seconds + gpu_seconds,
@@ -44,6 +46,53 @@ def accrue_cost(
     )
     found = accrue_data(context, paid_up, unreported)
     return found.replace(pool_costs=found.pool_costs[-MOST_POOLS:])
+
+
+def paid_spans(context: ReconcileContext, status: TrainingJobStatus) -> tuple[tuple[Time, Time, float], ...]:
+    """(from, to, part of its GPUs' price that it pays) since its cost was summed up.
+
+    Of a GPU that two jobs share each pays half while both hold it. Each sees when the other has come from the
+    other's allocation, and when it has left from ``gpuLeftAt``: so the sum is the GPU's price, whenever each
+    of them is looked at.
+    """
+    allocation, since, now = status.allocation, unpaid_since(status), context.now
+    assert allocation is not None and since is not None
+    if allocation.shared_gpu is None or now <= since:
+        return ((since, now, 1.0),)
+    partner, sharer, left = allocation.partner, context.sharer, context.partner_left
+    if sharer is not None and sharer.job == partner and sharer.since <= since:
+        return ((since, now, 0.5),)
+    spans, at = [], since
+    if partner:
+        end = left if left is not None and since <= left <= now else now
+        end = min(end, sharer.since) if sharer is not None and sharer.since > since else end
+        spans.append((since, end, 0.5))
+        at = end
+    if sharer is None:
+        spans.append((at, now, 1.0))
+    else:
+        came = min(max(at, sharer.since), now)
+        spans += [(at, came, 1.0), (came, now, 0.5)]
+    return tuple(spans)
+
+
+def with_sharer(
+    context: ReconcileContext, before: TrainingJobStatus, after: TrainingJobStatus
+) -> TrainingJobStatus:
+    """The status ``after`` a pass with who shares the GPU from now on, or with when the job has left it.
+
+    ``before``: as it was stored.
+    """
+    was, held = before.allocation, after.allocation
+    if was is not None and was.shared_gpu is not None and was.pays and (held is None or not held.pays):
+        after = after.replace(gpu_left_at=context.now)
+    if held is None or held.shared_gpu is None:
+        return after
+    partner = context.sharer.job if context.sharer is not None and held.pays else ""
+    if was is None or partner == held.partner:
+        return after
+    paid = accrue_cost(with_status(context, after), after)
+    return paid.replace(allocation=held.replace(shared_gpu=SharedGpu(partner=partner)))
 
 
 def with_ended_pods(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:

@@ -12,6 +12,7 @@ from ballast_operator.steps.costs.data import data_cost_per_second
 from ballast_operator.views.assignment import Advice
 from ballast_operator.views.clock import show
 from ballast_operator.views.hold import budget_message, budget_spent, deadline_message, deadline_passed
+from ballast_operator.views.job import unpaid_since
 
 
 def with_cost_for_budget(context: ReconcileContext) -> TrainingJobStatus:
@@ -55,7 +56,11 @@ def seconds_to_next_limit(context: ReconcileContext) -> float:
     if spec.deadline is not None and not deadline_passed(spec, context.now):
         left = (spec.deadline - context.now).total_seconds()
     if spec.budget is not None and allocation is not None and not budget_spent(spec, status):
-        per_second = sum(cost(float(part.gpus), context.price_of(part.pool)) for part in allocation.by_pool)
+        since = unpaid_since(status) or context.now
+        per_second = allocation.price_part * sum(
+            cost(float(part.gpus), context.price_of(part.pool, since, context.now))
+            for part in allocation.by_pool
+        )
         per_second += data_cost_per_second(context)
         if per_second > 0:
             left = min(left, (spec.budget - status.cost_so_far) / per_second)

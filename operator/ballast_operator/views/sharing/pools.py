@@ -1,0 +1,57 @@
+"""Nodes of pools whose GPUs two jobs may share (``nodePools[].sharing``)."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from ballast_policies.contract import JOB_LABEL
+
+from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.kube.kinds import Key, Object
+from ballast_operator.views.nodes import NodeView, foreign_use, is_ours, own_use
+from ballast_operator.views.shared_gpus import REPLICAS, STRATEGY, shared_gpus
+
+JOBS_PER_GPU = 2
+"""Jobs on a GPU, at most."""
+
+TIME_SLICING = ("", "time-slicing")
+"""Values of the label of the strategy; an old feature discovery has none."""
+
+
+def as_shared(node: NodeView, resource: str) -> NodeView:
+    """The node in a pool with sharing: open, unless it is closed for another reason or does not suit."""
+    closed = "" if node.closed == shared_gpus(node.labels) else node.closed
+    return dataclasses.replace(node, closed=closed or why_not_shared(node, resource))
+
+
+def why_not_shared(node: NodeView, resource: str) -> str:
+    """Why two jobs cannot share a GPU of the node, as text; empty: they can.
+
+    Only on a node with one GPU is it certain that two pods are on the same one: the device plugin chooses.
+    """
+    replicas, strategy = node.labels.get(REPLICAS, ""), node.labels.get(STRATEGY, "")
+    if replicas != str(JOBS_PER_GPU):
+        found = f"is {replicas}" if replicas else "is missing"
+        return f"its pool shares GPUs, and its label {REPLICAS} {found} in place of {JOBS_PER_GPU}"
+    if strategy not in TIME_SLICING:
+        return f"its pool shares GPUs by time slicing, and its label {STRATEGY} is {strategy}"
+    if node.gpus(resource) != JOBS_PER_GPU:
+        offered = node.gpus(resource)
+        return (
+            f"its pool shares GPUs, which needs nodes of one GPU each: it offers {offered} of {resource} "
+            f"in place of {JOBS_PER_GPU}"
+        )
+    return ""
+
+
+def taken_by_others(
+    pods: Iterable[Object], allocations: Mapping[Key, JobAllocation], resource: str, *, but: Collection[Key]
+) -> Counter[str]:
+    """Node -> replicas that pods hold, or launches count on, of other jobs than ``but`` and of nobody's."""
+    pods = [pod for pod in pods if not is_ours(pod) or _job_of(pod) not in but]
+    held = {key: gang for key, gang in allocations.items() if key not in but}
+    return foreign_use(pods, resource) + own_use(pods, held, resource, but=("", ""))
+
+
+def _job_of(pod: Object) -> Key:
+    return pod["metadata"].get("namespace", ""), pod["metadata"]["labels"][JOB_LABEL]

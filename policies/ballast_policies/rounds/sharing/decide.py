@@ -1,0 +1,284 @@
+"""Two jobs of one GPU each on the same GPU, where its node offers it to two pods.
+
+The policy shares out whole GPUs, and the round gives each of them to one job, the first. Then jobs that would
+wait are put beside first jobs, where both agree, the GPU has memory for both, and together they do more than
+they would by turns. A second job has no claim to the GPU: it continues beside whichever job the round gives
+the GPU to, if the two suit each other, and alone where no job is given it. What it receives counts by its
+speed there, so that it is no less urgent than the time that it has lost makes it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.hysteresis import moves_left, recent_moves
+from ballast_policies.rounds.sharing.values import SharedGpus, second_jobs
+from ballast_policies.rounds.values import Beside, Node, Placement, Round, RoundSettings, RoundState
+
+LEAST_GAIN = 0.05
+"""Two jobs begin to share where their speeds over those alone are 1 and this much more together. They
+continue while they are at least 1."""
+
+Decide = Callable[[Sequence[Job], RoundState, RoundSettings], Round]
+
+
+def decide_with_shared_gpus(
+    decide: Decide,
+    *,
+    now: float,
+    jobs: Sequence[Job],
+    nodes: Sequence[Node],
+    state: RoundState,
+    settings: RoundSettings,
+    shared: SharedGpus,
+    not_tolerated: Mapping[str, frozenset[str]] | None = None,
+) -> Round:
+    """The round by ``decide``, which gives whole GPUs to first jobs, with second jobs beside them.
+
+    No GPU has more than two jobs. A second job is stopped or moved as rarely as any other: not before it ran
+    ``min_run_seconds``, which its first job waits for as well, and within the moves of the hour.
+
+    Args:
+        decide: decides on the jobs, the state and the settings that it is given.
+        now: seconds, on the clock of the state's times.
+        jobs: in order of arrival.
+        nodes: of the pools; those of ``shared`` have one GPU.
+        state: who runs where, two on a GPU included.
+        settings: of the rounds.
+        shared: who may share which GPUs.
+        not_tolerated: job -> taints of nodes on which it must not be started.
+    """
+    if not shared.memory:
+        return decide(jobs, state, settings)
+    question = _Question(
+        now=now,
+        jobs={job.name: job for job in jobs},
+        nodes={node.name: node for node in nodes},
+        state=state,
+        settings=settings,
+        shared=shared,
+        not_tolerated=not_tolerated or {},
+        seconds=second_jobs(state, shared),
+    )
+    left = moves_left(now, state, settings)
+    found = question.decide(decide, settings, frozen=False)
+    allowed = left
+    while allowed and not settings.within_round:
+        excess = len(found.moved) + len(found.stopped) - (left or 0)
+        if excess <= 0 or not question.seconds.keys() & {*found.moved, *found.stopped}:
+            return found
+        # Second jobs are not known to what counts the moves: it is given fewer.
+        allowed = max(0, allowed - excess)
+        fewer = len(recent_moves(state.moves, now)) + allowed
+        found = question.decide(decide, dataclasses.replace(settings, max_moves_per_hour=fewer), frozen=True)
+    if left == 0 and not settings.within_round:
+        return question.decide(decide, settings, frozen=True)
+    return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What is decided on; ``seconds``: running second job -> the first."""
+
+    now: float
+    jobs: Mapping[str, Job]
+    nodes: Mapping[str, Node]
+    state: RoundState
+    settings: RoundSettings
+    shared: SharedGpus
+    not_tolerated: Mapping[str, frozenset[str]]
+    seconds: Mapping[str, str]
+
+    def decide(self, decide: Decide, settings: RoundSettings, *, frozen: bool) -> Round:
+        """The round; ``frozen``: no second job is offered a GPU of its own."""
+        staying = {name for name in self.seconds if frozen or self._must_stay(name)}
+        running = {name: at for name, at in self.state.running.items() if name not in self.seconds}
+        since = {name: at for name, at in self.state.running_since.items() if name not in self.seconds}
+        for second, first in self.seconds.items():
+            since[first] = max(since[first], self.state.running_since.get(second, self.now))
+        decided = decide(
+            [job for job in self.jobs.values() if job.name not in staying],
+            dataclasses.replace(self.state, running=running, running_since=since),
+            settings,
+        )
+        placements = dict(decided.placements)
+        self._keep_nodes(placements)
+        first_on = {node: name for name, at in placements.items() if (node := self.shared.on(at))}
+        taken = {node for at in placements.values() for node in at.nodes}
+        beside, ended = dict[str, str](), dict[str, str]()
+        self._continue(placements, first_on, taken, beside, ended, staying, frozen=frozen)
+        self._begin(placements, first_on, beside, decided)
+        return self._as_round(decided, placements, beside, ended)
+
+    def _must_stay(self, name: str) -> bool:
+        ran = self.now - self.state.running_since.get(name, self.now)
+        return self.settings.within_round or ran < self.settings.min_run_seconds or name not in self.jobs
+
+    def _keep_nodes(self, placements: dict[str, Placement]) -> None:
+        """Second jobs that are given a GPU of their pool get the one that they are on, where that is free."""
+        holders = {node: name for name, at in placements.items() for node in at.nodes}
+        for name in self.seconds:
+            at, was = placements.get(name), self.state.running[name]
+            if at is None or at == was or at.pool != was.pool or len(at.nodes) != 1:
+                continue
+            (new,), (old,) = at.nodes, was.nodes
+            other = holders.get(old)
+            if other is None:
+                placements[name] = was
+                holders.pop(new, None)
+                holders[old] = name
+            elif (
+                self.state.running.get(other) != placements[other]
+                and len(placements[other].nodes) == 1
+                and self.nodes[new].group == self.nodes[old].group
+            ):
+                placements[name], placements[other] = was, dataclasses.replace(at)
+                holders[old], holders[new] = name, other
+
+    def _continue(
+        self,
+        placements: dict[str, Placement],
+        first_on: dict[str, str],
+        taken: set[str],
+        beside: dict[str, str],
+        ended: dict[str, str],
+        staying: set[str],
+        *,
+        frozen: bool,
+    ) -> None:
+        """Those of a pair that were given no GPU stay beside the first job of theirs, if that suits."""
+        occupied = set[str]()
+        for second, first in self.seconds.items():
+            pair = (first, second)
+            for name in pair:
+                if name in placements:
+                    continue
+                was = self.state.running[name]
+                (node,) = was.nodes
+                holder = first_on.get(node)
+                if holder is None and node not in taken and name in staying:
+                    placements[name] = was
+                    first_on[node] = name
+                    taken.add(node)
+                    continue
+                if holder is None or node in occupied:
+                    ended[name] = "its GPU is kept for, or given to, other jobs"
+                    continue
+                old = holder in pair
+                if (old and (frozen or self._must_stay(second))) or self._suit(
+                    name, holder, node, was.gpu_type, 0.0 if old else LEAST_GAIN
+                ):
+                    beside[name] = holder
+                    occupied.add(node)
+                else:
+                    ended[name] = self._why_not(name, holder, node, was.gpu_type)
+
+    def _begin(
+        self,
+        placements: Mapping[str, Placement],
+        first_on: Mapping[str, str],
+        beside: dict[str, str],
+        decided: Round,
+    ) -> None:
+        """Jobs that would wait are put beside first jobs, those first that are owed the most time."""
+        occupied = set(beside.values())
+        alone = {
+            node: first
+            for node, first in first_on.items()
+            if first not in occupied and first in self.shared.jobs and not self.nodes[node].closed
+        }
+        waiting = [
+            name
+            for name in self.jobs
+            if name in self.shared.jobs
+            and name not in placements
+            and name not in beside
+            and name not in decided.kept_off_spot
+        ]
+        for name in sorted(waiting, key=lambda name: -self._owed(name)):
+            best: tuple[float, str] | None = None
+            barred, was = (
+                self.not_tolerated.get(name, frozenset()),
+                self.shared.on(self.state.running.get(name)),
+            )
+            for node, first in sorted(alone.items()):
+                gpu_type = self.nodes[node].gpu_type
+                if node == was or self.nodes[node].taints in barred:
+                    continue
+                if self.jobs[name].throughput.get(gpu_type, 0.0) <= 0:
+                    continue
+                if not self._suit(name, first, node, gpu_type, LEAST_GAIN):
+                    continue
+                together = self.shared.together(name, first, gpu_type)
+                if best is None or together > best[0]:
+                    best = together, node
+            if best is not None:
+                beside[name] = alone.pop(best[1])
+
+    def _suit(self, name: str, first: str, node: str, gpu_type: str, gain: float) -> bool:
+        if not self.shared.fit(name, first, node):
+            return False
+        return self.shared.together(name, first, gpu_type) >= 1 + gain
+
+    def _why_not(self, name: str, first: str, node: str, gpu_type: str) -> str:
+        if not self.shared.fit(name, first, node):
+            return f"{first} has its GPU, and the two may not share it"
+        together = self.shared.together(name, first, gpu_type)
+        return f"{first} has its GPU, and the two did {together:.2f} there of what one does alone"
+
+    def _owed(self, name: str) -> float:
+        """Seconds that it was promised and has not received."""
+        promised = (self.state.promised or {}).get(name, {})
+        return sum(promised.values()) - sum(self.state.received.get(name, {}).values())
+
+    def _as_round(
+        self,
+        decided: Round,
+        placements: dict[str, Placement],
+        beside: Mapping[str, str],
+        ended: Mapping[str, str],
+    ) -> Round:
+        reasons, pairs = {**decided.reasons}, dict[str, Beside]()
+        for name, first in beside.items():
+            at = placements[first]
+            placements[name] = dataclasses.replace(at)
+            if name in self.shared.jobs and first in self.shared.jobs:
+                pairs[name] = self.shared.beside(name, first, at.gpu_type)
+                pairs[first] = self.shared.beside(first, name, at.gpu_type)
+        reasons |= {name: reason for name, reason in ended.items() if name not in placements}
+        for name in beside:
+            reasons[name] = f"{placements[name]}, which the round gives to another job"
+        for name in self.seconds:
+            if name in placements and name not in beside and placements[name] == self.state.running[name]:
+                reasons[name] = f"stays on {placements[name]}, now as its first job"
+        for name, pair in pairs.items():
+            how = "measured" if pair.measured else "estimated"
+            shares = f"shares it with {pair.partner}, at {pair.speed:.2f} of its speed alone ({how})"
+            reasons[name] = f"{reasons.get(name, '')}; {shares}"
+        changed = {*self.seconds, *self.seconds.values(), *beside} | {
+            name for name, at in placements.items() if decided.placements.get(name) != at
+        }
+        groups: dict[str, list[str]] = {
+            group: [name for name in getattr(decided, group) if name not in changed]
+            for group in ("extended", "started", "moved", "stopped", "waiting", "resized")
+        }
+        for name in sorted(changed):
+            was, now = self.state.running.get(name), placements.get(name)
+            if was is None:
+                groups["waiting" if now is None else "started"].append(name)
+            elif now is None:
+                groups["stopped"].append(name)
+            else:
+                groups["extended" if now == was else "moved"].append(name)
+        return dataclasses.replace(
+            decided,
+            placements=placements,
+            reasons=reasons,
+            beside=pairs,
+            extended=tuple(groups["extended"]),
+            started=tuple(groups["started"]),
+            moved=tuple(groups["moved"]),
+            stopped=tuple(groups["stopped"]),
+            waiting=tuple(groups["waiting"]),
+            resized=tuple(groups["resized"]),
+        )

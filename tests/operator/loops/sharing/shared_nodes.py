@@ -1,0 +1,34 @@
+"""A simulated cluster whose nodes have one GPU each, which two jobs may share."""
+
+from typing import Any
+
+from ballast_operator.kube.kinds import NODE, POLICY
+
+from tests.operator.loops.simulated.simulation import Simulation
+
+PRICE = 36.0
+LABELS = {"nvidia.com/gpu.replicas": "2", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
+
+
+def sharing_cluster(*shared: str, whole: dict[str, int] | None = None, **spec: Any) -> Simulation:
+    """Nodes of the pool ``fast``, which shares, and of ``whole``, which does not: node -> GPUs."""
+    nodes = {name: ("fast", 2) for name in shared} | {
+        name: ("whole", gpus) for name, gpus in (whole or {}).items()
+    }
+    simulation = Simulation(nodes=nodes, **spec)
+    for name in shared:
+        simulation.world.patch(NODE, "", name, {"metadata": {"labels": LABELS}})
+    policy = simulation.world.get(POLICY, "", "default")
+    for pool in policy["spec"]["nodePools"]:
+        pool["pricePerGpuHour"], pool["memoryPerGpu"] = PRICE, "32G"
+        if pool["name"] == "fast":
+            pool["sharing"] = {"kind": "TimeSlicing", "jobsPerGpu": 2}
+    simulation.world.put(POLICY, policy)
+    simulation.start_operator()
+    return simulation
+
+
+def one_job(steps: int = 100_000, **spec: Any) -> dict[str, Any]:
+    """A job of one GPU that may share it."""
+    fields = {"sharesGpu": "Allowed", "memoryPerGpu": "10G", "totalSteps": steps, **spec}
+    return {"stages": (1, 1), "trainer": {"total": fields["totalSteps"]}, **fields}

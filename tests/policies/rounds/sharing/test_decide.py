@@ -1,0 +1,267 @@
+"""Second jobs beside first ones on GPUs that may be shared."""
+
+import dataclasses
+import random
+from collections import Counter
+
+import pytest
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds import Node, Placement, Round, RoundSettings, RoundState, decide_round
+from ballast_policies.rounds.sharing import SharedGpus, SharingJob, decide_with_shared_gpus
+from ballast_policies.throughput.paired import PairSpeeds
+
+GB = 1e9
+NOTHING_YET = RoundState()
+
+
+def gpus(*names: str, pool: str = "shared") -> tuple[Node, ...]:
+    return tuple(Node(name=name, pool=pool, gpu_type="v100", gpus=1) for name in names)
+
+
+def job(name: str, size: int = 1) -> Job:
+    return Job(name=name, throughput={"v100": 1.0}, gpus=size, steps_remaining=1e6)
+
+
+def on(node: str, pool: str = "shared") -> Placement:
+    return Placement(gpu_type="v100", pool=pool, nodes=(node,))
+
+
+def may_share(*names: str, nodes: tuple[Node, ...], speeds: dict[tuple[str, str], float] | None = None):
+    """Each of a kind of its own, with 10 GB of a GPU's 32."""
+    return SharedGpus(
+        jobs={name: SharingJob(kind=name, memory=10 * GB) for name in names},
+        memory={node.name: 32 * GB for node in nodes},
+        speeds=PairSpeeds({"v100": speeds} if speeds else {}),
+    )
+
+
+def decide(
+    names: str,
+    nodes: tuple[Node, ...],
+    shared: SharedGpus,
+    *,
+    state: RoundState = NOTHING_YET,
+    now: float = 1000.0,
+    shares: dict[str, float] | None = None,
+    **settings,
+) -> Round:
+    jobs = [job(name) for name in names]
+    weights = {name: {"v100": (shares or {}).get(name, 1 / len(names))} for name in names}
+    return decide_with_shared_gpus(
+        lambda asked, at, how: decide_round(
+            now=now, shares=weights, jobs=asked, nodes=nodes, state=at, settings=how
+        ),
+        now=now,
+        jobs=jobs,
+        nodes=nodes,
+        state=state,
+        settings=RoundSettings(round_seconds=100.0, **settings),
+        shared=shared,
+    )
+
+
+def running(**nodes: str) -> RoundState:
+    return RoundState(
+        running={name: on(node) for name, node in nodes.items()},
+        running_since={name: 100.0 * number for number, name in enumerate(nodes)},
+        received={name: {"v100": 100.0} for name in nodes},
+    )
+
+
+def test_a_job_that_would_wait_begins_beside_one_that_shares():
+    """The third job waits: no GPU has more than two."""
+    nodes = gpus("n")
+    found = decide("abc", nodes, may_share("a", "b", "c", nodes=nodes))
+    assert found.placements == {"a": on("n"), "b": on("n")}
+    assert (found.started, found.waiting) == (("a", "b"), ("c",))
+    assert {name: beside.partner for name, beside in found.beside.items()} == {"a": "b", "b": "a"}
+    assert "shares it with a, at 0.60 of its speed alone (estimated)" in found.reasons["b"]
+
+
+@pytest.mark.parametrize("case", ["one refuses", "memory", "together slower", "whole GPUs", "two GPUs"])
+def test_who_does_not_suit_waits(case: str):
+    """Both agree, the memory is for both, and together they do more than by turns."""
+    nodes = gpus("n")
+    shared = may_share("a", "b", nodes=nodes)
+    if case == "one refuses":
+        shared = may_share("b", nodes=nodes)
+    elif case == "memory":
+        shared = dataclasses.replace(shared, memory={"n": 19 * GB})
+    elif case == "together slower":
+        shared = may_share("a", "b", nodes=nodes, speeds={("a", "b"): 0.5, ("b", "a"): 0.54})
+    elif case == "whole GPUs":
+        shared = dataclasses.replace(shared, memory={})
+    elif case == "two GPUs":
+        nodes = (dataclasses.replace(nodes[0], name="other"),)
+    assert set(decide("ab", nodes, shared).placements) == {"a"}
+
+
+def test_a_waiting_job_gets_the_partner_with_which_both_do_most():
+    """By measured speeds where there are, else by estimates from them."""
+    nodes = gpus("n", "m")
+    speeds = {("a", "c"): 0.5, ("c", "a"): 0.6, ("b", "c"): 0.9, ("c", "b"): 0.8}
+    found = decide("abc", nodes, may_share("a", "b", "c", nodes=nodes, speeds=speeds))
+    assert found.beside["c"].partner == "b" and found.beside["c"].measured
+    assert found.placements["c"] == found.placements["b"]
+
+
+def test_a_pair_continues_while_it_does_no_less_than_by_turns_and_its_roles_change_without_a_move():
+    """The second job becomes the more urgent one: it has the GPU, and the first stays beside it."""
+    nodes = gpus("n")
+    state = dataclasses.replace(running(a="n", b="n"), received={"a": {"v100": 900.0}, "b": {"v100": 10.0}})
+    measured = {("a", "b"): 0.5, ("b", "a"): 0.51}
+    found = decide("ab", nodes, may_share("a", "b", nodes=nodes, speeds=measured), state=state)
+    assert set(found.extended) == {"a", "b"} and not found.moved and not found.stopped
+    worse = {("a", "b"): 0.5, ("b", "a"): 0.49}
+    found = decide("ab", nodes, may_share("a", "b", nodes=nodes, speeds=worse), state=state)
+    assert (found.extended, found.stopped) == (("b",), ("a",))
+    assert "did 0.99 there of what one does alone" in found.reasons["a"]
+
+
+def test_within_a_round_and_before_its_least_time_a_pair_is_not_parted():
+    """Neither by what it does together nor for a free GPU; a young second job protects the first."""
+    nodes = gpus("n", "m")
+    state, slow = running(a="n", b="n"), {("a", "b"): 0.3, ("b", "a"): 0.3}
+    shared = may_share("a", "b", nodes=nodes, speeds=slow)
+    assert set(decide("ab", nodes, shared, state=state, within_round=True).extended) == {"a", "b"}
+    assert set(decide("ab", nodes, shared, state=state, min_run_seconds=950.0).extended) == {"a", "b"}
+    apart = decide("ab", nodes, shared, state=state)
+    assert (apart.extended, apart.moved) == (("a",), ("b",))
+    assert apart.placements["b"] == on("m")
+    urgent = {"a": 0.01, "b": 0.01, "c": 1.0}
+    one = may_share("a", "b", nodes=gpus("n"), speeds=slow)
+    found = decide("abc", gpus("n"), one, state=state, shares=urgent, min_run_seconds=950.0)
+    assert set(found.extended) == {"a", "b"}
+
+
+def test_the_second_job_of_one_that_has_ended_has_the_gpu_alone():
+    """And is found another second job."""
+    nodes = gpus("n")
+    shared = may_share("b", "c", nodes=nodes)
+    assert decide("b", nodes, shared, state=running(b="n")).extended == ("b",)
+    found = decide("bc", nodes, shared, state=running(b="n"), within_round=True)
+    assert (found.extended, found.started) == (("b",), ("c",))
+
+
+def test_no_second_job_is_started_on_a_closed_node_or_where_it_does_not_tolerate_a_taint():
+    """What runs there stays."""
+    node = dataclasses.replace(gpus("n")[0], closed="cordoned")
+    shared = may_share("a", "b", nodes=(node,))
+    found = decide("ab", (node,), shared, state=running(a="n"))
+    assert set(found.placements) == {"a"}
+    found = decide("ab", (node,), shared, state=running(a="n", b="n"), within_round=True)
+    assert set(found.extended) == {"a", "b"}
+
+
+def random_question(rng: random.Random):
+    names = [f"j{number}" for number in range(rng.randint(1, 10))]
+    nodes = [*gpus(*(f"s{n}" for n in range(rng.randint(1, 4))))]
+    whole = [Node(name=f"w{n}", pool="whole", gpu_type="v100", gpus=2) for n in range(rng.randint(0, 2))]
+    jobs = [job(name, rng.choice((1, 1, 1, 2))) for name in names]
+    sharing = {
+        one.name: SharingJob(kind=rng.choice("xyz"), memory=rng.choice((5, 10, 20)) * GB)
+        for one in jobs
+        if one.gpus == 1 and rng.random() < 0.7
+    }
+    pairs = {(a, b): rng.uniform(0.2, 1.0) for a in "xyz" for b in "xyz" if rng.random() < 0.5}
+    shared = SharedGpus(
+        jobs=sharing,
+        memory={node.name: rng.choice((16, 32)) * GB for node in nodes},
+        speeds=PairSpeeds({"v100": pairs} if pairs else {}),
+    )
+    state = RoundState(
+        received={name: {"v100": rng.uniform(0, 500)} for name in names},
+        moves=tuple(rng.uniform(0, 1000) for _ in range(rng.randint(0, 2))),
+    )
+    settings = RoundSettings(
+        round_seconds=100.0,
+        min_run_seconds=rng.choice((0.0, 300.0)),
+        max_moves_per_hour=rng.choice((None, 1, 2, 4)),
+    )
+    return jobs, [*nodes, *whole], shared, state, settings
+
+
+def check(found: Round, jobs: list[Job], nodes: list[Node], shared: SharedGpus, before: RoundState) -> None:
+    sizes = {one.name: one.gpus for one in jobs}
+    used = Counter(node for at in found.placements.values() for node in at.nodes)
+    for node in nodes:
+        there = [name for name, at in found.placements.items() if node.name in at.nodes]
+        if used[node.name] > node.gpus:
+            assert len(there) == 2 and node.name in shared.memory
+            (one, other), was = there, [before.running.get(name) for name in there]
+            assert shared.fit(one, other, node.name)
+            assert {found.beside[one].partner, found.beside[other].partner} == {one, other}
+            least = 1.0 if was[0] == was[1] is not None else 1.05
+            assert shared.together(one, other, "v100") >= least
+    assert all(len(at.nodes) == sizes[name] for name, at in found.placements.items())
+    groups = [found.extended, found.started, found.moved, found.stopped, found.waiting]
+    assert sorted(name for group in groups for name in group) == sorted(sizes)
+    for name in sizes:
+        was, at = before.running.get(name), found.placements.get(name)
+        group = {(True, True): "extended" if was == at else "moved", (True, False): "stopped"}
+        expected = group.get((was is not None, at is not None), "started" if at is not None else "waiting")
+        assert name in getattr(found, expected), (name, expected)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rounds_one_after_the_other_keep_every_promise(seed: int):
+    """Random clusters: two jobs at most on a GPU and never on a whole one; least times; moves of the hour."""
+    rng = random.Random(seed)
+    jobs, nodes, shared, state, settings = random_question(rng)
+    now = 1000.0
+    for _ in range(8):
+        asked = dataclasses.replace(settings, within_round=rng.random() < 0.3)
+        shares = {one.name: {"v100": rng.random()} for one in jobs}
+
+        def decide_one(given, at, how, shares=shares, now=now):
+            return decide_round(now=now, shares=shares, jobs=given, nodes=nodes, state=at, settings=how)
+
+        found = decide_with_shared_gpus(
+            decide_one, now=now, jobs=jobs, nodes=nodes, state=state, settings=asked, shared=shared
+        )
+        check(found, jobs, nodes, shared, state)
+        disturbed = {*found.moved, *found.stopped}
+        ran = {name: now - since for name, since in state.running_since.items()}
+        assert not disturbed or not asked.within_round
+        assert all(ran[name] >= asked.min_run_seconds for name in disturbed)
+        if asked.max_moves_per_hour is not None:
+            assert len(disturbed) <= max(0, asked.max_moves_per_hour - len(state.moves))
+        since = {
+            name: state.running_since[name] if name in found.extended else now for name in found.placements
+        }
+        gone = {name for name in found.placements if rng.random() < 0.1}  # ended, and there again as new jobs
+        state = RoundState(
+            received={
+                one.name: {
+                    "v100": state.received.get(one.name, {}).get("v100", 0.0)
+                    + (100.0 if one.name in found.placements else 0.0)
+                }
+                for one in jobs
+            },
+            running={name: at for name, at in found.placements.items() if name not in gone},
+            running_since={name: at for name, at in since.items() if name not in gone},
+            moves=(*state.moves, *([now] * len(disturbed))),
+        )
+        now += 100.0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_without_jobs_or_gpus_to_share_the_round_is_as_before(seed: int):
+    """Equal in every field."""
+    rng = random.Random(seed)
+    jobs, nodes, shared, state, settings = random_question(rng)
+    shares = {one.name: {"v100": rng.random()} for one in jobs}
+    plain = decide_round(now=0.0, shares=shares, jobs=jobs, nodes=nodes, state=state, settings=settings)
+    for none in (dataclasses.replace(shared, jobs={}), dataclasses.replace(shared, memory={})):
+        found = decide_with_shared_gpus(
+            lambda given, at, how: decide_round(
+                now=0.0, shares=shares, jobs=given, nodes=nodes, state=at, settings=how
+            ),
+            now=0.0,
+            jobs=jobs,
+            nodes=nodes,
+            state=state,
+            settings=settings,
+            shared=none,
+        )
+        assert found == plain
