@@ -16,6 +16,7 @@ class Metrics:
         self.gpus_allocated = Gauge(
             "ballast_gpus_allocated", "GPUs held by gangs.", ["pool", "gpu_type"], registry=r
         )
+        self.gpus_shared = Gauge("ballast_gpus_shared", "GPUs that two jobs share.", ["pool"], registry=r)
         self.solve_seconds = Histogram(
             "ballast_solve_seconds",
             "Time to solve an allocation.",

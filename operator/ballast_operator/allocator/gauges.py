@@ -17,17 +17,23 @@ def set_gauges(
     metrics.jobs_kept_off_spot.set(len(round_.kept_off_spot) if round_ is not None else 0)
     metrics.gpus_capacity.clear()
     metrics.gpus_allocated.clear()
+    metrics.gpus_shared.clear()
     capacity, taken = Counter[tuple[str, str]](), Counter[str]()
     for node in snapshot.capacity.nodes:
         capacity[node.pool, node.gpu_type] += node.gpus
-    shared = set[str]()
+    alone, pairs = set[str](), Counter[str]()
     for view in jobs:
         held = view.status.allocation
-        for part in held.by_pool if held is not None else ():
-            if held is not None and held.shared_gpu is not None and shared.intersection(held.nodes):
-                continue  # two jobs on one GPU
+        if held is None:
+            continue
+        if held.shared_gpu is not None and alone.intersection(held.nodes):
+            pairs[held.pool] += 1  # its GPU is counted with the other job
+            continue
+        for part in held.by_pool:
             taken[part.pool] += part.gpus
-        shared.update(held.nodes if held is not None and held.shared_gpu is not None else ())
+        alone.update(held.nodes if held.shared_gpu is not None else ())
+    for pool in {node.pool for node in snapshot.capacity.nodes if node.name in snapshot.capacity.shared}:
+        metrics.gpus_shared.labels(pool).set(pairs[pool])
     for (pool, gpu_type), total in capacity.items():
         metrics.gpus_capacity.labels(pool, gpu_type).set(total)
         metrics.gpus_allocated.labels(pool, gpu_type).set(taken[pool])

@@ -7,7 +7,7 @@ from typing import Any
 
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POLICY, Object
-from ballast_operator.report.held import held_parts, with_nodes
+from ballast_operator.report.held import held_parts, partner, with_nodes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class JobLine:
     Attributes:
         gpu_type: of rank 0.
         parts: of a gang in several pools, what it has of each, as text.
+        partner: the job that shares its GPU; empty: none.
     """
 
     namespace: str
@@ -46,6 +47,7 @@ class JobLine:
     cost: float
     why: str
     parts: tuple[str, ...] = ()
+    partner: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,7 @@ def _job(job: Object) -> JobLine:
         gpu_type=allocation.get("gpuType", ""),
         parts=tuple(map(str, held_parts(allocation))) if allocation.get("parts") else (),
         gpus=allocation.get("gpus", 0),
+        partner=partner(allocation),
         step=progress.get("step", 0),
         total_steps=job["spec"].get("totalSteps", 0),
         steps_per_second=progress.get("stepsPerSecond"),

@@ -173,6 +173,12 @@ class Round:
     kept_off_spot: Mapping[str, str] = dataclasses.field(default_factory=dict)
     beside: Mapping[str, Beside] = dataclasses.field(default_factory=dict)
 
+    @property
+    def first_placements(self) -> Mapping[str, Placement]:
+        """The placements, each shared GPU once."""
+        second = {name for name, beside in self.beside.items() if name > beside.partner}
+        return {name: at for name, at in self.placements.items() if name not in second}
+
     def with_moves(self, placements: Mapping[str, Placement], reasons: Mapping[str, str]) -> "Round":
         """The round in which these jobs are elsewhere; of them, those whose lease was extended have moved."""
         moved = tuple(name for name in placements if name in self.extended)

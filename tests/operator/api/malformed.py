@@ -541,7 +541,27 @@ POLICIES: list[Case] = [
         "spec.nodePools[0].gpuResource",
         "match",
     ),
-    ("shared GPUs", "spec.nodePools.0.sharing", "pairs", "spec.nodePools[0].sharing", "whole GPU"),
+    (
+        "GPUs shared by MPS",
+        "spec.nodePools.0.sharing",
+        {"kind": "MPS"},
+        "spec.nodePools[0].sharing",
+        "kind: TimeSlicing",
+    ),
+    (
+        "three jobs on a GPU",
+        "spec.nodePools.0.sharing",
+        {"jobsPerGpu": 3},
+        "spec.nodePools[0].sharing.jobsPerGpu",
+        "less than or equal to 2",
+    ),
+    (
+        "nodes to come whose GPUs are shared",
+        "spec.nodePools",
+        [{**_ONE_POOL, "maxNodes": 1, "gpusPerNode": 1, "sharing": {"kind": "TimeSlicing"}}],
+        "spec.nodePools[0].sharing",
+        "maxNodes",
+    ),
     ("nodes that stay idle", "spec.nodePools.0.minNodes", 1, "spec.nodePools[0].minNodes", "the autoscaler"),
     ("nodes of unknown size", "spec.nodePools.0.maxNodes", 9, "spec.nodePools[0].gpusPerNode", "gpusPerNode"),
     (

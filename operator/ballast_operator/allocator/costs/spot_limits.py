@@ -90,7 +90,7 @@ def within_spot_limits(
     if not limits.limits or decided is None:
         return []
     places, used, total = {node.name: node.place for node in nodes}, Counter[str](), 0
-    for placement in decided.placements.values():
+    for placement in decided.first_placements.values():
         total += len(placement.nodes)
         for place, there in nodes_by_place(placement, places, limits.pools).items():
             used[place] += len(there)

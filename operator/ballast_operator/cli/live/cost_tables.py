@@ -83,7 +83,8 @@ def _of_job(job: JobCost) -> tuple[str, ...]:
     saved = (
         None if other is None else other - of_gpus for other in (job.on_demand_cost, job.type_blind_cost)
     )
-    return (f"{job.namespace}/{job.job}", job.state, *map(amount, figures), *map(amount, saved))
+    shared = f" (shares its GPU with {job.partner})" if job.partner else ""
+    return (f"{job.namespace}/{job.job}{shared}", job.state, *map(amount, figures), *map(amount, saved))
 
 
 def _of_team(team: TeamCost) -> tuple[str, ...]:

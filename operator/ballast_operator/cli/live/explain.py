@@ -52,7 +52,7 @@ def _saves(progress: dict[str, Any]) -> str:
 
 def as_text(found: "Explanation") -> str:
     """The explanation as text lines."""
-    from ballast_operator.report.held import held_parts
+    from ballast_operator.report.held import held_parts, partner
 
     lines = [f"{found.namespace}/{found.job}: {found.state} ({found.reason})", f"  {found.answer}"]
     held = found.allocation
@@ -60,6 +60,7 @@ def as_text(found: "Explanation") -> str:
         lines.append(
             f"  holds    {' and '.join(map(str, held_parts(held)))} since {held['since']}, "
             f"launch {held.get('launch', 1)}, round {held.get('planId', '-')}"
+            + (f"; {partner(held)} is on its GPU as well" if partner(held) else "")
         )
     if found.decision.get("chosen"):
         chosen, why = found.decision["chosen"], found.decision.get("why", "")

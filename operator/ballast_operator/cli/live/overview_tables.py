@@ -102,8 +102,9 @@ def _name(job: JobLine) -> str:
 def _figures(job: JobLine) -> tuple[str, ...]:
     """GPUs, step, steps/s, loss, imbalance, restarts, cost; "-" for unknown values."""
     speed = job.steps_per_second
+    held = f"{job.gpus} x {job.gpu_type}" + (f", shared with {job.partner}" if job.partner else "")
     return (
-        "\n".join(job.parts) or (f"{job.gpus} x {job.gpu_type}" if job.gpus else "-"),
+        "\n".join(job.parts) or (held if job.gpus else "-"),
         f"{job.step} / {job.total_steps}",
         "-" if speed is None else f"{speed:.2f}{'*' if job.emulated else ''}",
         "-" if job.loss is None else f"{job.loss:.3f}",

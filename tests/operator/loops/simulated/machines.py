@@ -1,6 +1,7 @@
 """What the rest of a cluster does: nodes that run pods, and trainers that keep the contract."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, NODE, POD
@@ -105,6 +106,7 @@ class Trainer:
 
     Attributes:
         spread: its speed on several nodes over that on one.
+        beside: its speed while a pod of another job runs on its node, over that alone.
     """
 
     namespace: str
@@ -112,6 +114,8 @@ class Trainer:
     total: int = 100
     pace: int = 10
     spread: float = 1.0
+    beside: float = 1.0
+    shares: bool = False
     shrink_at: int | None = None
     shrink_to: int = 1
     silent: bool = False
@@ -158,6 +162,7 @@ class Trainer:
         self.step = min(self.total, self.step + self.pace)
         self.saved = self.step - self.step % 20
         self.nodes = len({pod["spec"]["nodeName"] for pod in pods.values() if pod is not None})
+        self.shares = self.beside != 1.0 and self._has_company(world, pods)
         self._write(world, now, report=self._report(plan))
         if self.step >= self.total:
             self._write(world, now, finished=str(self.step))
@@ -219,8 +224,17 @@ class Trainer:
         )
         self._write(world, now, proposal=proposal)
 
+    def _has_company(self, world: World, own: Mapping[str, Any]) -> bool:
+        nodes = {pod["spec"]["nodeName"] for pod in own.values() if pod is not None}
+        return any(
+            pod["spec"].get("nodeName") in nodes and pod["status"]["phase"] == "Running"
+            for pod in world.items(POD)
+            if pod["metadata"]["name"] not in own
+        )
+
     def _report(self, plan: Plan) -> Report:
         speed = 2.5 * len(plan.ranks) ** 0.8 if self.scales else 5.0
+        speed *= self.beside if self.shares else 1.0
         return Report(
             epoch=plan.epoch,
             step=self.step,

@@ -55,8 +55,8 @@ class Partners:
     def look(self, jobs: Sequence[JobView]) -> None:
         """Take in who is where now, before the reports that have come since the last time."""
         before = self._now
-        launches = {view.key: view.launch for view in jobs}
-        self._now = {key: (launches[key], partner) for key, partner in partners_by_job(jobs).items()}
+        found = partners_by_job(jobs)
+        self._now = {view.key: (view.launch, found[view.key]) for view in jobs if view.key in found}
         changed = {key for key, now in self._now.items() if before.get(key) != now}
         self._mixed = (self._mixed | self._new) & self._now.keys() - changed
         self._new = changed

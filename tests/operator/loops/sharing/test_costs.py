@@ -1,0 +1,138 @@
+"""A GPU that two jobs share: its price is paid once, in halves while both hold it."""
+
+import random
+from collections import defaultdict
+
+import pytest
+from ballast_operator.kube.kinds import JOB, POD, POLICY
+from ballast_operator.report.costs import costs
+from ballast_policies.contract import JOB_LABEL
+
+from tests.operator.loops.sharing.shared_nodes import PRICE, one_job, sharing_cluster
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+
+
+def present(simulation: Simulation) -> list[str]:
+    return [name for name in simulation.trainers if simulation.world.get(JOB, NAMESPACE, name) is not None]
+
+
+def holders(simulation: Simulation) -> dict[str, dict[str, int]]:
+    """Node -> job -> GPUs or replicas of it that the job holds."""
+    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for name in present(simulation):
+        held = simulation.status(name).allocation
+        for pod, node in held.node_of.items() if held is not None else ():
+            if pod not in held.ended:
+                found[node][name] = found[node].get(name, 0) + held.gpus_per_pod
+    return found
+
+
+def per_hour(simulation: Simulation, shared: set[str]) -> float:
+    """What all that is held costs: a GPU that two jobs share costs as much as one that a job has alone."""
+    return PRICE * sum(
+        1 if node in shared else sum(jobs.values()) for node, jobs in holders(simulation).items()
+    )
+
+
+def of_jobs(simulation: Simulation) -> float:
+    jobs = [simulation.world.get(JOB, NAMESPACE, name) for name in present(simulation)]
+    total = costs(jobs, [simulation.world.get(POLICY, "", "default")], now=simulation.now).to_dict()["total"]
+    return total["jobs"] + total["deleted_jobs"]
+
+
+def cost_of(simulation: Simulation, name: str) -> float:
+    found = costs(
+        [simulation.world.get(JOB, NAMESPACE, name)],
+        [simulation.world.get(POLICY, "", "default")],
+        now=simulation.now,
+    )
+    return found.jobs[0].cost
+
+
+async def test_each_of_two_pays_half_while_both_hold_the_gpu_and_the_one_that_is_left_the_whole():
+    """To the second, and from when the other comes to when it has left."""
+    simulation = sharing_cluster("n", roundSeconds=3600)
+    simulation.add_job("a", **one_job())
+    await simulation.until(lambda: simulation.state("a") == "Running")
+    for _ in range(10):
+        await simulation.tick()
+    began, alone = simulation.now, cost_of(simulation, "a")
+    simulation.add_job("b", **one_job(200))
+    await simulation.until(lambda: simulation.status("b").allocation is not None)
+    came, alone = simulation.now, cost_of(simulation, "a")
+    assert alone == pytest.approx(
+        (came - simulation.status("a").allocation.since).total_seconds() * PRICE / 3600
+    )
+    await simulation.until(lambda: simulation.state("b") == "Succeeded")
+    shared = (simulation.now - came).total_seconds()
+    assert began < came and shared >= 15
+    half = shared * PRICE / 3600 / 2
+    assert cost_of(simulation, "b") == pytest.approx(half)
+    assert cost_of(simulation, "a") == pytest.approx(alone + half)
+    for _ in range(10):
+        await simulation.tick()
+    assert cost_of(simulation, "a") == pytest.approx(alone + half + 10 * PRICE / 3600)
+    assert simulation.status("a").launches == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+async def test_each_gpu_second_is_paid_once_and_no_gpu_has_more_than_two_jobs(seed: int):
+    """An independent meter agrees with what all jobs have paid, at every moment.
+
+    Jobs of one GPU and of two, that share and that do not, take turns, end, are suspended, lose nodes;
+    operators die.
+    """
+    rng = random.Random(seed)
+    shared = {"n", "m"}
+    simulation = sharing_cluster(*shared, whole={"w": 2}, roundSeconds=8, moves={"maxMovesPerHour": 3600})
+    metered, pairs, handovers = 0.0, 0, 0
+
+    def add(number: int) -> None:
+        steps = rng.randint(30, 400)
+        spec = one_job(steps, memoryPerGpu=rng.choice(("10G", "20G")))
+        if rng.random() < 0.3:
+            spec["sharesGpu"] = "Never"
+        if rng.random() < 0.2:
+            spec["stages"] = (2, 2)
+        spec["trainer"]["beside"] = rng.choice((0.3, 0.7))
+        simulation.add_job(f"j{number}", model={"name": rng.choice("xy")}, **spec)
+
+    for number in range(4):
+        add(number)
+    before = per_hour(simulation, shared)
+    last: dict[str, set[str]] = {}
+    for number in range(4, 100):
+        if rng.random() < 0.15:
+            add(number)
+        if rng.random() < 0.04:
+            simulation.start_operator()
+        if rng.random() < 0.05 and present(simulation):
+            name = rng.choice(present(simulation))
+            suspended = simulation.world.get(JOB, NAMESPACE, name)["spec"].get("suspend", False)
+            simulation.world.patch(JOB, NAMESPACE, name, {"spec": {"suspend": not suspended}})
+        for node in ("n", "m", "w"):
+            if rng.random() < 0.02:
+                simulation.set_node_ready(node, False)
+            elif rng.random() < 0.3:
+                simulation.set_node_ready(node, True)
+        seconds = rng.choice((0.2, 0.5, 1.3))
+        metered += before * seconds / 3600
+        await simulation.tick(seconds=seconds)
+        held = holders(simulation)
+        for node, jobs in held.items():
+            assert sum(jobs.values()) <= 2
+            if node in shared and len(jobs) == 2:
+                pairs += 1
+                specs = [simulation.world.get(JOB, NAMESPACE, name)["spec"] for name in jobs]
+                assert all(spec["sharesGpu"] == "Allowed" for spec in specs)
+                assert sum(int(spec["memoryPerGpu"][:-1]) for spec in specs) <= 32
+            handovers += node in shared and last.get(node, set()) != set(jobs)
+            last[node] = set(jobs)
+        for pod in simulation.world.items(POD):
+            if pod["status"]["phase"] == "Running":
+                job = pod["metadata"]["labels"][JOB_LABEL]
+                assert job not in present(simulation) or job in held[pod["spec"]["nodeName"]]
+        before = per_hour(simulation, shared)
+        assert of_jobs(simulation) == pytest.approx(metered, abs=1e-6)
+    assert pairs >= 5 and handovers >= 5
