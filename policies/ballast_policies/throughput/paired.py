@@ -62,17 +62,25 @@ class PairSpeeds:
     measured: Mapping[str, Mapping[tuple[str, str], float]] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, kinds: Mapping[str, Speeds]) -> "PairSpeeds":
-        """From the speeds of each kind, under the names of :func:`paired_name` and of the GPU types alone."""
+    def of(
+        cls, kinds: Mapping[str, Speeds], stated: Mapping[str, Mapping[str, float]] | None = None
+    ) -> "PairSpeeds":
+        """From the speeds of each kind, under the names of :func:`paired_name` and of the GPU types alone.
+
+        ``stated``: kind -> GPU type -> steps/s alone, which count where none was measured.
+        """
         found: dict[str, dict[tuple[str, str], float]] = {}
         for kind, speeds in kinds.items():
             for (name, gpus), estimate in speeds.items():
                 gpu_type, partner = read_paired_name(name)
-                alone = speeds.get((gpu_type, gpus))
-                if not partner or alone is None or alone.steps_per_second <= 0:
+                if not partner:
                     continue
-                relative = min(MOST, estimate.steps_per_second / alone.steps_per_second)
-                found.setdefault(gpu_type, {})[kind, partner] = relative
+                alone = (stated or {}).get(kind, {}).get(gpu_type, 0.0)
+                if (gpu_type, gpus) in speeds:
+                    alone = speeds[gpu_type, gpus].steps_per_second
+                if alone > 0:
+                    relative = min(MOST, estimate.steps_per_second / alone)
+                    found.setdefault(gpu_type, {})[kind, partner] = relative
         return cls(found)
 
     def relative(self, kind: str, partner: str, gpu_type: str) -> Relative:

@@ -222,11 +222,13 @@ def take_snapshot(
     ]
     requests = [one.request(capacity.node_sizes) for one in admitted]
     speeds = measurements.estimates(requests, capacity.gpu_types)
+    shared = who_may_share(admitted, capacity, measurements.kinds)
     found = tuple(
-        _snapshot_job(one, request, speeds[request.key], measurements, capacity, now)
+        _snapshot_job(
+            one, request, speeds[request.key], measurements, capacity, now, sharing_text(one, shared)
+        )
         for one, request in zip(admitted, requests, strict=True)
     )
-    shared = who_may_share(admitted, capacity, measurements.kinds)
     running = {job.name: job.placement for job in found if job.placement is not None}
     if speeds_there := speeds_beside(running, shared):
         found = tuple(dataclasses.replace(job, beside_speed=speeds_there.get(job.name, 1.0)) for job in found)
@@ -252,6 +254,7 @@ def _snapshot_job(
     measurements: Measurements,
     capacity: Capacity,
     now: Time,
+    alone: str,
 ) -> SnapshotJob:
     view, known = one.view, {gpu_type: speeds[gpu_type] for gpu_type in one.gpu_types}
     rates = {gpu_type: speed.steps_per_second for gpu_type, speed in known.items()}
@@ -287,7 +290,7 @@ def _snapshot_job(
         gpus_per_pod=per_pod,
         layers=measurements.profiles.layers(view.key, one.spec),
         closed_pools=one.closed_pools,
-        left_out="; ".join(filter(None, (one.left_out, sharing_text(one, capacity)))),
+        left_out="; ".join(filter(None, (one.left_out, alone))),
         usd_per_step=usd_per_step(view, capacity.regions, capacity.data_prices),
         data_region=one.spec.data.region if one.spec.data is not None else "",
         measured=any(speed.source != "unknown" for speed in known.values()),

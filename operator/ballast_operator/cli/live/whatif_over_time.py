@@ -126,10 +126,13 @@ def changed(snapshot: "Snapshot", setup: "Setup") -> "Snapshot":
             for pool in snapshot.capacity.pools
         ),
     )
-    jobs = []
+    jobs, has = [], dict(room)
     for job in snapshot.jobs:
         held = Counter(() if job.placement is None else job.placement.nodes)
-        if any(room.get(node, gpus) < gpus for node, gpus in held.items()):
+        if snapshot.shared.on(job.placement) and has.get(snapshot.shared.on(job.placement)):
+            jobs.append(job)  # another may be on its GPU
+            room.update(dict.fromkeys(held, 0))
+        elif any(room.get(node, gpus) < gpus for node, gpus in held.items()):
             jobs.append(dataclasses.replace(job, placement=None))
         else:
             room.update({node: room[node] - gpus for node, gpus in held.items() if node in room})
@@ -174,7 +177,7 @@ def _under(policy: "ClusterPolicy", name: str) -> "ClusterPolicy":
 
     if find_policy(name).space_sharing is SpaceSharing.ALWAYS:
         raise ProblemError(
-            f"--over-time: policy {name} puts two jobs on the same GPUs, which the operator's rounds do not. "
+            f"--over-time: policy {name} puts two jobs on the same GPUs by trial, which no rounds do. "
             "To fix: leave --over-time out, or name another policy"
         )
     objective = policy.spec.objective.model_copy(update={"policy": name})

@@ -216,9 +216,10 @@ class _Question:
                 beside[name] = alone.pop(best[1])
 
     def _suit(self, name: str, first: str, node: str, gpu_type: str, gain: float) -> bool:
-        if not self.shared.fit(name, first, node):
-            return False
-        return self.shared.together(name, first, gpu_type) >= 1 + gain
+        suits = (
+            self.shared.may_begin(name, first, node, gpu_type) if gain else self.shared.fit(name, first, node)
+        )
+        return suits and self.shared.together(name, first, gpu_type) >= 1 + gain
 
     def _why_not(self, name: str, first: str, node: str, gpu_type: str) -> str:
         if not self.shared.fit(name, first, node):

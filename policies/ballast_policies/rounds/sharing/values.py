@@ -15,10 +15,12 @@ class SharingJob:
     Attributes:
         kind: equal for jobs that run alike.
         memory: bytes that it needs.
+        known_alone: GPU types on which its speed alone is known: by it a pair is judged.
     """
 
     kind: str
     memory: float
+    known_alone: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,12 @@ class SharedGpus:
         if first is None or second is None or node not in self.memory:
             return False
         return first.memory + second.memory <= self.memory[node]
+
+    def may_begin(self, one: str, other: str, node: str, gpu_type: str) -> bool:
+        """Whether the two fit, and what they do together can be compared with what each does alone."""
+        if not self.fit(one, other, node):
+            return False
+        return gpu_type in self.jobs[one].known_alone and gpu_type in self.jobs[other].known_alone
 
     def beside(self, job: str, partner: str, gpu_type: str) -> Beside:
         """``job`` beside ``partner``; both may share."""

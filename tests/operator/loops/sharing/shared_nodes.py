@@ -12,7 +12,7 @@ LABELS = {"nvidia.com/gpu.replicas": "2", "nvidia.com/gpu.sharing-strategy": "ti
 
 def sharing_cluster(*shared: str, whole: dict[str, int] | None = None, **spec: Any) -> Simulation:
     """Nodes of the pool ``fast``, which shares, and of ``whole``, which does not: node -> GPUs."""
-    nodes = {name: ("fast", 2) for name in shared} | {
+    nodes = dict.fromkeys(shared, ("fast", 2)) | {
         name: ("whole", gpus) for name, gpus in (whole or {}).items()
     }
     simulation = Simulation(nodes=nodes, **spec)
@@ -29,6 +29,7 @@ def sharing_cluster(*shared: str, whole: dict[str, int] | None = None, **spec: A
 
 
 def one_job(steps: int = 100_000, **spec: Any) -> dict[str, Any]:
-    """A job of one GPU that may share it."""
-    fields = {"sharesGpu": "Allowed", "memoryPerGpu": "10G", "totalSteps": steps, **spec}
+    """A job of one GPU that may share it, with its speed alone."""
+    known = [{"gpuType": "fast", "stages": 1, "stepsPerSecond": 5.0}]
+    fields = {"sharesGpu": "Allowed", "memoryPerGpu": "10G", "totalSteps": steps, "throughput": known, **spec}
     return {"stages": (1, 1), "trainer": {"total": fields["totalSteps"]}, **fields}

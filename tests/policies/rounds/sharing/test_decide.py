@@ -12,6 +12,7 @@ from ballast_policies.throughput.paired import PairSpeeds
 
 GB = 1e9
 NOTHING_YET = RoundState()
+KNOWN = frozenset({"v100"})
 
 
 def gpus(*names: str, pool: str = "shared") -> tuple[Node, ...]:
@@ -29,7 +30,7 @@ def on(node: str, pool: str = "shared") -> Placement:
 def may_share(*names: str, nodes: tuple[Node, ...], speeds: dict[tuple[str, str], float] | None = None):
     """Each of a kind of its own, with 10 GB of a GPU's 32."""
     return SharedGpus(
-        jobs={name: SharingJob(kind=name, memory=10 * GB) for name in names},
+        jobs={name: SharingJob(kind=name, memory=10 * GB, known_alone=KNOWN) for name in names},
         memory={node.name: 32 * GB for node in nodes},
         speeds=PairSpeeds({"v100": speeds} if speeds else {}),
     )
@@ -78,9 +79,11 @@ def test_a_job_that_would_wait_begins_beside_one_that_shares():
     assert "shares it with a, at 0.60 of its speed alone (estimated)" in found.reasons["b"]
 
 
-@pytest.mark.parametrize("case", ["one refuses", "memory", "together slower", "whole GPUs", "two GPUs"])
+@pytest.mark.parametrize(
+    "case", ["one refuses", "memory", "together slower", "whole GPUs", "not known alone"]
+)
 def test_who_does_not_suit_waits(case: str):
-    """Both agree, the memory is for both, and together they do more than by turns."""
+    """Both agree, the memory is for both, together they do more than by turns, and that can be measured."""
     nodes = gpus("n")
     shared = may_share("a", "b", nodes=nodes)
     if case == "one refuses":
@@ -91,8 +94,9 @@ def test_who_does_not_suit_waits(case: str):
         shared = may_share("a", "b", nodes=nodes, speeds={("a", "b"): 0.5, ("b", "a"): 0.54})
     elif case == "whole GPUs":
         shared = dataclasses.replace(shared, memory={})
-    elif case == "two GPUs":
-        nodes = (dataclasses.replace(nodes[0], name="other"),)
+    elif case == "not known alone":
+        new = SharingJob(kind="b", memory=10 * GB)
+        shared = dataclasses.replace(shared, jobs={**shared.jobs, "b": new})
     assert set(decide("ab", nodes, shared).placements) == {"a"}
 
 
@@ -159,7 +163,11 @@ def random_question(rng: random.Random):
     whole = [Node(name=f"w{n}", pool="whole", gpu_type="v100", gpus=2) for n in range(rng.randint(0, 2))]
     jobs = [job(name, rng.choice((1, 1, 1, 2))) for name in names]
     sharing = {
-        one.name: SharingJob(kind=rng.choice("xyz"), memory=rng.choice((5, 10, 20)) * GB)
+        one.name: SharingJob(
+            kind=rng.choice("xyz"),
+            memory=rng.choice((5, 10, 20)) * GB,
+            known_alone=KNOWN if rng.random() < 0.9 else frozenset(),
+        )
         for one in jobs
         if one.gpus == 1 and rng.random() < 0.7
     }

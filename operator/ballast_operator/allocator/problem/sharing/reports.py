@@ -58,6 +58,12 @@ class Partners:
         found = partners_by_job(jobs)
         self._now = {view.key: (view.launch, found[view.key]) for view in jobs if view.key in found}
         changed = {key for key, now in self._now.items() if before.get(key) != now}
+        # A launch that is alone has nothing before it that its reports could be of.
+        changed -= {
+            key
+            for key in changed
+            if self._now[key][1] == ALONE and before.get(key, (0, None))[0] != self._now[key][0]
+        }
         self._mixed = (self._mixed | self._new) & self._now.keys() - changed
         self._new = changed
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from ballast_policies.rounds import Placement
 from ballast_policies.rounds.sharing import SharedGpus, SharingJob
-from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds
+from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds, read_paired_name
 from ballast_policies.throughput.placed import Speeds
 
 from ballast_operator.allocator.problem.admission import Admitted
@@ -22,12 +22,20 @@ def who_may_share(jobs: Sequence[Admitted], capacity: Capacity, kinds: Mapping[s
     """
     if not capacity.shared:
         return SharedGpus()
-    found = {}
+    found, stated = {}, dict[str, dict[str, float]]()
     for one in jobs:
         memory = needed_memory(one)
         if one.spec.shares_gpu and not why_alone(one) and memory is not None:
-            found[job_id(one.view.key)] = SharingJob(kind=kind_of(one.spec), memory=memory)
-    return SharedGpus(jobs=found, memory=capacity.shared, speeds=PairSpeeds.of(kinds))
+            kind = kind_of(one.spec)
+            said = {gpu_type: by_size[1] for gpu_type, by_size in one.spec.throughput.items() if 1 in by_size}
+            stated.setdefault(kind, said)
+            known = {
+                name for name, gpus in kinds.get(kind, {}) if gpus == 1 and not read_paired_name(name)[1]
+            }
+            found[job_id(one.view.key)] = SharingJob(
+                kind=kind, memory=memory, known_alone=frozenset(known | stated[kind].keys())
+            )
+    return SharedGpus(jobs=found, memory=capacity.shared, speeds=PairSpeeds.of(kinds, stated))
 
 
 def speeds_beside(running: Mapping[str, Placement], shared: SharedGpus) -> dict[str, float]:
@@ -79,17 +87,19 @@ def why_alone(one: Admitted) -> str:
     return ""
 
 
-def sharing_text(one: Admitted, capacity: Capacity) -> str:
+def sharing_text(one: Admitted, shared: SharedGpus) -> str:
     """Why the job runs alone although it allows to share its GPU; empty: it does not, or it may share."""
     if not one.spec.shares_gpu:
         return ""
-    if not capacity.shared:
+    if not shared.memory:
         return "sharesGpu: no pool has a node whose GPU two jobs may share"
     why = why_alone(one)
     if why:
         return f"sharesGpu: {why}"
-    memory, most = needed_memory(one) or 0.0, max(capacity.shared.values())
+    memory, most = needed_memory(one) or 0.0, max(shared.memory.values())
     if memory >= most:
         known = f"the largest has {gigabytes(most)}" if most else "their memory is not known"
         return f"sharesGpu: it needs {gigabytes(memory)} of GPUs that are shared, and {known}"
+    if not shared.jobs[job_id(one.view.key)].known_alone:
+        return "sharesGpu: it shares once its speed alone is reported, or stated in throughput"
     return ""
