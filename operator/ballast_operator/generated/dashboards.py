@@ -46,6 +46,12 @@ GPUS = Dashboard(
             queries=one(f"max by (pool, gpu_type) (ballast_gpus_allocated{HERE})", "{{pool}} ({{gpu_type}})"),
         ),
         Panel(
+            title="GPUs with two jobs, by pool",
+            description="GPUs that two jobs share, in pools with sharing; each counts once as held.",
+            unit="short",
+            queries=one(f"max by (pool) (ballast_gpus_shared{HERE})", "{{pool}}"),
+        ),
+        Panel(
             title="GPUs free, by pool",
             description="GPUs usable for training that no job holds.",
             unit="short",

@@ -27,7 +27,7 @@ def at(seconds: float) -> datetime.datetime:
 def job(uid: str, paid: float, *, gpus: int = 0, since: float = 0.0, entity: str | None = None):
     """A job that has paid ``paid`` in the pool, and holds ``gpus`` there since."""
     held = PoolPart(pool="p", gpu_type="v100", gpus=gpus)
-    allocation = types.SimpleNamespace(on_nodes_by_pool=(held,)) if gpus else None
+    allocation = types.SimpleNamespace(on_nodes_by_pool=(held,), price_part=1.0) if gpus else None
     return types.SimpleNamespace(
         uid=uid,
         spec=types.SimpleNamespace(entity=entity),
