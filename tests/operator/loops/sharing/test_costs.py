@@ -27,7 +27,7 @@ def holders(simulation: Simulation) -> dict[str, dict[str, int]]:
     return found
 
 
-def per_hour(simulation: Simulation, shared: set[str]) -> float:
+def per_hour(simulation: Simulation, shared: tuple[str, ...]) -> float:
     """What all that is held costs: a GPU that two jobs share costs as much as one that a job has alone."""
     return PRICE * sum(
         1 if node in shared else sum(jobs.values()) for node, jobs in holders(simulation).items()
@@ -84,25 +84,25 @@ async def test_each_gpu_second_is_paid_once_and_no_gpu_has_more_than_two_jobs(se
     operators die.
     """
     rng = random.Random(seed)
-    shared = {"n", "m"}
+    shared = ("n", "m")
     simulation = sharing_cluster(*shared, whole={"w": 2}, roundSeconds=8, moves={"maxMovesPerHour": 3600})
     metered, pairs, handovers = 0.0, 0, 0
 
     def add(number: int) -> None:
-        steps = rng.randint(30, 400)
+        steps = rng.randint(100, 500)
         spec = one_job(steps, memoryPerGpu=rng.choice(("10G", "20G")))
-        if rng.random() < 0.3:
-            spec["sharesGpu"] = "Never"
         if rng.random() < 0.2:
+            spec["sharesGpu"] = "Never"
+        if rng.random() < 0.1:
             spec["stages"] = (2, 2)
-        spec["trainer"]["beside"] = rng.choice((0.3, 0.7))
+        spec["trainer"]["beside"] = rng.choice((0.6, 0.9))
         simulation.add_job(f"j{number}", model={"name": rng.choice("xy")}, **spec)
 
-    for number in range(4):
+    for number in range(6):
         add(number)
     before = per_hour(simulation, shared)
     last: dict[str, set[str]] = {}
-    for number in range(4, 100):
+    for number in range(6, 100):
         if rng.random() < 0.15:
             add(number)
         if rng.random() < 0.04:
@@ -135,4 +135,4 @@ async def test_each_gpu_second_is_paid_once_and_no_gpu_has_more_than_two_jobs(se
                 assert job not in present(simulation) or job in held[pod["spec"]["nodeName"]]
         before = per_hour(simulation, shared)
         assert of_jobs(simulation) == pytest.approx(metered, abs=1e-6)
-    assert pairs >= 5 and handovers >= 5
+    assert min(pairs, handovers) >= 5, (pairs, handovers)
