@@ -20,7 +20,7 @@ from ballast_policies.throughput.table import JobType, ThroughputTable
 from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
-from ballast_operator.allocator.problem.sharing.reports import Partners, measured_on
+from ballast_operator.allocator.problem.sharing.reports import Partners
 from ballast_operator.allocator.problem.size_speeds import (
     Speeds,
     between,

@@ -2,14 +2,10 @@
 
 from collections.abc import Sequence
 
-from ballast_policies.contract import Plan
-from ballast_policies.rounds import mixed_name
 from ballast_policies.throughput.paired import paired_name
-from ballast_policies.throughput.placed import placed_name
 
 from ballast_operator.allocator.problem.speeds.kinds import kind_of
 from ballast_operator.api.conditions import JobCondition
-from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.job import JobView
 
@@ -83,14 +79,3 @@ class Partners:
             self._mixed.discard(view.key)
             return None
         return paired_name(alone, partner) if partner else alone
-
-
-def measured_on(allocation: JobAllocation, plan: Plan) -> str:
-    """Under which name the gang's speed is remembered: its GPU type with the number of its nodes.
-
-    The speed of a gang in several pools counts for none of their types: it has those of its parts' counts.
-    """
-    if allocation.parts:
-        return mixed_name(allocation.by_pool)
-    node_of = allocation.node_of
-    return placed_name(allocation.gpu_type, len({node_of[pod] for pod in plan.pods if pod in node_of}))
