@@ -39,7 +39,7 @@ from ballast_operator.reconcile.sharing import news_for, on_the_same_gpu
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import StepResult
 from ballast_operator.steps.decide import decide, lacks_right, refused
-from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard
+from ballast_operator.views.assignment import AssignmentBoard
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.gang_pools import GangPools
 from ballast_operator.views.job import JobView
@@ -172,20 +172,7 @@ class Reconciler:
         if allocation is not None:
             placement = allocation.placement
         pools = GangPools.of(placement, self._board.pools)
-        lacking = ""
-        wanted: tuple[str, ...] = ()
-        if allocation is not None and not view.gang:
-            wanted = allocation.placement.nodes  # written, and nothing of it made
-        elif assignment is not None and allocation is not None:
-            wanted = assignment.extra_nodes
-        elif assignment is not None and assignment.action is AssignmentAction.PLACE and placement is not None:
-            wanted = placement.nodes
-        if wanted:
-            partners = {allocation.partner if allocation is not None else ""}
-            partners.add(assignment.partner if assignment is not None else "")
-            lacking = why_no_room(
-                self._observer, view, wanted, placement=placement, pools=pools, partners=partners - {""}
-            )
+        lacking = why_no_room(self._observer, view, assignment, placement=placement, pools=pools)
         sharer, partner_left = on_the_same_gpu(self._observer, view, assignment)
         return decide(
             view,

@@ -6,7 +6,7 @@ from ballast_policies.rounds import Placement
 
 from ballast_operator.kube.kinds import POD, key_of_job
 from ballast_operator.observation.observer import Observer
-from ballast_operator.views.assignment import PoolInfo
+from ballast_operator.views.assignment import Assignment, AssignmentAction, PoolInfo
 from ballast_operator.views.gang_pools import GangPools
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import shortage
@@ -16,17 +16,23 @@ from ballast_operator.views.sharing.pools import as_shared, taken_by_others
 def why_no_room(
     observer: Observer,
     view: JobView,
-    wanted: Sequence[str],
+    assignment: Assignment | None,
     *,
     placement: Placement | None,
     pools: GangPools,
-    partners: Collection[str] = (),
 ) -> str:
-    """Why the nodes ``wanted``, one for each GPU, cannot hold the job yet, as text; empty: they can.
+    """Why the nodes that the job is to take now cannot hold it yet, as text; empty: they can.
 
-    The parts of a gang in several pools ask for the resource of their own. ``partners``: jobs that may be on
-    its GPU as well, as namespace/name.
+    ``placement``: where it is, or is to be launched. The parts of a gang in several pools ask for the
+    resource of their own.
     """
+    wanted = _wanted(view, assignment)
+    if not wanted:
+        return ""
+    allocation = view.status.allocation
+    partners = {
+        held.partner for held in (allocation, assignment) if held is not None and held.partner
+    }  # who may be on its GPU as well
     if placement is None or not placement.parts:
         return _shortage(observer, view, wanted, pools.first, partners)
     first = 0
@@ -37,6 +43,19 @@ def why_no_room(
             return lacking
         first += part.gpus
     return ""
+
+
+def _wanted(view: JobView, assignment: Assignment | None) -> tuple[str, ...]:
+    """Nodes on which it is to take GPUs now, one for each GPU."""
+    allocation = view.status.allocation
+    if allocation is not None and not view.gang:
+        return allocation.placement.nodes  # written, and nothing of it made
+    if assignment is None:
+        return ()
+    if allocation is not None:
+        return assignment.extra_nodes
+    launches = assignment.action is AssignmentAction.PLACE and assignment.placement is not None
+    return assignment.placement.nodes if launches and assignment.placement is not None else ()
 
 
 def _shortage(
