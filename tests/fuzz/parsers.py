@@ -49,6 +49,7 @@ from ballast_trainer.errors import ConfigurationError
 from tests.contract.examples import EXAMPLES
 from tests.fuzz import seeds
 from tests.fuzz.file_parsers import FILE_PARSERS
+from tests.fuzz.money_parsers import MONEY_PARSERS
 from tests.fuzz.mutation import Choose, as_json, mutated, mutated_within_schema
 from tests.fuzz.parser import Parser, attempt, document, joined, lines, message, read_file, text
 from tests.operator.steps.contexts import PODS, a_running_view
@@ -214,6 +215,7 @@ PARSERS = (
     Parser(name="node", make=lambda choose: mutated_within_schema(seeds.NODE, choose), read=_read_nodes),
     Parser(name="pod", make=lambda choose: mutated_within_schema(seeds.POD, choose), read=_read_pods),
     *FILE_PARSERS,
+    *MONEY_PARSERS,
 )
 
 BY_NAME = {parser.name: parser for parser in PARSERS}

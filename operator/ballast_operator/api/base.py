@@ -4,6 +4,7 @@ A :class:`Rule` stands once and is checked twice: by the API server (CEL) and on
 """
 
 import dataclasses
+import datetime
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, ClassVar, Self
@@ -11,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Self
 from ballast_policies.registry import PREFIXED, Registry
 from kubernetes.utils.quantity import parse_quantity
 from pydantic import (
+    AfterValidator,
     AwareDatetime,
     BaseModel,
     ConfigDict,
@@ -210,7 +212,15 @@ class StatusModel(ApiModel):
         return self.model_copy(update=changes)
 
 
-Time = AwareDatetime
+def _in_utc(time: datetime.datetime) -> datetime.datetime:
+    """The same moment in UTC; a zone can make one of the year 0 or 10000, which nothing can show."""
+    try:
+        return time.astimezone(datetime.UTC)
+    except OverflowError:
+        raise ValueError("not between the years 1 and 9999 in UTC. To fix: give the time in UTC") from None
+
+
+Time = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 """metav1.Time: RFC 3339 with a zone."""
 
 GpuType = Annotated[

@@ -17,7 +17,10 @@ def parse(text: str) -> Time:
     Raises:
         ValueError: not a time.
     """
-    return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(datetime.UTC)
+    try:
+        return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(datetime.UTC)
+    except OverflowError as error:
+        raise ValueError(f"{text} is not between the years 1 and 9999 in UTC") from error
 
 
 def show(time: Time) -> str:

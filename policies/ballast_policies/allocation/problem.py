@@ -17,6 +17,9 @@ from ballast_policies.configuration import Configuration
 ENTITY_POLICIES = ("fairness", "fifo")
 """How an entity may divide its share among its members."""
 
+MOST_ABOVE = 100
+"""Entities above an entity: the policies go through them level by level."""
+
 
 class ProblemError(ValueError):
     """The problem is not valid; the text names the field, the value and the reason."""
@@ -182,6 +185,10 @@ class Problem:
                 if above in seen:
                     raise ProblemError(f"entities.{name}.parent: {entity.parent!r} leads back to {above!r}")
                 seen.add(above)
+                if len(seen) > MOST_ABOVE + 1:
+                    raise ProblemError(
+                        f"entities.{name}.parent: over {MOST_ABOVE} entities above it. To fix: fewer levels"
+                    )
                 above = self.entities[above].parent
         for job in self.jobs:
             if job.entity is not None and self.entities and job.entity not in self.entities:

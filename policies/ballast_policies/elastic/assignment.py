@@ -24,9 +24,9 @@ def best_assignment(jobs: Sequence[Sequence[Option]], cluster: ElasticCluster) -
     """For each job one of its options or None, so that the sum of worths is largest.
 
     Exact by dynamic programming over the GPUs left of each type; sizes that do not find places side by
-    side although there are GPUs enough are left out of a second choice.  On clusters with more than
-    MOST_CELLS combinations of GPUs left the jobs choose one after the other, in order of worth per part of
-    the cluster: not exact.
+    side although there are GPUs enough are left out of a second choice, unless there are no others.  On
+    clusters with more than MOST_CELLS combinations of GPUs left the jobs choose one after the other, in order
+    of worth per part of the cluster: not exact.
     """
     cells = 1
     for gpus in cluster.gpus.values():
@@ -35,10 +35,27 @@ def best_assignment(jobs: Sequence[Sequence[Option]], cluster: ElasticCluster) -
     chosen = choose(jobs, cluster)
     if cluster.fits(sizes_of(chosen)):
         return chosen
-    return choose(
+    again = choose(
         [[option for option in options if _always_fits(cluster, option.configuration)] for options in jobs],
         cluster,
     )
+    return again if any(each is not None for each in again) else _side_by_side(jobs, chosen, cluster)
+
+
+def _side_by_side(
+    jobs: Sequence[Sequence[Option]], chosen: Sequence[Configuration | None], cluster: ElasticCluster
+) -> list[Configuration | None]:
+    """Those of the ``chosen`` that find places, the worthiest first: no job waits for want of a good size."""
+    worth = [
+        max((option.worth for option in options if option.configuration is each), default=0.0)
+        for options, each in zip(jobs, chosen, strict=True)
+    ]
+    placed: list[Configuration | None] = [None] * len(chosen)
+    for i in sorted(range(len(chosen)), key=lambda i: -worth[i]):
+        placed[i] = chosen[i]
+        if not cluster.fits(sizes_of(placed)):
+            placed[i] = None
+    return placed
 
 
 def sizes_of(chosen: Sequence[Configuration | None]) -> dict[str, list[int]]:

@@ -92,3 +92,10 @@ def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:
     status = {"state": "Running", "launches": 2, "sparkles": True}
     read = read_training_job(changed(JOB, "status", status)).status
     assert (read.state, read.launches) == ("Running", 2)
+
+
+@pytest.mark.parametrize("deadline", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
+def test_a_deadline_that_is_of_no_year_in_utc_is_refused(deadline):
+    """No message could show it."""
+    with pytest.raises(InvalidObject, match=r"spec\.deadline: .*between the years 1 and 9999"):
+        read_training_job(changed(JOB, "spec.deadline", deadline))

@@ -90,3 +90,11 @@ def test_sizes_that_do_not_fit_side_by_side_are_not_chosen():
 def test_a_job_takes_whole_nodes_and_its_remainder_on_one_more(sizes, fits):
     """Two nodes of 4."""
     assert ElasticCluster(nodes={"v100": 2}, gpus_per_node={"v100": 4}).fits({"v100": sizes}) is fits
+
+
+def test_jobs_of_sizes_that_leave_gaps_run_as_far_as_they_find_places():
+    """Three jobs of 5 GPUs have GPUs enough on two nodes of 8, and room for two: these run."""
+    cluster = ElasticCluster(nodes={"t": 2}, gpus_per_node={"t": 8})
+    five = Configuration.of_one_type("t", 5, 2.0)
+    jobs = [[Option(configuration=five, worth=worth)] for worth in (1.0, 3.0, 2.0)]
+    assert best_assignment(jobs, cluster) == [None, five, five]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ballast_operator.cli.option_names import with_option
+from ballast_operator.cli.simulate import input as workload_input
 from ballast_operator.cli.simulate.input import WorkloadOptions, read_amounts, table_of, window_of
 from ballast_operator.cli.simulate.progress import progress_bar
 
@@ -41,7 +42,7 @@ LEFT_OUT: dict[str, Any] = {
 ONLY_HERE = ("start", "checkpoint_seconds", "hysteresis", "oracle")
 """Options of a replay only."""
 
-OPTIONS = {"gpus": "--cluster", "review_seconds": "--round"}
+OPTIONS = {**workload_input.OPTIONS, "review_seconds": "--round"}
 
 BUILT_IN = "excerpt"
 """Name of the logs that come with Ballast."""

@@ -3,7 +3,7 @@
 import pytest
 from ballast_policies.allocation.fairness.teams import parts
 from ballast_policies.allocation.instance import instance
-from ballast_policies.allocation.problem import Entity, Job, Problem
+from ballast_policies.allocation.problem import Entity, Job, Problem, ProblemError
 
 
 def parts_of(jobs, **entities):
@@ -48,3 +48,12 @@ def test_first_come_first_served_gives_the_first_nearly_all():
     found = parts_of(many, x=Entity(policy="fifo"))
     assert found["j0"] > 0.99 and found["j0"] > found["j1"] > found["j2"]
     assert sum(found.values()) == pytest.approx(1.0)
+
+
+def test_entities_in_thousands_of_entities_are_refused():
+    """Policies go through them level by level; nothing that people name is so deep."""
+    names = [f"e{level}" for level in range(3000)]
+    parents = [None, *names[:-1]]
+    entities = {name: Entity(parent=above) for name, above in zip(names, parents, strict=True)}
+    with pytest.raises(ProblemError, match=r"entities\.e101\.parent: over 100 entities above it"):
+        Problem(gpu_types=("t",), capacity={"t": 1}, jobs=(), entities=entities)
