@@ -88,9 +88,9 @@ def _fuzzing(rows: list[dict]) -> str:
     text = f"""
 ## Hostile input
 
-`scripts/fuzz`: {runs:,} inputs to {len(rows)} parsers of what pods, users, files, clouds and older operators
-have written, in {seconds / 60:.0f} minutes of CPU, steered by coverage or at random. None raised anything but its
-documented error.
+`scripts/fuzz`: {runs:,} inputs to {len(rows)} parsers of what pods, users, files, clouds and older
+operators have written, in {seconds / 60:.0f} minutes of CPU, steered by coverage or at random. None raised
+anything but its documented error.
 
 | parser | CPU s | inputs |
 |---|---|---|
