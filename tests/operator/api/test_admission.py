@@ -202,6 +202,7 @@ def test_the_table(api: client.ApiClient, namespace: str) -> None:
                 "state": "Running",
                 "allocation": {
                     "gpuType": "v100",
+                    "allGpuTypes": "v100",
                     "pool": "fast",
                     "gpus": 4,
                     "since": "2026-01-01T00:00:00Z",
