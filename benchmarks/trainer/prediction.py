@@ -5,10 +5,10 @@ replicas of the pipeline or of single stages, and whether forwards are repeated 
 real processes of the trainer.
 
 Time: layers sleep (``calibrated.py``), unevenly, 4 to 12 ms a forward at speed 1 and twice that a backward.
-What a prediction needs is measured first, in three runs of one plan (1F1B, an even split): the layers'
-seconds without and with repeated forwards, by ``fitted_action_seconds`` what the runtime needs for an action
-besides, and from four ranks of unlike speed how fast each kind of rank is. The measured step is the fastest
-of ``--steps``, since other programs on the machine only add time.
+What a prediction needs is measured first, in three rounds of three runs of one plan (1F1B, an even split):
+the layers' seconds without and with repeated forwards, by ``fitted_action_seconds`` what the runtime needs
+for an action besides, and from four ranks of unlike speed how fast each kind of rank is. Medians of the rounds
+count. A measured step is the fastest of ``--steps``, since other programs on the machine only add time.
 
 Memory: the same plans with a GPT that computes. Predicted from one process's profile (``ballast-train
 profile``); measured are the bytes of all tensors that each rank holds at the fullest moment, operation by
@@ -16,6 +16,9 @@ operation, without the text that it trains on (0.5 MB).
 
     python benchmarks/trainer/prediction.py [--plans 30] [--seed 7] [--steps 4] [--only time|memory]
     python benchmarks/trainer/prediction.py --only time --from 10 --plans 20      # a part of them
+    python benchmarks/trainer/prediction.py --only time --results times.jsonl --minutes 5    # repeat it
+
+With ``--results`` a call continues where the last one ended, and sums up all plans of the file.
 
 The targets are 5 % of the time of each plan, and 10 % of the memory of each rank.
 """
@@ -25,6 +28,7 @@ import itertools
 import json
 import math
 import statistics
+import time
 
 import calibrated
 import click
@@ -35,6 +39,8 @@ from ballast_policies.planning.schedules import DEFAULT_STAGES_PER_RANK, SCHEDUL
 from ballast_trainer.data import corpus
 from ballast_trainer.forecast import Machines, forecast
 from ballast_trainer.layer_profiler import layer_rows
+from ballast_trainer.profiling.profile import LayerCosts
+from predictions.results import Results, of_memory, of_times
 
 LAYERS = 20
 SPEEDS = (1.0, 0.85, 0.7, 0.5)
@@ -44,6 +50,8 @@ SAMPLES = 2
 """Of a microbatch of the GPT."""
 GPT = {"name": "gpt", "layers": LAYERS, "args": {"dim": 128, "heads": 4, "context": 64}}
 PROFILED_MICROBATCHES = 8
+ROUNDS = 3
+"""Of what is measured beforehand."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,9 +146,21 @@ class Profiled:
             bounds=even,
             microbatches=PROFILED_MICROBATCHES,
         )
-        alike, seconds = self._run(plan, steps)
-        unlike, _ = self._run(dataclasses.replace(plan, speeds=SPEEDS), steps)
-        again, _ = self._run(dataclasses.replace(plan, recompute=True), steps)
+        # In turns, so that what disturbs the machine for a while meets all three alike.
+        rounds = [
+            [
+                self._run(each, steps)
+                for each in (
+                    plan,
+                    dataclasses.replace(plan, speeds=SPEEDS),
+                    dataclasses.replace(plan, recompute=True),
+                )
+            ]
+            for _ in range(ROUNDS)
+        ]
+        alike, unlike, again = (
+            self._median([costs for costs, _ in runs]) for runs in zip(*rounds, strict=True)
+        )
         self.rows = {False: self._rows(alike), True: self._rows(again)}
         slower = np.array(alike.total) / np.array(unlike.total)
         ends = itertools.pairwise(even)
@@ -152,7 +172,19 @@ class Profiled:
         def predicted(action):
             return plan.forecast(self.rows[False], Machines(action_seconds=action)).step_seconds
 
-        self.action_seconds = float(fitted_action_seconds(seconds, predicted))
+        self.action_seconds = statistics.median(
+            float(fitted_action_seconds(seconds, predicted)) for (_, seconds), _, _ in rounds
+        )
+
+    @staticmethod
+    def _median(runs):
+        fields = [field.name for field in dataclasses.fields(LayerCosts)]
+        return LayerCosts(
+            **{
+                name: tuple(map(statistics.median, zip(*(getattr(run, name) for run in runs), strict=True)))
+                for name in fields
+            }
+        )
 
     @staticmethod
     def _run(plan, steps):
@@ -185,22 +217,19 @@ class Profiled:
 
 def times(plans, steps, say):
     profiled = Profiled(steps)
-    rows = []
     for plan in plans:
         guess, bare = profiled.step_seconds(plan)
         found = min(calibrated.run(plan.job(steps=steps)).step_seconds().values())
         error = float(100 * (guess / found - 1))
-        rows.append(
-            {
-                **dataclasses.asdict(plan),
-                "predicted_seconds": round(float(guess), 4),
-                "measured_seconds": round(found, 4),
-                "without_action_seconds": round(float(bare), 4),
-                "error_percent": round(error, 2),
-            }
-        )
         say(f"{_named(plan)} predicted {guess:.3f} s  measured {found:.3f} s  {error:+.1f} %")
-    return rows, profiled
+        yield {
+            **dataclasses.asdict(plan),
+            "predicted_seconds": round(float(guess), 4),
+            "measured_seconds": round(found, 4),
+            "without_action_seconds": round(float(bare), 4),
+            "action_milliseconds": round(1000 * profiled.action_seconds, 3),
+            "error_percent": round(error, 2),
+        }
 
 
 def memory(plans, say):
@@ -214,23 +243,19 @@ def memory(plans, say):
         }
         measured[recompute] = read_profile(layer_rows(config, steps=2, at_step=0)).each_layer(2)
     text = corpus._corpus().nbytes  # which every rank keeps
-    rows = []
     for plan in plans:
         ran = calibrated.run(plan.job(steps=2, samples=SAMPLES, model=GPT, tracks_memory=True))
         forecast_ranks = plan.forecast(measured[plan.recompute], Machines()).ranks
         guess = [round(forecast_ranks[rank // plan.data].bytes) for rank in range(len(plan.speeds))]
         found = [most - text for most in ran.most_bytes]
         errors = [100 * (a / b - 1) for a, b in zip(guess, found, strict=True)]
-        rows.append(
-            {
-                **dataclasses.asdict(plan),
-                "predicted_bytes": guess,
-                "measured_bytes": found,
-                "error_percent": [round(error, 2) for error in errors],
-            }
-        )
         say(f"{_named(plan)} memory by rank " + " ".join(f"{error:+.1f}" for error in errors) + " %")
-    return rows
+        yield {
+            **dataclasses.asdict(plan),
+            "predicted_bytes": guess,
+            "measured_bytes": found,
+            "error_percent": [round(error, 2) for error in errors],
+        }
 
 
 def _named(plan):
@@ -245,37 +270,23 @@ def _named(plan):
 @click.option("--seed", default=7, show_default=True)
 @click.option("--steps", default=4, show_default=True)
 @click.option("--only", type=click.Choice(["time", "memory"]), help="Default: both.")
+@click.option("--results", type=click.Path(dir_okay=False), help="File of the plans that are done.")
+@click.option("--minutes", default=math.inf, help="After which no further plan is begun.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def main(count, first, seed, steps, only, output):
-    plans = random_plans(count, seed)[first:]
+def main(count, first, seed, steps, only, results, minutes, output):
+    ends = time.monotonic() + 60 * minutes
+    plans = list(enumerate(random_plans(count, seed)))[first:]
     say = click.echo if output == "text" else lambda line: None
-    summary = {
-        "benchmark": "trainer_prediction",
-        "layers": calibrated.SAYS,
-        "plans": len(plans),
-        "seed": seed,
-    }
-    rows = {}
+    summary = {"benchmark": "trainer_prediction", "layers": calibrated.SAYS, "seed": seed}
+    kept, rows = Results(results, seed), {}
     if only != "memory":
-        rows["rows"], profiled = times(plans, steps, say)
-        errors = [abs(row["error_percent"]) for row in rows["rows"]]
-        summary |= {
-            "action_milliseconds": round(1000 * profiled.action_seconds, 3),
-            "mean_error_percent": round(statistics.mean(errors), 2),
-            "worst_error_percent": max(errors),
-            "within_5_percent": sum(error <= 5 for error in errors),
-            "target_percent": 5,
-        }
+        kept.add("time", plans, lambda left: times(left, steps, say), ends)
+        rows["rows"] = list(kept.rows["time"].values())
+        summary |= of_times(rows["rows"])
     if only != "time":
-        rows["memory_rows"] = memory(plans, say)
-        errors = [abs(error) for row in rows["memory_rows"] for error in row["error_percent"]]
-        summary |= {
-            "memory_ranks": len(errors),
-            "memory_mean_error_percent": round(statistics.mean(errors), 2),
-            "memory_worst_error_percent": max(errors),
-            "memory_within_10_percent": sum(error <= 10 for error in errors),
-            "memory_target_percent": 10,
-        }
+        kept.add("memory", plans, lambda left: memory(left, say), ends)
+        rows["memory_rows"] = list(kept.rows["memory"].values())
+        summary |= of_memory(rows["memory_rows"])
     click.echo(json.dumps(summary | (rows if output == "json" else {})))
 
 
