@@ -7,8 +7,8 @@ real processes of the trainer.
 Time: layers sleep (``calibrated.py``), unevenly, 4 to 12 ms a forward at speed 1 and twice that a backward.
 What a prediction needs is measured first, in three rounds of three runs of one plan (1F1B, an even split):
 the layers' seconds without and with repeated forwards, by ``fitted_action_seconds`` what the runtime needs
-for an action besides, and from four ranks of unlike speed how fast each kind of rank is. Medians of the rounds
-count. A measured step is the fastest of ``--steps``, since other programs on the machine only add time.
+for an action besides, and from four ranks of unlike speed how fast each kind of rank is. Medians of the
+rounds count. A measured step is the fastest of ``--steps``, since other programs only add time.
 
 Memory: the same plans with a GPT that computes. Predicted from one process's profile (``ballast-train
 profile``); measured are the bytes of all tensors that each rank holds at the fullest moment, operation by
