@@ -137,6 +137,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
         },
         "grow": draw(st.booleans()),
         "mixedPools": "Never",
+        "sharesGpu": draw(st.sampled_from(["Never", "Allowed"])),
         "suspend": draw(st.booleans()),
         "backoffLimit": draw(st.integers(0, 1000)),
         "ttlSecondsAfterFinished": draw(st.integers(0, 2**31 - 1)),
