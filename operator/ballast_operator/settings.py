@@ -108,7 +108,7 @@ class Settings:
     """Keys reconciled at the same time in addition, if GPUs wait for them."""
 
     tellers: int = 16
-    """Keys reconciled at the same time in addition, if people alone wait for them and no GPUs do."""
+    """Keys reconciled at the same time in addition, if people alone wait for them: why a job waits."""
 
 
 def from_environment(environment: "os._Environ[str] | dict[str, str]") -> Settings:

@@ -148,7 +148,7 @@ class Term:
         self._writes.append(time.monotonic())
 
     async def _tell(self) -> None:
-        """Write why jobs wait. Of the API server's time each writer gets its part, and so many ask for it."""
+        """Write why jobs wait: of the API server's time each request under way gets an equal part."""
         await self._queue.work(self._worker, most=Lane.BACKGROUND)
 
     async def _gauges(self) -> None:

@@ -45,7 +45,7 @@ class KeyQueue(Generic[K]):
         self._ready: dict[Lane, deque[tuple[int, K]]] = {lane: deque() for lane in Lane}
         self._numbers = itertools.count()
         self._taken = itertools.count(1)
-        self._busy: dict[K, Lane] = {}
+        self._busy: set[K] = set()
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -78,8 +78,7 @@ class KeyQueue(Generic[K]):
     async def take(self, least: Lane = Lane.BACKGROUND, most: Lane = Lane.URGENT) -> K:
         """The most urgent key that is due and not in work; it is in work from now on.
 
-        Keys that are less urgent than ``least``, or more than ``most``, are left to others. Who leaves urgent
-        keys to others takes none while there are any.
+        Keys that are less urgent than ``least``, or more than ``most``, are left to others.
         """
         while True:
             self._sort_due()
@@ -97,7 +96,7 @@ class KeyQueue(Generic[K]):
 
     def done(self, key: K) -> None:
         """The work on ``key`` has ended."""
-        self._busy.pop(key, None)
+        self._busy.discard(key)
         plan = self._plans.get(key)
         if plan is not None:  # it may have been passed over meanwhile
             heapq.heappush(self._later, (plan.due, plan.number, key))
@@ -142,8 +141,6 @@ class KeyQueue(Generic[K]):
         self._changed = asyncio.Event()
 
     def _next(self, least: Lane, most: Lane) -> tuple[K] | None:
-        if most > Lane.URGENT and (self._ready[Lane.URGENT] or Lane.URGENT in self._busy.values()):
-            return None
         lanes = [lane for lane in Lane if most <= lane <= least and self._ready[lane]]
         if lanes and next(self._taken) % TURNS == 0:
             lanes.reverse()
@@ -155,6 +152,6 @@ class KeyQueue(Generic[K]):
                 if plan is None or plan.number != number or key in self._busy:
                     continue  # done() brings a busy one back
                 del self._plans[key]
-                self._busy[key] = lane
+                self._busy.add(key)
                 return (key,)
         return None
