@@ -107,7 +107,7 @@ class Settings:
     launchers: int = 4
     """Keys reconciled at the same time in addition, if GPUs wait for them."""
 
-    tellers: int = 16
+    background_workers: int = 16
     """Keys reconciled at the same time in addition, if people alone wait for them: why a job waits."""
 
 

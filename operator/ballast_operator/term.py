@@ -122,7 +122,7 @@ class Term:
             ("events", self._events.run),
             ("reports", self._reporter.run),
             *[("worker", lambda: self._queue.work(self._worker))] * self._settings.workers,
-            *[("teller", self._tell)] * self._settings.tellers,
+            *[("background worker", self._background)] * self._settings.background_workers,
             *[("launcher", lambda: self._queue.work(self._worker, Lane.URGENT))] * self._settings.launchers,
         ]
         tasks = [asyncio.create_task(keep_running(name, part, metrics=self._metrics)) for name, part in parts]
@@ -147,7 +147,7 @@ class Term:
         self._metrics.api_writes.labels(verb, kind.kind).inc()
         self._writes.append(time.monotonic())
 
-    async def _tell(self) -> None:
+    async def _background(self) -> None:
         """Write why jobs wait: of the API server's time each request under way gets an equal part."""
         await self._queue.work(self._worker, most=Lane.BACKGROUND)
 

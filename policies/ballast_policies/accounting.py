@@ -18,6 +18,11 @@ def cost(gpu_seconds: Number, price_per_gpu_hour: Number) -> Number:
     return paid
 
 
+def price_part(*, shared: bool) -> float:
+    """The part of its GPUs' price that a job pays: half while another job is on its GPU, too."""
+    return 0.5 if shared else 1.0
+
+
 def isolated_seconds(steps: Number, isolated_steps_per_second: Number) -> Number:
     """Seconds that ``steps`` would have taken at ``isolated_steps_per_second``, the job's equal share.
 

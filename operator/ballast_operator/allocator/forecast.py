@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping
 
+from ballast_policies.accounting import price_part
 from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Allocation, ProblemError
@@ -167,7 +168,7 @@ class _Forecast:
         for name, live in self._present.items():
             beside = decided.beside.get(name)
             live.one = dataclasses.replace(live.one, beside_speed=1.0 if beside is None else beside.speed)
-            live.of_price = 1.0 if beside is None else 0.5
+            live.of_price = price_part(shared=beside is not None)
         ratios = isolated_speeds(snapshot, inputs.problem, self._running())
         self._isolated = {name: 1.0 / ratio for name, ratio in ratios.items() if ratio > 0}
 

@@ -8,6 +8,7 @@ from ballast_policies.contract.errors import shown
 from ballast_policies.planning.launch.measured_layers import MeasuredLayers
 
 from ballast_operator.allocator.problem.layer_profiles import MOST_LAYERS, KindProfile
+from ballast_operator.kube.kinds import key_of_job
 
 ADDED = ("output_bytes", "gradient_bytes", "repeated_bytes")
 """Columns that older operators do not write."""
@@ -48,8 +49,7 @@ def read_layers(entry: Any) -> KindProfile:
         activation_bytes=tuple(map(int, rows[2])),
         **{name: tuple(map(int, row)) for name, row in zip(ADDED, rows[3:], strict=False)},
     )
-    namespace, _, name = job.partition("/")
-    return KindProfile((namespace, name), layers)
+    return KindProfile(key_of_job(job), layers)
 
 
 def _amount(value: Any) -> float:

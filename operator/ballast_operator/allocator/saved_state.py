@@ -26,7 +26,7 @@ from ballast_operator.allocator.problem.throughput import Measured
 from ballast_operator.allocator.saved_layers import read_layers, saved_layers
 from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import CONFIG_MAP, Key
+from ballast_operator.kube.kinds import CONFIG_MAP, Key, key_of_job
 
 STATE_NAME = "ballast-operator-state"
 """Name of the ConfigMap, in the namespace of the leader's Lease."""
@@ -257,7 +257,7 @@ def decode(content: bytes) -> SavedState:
     jobs = _understood(found.get("jobs"), measured)
     return SavedState(
         memory=memory,
-        jobs={(name.partition("/")[0], name.partition("/")[2]): known for name, known in jobs.items()},
+        jobs={key_of_job(name): known for name, known in jobs.items()},
         kinds=_understood(found.get("kinds"), speeds),
         layers=_understood(found.get("layers"), read_layers),
     )

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from ballast_policies.accounting import price_part
 from ballast_policies.rounds import Placement, PoolPart
 from pydantic import Field, WithJsonSchema, field_serializer
 
@@ -184,7 +185,7 @@ class JobAllocation(StatusModel):
     @property
     def price_part(self) -> float:
         """The part of its GPUs' price that it pays now."""
-        return 0.5 if self.partner else 1.0
+        return price_part(shared=bool(self.partner))
 
     @property
     def pays(self) -> bool:

@@ -14,7 +14,7 @@ import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ballast_policies.accounting import cost
+from ballast_policies.accounting import cost, price_part
 
 from ballast_operator.api.costs.budgets import BudgetPeriod
 from ballast_operator.kube.client import Cluster
@@ -26,7 +26,7 @@ from ballast_operator.report.baselines import (
     read_prices,
     type_blind_cost,
 )
-from ballast_operator.report.held import paid_parts, partner, price_part
+from ballast_operator.report.held import paid_parts, partner
 from ballast_operator.report.paid import written_for_data, written_for_gpus
 from ballast_operator.report.team_costs import team_costs
 
@@ -207,7 +207,7 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     status: Any = job.get("status") or {}
     spec: Any = job["spec"]
     allocation, progress = status.get("allocation") or {}, status.get("progress") or {}
-    held, of_price = paid_parts(allocation), price_part(allocation)
+    held, of_price = paid_parts(allocation), price_part(shared=bool(partner(allocation)))
     rates = {part.pool: cost(part.gpus * of_price, prices.price.get(part.pool, 0.0)) for part in held}
     rate = sum(rates.values())  # per second
     # As times, not as texts: one of them may have a fraction of a second.

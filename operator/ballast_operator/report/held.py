@@ -40,11 +40,6 @@ def _parts(allocation: Mapping[str, Any], without: frozenset[str]) -> tuple[Pool
     return (PoolPart(pool=allocation["pool"], gpu_type=allocation.get("gpuType", ""), gpus=gpus),)
 
 
-def price_part(allocation: Mapping[str, Any]) -> float:
-    """The part of its GPUs' price that it pays now: half where another job is on its GPU."""
-    return 0.5 if partner(allocation) else 1.0
-
-
 def partner(allocation: Mapping[str, Any]) -> str:
     """The job that is on its GPU as well; empty: none."""
     return str((allocation.get("sharedGpu") or {}).get("partner", ""))

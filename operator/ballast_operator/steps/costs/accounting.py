@@ -2,7 +2,7 @@
 
 import math
 
-from ballast_policies.accounting import cost, isolated_seconds
+from ballast_policies.accounting import cost, isolated_seconds, price_part
 from ballast_policies.contract import Report
 
 from ballast_operator.api.conditions import JobCondition
@@ -60,19 +60,20 @@ def paid_spans(context: ReconcileContext, status: TrainingJobStatus) -> tuple[tu
     if allocation.shared_gpu is None or now <= since:
         return ((since, now, 1.0),)
     partner, sharer, left = allocation.partner, context.sharer, context.partner_left
+    half = price_part(shared=True)
     if sharer is not None and sharer.job == partner and sharer.since <= since:
-        return ((since, now, 0.5),)
+        return ((since, now, half),)
     spans, at = [], since
     if partner:
         end = left if left is not None and since <= left <= now else now
         end = min(end, sharer.since) if sharer is not None and sharer.since > since else end
-        spans.append((since, end, 0.5))
+        spans.append((since, end, half))
         at = end
     if sharer is None:
         spans.append((at, now, 1.0))
     else:
         came = min(max(at, sharer.since), now)
-        spans += [(at, came, 1.0), (came, now, 0.5)]
+        spans += [(at, came, 1.0), (came, now, half)]
     return tuple(spans)
 
 
