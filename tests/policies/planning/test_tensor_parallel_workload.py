@@ -6,6 +6,7 @@ from ballast_policies.planning.tensor_parallel import (
     LinearCost,
     MoveCosts,
     decide_workload,
+    measured_no_faster,
     own_work_seconds,
     semi_seconds,
 )
@@ -138,3 +139,14 @@ def test_products_that_helpers_pay_for_decide_at_moderate_slowness():
     assert moderate.migrated == moderate.pruned == (0, 0, 0, 0)
     assert "left alone" in moderate.why
     assert decide_workload("semi", LATE, LATE, COLUMNS, costs=costs).migrated[0] > 0
+
+
+def test_a_decision_that_made_no_step_shorter_is_told():
+    """By what was measured with it and before it, and by what sending columns costs beside that."""
+    decision = decided("migrate", (2.0, 1.0, 1.0, 1.0))
+    dear = MoveCosts(communicate=LinearCost(fixed=0.3, per_column=0.0))
+    before = (2.0, 1.0, 1.0, 1.0)
+    assert not measured_no_faster(decision, (1.2, 1.6, 1.6, 1.6), before, costs=dear)
+    assert measured_no_faster(decision, (1.2, 1.8, 1.8, 1.8), before, costs=dear)
+    assert not measured_no_faster(decision, (1.2, 1.8, 1.8, 1.8), before, costs=MoveCosts())
+    assert measured_no_faster(decision, (1.2, 2.0, 1.8, 1.8), before, costs=MoveCosts())

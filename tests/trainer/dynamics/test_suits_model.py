@@ -4,6 +4,7 @@ import pytest
 import torch
 from ballast_policies.contract.job import DynamicConfig
 from ballast_policies.planning.dynamics import DYNAMICS
+from ballast_trainer.dynamics.mixture_of_experts import Experts
 from ballast_trainer.dynamics.registry import build_dynamic, build_dynamics, check_changes
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
@@ -206,6 +207,23 @@ def test_layers_that_every_blocks_passes_over_count_as_unchanged():
     config = DynamicConfig(**snake({"kind": "mixtureOfExperts", "experts": {"everyBlocks": 9}}))
     with pytest.raises(ConfigurationError, match="everyBlocks: 9 passes over"):
         check_changes(own(OwnBlock), [config])
+
+
+def test_layers_before_the_first_with_experts_stay_dense():
+    """As the first ones of published models; a model without any layer behind them is refused."""
+
+    def experts_from(layer):
+        fields = {"kind": "mixtureOfExperts", "experts": {"everyBlocks": 1, "firstLayer": layer}}
+        return DynamicConfig(**snake(fields))
+
+    model = own(OwnBlock)
+    change_ = build_dynamic(experts_from(2), model.layer_count)
+    layers = [change_.prepare(index, model.build_layer(index)) for index in range(model.layer_count)]
+    assert [any(isinstance(part, Experts) for part in layer.modules()) for layer in layers] == [
+        index in (2, 3) for index in range(5)
+    ]
+    with pytest.raises(ConfigurationError, match="an index below firstLayer: 9"):
+        check_changes(model, [experts_from(9)])
 
 
 @pytest.mark.parametrize("name", ["recurrent", "autoencoder"])

@@ -1,5 +1,6 @@
 """A tensor group with a rank that is late: found, and relieved; the lateness is emulated."""
 
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.gpu_emulation import emulated_speed
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.models.gpt import Block
+from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer
 from ballast_trainer.tensor_parallel.importance import ColumnImportance
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.straggler_mitigation import StragglerMitigation
@@ -150,9 +152,15 @@ class TwoRanks(Axis):
         return tensor
 
     def gather_values(self, values, device):
-        """What this rank says, and what the other one always says."""
+        """What this rank says, and what the other one always says; costs are alike."""
+        if len(values) > 2:
+            return [values, values]
         exchanges.append(values)
         return [values, [1.0, 0.5]]
+
+    def broadcast(self, tensor, source):
+        """Nothing comes from the other rank."""
+        return tensor
 
 
 exchanges = []
@@ -180,6 +188,35 @@ def test_times_are_exchanged_only_where_a_ranks_own_have_changed_by_a_tenth():
     assert late[3] == late[10] == ()
     assert late[-1] == (0,)
     assert not any(wanted[3:10])
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    """Every look at the clock of products takes a tenth of a second."""
+    clock = itertools.count()
+    monkeypatch.setattr(GemmTimer, "now", lambda self: next(clock) / 10)
+
+
+@pytest.mark.usefixtures("ticking")
+@pytest.mark.parametrize(("after", "acts"), [(1.6, True), (2.0, False)])
+def test_a_decision_after_which_steps_are_no_shorter_is_taken_back(after, acts):
+    """And is not taken again of ranks that are as late as they were, only of other ones."""
+    exchanges.clear()
+    torch.manual_seed(0)
+    axis = TwoRanks(ranks=(0, 1))
+    block = split_layer(Block(32, 8, 0.0), axis)
+    layer = SimpleNamespace(index=0, module=block)
+    mitigation = StragglerMitigation(StragglersConfig(policy="resize"), torch.device("cpu"), None, seed=0)
+    acted, wanted = [], False
+    for step, seconds in enumerate([2.0] * 3 + [after] * 3 + [after if acts else 2.0] * 12 + [3.0] * 4):
+        mitigation.begin_step(step, [layer], axis, microbatches=1, exchange=wanted)
+        acted.append(mitigation.decision is not None and mitigation.decision.acts)
+        block(torch.randn(2, 4, 32, requires_grad=True)).sum().backward()
+        mitigation.finish_step(seconds, microbatches=1)
+        wanted = mitigation.wants_exchange
+    assert acted[3:6] == [True] * 3
+    assert acted[6:18] == [acts] * 12
+    assert acted[-1], "a rank that is late otherwise is decided on again"
 
 
 def test_an_emulated_straggler_is_slow_in_its_products_alone():

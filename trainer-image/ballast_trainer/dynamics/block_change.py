@@ -28,12 +28,14 @@ class BlockChange(UnchangedHooks):
     Attributes:
         needs: members of :class:`~ballast_trainer.models.blocks.TransformerBlock` that a block must have.
         every_blocks: one of this many layers is changed.
+        first_layer: index below which none is changed.
         part: the class of this change's parts in a block.
     """
 
     part: type[ChangingModule] = ChangingModule
     needs: tuple[str, ...] = ()
     every_blocks = 1
+    first_layer = 0
 
     def __init__(self, config: DynamicConfig, layer_count: int) -> None:
         self._steps = ChangeSteps.of(config)
@@ -46,6 +48,8 @@ class BlockChange(UnchangedHooks):
 
     def lacks(self, index: int, module: nn.Module) -> str:
         """Why a layer stays as it is; empty: it is changed."""
+        if index < self.first_layer:
+            return f"an index below firstLayer: {self.first_layer}"
         if index % self.every_blocks:
             return f"an index that everyBlocks: {self.every_blocks} passes over"
         return lacking(module, self.needs)

@@ -120,6 +120,7 @@ class MixtureOfExperts(BlockChange):
         super().__init__(config, layer_count)
         self._settings = config.experts or ExpertsSettings()
         self.every_blocks = self._settings.every_blocks
+        self.first_layer = self._settings.first_layer
 
     def change_block(self, block: nn.Module, index: int) -> nn.Module:
         """Replace the MLP."""

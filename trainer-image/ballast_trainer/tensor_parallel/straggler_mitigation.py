@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import statistics
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,11 @@ from ballast_policies.planning.tensor_parallel import (
     MoveCosts,
     SemiDecision,
     decide_workload,
+    left_alone,
     mean_is_stale,
+    measured_no_faster,
     own_work_seconds,
+    stragglers,
 )
 
 from ballast_trainer.distributed.axis import Axis
@@ -72,7 +75,13 @@ class StragglerMitigation:
         self._clock.running = speed is not None or self.active
         self._measured: deque[tuple[float, float]] = deque(maxlen=MEASURED_STEPS)
         self._baseline: float | None = None
+        self._unjudged = False
+        """Whether the ranks have yet to tell what the newest decision has changed."""
         self._costs: MoveCosts | None = None
+        self._before: tuple[float, ...] = ()
+        """T of each rank before the decision in force, where that acts."""
+        self._in_vain: tuple[float, ...] = ()
+        """T of each rank for which the policy's decision has measured no faster than none."""
         self._held: dict[int, _Held] = {}
         self.wants_exchange = False
         self.decision: SemiDecision | None = None
@@ -162,28 +171,49 @@ class StragglerMitigation:
         rows = axis.gather_values([seconds, products], self._device)
         columns = (COLUMNS,) * axis.size
         if all(row[1] > 0 for row in rows):
-            if self._costs is None and self._config.policy == "semi":
+            total, products_ = own_work_seconds(
+                [row[0] for row in rows], [row[1] for row in rows], columns, self.decision
+            )
+            if self._costs is None and stragglers(total, tolerance=self._config.tolerance):
                 every = [pair for layer in held for pair in layer.pairs]
                 self._costs = measure_costs(
                     every, axis, COLUMNS, microbatches=microbatches, slowdown=self._slowdown
                 )
-            total, products_ = own_work_seconds(
-                [row[0] for row in rows], [row[1] for row in rows], columns, self.decision
-            )
-            decision = decide_workload(
-                self._config.policy,
-                total,
-                products_,
-                columns,
-                costs=self._costs or MoveCosts(),
-                tolerance=self._config.tolerance,
-            )
+            decision = self._decided([row[0] for row in rows], total, products_, columns)
             self.changed = decision != self.decision
             self.decision = decision
             if self.changed and axis.index == 0:
                 logger.info("tensor group of rank %d: %s", axis.ranks[0], decision.why)
         self._measured.clear()
         self._baseline, self.wants_exchange = None, False
+
+    def _decided(
+        self,
+        measured: Sequence[float],
+        own: tuple[float, ...],
+        products: tuple[float, ...],
+        columns: tuple[int, ...],
+    ) -> SemiDecision:
+        """The policy's decision; none where that has measured no faster, until the ranks' seconds change."""
+        costs, tolerance = self._costs or MoveCosts(), self._config.tolerance
+        in_force, unjudged = self.decision, self._unjudged
+        self._unjudged = False
+        acts = in_force is not None and in_force.acts
+        if in_force is not None and acts and unjudged:
+            if measured_no_faster(in_force, measured, self._before, costs=costs):
+                # The ranks may have changed meanwhile: without the decision, they tell.
+                self._in_vain, self._unjudged = self._before, True
+                why = "steps are no shorter than before: late ranks are left alone"
+                return left_alone(self._before, why, tolerance=tolerance)
+        elif not acts and self._in_vain and not any(map(mean_is_stale, self._in_vain, own)):
+            why = "ranks are as late as when it did not help: they are left alone"
+            return left_alone(own, why, tolerance=tolerance)
+        decided = decide_workload(
+            self._config.policy, own, products, columns, costs=costs, tolerance=tolerance
+        )
+        if decided.acts and (not acts or mean_is_stale(max(self._before), max(own))):
+            self._before, self._unjudged = own, True
+        return decided
 
     def _resize(self, held: list[_Held], axis: Axis) -> None:
         assert self.decision is not None
@@ -232,4 +262,5 @@ class StragglerMitigation:
         median = statistics.median(row[0] for row in self._measured)
         if self._baseline is None:
             self._baseline = median
-        self.wants_exchange = self.decision is None or mean_is_stale(self._baseline, median)
+        stale = mean_is_stale(self._baseline, median)
+        self.wants_exchange = self.decision is None or stale or self._unjudged

@@ -27,6 +27,8 @@ from ballast_policies.planning.tensor_parallel.stragglers import mean_is_stale, 
 from ballast_policies.planning.tensor_parallel.workload import (
     POLICIES,
     decide_workload,
+    left_alone,
+    measured_no_faster,
     own_work_seconds,
 )
 
@@ -41,8 +43,10 @@ __all__ = [
     "helper_columns",
     "keep_list",
     "layer_ratio",
+    "left_alone",
     "longest_absence",
     "mean_is_stale",
+    "measured_no_faster",
     "migrated_share",
     "migrating_stragglers",
     "migration_gain",

@@ -83,6 +83,11 @@ class SemiDecision:
     pruned: tuple[int, ...]
     why: str
 
+    @property
+    def acts(self) -> bool:
+        """Whether any rank does other work than its own."""
+        return any(self.migrated) or any(self.pruned)
+
     def computed(self, columns: Sequence[int]) -> tuple[float, ...]:
         """By rank, columns that it computes, of its own ``columns`` and of others'.
 

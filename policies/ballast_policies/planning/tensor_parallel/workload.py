@@ -85,8 +85,8 @@ def decide_workload(
     if policy not in POLICIES:
         raise ValueError(f"{policy!r} is no policy for late ranks; known are {', '.join(POLICIES)}")
     late = stragglers(seconds, tolerance=tolerance) if policy != "none" else ()
-    none = (0,) * len(seconds)
     if not late:
+        none = (0,) * len(seconds)
         return SemiDecision(stragglers=(), migrated=none, pruned=none, why="no rank is late")
 
     def expected(decision: SemiDecision) -> float:
@@ -101,6 +101,28 @@ def decide_workload(
     if after < before * (1 - LEAST_GAIN):
         return best
     why = f"rank {late[0]} is late and left alone: {after:.3g} s a step instead of {before:.3g} s"
+    return left_alone(seconds, why, tolerance=tolerance)
+
+
+def measured_no_faster(
+    decision: SemiDecision, measured: Sequence[float], before: Sequence[float], *, costs: MoveCosts
+) -> bool:
+    """Whether a step under a decision takes as long as before it: what was expected has not come true.
+
+    Args:
+        decision: in force.
+        measured: T under it, by rank.
+        before: T before it, by rank.
+        costs: of sending columns, which T does not contain.
+    """
+    moved = sum(decision.migrated)
+    return max(measured) + (costs.communicate(moved) if moved else 0.0) >= max(before)
+
+
+def left_alone(seconds: Sequence[float], why: str, *, tolerance: float = TOLERANCE) -> SemiDecision:
+    """The decision to do nothing about late ranks."""
+    none = (0,) * len(seconds)
+    late = stragglers(seconds, tolerance=tolerance)
     return SemiDecision(stragglers=late, migrated=none, pruned=none, why=why)
 
 
