@@ -180,7 +180,7 @@ class ExpertsSettings(Settings):
     every_blocks: int = setting(2, ge=1, le=100_000)
     """One of this many blocks has experts."""
     first_layer: int = setting(0, ge=0, le=100_000)
-    """Index of the first layer that may have experts; those before stay dense, as the first ones of DeepSeek-V3."""
+    """Index of the first layer that may have experts; those before stay dense, as in DeepSeek-V3."""
     capacity_factor: float = setting(1.25, gt=0, le=1024)
     """Positions that an expert takes at most, over the mean, where ``dropTokens`` is true."""
     drop_tokens: bool = False
