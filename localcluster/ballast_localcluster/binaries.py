@@ -141,7 +141,7 @@ def _cached_or_built(progress: Progress) -> Binaries:
 def _build(folder: Path, progress: Progress) -> None:
     otherwise = f"set BALLAST_CONTROLPLANE to a folder that holds {', '.join(PROGRAMS)}"
     go = go_command(module_file(), _WHAT, otherwise)
-    progress(f"building {_WHAT} (Kubernetes {kubernetes_version()}); once, about 4 minutes on 2 cores")
+    progress(f"building {_WHAT} (Kubernetes {kubernetes_version()}); once, 4 to 10 minutes on 2 cores")
     progress("fetching its Go modules")
     flags = _build_flags(SOURCE)
     packages = len(run_go([go, "list", *flags[:-2], "-deps", "."], SOURCE).splitlines())
