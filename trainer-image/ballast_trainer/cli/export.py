@@ -40,7 +40,7 @@ from ballast_trainer.process_exit import end, reason_of
 def export(
     config_path: Path, assignments: tuple[str, ...], checkpoint: Path | None, output: Path, kind: str
 ) -> None:
-    """Write the whole model of a checkpoint under its own parameters' names."""
+    """Write the whole model of a checkpoint, by parameter name."""
     from ballast_trainer.checkpoints.export import export_checkpoint
     from ballast_trainer.errors import ConfigurationError
     from ballast_trainer.launch import ValidatedJob

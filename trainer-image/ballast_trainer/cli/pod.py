@@ -199,7 +199,7 @@ def _termination_log() -> Path | None:
 
 @click.command()
 def pod() -> None:
-    """Run the ranks of a TrainingJob that are in this pod, one process for each of its GPUs.
+    """Run this pod's ranks of a TrainingJob, a process for each GPU.
 
     The operator sets BALLAST_JOB, BALLAST_JOB_UID, BALLAST_NAMESPACE, BALLAST_POD_NAME, BALLAST_POD_IP,
     BALLAST_POD_RANKS and BALLAST_CHECKPOINT_PATH. With BALLAST_CHANNEL the plan is read from files in that

@@ -22,7 +22,10 @@ from ballast_trainer.process_exit import end, reason_of
 )
 @click.option("--output", type=click.Choice(["text", "json"]), default="text")
 def profile(config_path: Path, assignments: tuple[str, ...], steps: int, at_step: int, output: str) -> None:
-    """Measure seconds and bytes of each layer, for one microbatch, on this machine."""
+    """Measure seconds and bytes of each layer on this machine.
+
+    For one microbatch, forward and backward.
+    """
     from ballast_trainer.layer_profiler import layer_rows
 
     try:

@@ -164,7 +164,7 @@ def run(
     trace: Path | None,
     trace_step: int,
 ) -> None:
-    """Train from a configuration file: alone, with --ranks, or as a rank of torchrun."""
+    """Train from a file: alone, with --ranks, or under torchrun."""
     # On a terminal a message takes the place of the line that moves.
     erase = ProgressLine.ERASE if sys.stdout.isatty() and sys.stderr.isatty() else ""
     form = f"{erase}%(levelname)s %(name)s %(message)s"

@@ -65,7 +65,7 @@ def simulate(
     loads_path: Path | None,
     output: str,
 ) -> None:
-    """Predict step time, bubble and memory of each rank; no ranks are started.
+    """Predict step time, bubble and memory without starting ranks.
 
     Each rank is taken to be alone on its device, which is as fast as the one that was profiled unless
     --speeds says how fast.

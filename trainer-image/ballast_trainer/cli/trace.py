@@ -39,9 +39,9 @@ def trace(
     even: bool,
     out: Path | None,
 ) -> None:
-    """Show every action of a step in time, simulated, under the job's first partition.
+    """Show every action of a simulated step in time.
 
-    Two steps where the schedule has no flush.
+    The partition is the job's first one; two steps where the schedule has no flush.
     """
     from ballast_policies.planning.schedules import (
         chrome_trace,
