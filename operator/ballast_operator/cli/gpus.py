@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import click
-from ballast_policies.gpus.catalogue import PRECISIONS, GpuModel, built_in_gpus, gpu_named
+from ballast_policies.gpus.catalogue import PRECISIONS, GpuModel, built_in_gpus, gpu_named, gpus_containing
 from ballast_policies.gpus.labels import gpu_of_node
 
 
@@ -27,6 +27,10 @@ def gpus(product: str | None, labels: tuple[str, ...], output: str) -> None:
         found = gpu_of_node(_parsed(labels)) if product is None else gpu_named(product)
         if found is None:
             asked = ", ".join(labels) if product is None else product
+            meant = gpus_containing(product or "")
+            if meant:
+                names = ", ".join(gpu.name for gpu in meant)
+                raise click.ClickException(f"{asked!r} may be {names}. To fix: choose one of them")
             raise click.ClickException(
                 f"{asked!r} is not in the catalogue, which has whole GPUs by full names, as v100-sxm2-16gb. "
                 "To fix: choose one that `ballast gpus` lists, or state memoryBytes in the cluster file"

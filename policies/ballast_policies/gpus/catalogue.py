@@ -67,6 +67,21 @@ def gpu_named(text: str, gpus: Iterable[GpuModel] | None = None) -> GpuModel | N
     return None
 
 
+def gpus_containing(text: str, gpus: Iterable[GpuModel] | None = None) -> tuple[GpuModel, ...]:
+    """The GPUs that parts of a name, as ``v100``, ``H100 80GB`` or ``mi300``, may mean, in their order."""
+    beginnings = [part for part in _plain(text).split("-") if part]
+
+    def may_be(name: str) -> bool:
+        parts = _plain(name).split("-")
+        return all(any(part.startswith(beginning) for part in parts) for beginning in beginnings)
+
+    return tuple(
+        gpu
+        for gpu in (built_in_gpus() if gpus is None else gpus)
+        if beginnings and any(map(may_be, (gpu.name, *gpu.products)))
+    )
+
+
 def parse_gpus(text: str) -> tuple[GpuModel, ...]:
     """The rows of a TOML file as ``data/gpus.toml``.
 

@@ -36,7 +36,11 @@ def test_one_gpu_by_product_or_by_the_labels_of_a_node(asked):
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        (["v100"], "'v100' is not in the catalogue"),
+        (["v100"], "'v100' may be v100-pcie-16gb, v100-pcie-32gb, v100-sxm2-16gb"),
+        (["NVIDIA h100"], "h100-sxm5-80gb"),
+        (["mi300"], "mi300x"),
+        (["-"], "'-' is not in the catalogue"),
+        (["v1000"], "'v1000' is not in the catalogue"),
         (["--label", "nvidia.com/gpu.product=Tesla-T4-SHARED"], "not in the catalogue"),
         (["--label", "nvidia.com/gpu.product"], "has no '='"),
         (["Tesla-T4", "--label", "a=b"], "To fix: give one of them"),
