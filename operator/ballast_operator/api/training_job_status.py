@@ -8,6 +8,7 @@ from ballast_operator.api.base import StatusModel, Step, Time, schema
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.condition import Condition, Conditions, find_condition, set_condition
 from ballast_operator.api.conditions import SUSPENSIONS, JobCondition, JobReason, JobState
+from ballast_operator.api.costs.budgets import TeamPart
 from ballast_operator.api.costs.job_data import DataCost
 from ballast_operator.api.job_allocation import JobAllocation, PoolCost
 
@@ -165,6 +166,11 @@ class TrainingJobStatus(StatusModel):
         Field(max_length=256, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),
     ] = ()
     """``costSoFar`` by pool; ``ballast cost`` sums them up."""
+    team_costs: Annotated[
+        tuple[TeamPart, ...],
+        Field(max_length=16, json_schema_extra=schema(list_type="map", list_map_keys=["team"])),
+    ] = ()
+    """``costSoFar`` by team; the last one pays now, the others are those that the job belonged to before."""
     data: DataCost | None = None
     """What it has read from other regions, of a job with ``spec.dataLocation``."""
     lost_steps: Annotated[int, Field(ge=0)] = 0

@@ -16,6 +16,7 @@ from ballast_operator.steps.context import (
 )
 from ballast_operator.steps.costs.accounting import account_suspension, with_ended_pods, with_sharer
 from ballast_operator.steps.costs.limits import limits_reached, seconds_to_next_limit, with_cost_for_budget
+from ballast_operator.steps.costs.teams import with_cost_of_last_team, with_team
 from ballast_operator.steps.growing import give_up_growth
 from ballast_operator.steps.messages import with_refused_messages
 from ballast_operator.steps.shrinking import with_leaving_nodes
@@ -82,6 +83,7 @@ def decide(
     )
     before = view.status
     if not view.status.finished:
+        context = with_status(context, with_cost_of_last_team(context))
         context = with_status(context, with_cost_for_budget(context))
         status = apply_allocator_conditions(context, limits_reached(context))
         status = account_suspension(context, status)
@@ -89,7 +91,8 @@ def decide(
         status = with_ended_pods(context, status)
         context = with_status(context, status)
     result = take_step(context)
-    result = dataclasses.replace(result, status=with_sharer(context, before, result.status))
+    status = with_team(context, with_sharer(context, before, result.status))
+    result = dataclasses.replace(result, status=status)
     again, limit = result.requeue_after_seconds, seconds_to_next_limit(context)
     if math.isinf(limit):
         return result

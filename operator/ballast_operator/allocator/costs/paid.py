@@ -76,8 +76,10 @@ class Sums:
                     changed[key] += amount + self.per_second.get(uid, {}).get(key, 0.0) * seconds
                 elif key not in present:
                     changed[key] += amount
-            for key in () if present is None else present.keys() - before.keys():
-                # It has paid to another key until now; in a pool that it comes to it begins with nothing.
+            if present is None or present.keys() & before.keys():
+                continue  # to a key that it comes to it has paid nothing before
+            for key in present:
+                # It does not say by key what it has paid, and all of it was another key's until now.
                 changed[key] -= sum(before.values()) if from_start else 0.0
         total = _sum(by_job)
         others = {}
@@ -131,10 +133,13 @@ class Paid:
         rates: dict[str, dict[str, float]] = {}
         team_rates: dict[str, dict[str, float]] = {}
         for view in jobs:
-            team, status = (view.spec.entity if view.spec is not None else None) or "", view.status
+            status, by_teams = view.status, {part.team: part.cost for part in view.status.team_costs}
+            team = (view.spec.entity if view.spec is not None else None) or ""
+            if by_teams:
+                team = status.team_costs[-1].team
             gpus[view.uid] = paid = {entry.pool: entry.cost for entry in status.pool_costs}
             data[view.uid] = {entry.pool: entry.data_cost for entry in status.pool_costs}
-            by_team[view.uid] = {team: status.cost_so_far}
+            by_team[view.uid] = by_teams or {team: status.cost_so_far}
             allocation = status.allocation
             since = None if allocation is None else view.unpaid_since
             if allocation is None or since is None:

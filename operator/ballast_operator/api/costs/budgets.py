@@ -48,6 +48,15 @@ class TeamBudget(ApiModel):
     """What happens to the team's jobs when it is spent."""
 
 
+class TeamPart(StatusModel):
+    """What one team has paid for a job."""
+
+    team: Annotated[str, Field(max_length=253)]
+    """The team, ``spec.entity`` then; empty: none."""
+    cost: Annotated[float, Field(ge=0)] = 0.0
+    """What it has paid."""
+
+
 class TeamCost(StatusModel):
     """What the jobs of a team have cost, deleted ones included, up to ``billAt``."""
 

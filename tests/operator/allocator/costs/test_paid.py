@@ -7,7 +7,7 @@ import pytest
 from ballast_operator.allocator.costs.bill import next_bill
 from ballast_operator.allocator.costs.paid import Paid
 from ballast_operator.api.cluster_policy_status import PoolBill, PoolCapacity
-from ballast_operator.api.costs.budgets import TeamCost
+from ballast_operator.api.costs.budgets import TeamCost, TeamPart
 from ballast_operator.api.job_allocation import PoolCost
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.assignment import PoolInfo
@@ -24,7 +24,7 @@ def at(seconds: float) -> datetime.datetime:
     return START + datetime.timedelta(seconds=seconds)
 
 
-def job(uid: str, paid: float, *, gpus: int = 0, since: float = 0.0, entity: str | None = None):
+def job(uid: str, paid: float, *, gpus: int = 0, since: float = 0.0, entity: str | None = None, by_team=()):
     """A job that has paid ``paid`` in the pool, and holds ``gpus`` there since."""
     held = PoolPart(pool="p", gpu_type="v100", gpus=gpus)
     allocation = types.SimpleNamespace(on_nodes_by_pool=(held,), price_part=1.0) if gpus else None
@@ -32,7 +32,10 @@ def job(uid: str, paid: float, *, gpus: int = 0, since: float = 0.0, entity: str
         uid=uid,
         spec=types.SimpleNamespace(entity=entity),
         status=types.SimpleNamespace(
-            pool_costs=(PoolCost(pool="p", cost=paid),), cost_so_far=paid, allocation=allocation
+            pool_costs=(PoolCost(pool="p", cost=paid),),
+            team_costs=tuple(TeamPart(team=team, cost=cost) for team, cost in by_team),
+            cost_so_far=paid,
+            allocation=allocation,
         ),
         unpaid_since=at(since) if gpus else None,
     )
@@ -122,6 +125,20 @@ def test_a_job_that_changes_its_team_pays_for_the_new_one_from_then_on():
     first = Paid().next([job("a", 3.0, entity="vision")], POOLS, (), known, at(0), at(1))
     second = first.next([job("a", 3.5, entity="speech")], POOLS, (), known, at(1), at(2))
     assert (second.teams.of("vision"), second.teams.of("speech")) == (3.0, 4.5)
+
+
+def test_a_job_that_changed_its_team_while_no_operator_ran_is_counted_once():
+    """Its status says whose its cost is; its GPUs are the old team's until a pass has booked them."""
+    known = (TeamCost(team="vision", since=START, cost=9.0, deleted_jobs_cost=4.0),)
+    moved = job("a", 5.0, gpus=1, since=1, entity="speech", by_team=[("vision", 5.0)])
+    first = Paid().next([moved], POOLS, (), known, at(0), at(3))
+    assert (first.teams.of("vision"), first.teams.of("speech")) == (11.0, 0.0)
+    moved = job("a", 8.0, gpus=1, since=4, entity="speech", by_team=[("vision", 8.0), ("speech", 0.0)])
+    second = first.next([moved], POOLS, (), known, at(0), at(6))
+    assert (second.teams.of("vision"), second.teams.of("speech")) == (12.0, 2.0)
+    known += (TeamCost(team="speech", since=START, cost=2.0, deleted_jobs_cost=0.0),)
+    gone = second.next([], POOLS, (), known, at(0), at(7))
+    assert (gone.teams.of("vision"), gone.teams.of("speech")) == (12.0, 3.0)
 
 
 def test_another_leader_knows_what_deleted_jobs_of_a_team_had_paid():

@@ -107,6 +107,32 @@ async def test_the_costs_of_a_team_are_those_of_its_jobs():
     assert spent(simulation) == pytest.approx({"": now("two"), "vision": now("one")}, abs=0.1)
 
 
+@pytest.mark.parametrize("operator_runs", [True, False])
+async def test_a_job_that_changes_its_team_is_paid_for_once(operator_runs):
+    """By the old team until then, and by the new one from then on, also where no operator runs meanwhile."""
+    simulation = cluster()
+    add(simulation, "one")
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    await ticks(simulation, 50)
+    item = simulation.world.get(JOB, NAMESPACE, "one")
+    item["spec"]["entity"] = "speech"
+    item["metadata"]["generation"] = item["metadata"].get("generation", 1) + 1
+    simulation.world.put(JOB, item)
+    if not operator_runs:
+        simulation.start_operator()
+    before = spent(simulation)["vision"]
+    await ticks(simulation, 100)
+    simulation.start_operator()
+    await ticks(simulation, 100)
+    status = simulation.status("one")
+    assert [part.team for part in status.team_costs] == ["vision", "speech"]
+    assert sum(part.cost for part in status.team_costs) == pytest.approx(status.cost_so_far)
+    costs = spent(simulation)
+    assert costs["vision"] == pytest.approx(before, abs=3 * PER_SECOND)
+    since = (simulation.now - max(status.cost_at, status.allocation.since)).total_seconds()
+    assert sum(costs.values()) == pytest.approx(status.cost_so_far + since * PER_SECOND, abs=3 * PER_SECOND)
+
+
 async def test_a_monthly_budget_begins_again_with_the_month():
     """At its first second by UTC, without a change by anybody."""
     simulation = cluster(vision={"amount": 1.0, "period": "Month"})
