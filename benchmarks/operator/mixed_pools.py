@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 import numpy as np
 from ballast_policies.planning.launch.first_cut import LaunchRanks, first_cut
-from ballast_policies.planning.launch.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.stages import first_stages
 from ballast_policies.planning.step_time import predict_step_seconds
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ballast_policies.contract.errors import shown
-from ballast_policies.planning.launch.measured_layers import MeasuredLayers
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 
 from ballast_operator.allocator.problem.layer_profiles import MOST_LAYERS, KindProfile
 from ballast_operator.kube.kinds import key_of_job

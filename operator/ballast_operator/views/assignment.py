@@ -5,7 +5,7 @@ import enum
 from collections.abc import Mapping
 
 from ballast_policies.contract import GPU_RESOURCE
-from ballast_policies.planning.launch.measured_layers import MeasuredLayers
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 from ballast_policies.rounds import Placement
 

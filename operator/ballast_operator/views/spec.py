@@ -11,7 +11,7 @@ from ballast_policies.contract import Stage
 from ballast_policies.contract.job import JobConfig
 from ballast_policies.contract.job.reshaping import BalanceBy
 from ballast_policies.planning.launch.first_cut import LaunchRanks, first_cut
-from ballast_policies.planning.launch.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.schedules import SCHEDULES
 from ballast_policies.planning.stages import first_stages, stage_placement
 from ballast_policies.prices.egress import JobData
@@ -217,7 +217,7 @@ class JobSpec:
         if not self.config.rebalance.enabled or self.config.rebalance.by is not BalanceBy.TIME:
             layers = dataclasses.replace(layers, seconds=())
         limit = self.config.rebalance.memory_bytes
-        each = memory if isinstance(memory, Sequence) else (memory,) * (1 + max(placement))
+        each = memory if isinstance(memory, Sequence) else (memory,) * (ranks // self.ranks_per_position)
         has = [min((known for known in (one, limit) if known is not None), default=None) for one in each]
         known_ranks = LaunchRanks(
             placement=placement,

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 
@@ -93,7 +94,7 @@ class _Direction:
         self, load: np.ndarray, speeds: np.ndarray, held: np.ndarray, capacity: RankCapacity
     ) -> None:
         self.load, self.speeds, self.held, self.capacity = load, speeds, held, capacity
-        self.memory = capacity.memory_array(len(speeds))
+        self.memory = capacity.memory_for_layers(len(speeds)) * ROUNDING
         self.S = np.concatenate([[0.0], np.cumsum(load)])
         self.limited = bool(np.isfinite(self.memory).any())
 

@@ -11,9 +11,15 @@ import numpy as np
 from ballast_policies.planning.balancers.by_simulation import refine
 from ballast_policies.planning.balancers.mixed_gpus import arrange_ranks, partition_by_rank
 from ballast_policies.planning.balancers.network import network_aware_partition
+from ballast_policies.planning.memory.measured_layers import PipelineForm
+from ballast_policies.planning.memory.moments import runs_in_torch
+from ballast_policies.planning.memory.rank_bytes import rank_bytes
+from ballast_policies.planning.memory.stage_bytes import ROUNDING, LayerSums, StageBytes
 from ballast_policies.planning.partition import Partition, PlanningError, even_partition, imbalance
 from ballast_policies.planning.profile import GpuKind, LayerProfile
+from ballast_policies.planning.rank_capacity import TakenBytes, taken_by_sums
 from ballast_policies.planning.schedules import (
+    DEFAULT_SCHEDULE,
     BubbleSplit,
     Schedule,
     ScheduleFacts,
@@ -35,7 +41,7 @@ _MOST_ACTIONS = 150_000
 class PlannedStage:
     """Layers ``first_layer`` to ``end_layer - 1`` on ``rank``.
 
-    ``seconds`` per step on its GPU; ``bytes`` at the fullest moment.
+    ``seconds`` per step on its GPU; ``bytes`` of its rank, with all its stages, at the fullest moment.
     """
 
     stage: int
@@ -110,8 +116,11 @@ def plan_pipeline(
         ScheduleError: the schedule is unknown or does not suit the counts.
     """
     ranks = sum(kind.count for kind in gpus)
+    if ranks == 1:
+        # One rank alone has the whole model as one stage, whatever the schedule.
+        schedule, chunks = DEFAULT_SCHEDULE, 1
     built = build_schedule(schedule, ranks=ranks, microbatches=microbatches, chunks=chunks)
-    problem = _Problem(profile, tuple(gpus), built, validate(built), bandwidth)
+    problem = _Problem(profile, tuple(gpus), built, validate(built), bandwidth, _form(schedule, built))
     stages = stages_of(schedule, ranks, chunks)
     if profile.layers < stages:
         raise PlanningError(
@@ -135,6 +144,15 @@ def plan_pipeline(
     )
 
 
+def _form(schedule: str, built: Schedule) -> PipelineForm:
+    return PipelineForm(
+        schedule=schedule,
+        positions=built.ranks,
+        microbatches=built.microbatches,
+        stages_per_rank=built.stages // built.ranks,
+    )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Problem:
     profile: LayerProfile
@@ -142,6 +160,7 @@ class _Problem:
     schedule: Schedule
     facts: ScheduleFacts
     bandwidth: float | None
+    form: PipelineForm
 
     def arranged_types(self) -> tuple[str, ...]:
         """GPU types by rank; decided for one stage a rank, also where there are more."""
@@ -150,7 +169,7 @@ class _Problem:
         return arrange_ranks(
             {kind.gpu_type: (seconds / kind.speed).tolist() for kind in self.gpus},
             {kind.gpu_type: kind.count for kind in self.gpus},
-            position_bytes=self._stage_bytes() if limits else None,
+            taken=self._stage_bytes() if limits else None,
             memory_by_type={k.gpu_type: self._memory(k.gpu_type) for k in self.gpus} if limits else None,
         ).gpu_types
 
@@ -158,9 +177,15 @@ class _Problem:
         speeds = self._stage_speeds(types)
         seconds = np.add(self.profile.forward_seconds, self.profile.backward_seconds)
         matrix = seconds[None, :] / speeds[:, None]
-        start = partition_by_rank(
-            matrix, rank_bytes=self._stage_bytes(), memory=[self._stage_memory(types, s) for s in self._all]
-        )
+        try:
+            start = partition_by_rank(
+                matrix, taken=self._stage_bytes(), memory=[self._stage_memory(types, s) for s in self._all]
+            )
+        except PlanningError:
+            # Stages that share a rank may fit its memory though each does not fit its part.
+            start = self._emptiest(types)
+            if self._one_stage_a_rank or not self._fits(start, types):
+                raise
         starts = [start, even_partition(self.profile.layers, self.schedule.stages)]
         if self.bandwidth is not None:
             aware = network_aware_partition(
@@ -233,24 +258,40 @@ class _Problem:
         speed = {kind.gpu_type: kind.speed for kind in self.gpus}
         return np.array([speed[types[self._rank(stage)]] for stage in self._all])
 
-    def _stage_bytes(self) -> np.ndarray:
-        """[stage, layer]: what the layer holds on the stage, with microbatches in flight and versions."""
-        profile, facts = self.profile, self.facts
-        rows = [
-            np.asarray(profile.held_bytes, dtype=float)
-            + (facts.versions_held[stage] - 1) * np.asarray(profile.weight_bytes, dtype=float)
-            + facts.stage_in_flight[stage] * np.asarray(profile.activation_bytes, dtype=float)
-            for stage in self._all
-        ]
-        return np.array(rows)
+    def _stage_bytes(self) -> TakenBytes:
+        """What layers take as a stage; of several stages a rank, without what is there for a moment."""
+        if self._one_stage_a_rank:
+            return StageBytes(LayerSums.of(self.profile.rows), self.form).taken
+        held = np.asarray(self.profile.held_bytes, dtype=float)
+        kept = np.asarray(self.profile.activation_bytes, dtype=float)
+        weights = np.asarray(self.profile.weight_bytes, dtype=float)
+        flying, versions = np.array(self.facts.stage_in_flight), np.array(self.facts.versions_held)
+        rows = held + np.outer(versions - 1, weights) + np.outer(flying, kept)
+        return taken_by_sums(np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, axis=1)], axis=1))
 
     def _held(self, partition: Partition) -> list[float]:
-        bounds, stage_bytes = partition.bounds, self._stage_bytes()
-        return [float(stage_bytes[s, bounds[s] : bounds[s + 1]].sum()) for s in self._all]
+        """By stage, bytes of its rank."""
+        if self._one_stage_a_rank:
+            bounds = np.array(partition.bounds)
+            found: list[float] = self._stage_bytes()(
+                np.arange(partition.ranks), bounds[:-1], bounds[1:]
+            ).tolist()
+            return found
+        buffered = runs_in_torch(self.form)
+        ranks = rank_bytes(partition, self.schedule, self.facts, self.profile.rows, buffered=buffered)
+        return [ranks[self._rank(stage)].total for stage in self._all]
+
+    def _fullness(self, partition: Partition, types: Sequence[str]) -> float:
+        """The largest part of a rank's memory that is taken."""
+        held = self._held(partition)
+        return max(held[stage] / self._memory(types[self._rank(stage)]) for stage in self._all)
 
     def _fits(self, partition: Partition, types: Sequence[str]) -> bool:
-        held = self._held(partition)
-        return all(held[stage] <= self._stage_memory(types, stage) for stage in self._all)
+        return self._fullness(partition, types) <= ROUNDING
+
+    def _emptiest(self, types: Sequence[str]) -> Partition:
+        even = even_partition(self.profile.layers, self.schedule.stages)
+        return refine(even, lambda partition: self._fullness(partition, types))
 
     def _boundary_seconds(self) -> list[float]:
         assert self.bandwidth is not None

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from ballast_policies.planning.memory.measured_layers import MeasuredLayer
 from ballast_policies.planning.partition import PlanningError
 
 
@@ -17,6 +18,8 @@ class LayerProfile:
         output_bytes: sent to the next layer, of one microbatch.
         overhead_seconds: what a microbatch costs whatever its size (kernel launches): a part of the forward
             and backward seconds; none given: 0.
+        repeated_bytes: kept by a repeated forward while the layer's backward runs; none given: 0.
+        gradient_bytes: gradients from which those of the weights are computed; none given: 0.
     """
 
     forward_seconds: tuple[float, ...]
@@ -26,13 +29,23 @@ class LayerProfile:
     activation_bytes: tuple[float, ...]
     output_bytes: tuple[float, ...]
     overhead_seconds: tuple[float, ...] = ()
+    repeated_bytes: tuple[float, ...] = ()
+    gradient_bytes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.overhead_seconds:
-            object.__setattr__(self, "overhead_seconds", (0.0,) * len(self.forward_seconds))
+        for name in ("overhead_seconds", "repeated_bytes", "gradient_bytes"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, (0.0,) * len(self.forward_seconds))
         lengths = {field.name: len(getattr(self, field.name)) for field in dataclasses.fields(self)}
         if len(set(lengths.values())) != 1 or not self.forward_seconds:
             raise PlanningError(f"every layer needs every value, the counts are: {lengths}")
+
+    @property
+    def rows(self) -> tuple[MeasuredLayer, ...]:
+        """Bytes of the layers, one by one."""
+        names = [field.name for field in dataclasses.fields(MeasuredLayer)]
+        columns = zip(*(getattr(self, name) for name in names), strict=True)
+        return tuple(MeasuredLayer(**dict(zip(names, values, strict=True))) for values in columns)
 
     @property
     def layers(self) -> int:

@@ -1,12 +1,20 @@
 """What each rank can compute and hold, and the bytes that layers take there."""
 
 import dataclasses
-import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ballast_policies.planning.memory.stage_bytes import ROUNDING, StageBytes
 from ballast_policies.planning.partition import Partition, PlanningError
+
+TakenBytes = Callable[[int | np.ndarray, int | np.ndarray, int | np.ndarray], np.ndarray]
+"""(rank, first layer, end layer), which broadcast -> bytes of these layers on it."""
+
+
+def taken_by_sums(sums: np.ndarray) -> TakenBytes:
+    """What adds up over layers; [rank, j]: bytes of the first j layers, shape (p, L + 1)."""
+    return lambda rank, first, end: np.asarray(sums[rank, end] - sums[rank, first])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,14 +25,19 @@ class RankCapacity:
         speeds: relative speed of each rank, shape (p,); None: all 1.
         memory: bytes that each rank can hold, shape (p,); None: no limit.
         layer_bytes: bytes of each layer, shape (L,), which also travel with it; None: unknown.
-        rank_bytes: bytes that each layer takes on each rank, shape (p, L), where they differ, e.g. by the
-            microbatches in flight; compared with ``memory`` in place of ``layer_bytes``.
+        rank_bytes: bytes that each layer takes at most on each rank, shape (p, L), where they differ, e.g. by
+            the microbatches in flight; compared with ``memory`` in place of ``layer_bytes``.
+        reserved: bytes that each rank needs at most besides those of its layers, shape (p,); None: none.
+        stage_bytes: what the layers of a rank take together, which ``rank_bytes`` and ``reserved`` bound from
+            above for searches that add up layers; None: their sum.
     """
 
     speeds: Sequence[float] | None = None
     memory: Sequence[int] | None = None
     layer_bytes: Sequence[int] | None = None
     rank_bytes: Sequence[Sequence[float]] | None = None
+    reserved: Sequence[float] | None = None
+    stage_bytes: StageBytes | None = None
 
     def speed_array(self, ranks: int) -> np.ndarray:
         """Speed of each of ``ranks`` ranks, shape (p,).
@@ -40,6 +53,10 @@ class RankCapacity:
     def memory_array(self, ranks: int) -> np.ndarray:
         """Bytes that each rank can hold, shape (p,); infinite without a limit."""
         return np.full(ranks, np.inf) if self.memory is None else np.asarray(self.memory, dtype=float)
+
+    def memory_for_layers(self, ranks: int) -> np.ndarray:
+        """Bytes of each rank for :meth:`cumulative_bytes`, shape (p,): without what is reserved."""
+        return self.memory_array(ranks) - (0.0 if self.reserved is None else np.asarray(self.reserved))
 
     def weights(self, layers: int) -> np.ndarray:
         """What moving each layer costs, shape (L,): its bytes, or 1 where they are unknown."""
@@ -63,15 +80,24 @@ class RankCapacity:
         sums[:, 1:] = np.cumsum(np.asarray(held, dtype=float), axis=-1)
         return sums
 
+    def taken(self, layers: int, ranks: int) -> "TakenBytes":
+        """What stages take of the ranks' memory, by formula or as the sum of their layers; 0 without a limit.
+
+        Raises:
+            PlanningError: memory without bytes, or shapes that do not match.
+        """
+        if self.memory is not None and self.stage_bytes is not None:
+            return self.stage_bytes.taken
+        return taken_by_sums(self.cumulative_bytes(layers, ranks))
+
     def bytes_taken(self, partition: Partition) -> np.ndarray:
         """Bytes that each rank holds under a partition, shape (p,); 0 without a limit.
 
         Raises:
             PlanningError: memory without bytes, or shapes that do not match.
         """
-        sums = self.cumulative_bytes(partition.layers, partition.ranks)
-        rows = zip(sums, itertools.pairwise(partition.bounds), strict=True)
-        return np.array([row[end] - row[first] for row, (first, end) in rows])
+        taken, bounds = self.taken(partition.layers, partition.ranks), np.array(partition.bounds)
+        return taken(np.arange(partition.ranks), bounds[:-1], bounds[1:])
 
     def fits(self, partition: Partition) -> bool:
         """Whether every rank can hold its layers.
@@ -79,7 +105,8 @@ class RankCapacity:
         Raises:
             PlanningError: memory without bytes, or shapes that do not match.
         """
-        return bool((self.bytes_taken(partition) <= self.memory_array(partition.ranks)).all())
+        limits = self.memory_array(partition.ranks) * ROUNDING
+        return bool((self.bytes_taken(partition) <= limits).all())
 
 
 UNLIMITED = RankCapacity()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ballast_policies.planning.balancers.subset import KeptRanks, RankSubsets
+from ballast_policies.planning.balancers.subset import KeptRanks, PlaceBytes, RankSubsets
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
@@ -46,7 +46,7 @@ def repack(
     *,
     microbatches: int,
     capacity: RankCapacity = UNLIMITED,
-    bytes_on: Callable[[int], Sequence[Sequence[float]]] | None = None,
+    bytes_on: Callable[[int], PlaceBytes] | None = None,
     min_ranks: int = 1,
     target_ranks: int | None = None,
     max_slowdown: float = 0.1,
@@ -60,8 +60,8 @@ def repack(
         seconds: measured seconds per step of each layer, shape (L,).
         microbatches: per step.
         capacity: speed and memory of the ranks in force, and bytes of the layers.
-        bytes_on: for n ranks, what each layer takes at each position of their pipeline, shape (n, L), if
-            not ``capacity.layer_bytes``: with the activations of the microbatches in flight there.
+        bytes_on: for n ranks, what layers take at each position of their pipeline, if not
+            ``capacity.layer_bytes``: with the activations of the microbatches in flight there.
         min_ranks: never fewer.
         target_ranks: this many ranks or all of today's; None: the fewest that are enough.
         max_slowdown: how much slower a step may get, relative to the reference.

@@ -6,7 +6,7 @@ import pytest
 from ballast_operator.allocator.problem.layer_profiles import KindProfile
 from ballast_operator.allocator.saved_layers import read_layers
 from ballast_operator.allocator.saved_state import SavedState, decode, encode
-from ballast_policies.planning.launch.measured_layers import MeasuredLayers
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 
 PROFILE = KindProfile(
     ("team", "job"),

@@ -5,8 +5,8 @@ from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_operator.observation.events import WARNING_REASONS
-from ballast_policies.planning.launch.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.planning.launch.memory import MemoryNeed
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.memory.need import MemoryNeed
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import Simulation, policy

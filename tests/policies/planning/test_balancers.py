@@ -195,7 +195,7 @@ def test_mixed_gpus_with_little_memory_get_few_layers():
     arrangement = arrange_ranks(
         {"fast": [0.5] * 6, "slow": [1.0] * 6},
         {"fast": 1, "slow": 1},
-        position_bytes=np.ones((2, 6)),
+        taken=lambda rank, first, end: end - first,
         memory_by_type={"fast": 3.0, "slow": 5.0},
     )
     counts = np.diff(arrangement.partition.bounds)
@@ -204,7 +204,7 @@ def test_mixed_gpus_with_little_memory_get_few_layers():
         arrange_ranks(
             {"fast": [0.5] * 6},
             {"fast": 1},
-            position_bytes=np.ones((1, 6)),
+            taken=lambda rank, first, end: end - first,
             memory_by_type={"fast": 3.0},
         )
 

@@ -15,6 +15,7 @@ from ballast_policies.planning import (
     repack,
 )
 from ballast_policies.planning.balancers import RankSubsets
+from ballast_policies.planning.balancers.subset import PlaceBytes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ def all_partitions(layers, ranks):
 @given(seconds=st.lists(st.floats(0.01, 10.0), min_size=2, max_size=7), data=st.data())
 def test_the_kept_ranks_equal_brute_force(seconds, data):
     """Smallest largest load of all subsets with rank 0 and all cuts, then fewest bytes; memory holds, also
-    where a layer takes the more bytes the earlier it is in the pipeline that stays.
+    where a layer takes the more bytes the earlier it is in the pipeline that stays, and places need more.
     """
     layers = len(seconds)
     ranks = data.draw(st.integers(2, min(5, layers)))
@@ -36,18 +37,21 @@ def test_the_kept_ranks_equal_brute_force(seconds, data):
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=layers, max_size=layers))
     memory = data.draw(st.lists(st.integers(1, 60), min_size=ranks, max_size=ranks))
     keep = data.draw(st.integers(1, ranks - 1))
+    besides = data.draw(st.integers(0, 9))
     extra = data.draw(st.none() | st.lists(st.integers(0, 9), min_size=layers, max_size=layers))
 
     def bytes_on(count):
-        return [[sizes[j] + (count - i) * extra[j] for j in range(layers)] for i in range(count)]
+        rows = [[sizes[j] + (count - i) * extra[j] for j in range(layers)] for i in range(count)]
+        return PlaceBytes(rows=rows, reserved=[besides * (i % 2) for i in range(count)])
 
-    rows = [sizes] * keep if extra is None else bytes_on(keep)
+    rows = [sizes] * keep if extra is None else bytes_on(keep).rows
+    reserved = [0] * keep if extra is None else bytes_on(keep).reserved
 
     def candidates():
         for rest in itertools.combinations(range(1, ranks), keep - 1):
             kept = (0, *rest)
             for partition in all_partitions(layers, keep):
-                held = [partition.loads(rows[i])[i] for i in range(keep)]
+                held = [partition.loads(rows[i])[i] + reserved[i] for i in range(keep)]
                 if all(held[i] <= memory[rank] for i, rank in enumerate(kept)):
                     loads = partition.loads(seconds, [speeds[rank] for rank in kept])
                     moved = sum(

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 from ballast_policies.contract.job import JobConfig
-from ballast_policies.planning import Partition, simulated_step_seconds
+from ballast_policies.planning import Partition, RankCapacity, simulated_step_seconds
 from ballast_policies.planning.stages import partition_of, stages_over
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.loop.idle import idle_seconds
-from ballast_trainer.loop.memory import stage_bytes
+from ballast_trainer.loop.memory import LayerSizes, within_memory
 from ballast_trainer.loop.replanning import (
-    LayerSizes,
     layer_sizes,
     rebalance_decision,
     repack_proposal,
@@ -118,22 +117,30 @@ def test_activations_alone_prevent_a_repack():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "by_rank", "expected"),
+    ("schedule", "activations", "messages", "versions"),
     [
-        ("1F1B", False, [130, 120, 110]),
-        ("GPipe", False, [160, 160, 160]),
-        ("PipeDream2BW", False, [160, 150, 140]),
-        ("PipeDream", False, [190, 150, 110]),
-        ("Interleaved1F1B", True, [140, 130, 120]),
+        ("1F1B", [3, 2, 1], [6, (6 - 2) + 6, 6 - 1], [1, 1, 1]),
+        ("GPipe", [6, 6, 6], [6, 6, 0], [1, 1, 1]),
+        ("PipeDream2BW", [3, 2, 1], [0, 0, 0], [2, 2, 2]),
+        ("PipeDream", [3, 2, 1], [0, 0, 0], [3, 2, 1]),
     ],
 )
-def test_a_layers_bytes_are_those_of_the_schedule(schedule, by_rank, expected):
-    """Activations of the microbatches in flight, and the versions of the weights without a flush; of several
-    stages a rank, as if it had one.
+def test_a_ranks_bytes_are_those_of_the_schedule(schedule, activations, messages, versions):
+    """Activations and outputs of the microbatches in flight, messages on their way, and versions of the
+    weights without a flush. Gradients, as large as the weights, are not there before the first backward.
     """
     training = job((0, 2, 5, 8), microbatches=6, activation_bytes=(10.0,) * LAYERS, schedule=schedule)
-    rows = stage_bytes(training, SIZES.bytes, SIZES.weight_bytes, ranks=3, by_rank=by_rank)
-    assert rows == [[size] * LAYERS for size in expected]
+    training.profile.add([0.1] * 3 * LAYERS, (), [7.0] * LAYERS + [0.0] * 2 * LAYERS)
+    capacity = within_memory(training, SIZES, RankCapacity(), 10_000)
+    taken = capacity.bytes_taken(partition_of(training.stages))
+    for rank, layers in enumerate((2, 3, 3)):
+        step = activations[rank] * (10 * layers + 7)
+        if schedule == "GPipe":
+            step -= min(30 * layers, 10 * layers + 7)
+        if schedule == "PipeDream":
+            step -= min(30 * layers, 10 * layers + 7)
+        further = (versions[rank] - 1) * 30 * layers
+        assert taken[rank] == 100 * layers + step + 7 * messages[rank] + further
 
 
 def test_memory_that_is_too_small_for_any_partition_is_logged(caplog):

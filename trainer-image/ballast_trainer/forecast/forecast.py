@@ -144,7 +144,8 @@ def schedule_for(config: JobConfig, ranks: int, *, steps: int) -> Schedule:
     """
     request = ScheduleRequest.of(config, positions_of(config, ranks))
     if request.ranks == 1:
-        return dataclasses.replace(request, name="GPipe", replicas=(), stages_per_rank=None).one_step()
+        # One rank alone goes through its microbatches one by one.
+        return dataclasses.replace(request, name="1F1B", replicas=(), stages_per_rank=None).one_step()
     return request.run_of(steps) if request.asynchronous else request.one_step()
 
 

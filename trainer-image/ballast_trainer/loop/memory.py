@@ -1,61 +1,76 @@
-"""Bytes of each layer on each stage: held, activations in flight, and further versions of the weights."""
+"""What this job's layers take of its ranks' memory: as measured, by the formula of launches and forecasts."""
 
-import functools
-import math
-from collections.abc import Sequence
+import dataclasses
 
-from ballast_policies.planning.schedules import Schedule, ScheduleFacts, validate
+from ballast_policies.planning import RankCapacity
+from ballast_policies.planning.memory.bounds import bytes_on_positions, reserves
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.memory.stage_bytes import stage_bytes
+from ballast_policies.planning.schedules import SCHEDULES
 
 from ballast_trainer.loop.state import TrainingState
-from ballast_trainer.pipeline.layout import ScheduleRequest
+from ballast_trainer.pipeline.layout import used_replicas
 
 
-def stage_bytes(
-    training: TrainingState, held: Sequence[int], weights: Sequence[int], *, ranks: int, by_rank: bool = False
-) -> list[list[float]]:
-    """Bytes of each layer on each stage of a pipeline of ``ranks`` positions, shape (stages, L).
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSizes:
+    """By layer, on one rank that holds it.
 
-    Held bytes, activations of as many microbatches as the schedule has in flight there, and a copy of
-    the weights for each further version that it keeps.  Activations count once they are measured.
-
-    Args:
-        training: the job, which gives the schedule and the measured activations.
-        held: parameters, gradients and optimizer state of each layer, shape (L,).
-        weights: the parameters alone, shape (L,).
-        ranks: positions of the pipeline.
-        by_rank: a row a position rather than a stage, for ranks whose stages count as one.
-
-    Raises:
-        ConfigurationError: the counts do not suit the schedule.
+    Attributes:
+        bytes: of parameters, gradients and optimizer state.
+        parameters: how many numbers of them are parameters.
+        weight_bytes: of the parameters alone.
     """
-    kept = training.profile.activation_bytes() or (0,) * len(held)
-    if ranks == 1:
-        # One rank alone goes through its microbatches one by one.
-        flying, versions = [1.0], [1]
-    else:
-        schedule, facts = _facts(training.schedule_request(ranks))
-        flying, versions = list(map(float, facts.stage_in_flight)), list(facts.versions_held)
-        if by_rank:
-            own = [
-                [stage for stage, holders in enumerate(schedule.stage_ranks) if rank in holders]
-                for rank in range(ranks)
-            ]
-            flying = [count / len(stages) for count, stages in zip(facts.in_flight, own, strict=True)]
-            versions = [max(facts.versions_held[stage] for stage in stages) for stages in own]
-    return [
-        [
-            size + in_flight * activation + (version - 1) * weight
-            for size, activation, weight in zip(held, kept, weights, strict=True)
-        ]
-        for in_flight, version in zip(flying, versions, strict=True)
-    ]
+
+    bytes: tuple[int, ...]
+    parameters: tuple[int, ...]
+    weight_bytes: tuple[int, ...]
 
 
-@functools.lru_cache(maxsize=32)
-def _facts(request: ScheduleRequest) -> tuple[Schedule, ScheduleFacts]:
-    if request.asynchronous:
-        # Long enough that the pipeline fills, and that as many versions are held as in any longer run.
-        schedule = request.run_of(2 + math.ceil(2 * request.ranks / request.microbatches))
-    else:
-        schedule = request.one_step()
-    return schedule, validate(schedule)
+def measured_layers(training: TrainingState, sizes: LayerSizes) -> MeasuredLayers:
+    """The layers' bytes; what a microbatch needs counts once it is measured."""
+    costs, passing = training.profile.costs(), training.profile.passing_bytes()
+    outputs, gradients, repeated = passing or ((), (), ())
+    return MeasuredLayers(
+        seconds=() if costs is None else costs.total,
+        held_bytes=sizes.bytes,
+        weight_bytes=sizes.weight_bytes,
+        activation_bytes=training.profile.activation_bytes() or (),
+        output_bytes=outputs,
+        gradient_bytes=gradients,
+        repeated_bytes=repeated,
+    )
+
+
+def pipeline_form(training: TrainingState, ranks: int) -> PipelineForm:
+    """What the memory of the job's pipeline over ``ranks`` ranks depends on besides its layers."""
+    pipeline = training.config.pipeline
+    replicas = tuple(used_replicas(pipeline.replicas, ranks))
+    return PipelineForm(
+        schedule=pipeline.schedule,
+        positions=len(replicas) or ranks,
+        microbatches=training.microbatches,
+        stages_per_rank=SCHEDULES[pipeline.schedule].stages_on_a_rank(pipeline.stages_per_rank),
+        replicas=replicas,
+        optimizer=training.config.training.optimizer,
+        averaged=training.config.parallelism.data > 1,
+    )
+
+
+def within_memory(
+    training: TrainingState, sizes: LayerSizes, capacity: RankCapacity, limit: int
+) -> RankCapacity:
+    """``capacity`` with ``limit`` bytes on each rank; each of its stages has an equal part of them."""
+    layers, form = measured_layers(training, sizes), pipeline_form(training, training.world.positions)
+    rows, stages = bytes_on_positions(layers, form).tolist(), len(training.stages)
+    if stages > form.positions:
+        part = limit * form.positions // stages
+        by_stage = [rows[stage.rank] for stage in training.stages]
+        return dataclasses.replace(capacity, memory=[part] * stages, rank_bytes=by_stage)
+    return dataclasses.replace(
+        capacity,
+        memory=[limit] * stages,
+        rank_bytes=rows,
+        reserved=reserves(layers, form).tolist(),
+        stage_bytes=stage_bytes(layers, form),
+    )

@@ -18,11 +18,11 @@ from ballast_policies.planning.stages import partition_of, stages_over, usable_s
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.joining import ANSWER_SECONDS, call_new_ranks, new_ranks_ready
 from ballast_trainer.loop.looking import Looks
+from ballast_trainer.loop.memory import LayerSizes
 from ballast_trainer.loop.migrate import MigrationFailed
 from ballast_trainer.loop.progress import stages_as_json
 from ballast_trainer.loop.rank_zero import RankZeroReporter, SessionOutcome
 from ballast_trainer.loop.replanning import (
-    LayerSizes,
     best_stages,
     layer_sizes,
     predicted_step_seconds,

@@ -18,11 +18,16 @@ from ballast_policies.planning import (
     repack,
 )
 from ballast_policies.planning.balancers import StagedPipeline
+from ballast_policies.planning.balancers.subset import PlaceBytes
+from ballast_policies.planning.launch.first_cut import LaunchRanks, first_cut
+from ballast_policies.planning.memory.bounds import bytes_on_positions, reserves
+from ballast_policies.planning.memory.need import MemoryNeed
+from ballast_policies.planning.memory.several_stages import bytes_of_cuts
 from ballast_policies.planning.rank_capacity import UNLIMITED
 from ballast_policies.planning.stages import first_stages, partition_of, stages_over
 
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.loop.memory import stage_bytes
+from ballast_trainer.loop.memory import LayerSizes, measured_layers, pipeline_form, within_memory
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.pipeline.layout import holders_of
 from ballast_trainer.profiling.profile import LayerCosts
@@ -35,17 +40,26 @@ def staged_pipeline(
     costs: LayerCosts,
     placement: Sequence[int],
     capacity: RankCapacity = UNLIMITED,
+    sizes: LayerSizes | None = None,
 ) -> StagedPipeline | None:
-    """What plays the job's schedule where ranks hold several stages; None: one stage a rank."""
-    positions = 1 + max(placement)
+    """What plays the job's schedule where ranks hold several stages; None: one stage a rank.
+
+    With ``sizes``, ranks keep to ``rebalance.memoryBytes``.
+    """
+    positions, limit = 1 + max(placement), training.config.rebalance.memory_bytes
     if len(placement) <= positions:
         return None
+    taken = None
+    if sizes is not None and limit is not None:
+        taken = bytes_of_cuts(measured_layers(training, sizes), pipeline_form(training, positions))
     return StagedPipeline(
         schedule=training.schedule_request(positions).one_step(),
         forward=costs.forward,
         backward=costs.backward,
         optimizer=costs.optimizer,
         capacity=capacity,
+        taken=taken,
+        rank_memory=math.inf if limit is None else limit,
     )
 
 
@@ -84,21 +98,6 @@ def predicted_step_seconds(training: TrainingState, costs: LayerCosts, stages: S
     ):
         loads[stage.rank] += sum(costs.total[stage.first_layer : stage.end_layer]) / len(holders)
     return predict_step_seconds(loads, training.microbatches_per_drain)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSizes:
-    """By layer, on one rank that holds it.
-
-    Attributes:
-        bytes: of parameters, gradients and optimizer state.
-        parameters: how many numbers of them are parameters.
-        weight_bytes: of the parameters alone.
-    """
-
-    bytes: tuple[int, ...]
-    parameters: tuple[int, ...]
-    weight_bytes: tuple[int, ...]
 
 
 def layer_sizes(training: TrainingState) -> LayerSizes:
@@ -140,18 +139,11 @@ def rebalance_decision(
     if costs is None:
         return None
     settings = training.config.rebalance
-    stages = len(training.stages)
-    memory = taken = None
+    capacity = dataclasses.replace(rank_capacity(training), layer_bytes=sizes.bytes)
     if settings.memory_bytes is not None:
-        # A rank's memory, in parts of equal size for each of its stages.
-        each = settings.memory_bytes * training.world.positions // max(stages, training.world.positions)
-        memory = [each] * stages
-        taken = stage_bytes(training, sizes.bytes, sizes.weight_bytes, ranks=training.world.positions)
-    capacity = dataclasses.replace(
-        rank_capacity(training), memory=memory, layer_bytes=sizes.bytes, rank_bytes=taken
-    )
+        capacity = within_memory(training, sizes, capacity, settings.memory_bytes)
     costs = unit_costs(training, costs)
-    staged = staged_pipeline(training, costs, [stage.rank for stage in training.stages], capacity)
+    staged = staged_pipeline(training, costs, [stage.rank for stage in training.stages], capacity, sizes)
     try:
         return decide_rebalance(
             partition_of(training.stages),
@@ -222,10 +214,15 @@ def repack_proposal(
     if in_force.ranks != training.world.positions:
         # With several stages a rank, the proposal is computed as if each rank had one.
         in_force = exact_partition(costs.total, training.world.positions)
-    limit = config.rebalance.memory_bytes
+    limit, layers = config.rebalance.memory_bytes, measured_layers(training, sizes)
 
-    def bytes_on(ranks: int) -> list[list[float]]:
-        return stage_bytes(training, sizes.bytes, sizes.weight_bytes, ranks=ranks, by_rank=True)
+    def bytes_on(ranks: int) -> PlaceBytes:
+        form = pipeline_form(training, ranks)
+        rows = bytes_on_positions(layers, form).tolist()
+        return PlaceBytes(rows=rows, reserved=reserves(layers, form).tolist())
+
+    def held(ranks: int) -> bool:
+        return limit is None or MemoryNeed(layers, pipeline_form(training, ranks)).fits(ranks, limit)
 
     column, per_pod = training.world.mesh.column, len(training.plan.ranks) // len(training.plan.pods)
     # Positions that fill whole pods together.
@@ -238,7 +235,7 @@ def repack_proposal(
             placement = training.placement(ranks * column)
         except ConfigurationError:
             return False
-        return len(placement) <= training.model.layer_count
+        return len(placement) <= training.model.layer_count and (len(placement) == ranks or held(ranks))
 
     decision = repack(
         in_force,
@@ -264,6 +261,9 @@ def repack_proposal(
         stages = stages_over(decision.partition, placement)
     else:
         stages = best_stages(training, costs, placement)
+        if limit is not None:
+            room = LaunchRanks(placement=placement, memory=(float(limit),) * len(kept))
+            stages = first_cut(stages, layers, pipeline_form(training, len(kept)), room)
     return Proposal(
         epoch=training.plan.epoch,
         step=training.step,

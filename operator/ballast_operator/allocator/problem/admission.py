@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 
-from ballast_policies.planning.launch.memory import MemoryNeed
+from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.prices.egress import DataPrices
 from ballast_policies.rounds import Node
 

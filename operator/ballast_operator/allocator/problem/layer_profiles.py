@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ballast_policies.planning.launch.measured_layers import MeasuredLayers
-from ballast_policies.planning.launch.memory import MemoryNeed
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers
+from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.throughput.by_size import rounded
 
 from ballast_operator.kube.kinds import Key

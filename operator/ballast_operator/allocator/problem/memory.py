@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.gpus.catalogue import gpu_named
 from ballast_policies.gpus.labels import AMD_PARTITION, AMD_PREFIXES, NVIDIA_PRODUCT, gpu_of_node
-from ballast_policies.planning.launch.memory import MemoryNeed
+from ballast_policies.planning.memory.need import MemoryNeed
 
 from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.node_pool import NodePool

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job, Problem
-from ballast_policies.planning.launch.measured_layers import MeasuredLayers
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.rounds import Placement
 from ballast_policies.rounds.consolidate import SpreadGang
 from ballast_policies.rounds.mixed import MixedGang

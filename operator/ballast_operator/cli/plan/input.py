@@ -199,6 +199,8 @@ def layer_costs(profile: ProfileFile, microbatches: int) -> list[LayerCost]:
             reduced_bytes=reduced / size,
             held_bytes=layer.held_bytes,
             activation_bytes=layer.activation_bytes / size,
+            repeated_bytes=layer.repeated_bytes / size,
+            gradient_bytes=layer.gradient_bytes / size,
         )
         for layer, reduced in each
     ]

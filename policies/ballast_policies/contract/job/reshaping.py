@@ -53,8 +53,8 @@ class RebalanceConfig(Settings):
     by: BalanceBy = BalanceBy.TIME
     """What is spread evenly: measured ``time``, or ``parameters``, which need no measuring."""
     memory_bytes: int | None = setting(None, ge=1, le=2**53)
-    """Limit of what parameters, gradients, optimizer state and the measured activations of the microbatches
-    in flight take on a rank, after rebalances and repacks. Absent: no limit."""
+    """Limit of what parameters, gradients, optimizer state, and the measured activations and messages of the
+    microbatches in flight take on a rank, after rebalances and repacks. Absent: no limit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

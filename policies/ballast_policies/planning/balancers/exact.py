@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.planning.partition import Partition, PlanningError, check_counts
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 
-_ENDS_AT_ONCE = 64
+ENDS_AT_ONCE = 64
 """Values of j in one array operation: larger arrays leave the processor's caches."""
-_ROUNDING = 1 + 1e-12
+_ALIKE = 1 + 1e-12
 
 _Choose = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """(values of k, shape (K,); loads by j and k, infinite where k is no choice) -> values, and each j's k."""
@@ -49,9 +50,10 @@ def exact_partition(seconds: Sequence[float], ranks: int, capacity: RankCapacity
     cuts = _Cuts(load, ranks, capacity)
     largest, cut = cuts.smallest_largest()
     if not np.isfinite(largest):
-        held, limit = capacity.cumulative_bytes(layers, ranks), capacity.memory_array(ranks)
+        limit = capacity.memory_array(ranks)
+        whole = min(float(cuts.taken(rank, 0, layers)) for rank in range(ranks))
         raise PlanningError(
-            f"{layers} layers of {int(held[:, -1].min())} bytes do not fit {ranks} ranks with "
+            f"{layers} layers of {int(whole)} bytes do not fit {ranks} ranks with "
             f"{limit.tolist()} bytes: use more ranks, or ranks with more memory"
         )
     if cuts.speed.min() < cuts.speed.max():
@@ -67,7 +69,8 @@ class _Cuts:
         self.speed = capacity.speed_array(ranks)
         self._S = np.concatenate([[0.0], np.cumsum(load)])
         self._limited = capacity.memory is not None
-        self._B, self._limit = capacity.cumulative_bytes(self.layers, ranks), capacity.memory_array(ranks)
+        self.taken = capacity.taken(self.layers, ranks)
+        self._limit = capacity.memory_array(ranks) * ROUNDING
 
     def smallest_largest(self) -> tuple[float, np.ndarray]:
         """The smallest largest load, infinite where nothing fits, and the choices (:func:`bounds_of`)."""
@@ -82,9 +85,9 @@ class _Cuts:
         """The choices with the smallest sum of loads, of those without a load above ``largest``."""
 
         def choose(before: np.ndarray, loads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            value = np.where(loads <= largest * _ROUNDING, before + loads, np.inf)
+            value = np.where(loads <= largest * _ALIKE, before + loads, np.inf)
             # The first of those that differ by rounding alone.
-            return value, (value <= value.min(axis=1, keepdims=True) * _ROUNDING).argmax(axis=1)
+            return value, (value <= value.min(axis=1, keepdims=True) * _ALIKE).argmax(axis=1)
 
         return self._table(choose)[1]
 
@@ -94,13 +97,13 @@ class _Cuts:
         best[0, 0] = 0.0
         for rank in range(self.ranks):
             last = self.layers - (self.ranks - 1 - rank)
-            for begin in range(rank + 1, last + 1, _ENDS_AT_ONCE):
-                ends = np.arange(begin, min(begin + _ENDS_AT_ONCE, last + 1))
+            for begin in range(rank + 1, last + 1, ENDS_AT_ONCE):
+                ends = np.arange(begin, min(begin + ENDS_AT_ONCE, last + 1))
                 first = np.arange(rank, ends[-1])
                 loads = (self._S[ends, None] - self._S[first]) / self.speed[rank]
                 loads[first >= ends[:, None]] = np.inf
                 if self._limited:
-                    held = self._B[rank, ends, None] - self._B[rank, first]
+                    held = self.taken(rank, np.minimum(first, ends[:, None] - 1), ends[:, None])
                     loads[held > self._limit[rank]] = np.inf
                 value, chosen = choose(best[rank, first], loads)
                 best[rank + 1, ends] = value[np.arange(len(ends)), chosen]

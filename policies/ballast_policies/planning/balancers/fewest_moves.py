@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ballast_policies.planning.balancers.exact import bounds_of, exact_partition
+from ballast_policies.planning.balancers.exact import ENDS_AT_ONCE, bounds_of, exact_partition
+from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 
@@ -40,8 +41,8 @@ def nearest_partition(
     # A hair above, so that the optimum itself is never lost to rounding.
     largest = float(optimal.loads(seconds, capacity.speeds).max()) * (1 + slack) * (1 + 1e-12)
     S = np.concatenate([[0.0], np.cumsum(np.asarray(seconds, dtype=float))])
-    speeds, limit = capacity.speed_array(ranks), capacity.memory_array(ranks)
-    weight, held = capacity.weights(layers), capacity.cumulative_bytes(layers, ranks)
+    speeds, limit = capacity.speed_array(ranks), capacity.memory_array(ranks) * ROUNDING
+    weight, taken = capacity.weights(layers), capacity.taken(layers, ranks)
     best = np.full((ranks + 1, layers + 1), np.inf)
     cut = np.zeros((ranks + 1, layers + 1), dtype=int)
     best[0, 0] = 0.0
@@ -49,12 +50,15 @@ def nearest_partition(
         stays = np.zeros(layers, dtype=bool)
         stays[partition.bounds[rank - 1] : partition.bounds[rank]] = True
         M = np.concatenate([[0.0], np.cumsum(np.where(stays, 0.0, weight))])
-        for end in range(rank, layers - (ranks - rank) + 1):
-            first = np.arange(rank - 1, end)
-            value = best[rank - 1, first] + M[end] - M[first]
-            taken = held[rank - 1, end] - held[rank - 1, first]
-            too_slow = (S[end] - S[first]) / speeds[rank - 1] > largest
-            value[too_slow | (taken > limit[rank - 1])] = np.inf
-            k = int(np.argmin(value))
-            best[rank, end], cut[rank, end] = value[k], first[k]
+        last = layers - (ranks - rank)
+        for begin in range(rank, last + 1, ENDS_AT_ONCE):
+            ends = np.arange(begin, min(begin + ENDS_AT_ONCE, last + 1))[:, None]
+            first = np.arange(rank - 1, ends[-1, 0])
+            value = best[rank - 1, first] + M[ends] - M[first]
+            too_slow = (S[ends] - S[first]) / speeds[rank - 1] > largest
+            too_large = taken(rank - 1, np.minimum(first, ends - 1), ends) > limit[rank - 1]
+            value[too_slow | too_large | (first >= ends)] = np.inf
+            chosen = value.argmin(axis=1)
+            best[rank, ends[:, 0]] = value[np.arange(len(ends)), chosen]
+            cut[rank, ends[:, 0]] = first[chosen]
     return Partition(bounds=bounds_of(cut))

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.planning.partition import Partition, PlanningError
+from ballast_policies.planning.rank_capacity import TakenBytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class Arrangement:
 def partition_by_rank(
     rank_seconds: np.ndarray,
     *,
-    rank_bytes: np.ndarray | None = None,
+    taken: TakenBytes | None = None,
     memory: Sequence[float] | None = None,
 ) -> Partition:
     """The contiguous partition whose largest load is smallest, seconds given for each rank and layer.
@@ -40,8 +42,8 @@ def partition_by_rank(
 
     Args:
         rank_seconds: seconds of each layer on each rank, shape (p, L).
-        rank_bytes: bytes of each layer on each rank (activations in flight differ), shape (p, L).
-        memory: bytes that each rank can hold; needs ``rank_bytes``.
+        taken: bytes of layers on a rank.
+        memory: bytes that each rank can hold; needs ``taken``.
 
     Raises:
         PlanningError: fewer layers than ranks, memory without bytes, or nothing fits the memory.
@@ -51,15 +53,17 @@ def partition_by_rank(
         raise PlanningError(
             f"{layers} layers cannot be cut into {ranks} stages: each stage needs at least one layer"
         )
-    if memory is not None and (rank_bytes is None or len(memory) != ranks):
-        raise PlanningError(f"memory needs bytes of every layer on each of {ranks} ranks, and as many limits")
+    if memory is not None and (taken is None or len(memory) != ranks):
+        raise PlanningError(f"memory needs bytes of the layers on each of {ranks} ranks, and as many limits")
+    ends = np.maximum(np.arange(layers + 1), 1)[:, None]
+    first = np.minimum(np.arange(layers + 1), ends - 1)
     best, choices = np.concatenate([[0.0], np.full(layers, np.inf)]), []
     for rank in range(ranks):
         # value[j, k]: layers k..j-1 on this rank; only k < j is a stage.
         value = np.maximum(best[None, :], _between(rank_seconds[rank]))
         value[np.triu_indices(layers + 1)] = np.inf
-        if memory is not None and rank_bytes is not None:
-            value[_between(rank_bytes[rank]) > memory[rank]] = np.inf
+        if memory is not None and taken is not None:
+            value[taken(rank, first, ends) > memory[rank] * ROUNDING] = np.inf
         choices.append(np.argmin(value, axis=1))
         best = value.min(axis=1)
     if not np.isfinite(best[layers]):
@@ -77,7 +81,7 @@ def arrange_ranks(
     seconds_by_type: Mapping[str, Sequence[float]],
     gpus: Mapping[str, int],
     *,
-    position_bytes: np.ndarray | None = None,
+    taken: TakenBytes | None = None,
     memory_by_type: Mapping[str, float] | None = None,
     most_orders: int = 2000,
 ) -> Arrangement:
@@ -89,8 +93,8 @@ def arrange_ranks(
     Args:
         seconds_by_type: GPU type -> seconds per step of each layer on it, shape (L,).
         gpus: GPU type -> how many ranks of it.
-        position_bytes: bytes of each layer at each place of the pipeline, shape (p, L).
-        memory_by_type: GPU type -> bytes that one holds; needs ``position_bytes``.
+        taken: bytes of layers at a place of the pipeline.
+        memory_by_type: GPU type -> bytes that one holds; needs ``taken``.
         most_orders: limit of the exhaustive search.
 
     Raises:
@@ -111,7 +115,7 @@ def arrange_ranks(
         matrix = np.array([seconds_by_type[gpu_type] for gpu_type in order], dtype=float)
         memory = None if memory_by_type is None else [memory_by_type[gpu_type] for gpu_type in order]
         try:
-            partition = partition_by_rank(matrix, rank_bytes=position_bytes, memory=memory)
+            partition = partition_by_rank(matrix, taken=taken, memory=memory)
         except PlanningError:
             return None
         loads = [matrix[rank, a:b].sum() for rank, (a, b) in enumerate(itertools.pairwise(partition.bounds))]

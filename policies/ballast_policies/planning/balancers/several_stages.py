@@ -7,12 +7,13 @@ but stages of one round of an interleaved schedule wait for each other.  So the 
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ballast_policies.planning.balancers.by_simulation import refine
 from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.schedules import Schedule, StageCosts, simulate
@@ -34,7 +35,9 @@ class StagedPipeline:
     Attributes:
         schedule: of one step.
         forward, backward, optimizer: seconds per step of each layer, shape (L,).
-        capacity: speed and memory by stage; a rank's memory is the sum of its stages'.
+        capacity: speed and memory by stage.
+        taken: bytes of each rank under a partition; None: the sum of its stages'.
+        rank_memory: bytes that each rank can hold, with ``taken``.
     """
 
     schedule: Schedule
@@ -42,6 +45,8 @@ class StagedPipeline:
     backward: Sequence[float]
     optimizer: Sequence[float]
     capacity: RankCapacity
+    taken: Callable[[Partition], Sequence[float]] | None = None
+    rank_memory: float = math.inf
 
     def step_seconds(self, partition: Partition) -> float:
         """Seconds per step under a partition, by playing the schedule."""
@@ -55,6 +60,8 @@ class StagedPipeline:
 
     def fits(self, partition: Partition) -> bool:
         """Whether each rank can hold the layers of all its stages."""
+        if self.taken is not None:
+            return max(self.taken(partition)) <= self.rank_memory * ROUNDING
         if self.capacity.memory is None:
             return True
         taken = self.rank_sums(self.capacity.bytes_taken(partition))
@@ -120,8 +127,16 @@ class StagedPipeline:
             starts.append(exact_partition(seconds, partition.ranks, self.capacity))
         except PlanningError:
             # Stages that share a rank may fit its memory though each does not fit its part.
-            if not self.fits(partition):
+            if self.taken is None and not self.fits(partition):
                 raise
+        taken = self.taken
+        if taken is not None and not any(map(self.fits, starts)):
+            starts.append(refine(partition, lambda cut: max(taken(cut)), most_evaluations=most_evaluations))
+            if not self.fits(starts[-1]):
+                raise PlanningError(
+                    f"{partition.layers} layers do not fit {self.schedule.ranks} ranks with "
+                    f"{self.rank_memory:.0f} bytes: the fullest would have {max(taken(starts[-1])):.0f}"
+                )
         return starts + [self._even_ranks(start, seconds, most_evaluations) for start in starts]
 
     def _seconds(self) -> list[float]:

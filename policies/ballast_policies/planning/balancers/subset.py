@@ -32,6 +32,19 @@ _NEAR = 1e-4
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceBytes:
+    """What layers take at n places of a pipeline.
+
+    Attributes:
+        rows: bytes of each layer at each place, shape (n, L).
+        reserved: bytes needed besides, whichever the layers are, shape (n,).
+    """
+
+    rows: Sequence[Sequence[float]]
+    reserved: Sequence[float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class KeptRanks:
     """Ranks that stay, and the layers that each holds.
 
@@ -51,8 +64,8 @@ class RankSubsets:
         partition: the one in force.
         seconds: load of each layer, shape (L,).
         capacity: speed and memory of the ranks in force, and bytes of each layer.
-        bytes_on: for n kept ranks, bytes of each layer on the first to the n-th of them, shape (n, L),
-            if not ``capacity.layer_bytes``.
+        bytes_on: for n kept ranks, what layers take on the first to the n-th of them, if not
+            ``capacity.layer_bytes``.
     """
 
     def __init__(
@@ -61,7 +74,7 @@ class RankSubsets:
         seconds: Sequence[float],
         capacity: RankCapacity = UNLIMITED,
         *,
-        bytes_on: Callable[[int], Sequence[Sequence[float]]] | None = None,
+        bytes_on: Callable[[int], PlaceBytes] | None = None,
     ) -> None:
         memory = capacity.memory
         if memory is not None and (capacity.layer_bytes is None or len(memory) != partition.ranks):
@@ -73,6 +86,7 @@ class RankSubsets:
         self.memory, self.bytes_on = memory, bytes_on
         self._alike = bool((self.speeds == self.speeds[0]).all())
         self._held: dict[int, np.ndarray] = {}
+        self._reserved: dict[int, np.ndarray] = {}
         self._flat: dict[int, np.ndarray] = {}
 
     def smallest_load(self, ranks: int) -> float | None:
@@ -122,12 +136,22 @@ class RankSubsets:
         if number not in self._held:
             rows = np.broadcast_to(self.weight, (self.partition.ranks, self.partition.layers))
             if self.bytes_on is not None:
-                rows = np.asarray(self.bytes_on(ranks), dtype=float)
+                at_places = self.bytes_on(ranks)
+                rows = np.asarray(at_places.rows, dtype=float)
                 wanted = (ranks, self.partition.layers)
                 if rows.shape != wanted:
                     raise PlanningError(f"bytes_on({ranks}) has the shape {rows.shape}: give {wanted}")
+                self._reserved[ranks] = np.asarray(at_places.reserved, dtype=float)
             self._held[number] = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, axis=1)], axis=1)
         return self._held[number]
+
+    def _room(self, rank: int, places: np.ndarray, ranks: int) -> np.ndarray:
+        """Bytes that the layers of ``rank`` may take at each place."""
+        assert self.memory is not None
+        if self.bytes_on is None:
+            return np.full(places.shape, self.memory[rank], dtype=float)
+        room: np.ndarray = self.memory[rank] - self._reserved[ranks][places]
+        return room
 
     def _reach(
         self, rank: int, load: float, places: np.ndarray, starts: np.ndarray, ranks: int
@@ -138,7 +162,7 @@ class RankSubsets:
         )
         held = self._sums_held(ranks)
         if held is not None and self.memory is not None:
-            room = held[places, starts] + self.memory[rank]
+            room = held[places, starts] + self._room(rank, places, ranks)
             ends = np.minimum(ends, self._search(ranks, places, room, side="right") - 1)
         return np.asarray(ends)
 
@@ -285,7 +309,7 @@ class RankSubsets:
         if held is None or self.memory is None:
             return np.broadcast_to(first, (len(places), len(first)))
         rows = np.broadcast_to(places[:, None], (len(places), held.shape[1]))
-        room = held[places] - self.memory[rank]
+        room = held[places] - self._room(rank, places, ranks)[:, None]
         return np.asarray(np.maximum(first, self._search(ranks, rows, room, side="left")))
 
     def _moved(self, rank: int) -> np.ndarray:

@@ -7,21 +7,16 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from ballast_policies.contract.ranks import Stage
 from ballast_policies.planning.balancers.exact import exact_partition
-from ballast_policies.planning.launch.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.planning.launch.memory import ROUNDING
-from ballast_policies.planning.launch.position_bytes import bytes_on_positions, reserves
-from ballast_policies.planning.launch.several_stages import bytes_of_cuts, smallest_cut
+from ballast_policies.planning.memory.bounds import bytes_on_positions
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.memory.need import MOST_CUTS
+from ballast_policies.planning.memory.several_stages import bytes_of_cuts, smallest_cut
+from ballast_policies.planning.memory.stage_bytes import ROUNDING, stage_bytes
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.stages import partition_of, stages_over
-
-MOST_CUTS = 20_000
-"""Stages x layers, beyond which the search would take above a second; stages are even then."""
-
 
 UNLIMITED_BYTES = 2.0**62
 """Stands for memory that is not known."""
@@ -107,17 +102,20 @@ def _within_memory(
     numbers = {rank: position for position, rank in enumerate(dict.fromkeys(placement))}
     form = dataclasses.replace(form, positions=len(numbers))
     taken = bytes_of_cuts(layers, form)
-    rows = bytes_on_positions(layers, form)
-    reserve = reserves(layers, form) if taken is None else np.zeros(len(numbers))
-    limits = [min(ranks.memory[rank], UNLIMITED_BYTES) for rank in placement]
-    capacity = RankCapacity(
-        speeds=speeds,
-        memory=[
-            int((limit - reserve[numbers[rank]]) / each[rank])
-            for limit, rank in zip(limits, placement, strict=True)
-        ],
-        rank_bytes=[rows[numbers[rank]].tolist() for rank in placement],
-    )
+    if taken is None:
+        held_by = [slice(rank, rank + count) for rank, count in zip(placement, _holders(form), strict=True)]
+        capacity = RankCapacity(
+            speeds=speeds,
+            memory=[min(map(_known_bytes, ranks.memory[holders])) for holders in held_by],
+            stage_bytes=stage_bytes(layers, form),
+        )
+    else:
+        rows = bytes_on_positions(layers, form)
+        capacity = RankCapacity(
+            speeds=speeds,
+            memory=[int(_known_bytes(ranks.memory[rank]) / each[rank]) for rank in placement],
+            rank_bytes=[rows[numbers[rank]].tolist() for rank in placement],
+        )
     best: Partition | None = None
     with contextlib.suppress(PlanningError):
         best = exact_partition(seconds, len(placement), capacity)
@@ -133,3 +131,12 @@ def _within_memory(
     if best is None or not fits(best):
         best = smallest_cut(layers, form, fullness)
     return best if fits(best) else None, fits
+
+
+def _holders(form: PipelineForm) -> tuple[int, ...]:
+    """By position, how many ranks hold it."""
+    return form.replicas if len(form.replicas) == form.positions else (1,) * form.positions
+
+
+def _known_bytes(memory: float) -> int:
+    return int(min(memory, UNLIMITED_BYTES))

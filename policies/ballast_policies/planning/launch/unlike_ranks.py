@@ -11,9 +11,10 @@ import math
 import numpy as np
 
 from ballast_policies.planning.balancers.exact import exact_partition
-from ballast_policies.planning.launch.first_cut import MOST_CUTS, UNLIMITED_BYTES
-from ballast_policies.planning.launch.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.planning.launch.position_bytes import bytes_on_positions, reserves
+from ballast_policies.planning.launch.first_cut import UNLIMITED_BYTES
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.memory.need import MOST_CUTS
+from ballast_policies.planning.memory.stage_bytes import stage_bytes
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
@@ -67,11 +68,8 @@ def step_seconds(pipeline: LaunchedPipeline, ranks: tuple[RankGpu, ...]) -> floa
             form = dataclasses.replace(pipeline.form, positions=len(ranks))
             capacity = dataclasses.replace(
                 capacity,
-                memory=[
-                    int(min(rank.memory, UNLIMITED_BYTES) - reserve)
-                    for rank, reserve in zip(ranks, reserves(layers, form), strict=True)
-                ],
-                rank_bytes=bytes_on_positions(layers, form).tolist(),
+                memory=[int(min(rank.memory, UNLIMITED_BYTES)) for rank in ranks],
+                stage_bytes=stage_bytes(layers, form),
             )
         try:
             loads = exact_partition(seconds, len(ranks), capacity).loads(seconds)

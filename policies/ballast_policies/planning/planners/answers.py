@@ -43,7 +43,7 @@ def plan_content(
         schedule: that the planner plans for.
         predicted_seconds: of a step by the planner's own formula, where it has one.
     """
-    cost, job = model.judge(layout), trainer_fields(layout, schedule)
+    cost, job = model.judge(layout, schedule), trainer_fields(layout, schedule)
     content: dict[str, Any] = {
         "stepSeconds": cost.seconds,
         "samplesPerSecond": layout.batch_size / cost.seconds if cost.seconds else None,
@@ -74,9 +74,9 @@ def plan_content(
     return content
 
 
-def stage_table(model: CostModel, layout: Layout) -> list[str]:
+def stage_table(model: CostModel, layout: Layout, schedule: str = DEFAULT_SCHEDULE) -> list[str]:
     """A row a stage: layers, GPUs, replicas, bytes."""
-    cost = model.judge(layout)
+    cost = model.judge(layout, schedule)
     lines = [f"{'stage':>5} {'layers':>9} {'replicas':>8} {'tensor':>6} {'GB':>8}  GPUs"]
     for index, (stage, held) in enumerate(zip(layout.stages, cost.bytes, strict=True)):
         types: dict[str, list[int]] = {}
@@ -137,7 +137,7 @@ def layouts_answer(
         for predicted, layout in plans
     ]
     best, layout = contents[0], plans[0][1]
-    lines = stage_table(model, layout)
+    lines = stage_table(model, layout, schedule)
     size = f"{best['microbatches']} microbatches of {best['microbatchSize']}"
     lines += [
         "",
@@ -150,7 +150,7 @@ def layouts_answer(
     if best["refused"] is not None:
         lines.append(f"The trainer refuses this plan: {best['refused']}")
     if not best["fits"]:
-        lines.append("With a flush its stages do not fit the GPUs' memory.")
+        lines.append("Its stages do not fit the GPUs' memory.")
     if len(contents) > 1:
         lines += ["", *plans_table(model, contents)]
     return PlannerAnswer(

@@ -12,8 +12,7 @@ where O and P are the parts of the forward and the backward that do not depend o
 A step is a 1F1B step with a flush: the order is played exactly (:mod:`one_f_one_b`; the simulator where
 stages have different numbers of replicas), and ends with the last exchange of gradients.
 
-    bytes = (sum H_l + n k sum A_l) / t                       n microbatches in flight
-    bytes = (sum H_l + n k sum I_l + k max A_l) / t           where recomputed; I_l enters layer l
+Bytes are those of :mod:`plan_memory`.
 """
 
 import dataclasses
@@ -23,18 +22,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ballast_policies.planning.memory.measured_layers import PipelineForm
+from ballast_policies.planning.memory.stage_bytes import ROUNDING, StageBytes
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.layout import Devices, Groups, Layout
 from ballast_policies.planning.planners.one_f_one_b import backward_ends
+from ballast_policies.planning.planners.plan_memory import PlanMemory
 from ballast_policies.planning.profile import LayerProfile
-from ballast_policies.planning.schedules import Schedule, StageCosts, Trace, simulate
-from ballast_policies.planning.schedules.builders.synchronous import (
-    in_flight,
-    one_forward_one_backward_replicated,
-)
-
-_ROUNDING = 1 + 1e-9
-"""What fits exactly fits, also after rounding."""
+from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, Schedule, StageCosts, Trace, simulate
+from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward_replicated
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,7 +75,7 @@ class StepCost:
 
     Attributes:
         seconds: of a step.
-        bytes: by stage, of each of its GPUs at the fullest moment.
+        bytes: by stage, of each of its GPUs at the fullest moment, as the schedule is trained.
         fits: every GPU holds its stage.
     """
 
@@ -110,18 +106,9 @@ class CostModel:
         fixed_backward = np.asarray(profile.overhead_seconds) * backward / whole
         self.F, self.B = _sums(forward - fixed), _sums(backward - fixed_backward)
         self.O, self.P = _sums(fixed), _sums(fixed_backward)
-        self.H, self.A = _sums(profile.held_bytes), _sums(profile.activation_bytes)
-        self.I, self.W = _sums((0.0, *outputs[:-1])), _sums(profile.weight_bytes)
+        self.W = _sums(profile.weight_bytes)
         self.R, self.outputs = _sums(reduced_bytes), np.asarray(outputs, dtype=float)
-        self.most_activation = max(profile.activation_bytes)
-
-    @functools.cached_property
-    def _largest_activation(self) -> np.ndarray:
-        """[first, end]: the largest activation of layers first..end-1."""
-        table = np.zeros((self.layers + 1, self.layers + 1))
-        for first in range(self.layers):
-            table[first, first + 1 :] = np.maximum.accumulate(self.profile.activation_bytes[first:])
-        return table
+        self.memory = PlanMemory(profile, microbatch_size)
 
     def stage_gpus(self, stages: tuple[Groups, ...]) -> StageGpus:
         """Speeds, memory and links of the GPUs of each stage."""
@@ -158,34 +145,48 @@ class CostModel:
             exchange=2 * (r - 1) / r * (self.W[end] - self.W[first]) / t / gpus.data_link,
         )
 
-    def bytes(self, degrees: Degrees, bounds: np.ndarray) -> np.ndarray:
-        """Bytes of a GPU of each stage, shape (n, p)."""
-        stages = bounds.shape[1] - 1
-        active = np.minimum(degrees.microbatches, stages - np.arange(stages))
-        return self._bytes(degrees.tensor, degrees.microbatch_size, degrees.recompute, active, bounds)
+    def stage_bytes(self, degrees: Degrees, stages: int, schedule: str = DEFAULT_SCHEDULE) -> StageBytes:
+        """Bytes of a GPU of any stage of pipelines of ``stages``."""
+        form = PipelineForm(
+            schedule=schedule,
+            positions=stages,
+            microbatches=degrees.microbatches,
+            averaged=degrees.data > 1,
+        )
+        return self.memory.stage_bytes(
+            form, degrees.tensor, degrees.microbatch_size, recompute=degrees.recompute
+        )
 
-    def _bytes(
-        self, tensor: int, size: int, recompute: bool, active: np.ndarray, bounds: np.ndarray
+    def fits(
+        self,
+        degrees: Degrees,
+        gpus: StageGpus,
+        bounds: np.ndarray,
+        schedule: str = DEFAULT_SCHEDULE,
     ) -> np.ndarray:
-        first, end = bounds[:, :-1], bounds[:, 1:]
-        scale = size / self.profiled_size
-        kept = self.I if recompute else self.A
-        held = self.H[end] - self.H[first] + active * scale * (kept[end] - kept[first])
-        if recompute:
-            held = held + scale * self._largest_activation[first, end]
-        taken: np.ndarray = held / tensor
-        return taken
+        """Whether every GPU holds its stage, by partition, shape (n,)."""
+        if np.isinf(gpus.memory).all():
+            return np.ones(len(bounds), dtype=bool)
+        stages = bounds.shape[1] - 1
+        taken = self.stage_bytes(degrees, stages, schedule).taken(
+            np.arange(stages), bounds[:, :-1], bounds[:, 1:]
+        )
+        return np.asarray((taken <= gpus.memory * ROUNDING).all(axis=1))
 
     def step_seconds(self, degrees: Degrees, gpus: StageGpus, bounds: np.ndarray) -> np.ndarray:
         """Seconds of a step by partition, shape (n,); infinite where a GPU's memory is not enough."""
         times = self.times(degrees, gpus, bounds)
         ends = backward_ends(times.forward, times.backward, times.transfer, degrees.microbatches)
         seconds = (ends + times.exchange).max(axis=1)
-        fits = (self.bytes(degrees, bounds) <= gpus.memory * _ROUNDING).all(axis=1)
-        return np.where(fits, seconds, np.inf)
+        return np.where(self.fits(degrees, gpus, bounds), seconds, np.inf)
 
-    def judge(self, layout: Layout) -> StepCost:
-        """What the model says of any layout, also with different numbers of replicas."""
+    def judge(self, layout: Layout, schedule: str = DEFAULT_SCHEDULE) -> StepCost:
+        """What the model says of any layout, also with different numbers of replicas.
+
+        Args:
+            layout: the plan.
+            schedule: that it is trained with, which its bytes depend on; the seconds are those of 1F1B.
+        """
         bounds = np.array([layout.bounds])
         gpus = self.stage_gpus(tuple(stage.groups for stage in layout.stages))
         data = layout.data
@@ -193,22 +194,16 @@ class CostModel:
             degrees = Degrees(
                 layout.tensor, data, layout.microbatch_size, layout.microbatches // data, layout.recompute
             )
-            times, held = self.times(degrees, gpus, bounds), self.bytes(degrees, bounds)[0]
+            times = self.times(degrees, gpus, bounds)
             ends = backward_ends(times.forward, times.backward, times.transfer, degrees.microbatches)
             seconds = float((ends + times.exchange).max())
         else:
             seconds = self.trace(layout).makespan
-            active = np.array(
-                [
-                    min(in_flight(layout.replicas, i), -(-layout.microbatches // r))
-                    for i, r in enumerate(layout.replicas)
-                ]
-            )
-            held = self._bytes(layout.tensor, layout.microbatch_size, layout.recompute, active, bounds)[0]
+        held = self.memory.of_layout(layout, schedule)
         return StepCost(
             seconds=seconds,
             bytes=tuple(held.tolist()),
-            fits=bool((held <= gpus.memory * _ROUNDING).all()),
+            fits=bool((held <= gpus.memory * ROUNDING).all()),
         )
 
     def trace(self, layout: Layout) -> Trace:
@@ -247,12 +242,13 @@ class CostModel:
             PlanningError: names the layer, what it needs, and what the largest GPU has.
         """
         scale = 1.0 if smallest is None else smallest / self.profiled_size
-        profile, largest = self.profile, max(self.devices.memory)
-        for layer, (held, activation) in enumerate(
-            zip(profile.held_bytes, profile.activation_bytes, strict=True)
-        ):
-            needed = (held + scale * activation) / most_tensor
-            if needed > largest * _ROUNDING:
+        largest = max(self.devices.memory)
+        for layer, row in enumerate(self.profile.rows):
+            kept = scale * row.activation_bytes
+            needed = (row.held_bytes + kept) / most_tensor
+            # Of one microbatch, gradients are not there before the backward.
+            least = row.held_bytes + max(0.0, kept - min(row.weight_bytes, row.held_bytes))
+            if least / most_tensor > largest * ROUNDING:
                 raise PlanningError(
                     f"layer {layer} needs {needed / 1e9:.3g} GB, the largest GPU has {largest / 1e9:.3g}"
                     + (f", also cut over {most_tensor} GPUs" if most_tensor > 1 else "")

@@ -15,6 +15,7 @@ from ballast_policies.planning.partition import PlanningError, even_partition
 from ballast_policies.planning.planners.best.shapes import divisors
 from ballast_policies.planning.planners.cost_model import CostModel, Degrees, StageTimes
 from ballast_policies.planning.planners.layout import Groups, Layout, PlacedStage
+from ballast_policies.planning.schedules import DEFAULT_SCHEDULE
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ def two_versions_candidates(
         m = degrees.microbatches
         return float(m * np.maximum(compute + arrives, times.exchange[0] / m).max())
 
-    return _best(model, shapes(), predicted, most, versions=2, name="2BW")
+    return _best(model, shapes(), predicted, most, schedule="PipeDream2BW", name="2BW")
 
 
 def megatron_candidates(
@@ -102,7 +103,7 @@ def megatron_candidates(
         filled = (degrees.microbatches + stages - 1) * compute
         return float(filled + 2 * (stages - 1) * transfer + times.exchange[0].max())
 
-    return _best(model, shapes(), predicted, most, versions=1, name="PTD-P")
+    return _best(model, shapes(), predicted, most, schedule=DEFAULT_SCHEDULE, name="PTD-P")
 
 
 def _microbatches(batch_size: int, data: int, sizes: Sequence[int] | None) -> list[tuple[int, int]]:
@@ -118,7 +119,7 @@ def _best(
     predicted: Callable[[Degrees, StageTimes], float],
     most: int,
     *,
-    versions: int,
+    schedule: str,
     name: str,
 ) -> tuple[Candidate, ...]:
     found: list[tuple[float, Degrees, int]] = []
@@ -127,11 +128,12 @@ def _best(
         tried += 1
         bounds = np.array([even_partition(model.layers, stages).bounds])
         gpus = model.stage_gpus(_in_order(degrees, stages))
-        taken = model.bytes(degrees, bounds)[0]
-        taken = taken + (versions - 1) * np.diff(model.W[bounds[0]]) / degrees.tensor
-        least = min(least, float(taken.max()))
-        if (taken <= gpus.memory * (1 + 1e-9)).all():
+        if model.fits(degrees, gpus, bounds, schedule)[0]:
             found.append((predicted(degrees, model.times(degrees, gpus, bounds)), degrees, stages))
+        elif not found:
+            cut = even_partition(model.layers, stages)
+            taken = model.stage_bytes(degrees, stages, schedule).of_cut(cut)
+            least = min(least, float(taken.max()))
     if not found:
         reason = (
             f"none of {tried} configurations fits the GPUs' memory; the least needs {least / 1e9:.4g} GB "

@@ -13,9 +13,9 @@ cuts off the last stage where this cuts off the first, which is the same minimum
 A is the seconds per microbatch of the slowest stage in the steady state.
 
 Memory (which the dissertation takes into account without printing how): a stage of r ranks with a ranks
-after it has n = ceil((a + r) / r) microbatches in flight (2.4.2), each with a version of the weights, so
-a GPU holds sum of (h_l + (n - 1) w_l + n x_l) bytes, h_l a layer's state and x_l its activations.  Since
-stages are cut off from the front, the ranks after each are known.
+after it has n = ceil((a + r) / r) microbatches in flight (2.4.2), each with a version of the weights; the
+rest is the formula of :mod:`ballast_policies.planning.memory`.  Since stages are cut off from the front,
+the ranks after each are known.
 """
 
 import dataclasses
@@ -24,6 +24,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ballast_policies.planning.memory.moments import RUN_ALONE, stashed
+from ballast_policies.planning.memory.stage_bytes import ROUNDING, LayerSums
 from ballast_policies.planning.partition import PlanningError
 
 
@@ -46,13 +48,11 @@ class DeviceMemory:
 
     Attributes:
         limit: bytes of a GPU.
-        held: h, weights, gradients and optimizer state by layer, shape (L,).
-        activation: x, kept for the backward of one microbatch by layer, shape (L,).
+        layers: their bytes.
     """
 
     limit: float
-    held: Sequence[float]
-    activation: Sequence[float]
+    layers: LayerSums
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +138,6 @@ class _Solver:
         self.sizes = [1]
         for level in levels:
             self.sizes.append(self.sizes[-1] * level.components)
-        if memory is not None:
-            self.held, self.activations = _between(memory.held), _between(memory.activation)
         self.solved = functools.cache(self._solved)
 
     def plan(self) -> PipeDreamPlan:
@@ -168,9 +166,14 @@ class _Solver:
     def _one_gpu(self, copies: int, after: int) -> np.ndarray:
         if self.memory is None:
             return self.seconds
+        alone = after + copies == 1
         active = -(-(after + copies) // copies)
-        taken = self.held + (active - 1) * self.weights + active * self.activations
-        return np.where(taken <= self.memory.limit * (1 + 1e-9), self.seconds, np.inf)
+        moments = [RUN_ALONE] if alone else stashed(active)
+        every = np.arange(self.layers + 1)
+        first, end = np.minimum(every[:, None], self.layers - 1), np.maximum(every, 1)
+        first = np.minimum(first, end - 1)
+        taken = self.memory.layers.taken(np.array(moments, dtype=float), active, first, end)
+        return np.where(taken <= self.memory.limit * ROUNDING, self.seconds, np.inf)
 
     def _single(self, level: int, replicas: int, left: int, copies: int, after: int) -> np.ndarray:
         """T: one stage on ``replicas`` of the ``left`` components that remain."""

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ballast_policies.planning.memory.stage_bytes import LayerSums
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.amp import Strategy, search
 from ballast_policies.planning.planners.answers import PlannerAnswer, layouts_answer
@@ -53,9 +54,7 @@ def _pipedream(request: PlanRequest) -> PipeDreamPlan:
         profile.weight_bytes,
         profile.output_bytes,
         request.levels,
-        memory=None
-        if np.isinf(memory)
-        else DeviceMemory(limit=memory, held=profile.held_bytes, activation=profile.activation_bytes),
+        memory=None if np.isinf(memory) else DeviceMemory(limit=memory, layers=LayerSums.of(profile.rows)),
     )
 
 

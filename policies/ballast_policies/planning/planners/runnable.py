@@ -6,6 +6,7 @@ from typing import Any
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.job import JobConfig
 from ballast_policies.planning.planners.layout import Layout
+from ballast_policies.planning.planners.plan_memory import replicas_by_stage
 from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, SCHEDULES, ScheduleError, build_schedule
 
 
@@ -43,14 +44,9 @@ def trainer_fields(
     }
     if chunks is not None:
         pipeline["stagesPerRank"] = chunks
-    kind = SCHEDULES.find(schedule, ScheduleError)
-    # Without a flush, replicas are said stage by stage: parallel pipelines have a flush.
-    by_stage = kind.asynchronous and kind.build_replicated is not None and layout.tensor == 1
-    if layout.data is None or (by_stage and layout.data > 1):
+    data = 1 if replicas_by_stage(layout, schedule) else layout.data or 1
+    if replicas_by_stage(layout, schedule):
         pipeline["replicas"] = list(layout.replicas)
-        data = 1
-    else:
-        data = layout.data
     fields: dict[str, Any] = {
         "pipeline": pipeline,
         "parallelism": {"tensor": layout.tensor, "data": data},

@@ -5,8 +5,8 @@ import random
 
 import pytest
 from ballast_policies.planning.launch.first_cut import LaunchRanks, first_cut
-from ballast_policies.planning.launch.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.planning.launch.position_bytes import bytes_on_positions
+from ballast_policies.planning.memory.bounds import bytes_on_positions
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.stages import first_stages
 
 GB = 10**9

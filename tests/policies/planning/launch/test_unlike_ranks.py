@@ -4,8 +4,8 @@ import itertools
 import random
 
 import pytest
-from ballast_policies.planning.launch.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.launch.unlike_ranks import LaunchedPipeline, RankGpu, step_seconds
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 
 FORM = PipelineForm(schedule="1F1B", positions=1, microbatches=8)
 

@@ -6,6 +6,9 @@ from math import ceil
 import numpy as np
 import pytest
 from ballast_policies.planning import PlanningError, even_partition
+from ballast_policies.planning.memory.measured_layers import MeasuredLayer
+from ballast_policies.planning.memory.rank_bytes import rank_bytes
+from ballast_policies.planning.memory.stage_bytes import LayerSums
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.planners import Level, plan_pipedream
 from ballast_policies.planning.planners.amp import (
@@ -19,6 +22,7 @@ from ballast_policies.planning.planners.amp import (
 )
 from ballast_policies.planning.planners.equal_gpus import megatron_candidates, two_versions_candidates
 from ballast_policies.planning.planners.pipedream import DeviceMemory
+from ballast_policies.planning.schedules import SCHEDULES, build_schedule, validate
 
 from tests.policies.planning.planners.random_instances import random_model
 
@@ -35,19 +39,21 @@ def pipelines(layers, first, end, components):
 class PipeDream:
     """The slowest stage of the best pipeline, by trying all pipelines of pipelines."""
 
-    def __init__(self, seconds, weights, outputs, levels, memory):
+    def __init__(self, seconds, weights, outputs, levels, memory, rows):
         self.seconds, self.weights, self.outputs = seconds, weights, outputs
-        self.levels, self.memory = levels, memory
+        self.levels, self.memory, self.rows = levels, memory, rows
 
     def best(self, level, first, end, copies, after):
         """``copies`` of it exist, and ``after`` ranks come after them all."""
         if level == 0:
             active = ceil((after + copies) / copies)
-            held = sum(
-                self.memory.held[i] + (active - 1) * self.weights[i] + active * self.memory.activation[i]
-                for i in range(first, end)
-            )
-            return sum(self.seconds[first:end]) if held <= self.memory.limit else float("inf")
+            own = self.rows[first:end]
+            held, weights = (sum(getattr(row, f"{name}_bytes") for row in own) for name in ("held", "weight"))
+            kept = sum(row.activation_bytes for row in own) + self.outputs[end - 1]
+            # Gradients are there from a backward to the update right after it, but for one rank alone.
+            step = active * kept - min(weights, held) * (after + copies > 1)
+            taken = held + (active - 1) * weights + max(0.0, step, (active - 1) * kept)
+            return sum(self.seconds[first:end]) if taken <= self.memory.limit else float("inf")
         components, bandwidth = self.levels[level - 1].components, self.levels[level - 1].bandwidth
         below = int(np.prod([each.components for each in self.levels[: level - 1]]))
         least = float("inf")
@@ -70,13 +76,27 @@ def test_pipedream_within_memory_equals_brute_force(seed):
     """Servers of GPUs; stages hold a version of the weights for each microbatch in flight."""
     random = np.random.default_rng(seed)
     layers = int(random.integers(1, 6))
-    seconds, weights, outputs, held, kept = (random.uniform(0.1, 5, layers).tolist() for _ in range(5))
+    seconds, outputs, kept = (random.uniform(0.1, 5, layers).tolist() for _ in range(3))
+    held = random.uniform(0.1, 9, layers)
+    weights = (held * random.uniform(0.2, 1, layers)).tolist()
+    columns = zip(held.tolist(), weights, kept, outputs, strict=True)
+    rows = [
+        MeasuredLayer(
+            held_bytes=state,
+            weight_bytes=weight,
+            activation_bytes=activation,
+            output_bytes=output,
+            gradient_bytes=0.0,
+            repeated_bytes=0.0,
+        )
+        for state, weight, activation, output in columns
+    ]
     levels = [
         Level(components=int(random.integers(1, 4)), bandwidth=20.0),
         Level(components=int(random.integers(1, 3)), bandwidth=float(random.uniform(0.5, 10))),
     ]
-    memory = DeviceMemory(limit=float(random.uniform(5, 60)), held=held, activation=kept)
-    want = PipeDream(seconds, weights, outputs, levels, memory).best(2, 0, layers, 1, 0)
+    memory = DeviceMemory(limit=float(random.uniform(5, 90)), layers=LayerSums.of(rows))
+    want = PipeDream(seconds, weights, outputs, levels, memory, rows).best(2, 0, layers, 1, 0)
     if np.isinf(want):
         with pytest.raises(PlanningError, match="weight versions and activations"):
             plan_pipedream(seconds, weights, outputs, levels, memory)
@@ -85,12 +105,14 @@ def test_pipedream_within_memory_equals_brute_force(seed):
     assert plan.seconds_per_microbatch == pytest.approx(want, rel=1e-9)
     gpus = [gpu for stage in plan.stages for gpu in stage.ranks]
     assert sorted(gpus) == list(range(levels[0].components * levels[1].components))
-    after = len(gpus)
-    for stage in plan.stages:
-        active = ceil(after / stage.replicas)
-        own = range(stage.first_layer, stage.end_layer)
-        assert sum(held[i] + (active - 1) * weights[i] + active * kept[i] for i in own) <= memory.limit + 1e-6
-        after -= stage.replicas
+    cut = Partition(bounds=(0, *(stage.end_layer for stage in plan.stages)))
+    replicas = tuple(stage.replicas for stage in plan.stages)
+    # Enough microbatches that the pipeline fills, and that every stage's replicas share evenly.
+    schedule = build_schedule("PipeDream", ranks=len(gpus), microbatches=60, replicas=replicas)
+    if len(gpus) == 1:
+        schedule = build_schedule("1F1B", ranks=1, microbatches=60)
+    for taken in rank_bytes(cut, schedule, validate(schedule), rows, buffered=False):
+        assert taken.total <= memory.limit * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -170,14 +192,40 @@ def stage_values(model, stages, tensor, data, size, recompute):
             pairs = zip(own, range((i + 1) * group, (i + 2) * group), strict=True)
             sent = scale * profile.output_bytes[bounds[i + 1] - 1] / min(devices.link(p) for p in pairs)
         exchanged = 2 * (data - 1) / data * sum(profile.weight_bytes[j] for j in layers) / tensor / peers
-        inputs = [profile.output_bytes[j - 1] if j else 0.0 for j in layers]
-        kept = [profile.activation_bytes[j] for j in layers]
-        in_flight = scale * sum(inputs if recompute else kept)
-        held = sum(profile.held_bytes[j] for j in layers) + (scale * max(kept) if recompute else 0.0)
-        weights = sum(profile.weight_bytes[j] for j in layers)
         seconds = forward * (2 if recompute else 1) + backward
-        values.append((seconds, sent, exchanged, held, in_flight, weights, memory))
+        values.append((seconds, sent, exchanged, memory))
     return values
+
+
+def stages_fit(model, stages, degrees, microbatches, recompute, schedule, memory):
+    """Whether even stages fit, by playing the schedule of one pipeline."""
+    tensor, data, size = degrees
+    profile, scale = model.profile, size / model.profiled_size
+    inputs = (0.0, *profile.output_bytes[:-1])
+    rows = [
+        MeasuredLayer(
+            held_bytes=profile.held_bytes[j] / tensor,
+            weight_bytes=profile.weight_bytes[j] / tensor,
+            activation_bytes=scale * (inputs[j] if recompute else profile.activation_bytes[j] / tensor),
+            output_bytes=scale * profile.output_bytes[j],
+            gradient_bytes=0.0,
+            repeated_bytes=scale * profile.activation_bytes[j] / tensor if recompute else 0.0,
+        )
+        for j in range(model.layers)
+    ]
+    if stages == 1 or schedule == "1F1B":
+        played = build_schedule("1F1B", ranks=stages, microbatches=microbatches)
+    else:
+        played = SCHEDULES[schedule].build_run(stages, microbatches, 3)
+    taken = rank_bytes(
+        even_partition(model.layers, stages),
+        played,
+        validate(played),
+        rows,
+        buffered=stages > 1 and schedule == "1F1B",
+        averaged=data > 1,
+    )
+    return all(each.total <= limit * (1 + 1e-9) for each, limit in zip(taken, memory, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -194,20 +242,15 @@ def test_2bw_and_megatron_equal_brute_force(seed):
         m = batch // (data * size)
         for recompute in (False, True):
             values = stage_values(model, stages, tensor, data, size, recompute)
-            seconds, sent, exchanged, held, in_flight, weights, memory = map(list, zip(*values, strict=True))
-            active = [min(m, stages - i) for i in range(stages)]
-            taken = [(held[i] + active[i] * in_flight[i]) / tensor for i in range(stages)]
+            seconds, sent, exchanged, memory = map(list, zip(*values, strict=True))
+            asked = (model, stages, (tensor, data, size), m, recompute)
             if tensor == 1 and m >= stages:
                 arriving = [(sent[i - 1] if i else 0) + sent[i] for i in range(stages)]
-                if all(taken[i] + weights[i] <= memory[i] for i in range(stages)):
+                if stages_fit(*asked, "PipeDream2BW", memory):
                     period = max(max(seconds[i] + arriving[i], exchanged[i] / m) for i in range(stages))
                     two_versions = min(two_versions, m * period)
-            if (
-                recompute
-                and tensor * data * stages == n
-                and all(taken[i] <= memory[i] for i in range(stages))
-            ):
-                if m * data < stages:
+            if recompute and tensor * data * stages == n and m * data >= stages:
+                if not stages_fit(*asked, "1F1B", memory):
                     continue
                 filled = (m + stages - 1) * max(seconds) + 2 * (stages - 1) * max(sent)
                 megatron = min(megatron, filled + max(exchanged))

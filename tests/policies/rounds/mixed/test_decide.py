@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.planning.launch.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.launch.unlike_ranks import LaunchedPipeline
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.rounds import Node, Placement, PoolPart, RoundSettings, RoundState
 from ballast_policies.rounds.mixed import MixedGang, Question, decide_mixed_round
 from ballast_policies.rounds.sizes import ElasticGang, decide_elastic_round

@@ -1,8 +1,8 @@
 """Divisions of a gang over pools: the fastest that fits, in the order that fits."""
 
 import pytest
-from ballast_policies.planning.launch.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.launch.unlike_ranks import LaunchedPipeline
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.rounds import PoolPart
 from ballast_policies.rounds.mixed import MixedGang, best_parts
 

@@ -6,11 +6,14 @@ t_i is set by the slowest device of stage i and by the all-reduces of its tensor
 the slowest link between stages i and i + 1, s_i by the ring over its data-parallel replicas.
 """
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ballast_policies.planning.memory.measured_layers import PipelineForm
+from ballast_policies.planning.memory.stage_bytes import ROUNDING, LayerSums, StageBytes
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.planners.amp.layers import assign_layers, pipeline_seconds
 from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost, Placement, Strategy
@@ -83,7 +86,10 @@ def step_seconds(
         )
     gas = batch_size // per_round
     taken = _taken(strategy, layers, gas)
-    if any(held > limit for held, limit in zip(taken, stage_memory(grid, strategy.placement), strict=True)):
+    if any(
+        held > limit * ROUNDING
+        for held, limit in zip(taken, stage_memory(grid, strategy.placement), strict=True)
+    ):
         return float("inf")
     size, placement = strategy.microbatch_size, strategy.placement
     t = stage_seconds(layers, grid, placement, size)
@@ -94,24 +100,42 @@ def step_seconds(
 
 
 def device_bytes(strategy: Strategy, layers: Sequence[LayerCost], microbatches: int) -> float:
-    """Bytes of the fullest device: optimizer state, and activations of the microbatches in flight (1F1B)."""
+    """Bytes of the fullest device under 1F1B, by the formula of launches and forecasts."""
     return float(max(_taken(strategy, layers, microbatches)))
 
 
 def stage_bytes(
     layers: Sequence[LayerCost], placement: Placement, microbatch_size: int, microbatches: int
-) -> np.ndarray:
-    """Bytes of each layer on a device of each stage, shape (p, L)."""
-    held = np.array(
-        [_STATE_FACTOR * each.weight_bytes if each.held_bytes is None else each.held_bytes for each in layers]
+) -> StageBytes:
+    """What layers take as any stage of the pipelines of a placement."""
+    return _stage_bytes(
+        tuple(layers), len(placement), len(placement[0]), len(placement[0][0]), microbatch_size, microbatches
     )
-    kept = np.array(
-        [each.output_bytes if each.activation_bytes is None else each.activation_bytes for each in layers]
+
+
+@functools.lru_cache(maxsize=1000)
+def _stage_bytes(
+    layers: tuple[LayerCost, ...], stages: int, data: int, tensor: int, size: int, microbatches: int
+) -> StageBytes:
+    form = PipelineForm(schedule="1F1B", positions=stages, microbatches=microbatches, averaged=data > 1)
+
+    def scaled(values: Iterable[float], factor: float) -> np.ndarray:
+        return factor * np.array(list(values), dtype=float)
+
+    held = (
+        _STATE_FACTOR * each.weight_bytes if each.held_bytes is None else each.held_bytes for each in layers
     )
-    stages = len(placement)
-    in_flight = np.minimum(microbatches, stages - np.arange(stages))
-    taken: np.ndarray = (held + microbatch_size * in_flight[:, None] * kept) / len(placement[0][0])
-    return taken
+    kept = (each.output_bytes if each.activation_bytes is None else each.activation_bytes for each in layers)
+    sums = LayerSums(
+        held=scaled(held, 1 / tensor),
+        weights=scaled((each.weight_bytes for each in layers), 1 / tensor),
+        activations=scaled(kept, size / tensor),
+        # An output is on every rank of a tensor-parallel group.
+        outputs=scaled((each.output_bytes for each in layers), size),
+        repeated=scaled((each.repeated_bytes for each in layers), size / tensor),
+        gradients=scaled((each.gradient_bytes for each in layers), size / tensor),
+    )
+    return StageBytes(sums, form)
 
 
 def stage_memory(grid: DeviceGrid, placement: Placement) -> list[float]:
@@ -120,9 +144,9 @@ def stage_memory(grid: DeviceGrid, placement: Placement) -> list[float]:
 
 
 def _taken(strategy: Strategy, layers: Sequence[LayerCost], microbatches: int) -> list[float]:
-    taken = stage_bytes(layers, strategy.placement, strategy.microbatch_size, microbatches)
-    cuts = itertools.pairwise(strategy.partition.bounds)
-    return [float(taken[stage, first:end].sum()) for stage, (first, end) in enumerate(cuts)]
+    found = stage_bytes(layers, strategy.placement, strategy.microbatch_size, microbatches)
+    taken: list[float] = found.of_cut(strategy.partition).tolist()
+    return taken
 
 
 def with_best_layers(
@@ -142,7 +166,7 @@ def with_best_layers(
     e = boundary_seconds(layers, grid, placement, microbatch_size)
     gas = batch_size // (data * microbatch_size)
     limits = stage_memory(grid, placement)
-    taken = stage_bytes(layers, placement, microbatch_size, gas)
+    taken = stage_bytes(layers, placement, microbatch_size, gas).taken
     try:
         partition = assign_layers(t, e, gas, taken=taken, memory=limits)
     except PlanningError:

@@ -17,7 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ballast_policies.planning.balancers.mixed_gpus import partition_by_rank
+from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.rank_capacity import TakenBytes
 
 
 def pipeline_seconds(
@@ -42,7 +44,7 @@ def assign_layers(
     boundary_seconds: np.ndarray,
     microbatches: int,
     *,
-    taken: np.ndarray | None = None,
+    taken: TakenBytes | None = None,
     memory: Sequence[float] | None = None,
 ) -> Partition:
     """The contiguous assignment with the least T; arguments as for :func:`pipeline_seconds`.
@@ -51,21 +53,23 @@ def assign_layers(
         stage_seconds: see there.
         boundary_seconds: see there.
         microbatches: see there.
-        taken: bytes of each layer on each stage's devices, shape (p, L).
+        taken: bytes of layers on a stage's devices.
         memory: bytes that each stage's devices hold; needs ``taken``.
 
     Raises:
         PlanningError: fewer layers than stages, or nothing fits the memory.
     """
     ranks = stage_seconds.shape[0]
-    first = partition_by_rank(stage_seconds, rank_bytes=taken, memory=memory)
+    first = partition_by_rank(stage_seconds, taken=taken, memory=memory)
     S = np.concatenate([np.zeros((ranks, 1)), np.cumsum(stage_seconds, axis=1)], axis=1)
     # times[i][k, j]: stage i with layers k..j-1.
     times = S[:, None, :] - S[:, :, None]
     if taken is not None and memory is not None:
-        H = np.concatenate([np.zeros((ranks, 1)), np.cumsum(taken, axis=1)], axis=1)
-        held = H[:, None, :] - H[:, :, None]
-        times = np.where(held <= np.asarray(memory, dtype=float)[:, None, None], times, np.inf)
+        width = times.shape[1]
+        end = np.maximum(np.arange(width), 1)
+        begin = np.minimum(np.arange(width)[:, None], end - 1)
+        held = taken(np.arange(ranks)[:, None, None], begin, end)
+        times = np.where(held <= ROUNDING * np.asarray(memory, dtype=float)[:, None, None], times, np.inf)
     # A hair above every candidate, so that a bound equal to a stage's own time admits it.
     smallest = max(times[i, a, b] for i, (a, b) in enumerate(itertools.pairwise(first.bounds))) * (1 + 1e-12)
     best = first

@@ -19,6 +19,7 @@ class LayerCost:
         reduced_bytes: of one sample, all-reduced inside a tensor-parallel group, both ways together.
         held_bytes: weights, gradients and optimizer state; None: four times the weights.
         activation_bytes: of one sample, kept for the backward; None: its output.
+        repeated_bytes, gradient_bytes: of one sample, while its backward runs; as of a profile.
     """
 
     seconds: float
@@ -28,6 +29,8 @@ class LayerCost:
     reduced_bytes: float = 0.0
     held_bytes: float | None = None
     activation_bytes: float | None = None
+    repeated_bytes: float = 0.0
+    gradient_bytes: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ def best_of_all(
         p = loads.shape[1]
         after = (m - 1) * times.backward + np.maximum(m - p + np.arange(p), 0) * times.forward
         least = np.maximum((m * loads + times.exchange).max(axis=1), loads.sum(axis=1) + after.max(axis=1))
-        least[(model.bytes(degrees, bounds) > own.memory * (1 + 1e-9)).any(axis=1)] = np.inf
+        least[~model.fits(degrees, own, bounds)] = np.inf
         order = np.flatnonzero(least < min(best, limit))
         order = order[np.argsort(least[order], kind="stable")]
         # The likeliest first: what they reach rules most of the others out.
@@ -107,17 +107,13 @@ def _quick_cut(model: CostModel, degrees: Degrees, gpus: StageGpus) -> np.ndarra
         m * (work / gpus.speed[:, None] + reduced / gpus.tensor_link[:, None])
         + exchange / gpus.data_link[:, None]
     )
-    memory = None if np.isinf(gpus.memory).all() else gpus.memory * (1 + 1e-9)
-    taken = None
-    if memory is not None:
-        active = np.minimum(m, stages - np.arange(stages))[:, None]
-        kept = np.diff(model.I if degrees.recompute else model.A)
-        taken = (np.diff(model.H) + active * scale * kept) / t
-        if degrees.recompute:
-            # The largest activation of the whole model: no less than the stage's.
-            memory = memory - scale * model.most_activation / t
+    limited = not np.isinf(gpus.memory).all()
     try:
-        found = partition_by_rank(busy, rank_bytes=taken, memory=None if memory is None else memory.tolist())
+        found = partition_by_rank(
+            busy,
+            taken=model.stage_bytes(degrees, stages).taken if limited else None,
+            memory=gpus.memory.tolist() if limited else None,
+        )
     except PlanningError:
         return None
     return np.array(found.bounds)

@@ -27,6 +27,7 @@ class MeasuredLayers:
         held_bytes: parameters, gradients and optimizer state, on one rank that holds the layer.
         activation_bytes: kept for the backward, of one microbatch.
         output_bytes, gradient_bytes, repeated_bytes: as of :class:`.rank_bytes.LayerBytes`.
+        weight_bytes: the parameters alone; not measured: the optimizer's part of the held bytes.
     """
 
     seconds: tuple[float, ...] = ()
@@ -35,23 +36,28 @@ class MeasuredLayers:
     output_bytes: tuple[int, ...] = ()
     gradient_bytes: tuple[int, ...] = ()
     repeated_bytes: tuple[int, ...] = ()
+    weight_bytes: tuple[int, ...] = ()
+
+    def weights(self, optimizer: str) -> tuple[float, ...]:
+        """Bytes of the parameters of each layer."""
+        part = WEIGHT_PARTS.get(optimizer, WEIGHT_PARTS["adamw"])
+        return self.weight_bytes or tuple(part * size for size in self.held_bytes)
 
     def rows(self, optimizer: str) -> tuple["MeasuredLayer", ...]:
         """The layers one by one; what was not measured takes nothing."""
         held, none = self.held_bytes, (0,) * len(self.held_bytes)
-        part = WEIGHT_PARTS.get(optimizer, WEIGHT_PARTS["adamw"])
         measured = (self.activation_bytes, self.output_bytes, self.gradient_bytes, self.repeated_bytes)
-        columns = zip(held, *(values or none for values in measured), strict=True)
+        columns = zip(held, self.weights(optimizer), *(values or none for values in measured), strict=True)
         return tuple(
             MeasuredLayer(
                 held_bytes=size,
-                weight_bytes=part * size,
+                weight_bytes=weights,
                 activation_bytes=kept,
                 output_bytes=output,
                 gradient_bytes=gradients,
                 repeated_bytes=repeated,
             )
-            for size, kept, output, gradients, repeated in columns
+            for size, weights, kept, output, gradients, repeated in columns
         )
 
     @property

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from ballast_policies.planning.balancers.by_simulation import refine
 from ballast_policies.planning.balancers.exact import exact_partition
-from ballast_policies.planning.launch.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.planning.launch.position_bytes import runs_in_torch, schedule_of
-from ballast_policies.planning.launch.rank_bytes import rank_bytes
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.memory.moments import runs_in_torch, schedule_of
+from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.partition import Partition, even_partition
 
 MOST_PLAYED = 200_000

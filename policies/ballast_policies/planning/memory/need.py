@@ -1,0 +1,55 @@
+"""Whether layers, as measured, fit the GPUs of a pipeline at a given number of positions.
+
+By the formula of :mod:`.rank_bytes`: a launch then has a cut that fits, and the trainer's forecast agrees.
+"""
+
+import dataclasses
+
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.memory.several_stages import bytes_of_cuts, smallest_cut
+from ballast_policies.planning.memory.stage_bytes import ROUNDING, stage_bytes
+from ballast_policies.planning.partition import even_partition
+
+MOST_CUTS = 20_000
+"""Stages x layers, beyond which looking for a cut would take above a second; stages are even then."""
+
+
+class MemoryNeed:
+    """What a pipeline of ``layers`` needs of its GPUs, at any number of positions; answers are kept."""
+
+    def __init__(self, layers: MeasuredLayers, form: PipelineForm) -> None:
+        """``form``: of any number of positions."""
+        self.layers = layers
+        self._form = form
+        self._least: dict[int, float] = {}
+
+    def fits(self, positions: int, memory: float) -> bool:
+        """Whether there is a cut of the layers with which every position fits ``memory`` bytes.
+
+        True where the layers' bytes were not measured, and where there are fewer layers than positions: then
+        something else is wrong.
+        """
+        return self.least(positions) <= memory * ROUNDING
+
+    def least(self, positions: int) -> float:
+        """Bytes of the fullest position under the best cut for memory; 0: unknown.
+
+        Of several stages a rank under the best cut that a search finds; of many layers over many positions
+        under the even one.
+        """
+        if positions not in self._least:
+            self._least[positions] = self._found_least(positions)
+        return self._least[positions]
+
+    def _found_least(self, positions: int) -> float:
+        count = len(self.layers.held_bytes)
+        if not count >= max(1, positions):
+            return 0.0
+        form = dataclasses.replace(self._form, positions=positions)
+        taken = bytes_of_cuts(self.layers, form)
+        if taken is not None:
+            return max(taken(smallest_cut(self.layers, form, lambda cut: max(taken(cut)))))
+        found = stage_bytes(self.layers, form)
+        if count * positions > MOST_CUTS:
+            return float(found.of_cut(even_partition(count, positions)).max())
+        return found.least()

@@ -1,0 +1,183 @@
+"""Bytes of a rank with one stage, of any layers at any position, in one array: as by :mod:`.rank_bytes`."""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.memory.moments import Moments, moments_of, runs_in_torch
+from ballast_policies.planning.memory.rank_bytes import LayerBytes
+from ballast_policies.planning.partition import Partition
+
+Numbers = Sequence[float] | np.ndarray
+Layers = int | np.ndarray
+
+ROUNDING = 1 + 1e-9
+"""What fits exactly fits, also after rounding."""
+
+
+class LayerSums:
+    """Sums and maxima of neighbouring layers; arguments as of :class:`.rank_bytes.LayerBytes`, shape (L,)."""
+
+    def __init__(
+        self,
+        *,
+        held: Numbers,
+        weights: Numbers,
+        activations: Numbers,
+        outputs: Numbers,
+        repeated: Numbers,
+        gradients: Numbers,
+    ) -> None:
+        self.layers = len(held)
+        # [j]: of layer j - 1, received where a stage begins with layer j.
+        self.output = np.concatenate([[0.0], np.asarray(outputs, dtype=float)])
+        self.held, self.weights, self.activations = _sums(held), _sums(weights), _sums(activations)
+        self.gradient_of_weights = _sums(np.minimum(weights, held))
+        self.each_passing = np.add(repeated, gradients)
+        self.all_passing = _sums(self.each_passing)
+        # [k][l]: the largest of 2^k layers from l on.
+        self._largest = [self.each_passing]
+        while 2 ** len(self._largest) <= self.layers:
+            half = 2 ** (len(self._largest) - 1)
+            wider = self._largest[-1].copy()
+            wider[:-half] = np.maximum(wider[:-half], self._largest[-1][half:])
+            self._largest.append(wider)
+
+    @classmethod
+    def of(cls, rows: Sequence[LayerBytes]) -> "LayerSums":
+        """Those of some layers."""
+        return cls(
+            held=[row.held_bytes for row in rows],
+            weights=[row.weight_bytes for row in rows],
+            activations=[row.activation_bytes for row in rows],
+            outputs=[row.output_bytes for row in rows],
+            repeated=[row.repeated_bytes for row in rows],
+            gradients=[row.gradient_bytes for row in rows],
+        )
+
+    @functools.cached_property
+    def passes(self) -> bool:
+        """Whether anything is there for a moment."""
+        return bool(self.each_passing.any())
+
+    def largest_passing(self, first: Layers, end: Layers) -> np.ndarray:
+        """The most of one of the layers ``first`` to ``end - 1``, at least one."""
+        level = np.frexp(np.subtract(end, first))[1] - 1
+        table = self._stacked
+        both: np.ndarray = np.maximum(table[level, first], table[level, end - (1 << level)])
+        return both
+
+    def handed_on(self, end: Layers) -> np.ndarray:
+        """The output of layer ``end - 1``, where there is a next one."""
+        return np.where(np.less(end, self.layers), self.output[end], 0.0)
+
+    def taken(
+        self,
+        moments: np.ndarray,
+        versions: float | np.ndarray,
+        first: Layers,
+        end: Layers,
+        *,
+        averaged: bool = False,
+    ) -> np.ndarray:
+        """Bytes of a stage of layers ``first`` to ``end - 1``, without messages that wait.
+
+        Args:
+            moments: of its rank, shape (..., moments, 5); all broadcast against each other.
+            versions: of the weights.
+            first: below ``end``.
+            end: see there.
+            averaged: as of :class:`PipelineForm`.
+        """
+        weights = self.gradient_of_weights[end] - self.gradient_of_weights[first]
+        kept = self.activations[end] - self.activations[first] + self.output[end]
+        sizes: list[np.ndarray | None] = [None, None, None, weights, None]
+        if self.passes:
+            sizes[1] = self.all_passing[end] - self.all_passing[first]
+            sizes[4] = self.largest_passing(first, end)
+        if moments[..., 2].any():
+            sizes[2] = self.output[first] + self.handed_on(end)
+        step: np.ndarray = np.zeros(())
+        for k in range(moments.shape[-2]):
+            at = moments[..., k, :]
+            moment = at[..., 0] * kept
+            for number, size in enumerate(sizes):
+                if size is not None and at[..., number].any():
+                    moment = moment + at[..., number] * size
+            step = np.maximum(step, moment)
+        if averaged:
+            step = np.maximum(step, weights)
+        taken: np.ndarray = self.held[end] - self.held[first] + step
+        further = np.subtract(versions, 1)
+        return taken + further * (self.weights[end] - self.weights[first]) if further.any() else taken
+
+    @functools.cached_property
+    def _stacked(self) -> np.ndarray:
+        return np.stack(self._largest)
+
+
+class StageBytes:
+    """What a stage of some layers takes at each position of a pipeline with one stage a position."""
+
+    def __init__(self, layers: LayerSums, form: PipelineForm) -> None:
+        self.layers, self.form = layers, form
+        self.moments: Moments = moments_of(form)
+        self._buffered = runs_in_torch(form)
+
+    def taken(self, position: Layers, first: Layers, end: Layers) -> np.ndarray:
+        """Bytes of a rank with layers ``first`` to ``end - 1`` at the fullest moment.
+
+        Args:
+            position: in the pipeline.
+            first: below ``end``; all three broadcast against each other.
+            end: see there.
+        """
+        sums, moments, form = self.layers, self.moments, self.form
+        taken = sums.taken(
+            moments.numbers[position], moments.versions[position], first, end, averaged=form.averaged
+        )
+        if self._buffered:
+            waiting = np.maximum(0.0, form.microbatches - moments.in_flight[position])
+            taken = taken + waiting * sums.output[first] + form.microbatches * sums.handed_on(end)
+        return taken
+
+    def of_cut(self, cut: Partition) -> np.ndarray:
+        """Bytes at each position, shape (p,)."""
+        bounds = np.array(cut.bounds)
+        return self.taken(np.arange(cut.ranks), bounds[:-1], bounds[1:])
+
+    def least(self) -> float:
+        """Bytes of the fullest position under the best cut for memory; one layer a position at least."""
+        layers, positions = self.layers.layers, self.form.positions
+        best = np.full(layers + 1, np.inf)
+        best[0] = 0.0
+        for position in range(positions):
+            last = layers - (positions - 1 - position)
+            ends = np.arange(position + 1, last + 1) if position < positions - 1 else np.array([layers])
+            firsts = np.arange(position, last) if position else np.array([0])
+            found = np.full(layers + 1, np.inf)
+            at_once = max(1, _CELLS // len(firsts))
+            for begin in range(0, len(ends), at_once):
+                some = ends[begin : begin + at_once, None]
+                starts = np.minimum(firsts, some - 1)
+                fullest = np.maximum(best[firsts], self.taken(position, starts, some))
+                fullest[firsts >= some] = np.inf
+                found[some[:, 0]] = fullest.min(axis=1)
+            best = found
+        return float(best[layers])
+
+
+_CELLS = 1 << 17
+"""Stages that are looked at in one array operation."""
+
+
+def _sums(values: Numbers) -> np.ndarray:
+    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=float))])
+
+
+@functools.lru_cache(maxsize=256)
+def stage_bytes(layers: MeasuredLayers, form: PipelineForm) -> StageBytes:
+    """Those of measured layers; kept."""
+    return StageBytes(LayerSums.of(layers.rows(form.optimizer)), form)

@@ -1,0 +1,90 @@
+"""Bytes of the GPUs of a plan: of launches and forecasts (:mod:`ballast_policies.planning.memory`).
+
+With microbatches of k times the profile's samples, and tensor-parallel groups of t, of a layer with H bytes
+held, W of weights, A of activations, G of gradients into the weights and an output of o, each GPU has
+
+    H / t, W / t, k A / t, k G / t, k o
+
+since an output is on every rank of a group. Where activations are recomputed, k times the layer's input in
+place of k A / t, which is there while its backward runs.
+"""
+
+import functools
+
+import numpy as np
+
+from ballast_policies.planning.memory.measured_layers import PipelineForm
+from ballast_policies.planning.memory.stage_bytes import LayerSums, StageBytes
+from ballast_policies.planning.planners.layout import Layout
+from ballast_policies.planning.profile import LayerProfile
+from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, SCHEDULES, ScheduleError
+
+
+class PlanMemory:
+    """Of one profile, whose microbatches have ``profiled_size`` samples."""
+
+    def __init__(self, profile: LayerProfile, profiled_size: int) -> None:
+        self._profile, self._profiled_size = profile, profiled_size
+        self._sums = functools.lru_cache(maxsize=256)(self._found_sums)
+        self._of = functools.lru_cache(maxsize=2000)(self._stage_bytes)
+
+    def stage_bytes(self, form: PipelineForm, tensor: int, size: int, *, recompute: bool) -> StageBytes:
+        """Bytes of stages of a pipeline of tensor-parallel groups.
+
+        Args:
+            form: of the pipeline.
+            tensor: GPUs of a group.
+            size: samples of a microbatch.
+            recompute: activations are.
+        """
+        return self._of(form, tensor, size, recompute)
+
+    def of_layout(self, layout: Layout, schedule: str) -> np.ndarray:
+        """Bytes of a GPU of each stage, shape (p,), as the schedule is trained."""
+        found = self.stage_bytes(
+            form_of(layout, schedule), layout.tensor, layout.microbatch_size, recompute=layout.recompute
+        )
+        bounds = np.array(layout.bounds)
+        return found.taken(np.arange(layout.pipeline), bounds[:-1], bounds[1:])
+
+    def _stage_bytes(self, form: PipelineForm, tensor: int, size: int, recompute: bool) -> StageBytes:
+        return StageBytes(self._sums(tensor, size, recompute), form)
+
+    def _found_sums(self, tensor: int, size: int, recompute: bool) -> LayerSums:
+        profile, scale = self._profile, size / self._profiled_size
+        outputs = scale * np.asarray(profile.output_bytes, dtype=float)
+        kept = scale * np.asarray(profile.activation_bytes, dtype=float) / tensor
+        repeated = scale * np.asarray(profile.repeated_bytes, dtype=float) / tensor
+        if recompute:
+            kept, repeated = np.concatenate([[0.0], outputs[:-1]]), np.maximum(kept, repeated)
+        return LayerSums(
+            held=np.asarray(profile.held_bytes, dtype=float) / tensor,
+            weights=np.asarray(profile.weight_bytes, dtype=float) / tensor,
+            activations=kept,
+            outputs=outputs,
+            repeated=repeated,
+            gradients=scale * np.asarray(profile.gradient_bytes, dtype=float) / tensor,
+        )
+
+
+def form_of(layout: Layout, schedule: str = DEFAULT_SCHEDULE) -> PipelineForm:
+    """The pipeline that a layout is trained as: replicas are of the whole pipeline where they can be."""
+    data = None if replicas_by_stage(layout, schedule) else layout.data
+    if data is not None and layout.microbatches % data:
+        data = None
+    return PipelineForm(
+        schedule=schedule,
+        positions=layout.pipeline,
+        microbatches=layout.microbatches // (data or 1),
+        replicas=layout.replicas if data is None else (),
+        averaged=data is not None and data > 1,
+    )
+
+
+def replicas_by_stage(layout: Layout, schedule: str) -> bool:
+    """Whether a TrainingJob says the layout's replicas stage by stage: parallel pipelines have a flush."""
+    kind = SCHEDULES.find(schedule, ScheduleError)
+    if layout.data is None:
+        return True
+    without_flush = kind.asynchronous and kind.build_replicated is not None and layout.tensor == 1
+    return without_flush and layout.data > 1

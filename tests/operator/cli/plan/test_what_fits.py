@@ -1,0 +1,138 @@
+"""A plan that fits, by any planner, is admitted, launched and forecast with the same bytes."""
+
+import numpy as np
+import pytest
+from ballast_operator.views.spec import JobSpec
+from ballast_policies.contract.job import JobConfig
+from ballast_policies.planning import PlanningError
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers
+from ballast_policies.planning.memory.need import MemoryNeed
+from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.planners.amp import DeviceGrid, LayerCost
+from ballast_policies.planning.planners.cost_model import CostModel
+from ballast_policies.planning.planners.layout import devices_of
+from ballast_policies.planning.planners.pipedream import Level
+from ballast_policies.planning.planners.registry import PLANNERS
+from ballast_policies.planning.planners.request import PlanRequest
+from ballast_policies.planning.profile import GpuKind, LayerProfile
+from ballast_policies.planning.profile_file import ProfiledLayer
+from ballast_policies.planning.schedules import ScheduleError, trained_schedules
+from ballast_policies.planning.stages import partition_of
+from ballast_trainer.forecast import forecast
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.examples import examples
+
+BYTES = ("held_bytes", "weight_bytes", "activation_bytes", "output_bytes", "gradient_bytes")
+
+
+@st.composite
+def requests(draw, schedules):
+    """Layers of unlike bytes, a fourth of them weights, on equal GPUs of one server."""
+    count, gpus, microbatches = draw(st.integers(2, 7)), draw(st.integers(1, 4)), draw(st.integers(1, 12))
+    limit, schedule = draw(st.integers(20, 400)), draw(st.sampled_from(schedules))
+
+    def column(top, least=0):
+        return tuple(draw(st.lists(st.integers(least, top), min_size=count, max_size=count)))
+
+    weights = column(20)
+    profile = LayerProfile(
+        forward_seconds=tuple(draw(st.lists(st.floats(0.1, 2), min_size=count, max_size=count))),
+        backward_seconds=tuple(draw(st.lists(st.floats(0.1, 2), min_size=count, max_size=count))),
+        held_bytes=tuple(4 * weight for weight in weights),
+        weight_bytes=weights,
+        activation_bytes=column(30),
+        output_bytes=column(20),
+        gradient_bytes=column(9),
+        repeated_bytes=(0,) * count,
+    )
+    kinds = (GpuKind(gpu_type="a", count=gpus, memory_bytes=limit),)
+    devices = devices_of(kinds, inside=50.0, between=50.0)
+    return PlanRequest(
+        profile=profile,
+        costs=tuple(
+            LayerCost(
+                seconds=profile.forward_seconds[i] + profile.backward_seconds[i],
+                weight_bytes=weights[i],
+                output_bytes=profile.output_bytes[i],
+                held_bytes=profile.held_bytes[i],
+                activation_bytes=profile.activation_bytes[i],
+                gradient_bytes=profile.gradient_bytes[i],
+            )
+            for i in range(count)
+        ),
+        gpus=kinds,
+        levels=(Level(components=gpus, bandwidth=50.0),),
+        grid=DeviceGrid(
+            rows=gpus,
+            columns=1,
+            speeds=(1.0,) * gpus,
+            bandwidth=np.full((gpus, gpus), 50.0),
+            memory_bytes=limit,
+        ),
+        microbatches=microbatches,
+        samples=microbatches,
+        schedule=schedule,
+        chunks=2,
+        top=3,
+        cost_model=CostModel(profile, (0.0,) * count, 1, devices),
+    )
+
+
+def spec_of(plan, layers):
+    fields = {"totalSteps": 10, "model": {"name": "gpt", "layers": layers}, **plan["job"]}
+    return JobSpec(
+        config=JobConfig.from_mapping(fields),
+        gpu_types=(),
+        throughput={},
+        weight=1.0,
+        suspend=False,
+        backoff_limit=0,
+        ttl_seconds=None,
+        template={},
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planner", ["pipeline", "best", "pipedream", "2bw", "megatron", "amp"])
+@examples(25)
+@given(data=st.data())
+def test_what_a_planner_says_fits_is_admitted_launched_and_forecast_so(planner, data):
+    """Microbatches of the profile's size without recomputation: measured as they are planned."""
+    request = data.draw(requests(trained_schedules() if planner == "pipeline" else ("1F1B",)))
+    profile, limit = request.profile, request.gpus[0].memory_bytes
+    try:
+        answer = PLANNERS[planner].plan(request).content
+    except (PlanningError, ScheduleError):
+        return
+    plans = answer["plans"] or [{**answer, "fits": True, "recompute": False, "microbatchSize": 1, "gpus": 0}]
+    measured = MeasuredLayers(
+        held_bytes=profile.held_bytes,
+        activation_bytes=profile.activation_bytes,
+        output_bytes=profile.output_bytes,
+        gradient_bytes=profile.gradient_bytes,
+    )
+    rows = [
+        ProfiledLayer(
+            forward_seconds=1.0,
+            backward_seconds=1.0,
+            **{name: getattr(profile, name)[i] for name in BYTES},
+        )
+        for i in range(profile.layers)
+    ]
+    for plan in plans:
+        if plan["refused"] or not plan["fits"] or plan["recompute"] or plan["microbatchSize"] != 1:
+            continue
+        spec = spec_of(plan, profile.layers)
+        gpus = spec.largest_gang
+        cut = Partition(bounds=(0, *(stage["endLayer"] for stage in plan["stages"])))
+        ranks = forecast(spec.config, rows, cut, ranks=gpus).ranks
+        for stage in plan["stages"]:
+            held = [rank.bytes for rank in ranks if (stage["firstLayer"], stage["endLayer"]) in rank.layers]
+            assert stage["bytes"] == pytest.approx(max(held), rel=1e-9, abs=1e-6)
+        assert max(rank.bytes for rank in ranks) <= limit * (1 + 1e-9)
+        assert MemoryNeed(measured, spec.pipeline_form()).fits(spec.positions(gpus), limit)
+        launched = partition_of(spec.first_stages(gpus, measured, float(limit)))
+        ranks = forecast(spec.config, rows, launched, ranks=gpus).ranks
+        assert max(rank.bytes for rank in ranks) <= limit * (1 + 1e-9)
