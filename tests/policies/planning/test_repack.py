@@ -15,7 +15,7 @@ from ballast_policies.planning import (
     repack,
 )
 from ballast_policies.planning.balancers import RankSubsets
-from ballast_policies.planning.balancers.subset import PlaceBytes
+from ballast_policies.planning.balancers.place_memory import PlaceBytes
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -18,7 +18,7 @@ from ballast_policies.planning import (
     repack,
 )
 from ballast_policies.planning.balancers import StagedPipeline
-from ballast_policies.planning.balancers.subset import PlaceBytes
+from ballast_policies.planning.balancers.place_memory import PlaceBytes
 from ballast_policies.planning.launch.first_cut import LaunchRanks, first_cut
 from ballast_policies.planning.memory.bounds import bytes_on_positions, reserves
 from ballast_policies.planning.memory.need import MemoryNeed

@@ -19,29 +19,16 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 
+from ballast_policies.planning.balancers.place_memory import PlaceBytes, PlaceMemory
 from ballast_policies.planning.balancers.window import loads_between, window_least
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 
 _NEAR = 1e-4
 """Relative width of the interval in which all loads that layers can have are looked at."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceBytes:
-    """What layers take at n places of a pipeline.
-
-    Attributes:
-        rows: bytes of each layer at each place, shape (n, L).
-        reserved: bytes needed besides, whichever the layers are, shape (n,).
-    """
-
-    rows: Sequence[Sequence[float]]
-    reserved: Sequence[float]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +70,8 @@ class RankSubsets:
         self.S = _sums(seconds)
         self.weight = capacity.weights(partition.layers)
         self.speeds = capacity.speed_array(partition.ranks)
-        self.memory, self.bytes_on = memory, bytes_on
+        self.memory = None if memory is None else PlaceMemory(memory, self.weight, bytes_on)
         self._alike = bool((self.speeds == self.speeds[0]).all())
-        self._held: dict[int, np.ndarray] = {}
-        self._reserved: dict[int, np.ndarray] = {}
-        self._flat: dict[int, np.ndarray] = {}
 
     def smallest_load(self, ranks: int) -> float | None:
         """The largest load of the best ``ranks`` ranks; None where the memory of no choice is enough."""
@@ -128,31 +112,6 @@ class RankSubsets:
         load = self.smallest_load(ranks)
         return None if load is None else self._nearest(ranks, load * (1 + slack) * (1 + 1e-12))
 
-    def _sums_held(self, ranks: int) -> np.ndarray | None:
-        """[place, j]: bytes of the first j layers at each of ``ranks`` places; None: no limit."""
-        if self.memory is None:
-            return None
-        number = ranks if self.bytes_on is not None else 0
-        if number not in self._held:
-            rows = np.broadcast_to(self.weight, (self.partition.ranks, self.partition.layers))
-            if self.bytes_on is not None:
-                at_places = self.bytes_on(ranks)
-                rows = np.asarray(at_places.rows, dtype=float)
-                wanted = (ranks, self.partition.layers)
-                if rows.shape != wanted:
-                    raise PlanningError(f"bytes_on({ranks}) has the shape {rows.shape}: give {wanted}")
-                self._reserved[ranks] = np.asarray(at_places.reserved, dtype=float)
-            self._held[number] = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, axis=1)], axis=1)
-        return self._held[number]
-
-    def _room(self, rank: int, places: np.ndarray, ranks: int) -> np.ndarray:
-        """Bytes that the layers of ``rank`` may take at each place."""
-        assert self.memory is not None
-        if self.bytes_on is None:
-            return np.full(places.shape, self.memory[rank], dtype=float)
-        room: np.ndarray = self.memory[rank] - self._reserved[ranks][places]
-        return room
-
     def _reach(
         self, rank: int, load: float, places: np.ndarray, starts: np.ndarray, ranks: int
     ) -> np.ndarray:
@@ -160,26 +119,10 @@ class RankSubsets:
         ends: np.ndarray = (
             np.searchsorted(self.S, self.S[starts] + load * self.speeds[rank], side="right") - 1
         )
-        held = self._sums_held(ranks)
-        if held is not None and self.memory is not None:
-            room = held[places, starts] + self._room(rank, places, ranks)
-            ends = np.minimum(ends, self._search(ranks, places, room, side="right") - 1)
+        if self.memory is not None:
+            room = self.memory.sums(ranks)[places, starts] + self.memory.room(rank, places, ranks)
+            ends = np.minimum(ends, self.memory.search(ranks, places, room, side="right") - 1)
         return np.asarray(ends)
-
-    def _search(
-        self, ranks: int, places: np.ndarray, values: np.ndarray, side: Literal["left", "right"]
-    ) -> np.ndarray:
-        """``searchsorted`` of each value in the bytes of the first layers at its place."""
-        held = self._sums_held(ranks)
-        assert held is not None
-        if self.bytes_on is None:
-            return np.searchsorted(held[0], values, side=side)
-        # One search in all rows: each is shifted above the one before.
-        width, shift = held.shape[1], 2 * float(held.max()) + 1
-        if ranks not in self._flat:
-            self._flat[ranks] = (held + shift * np.arange(len(held))[:, None]).ravel()
-        within = np.clip(values, -1, shift - 1) + shift * places
-        return np.asarray(np.searchsorted(self._flat[ranks], within, side=side) - width * places)
 
     def _within(self, ranks: int, load: float) -> float | None:
         """The largest load of a choice, or a bound on it, at most ``load``; None: there is no choice."""
@@ -305,12 +248,12 @@ class RankSubsets:
         first = first + over
         below = np.maximum(first - 1, 0)
         first = np.where((self.S - self.S[below]) / self.speeds[rank] <= limit, below, first)
-        held = self._sums_held(ranks)
-        if held is None or self.memory is None:
+        if self.memory is None:
             return np.broadcast_to(first, (len(places), len(first)))
+        held = self.memory.sums(ranks)
         rows = np.broadcast_to(places[:, None], (len(places), held.shape[1]))
-        room = held[places] - self._room(rank, places, ranks)[:, None]
-        return np.asarray(np.maximum(first, self._search(ranks, rows, room, side="left")))
+        room = held[places] - self.memory.room(rank, places, ranks)[:, None]
+        return np.asarray(np.maximum(first, self.memory.search(ranks, rows, room, side="left")))
 
     def _moved(self, rank: int) -> np.ndarray:
         """[j]: bytes that travel if the first j layers are on ``rank``."""

@@ -1,18 +1,17 @@
 """Whole plans: replicated stages (PipeDream), 2BW, pipeline x tensor x data (PTD-P), AMP."""
 
-from ballast_policies.planning.planners.communication import (
-    data_parallel_elements,
-    pipeline_elements,
-    scattered_pipeline_elements,
-    tensor_parallel_elements,
-)
 from ballast_policies.planning.planners.pipedream import Level, PipeDreamPlan, ReplicatedStage, plan_pipedream
-from ballast_policies.planning.planners.ptdp import PtdPlan, plan_ptdp
-from ballast_policies.planning.planners.transformer import (
+from ballast_policies.planning.planners.ptdp import (
+    PtdPlan,
     Transformer,
     best_checkpoints,
     checkpointed_bytes,
+    data_parallel_elements,
+    pipeline_elements,
+    plan_ptdp,
+    scattered_pipeline_elements,
     step_seconds,
+    tensor_parallel_elements,
     training_seconds,
 )
 from ballast_policies.planning.planners.two_versions import (

@@ -8,12 +8,12 @@ just large enough to fit, microbatch size by search) come out of the search, the
 import dataclasses
 
 from ballast_policies.planning.partition import PlanningError
-from ballast_policies.planning.planners.communication import (
+from ballast_policies.planning.planners.ptdp.communication import (
     data_parallel_elements,
     scattered_pipeline_elements,
     tensor_parallel_elements,
 )
-from ballast_policies.planning.planners.transformer import Transformer
+from ballast_policies.planning.planners.ptdp.transformer import Transformer
 from ballast_policies.planning.planners.two_versions import GpuServers
 
 _ELEMENT_BYTES = 2
