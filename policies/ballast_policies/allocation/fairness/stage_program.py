@@ -33,8 +33,9 @@ UNPRICED = 1e-6
 """Part of the highest price below which a type does not limit: more than broken ties change prices by."""
 ROUGH = 0.005
 """The s at which exact solving begins is right to about this part."""
-FIRST_TRIALS, NEAR = 0.002, 0.001
-"""Prices of a sample's trials are right to this part, and those of all jobs far from the end of the stage."""
+FIRST_TRIALS, NEAR, AT_START = 0.005, 0.001, 0.01
+"""Prices of a sample's trials are right to this part, those of all jobs far from the end of the stage, and those
+that show whether they fit at its start."""
 FAR, MANY = 0.003, 10_000
 """How wrong prices may still be there, and how many jobs make it worth while."""
 ROUGH_TRIALS, TRIALS = 10, 30
@@ -77,8 +78,12 @@ class StageSearch:
     def __init__(self, stage: StageJobs) -> None:
         self.stage = stage
 
-    def solve(self, more: np.ndarray) -> StageEnd:
-        """The end of the stage; the types in the mask ``more`` (k,) are known to limit.
+    def solve(self, more: np.ndarray, *, known: StageEnd | None = None) -> StageEnd:
+        """The end of the stage.
+
+        Args:
+            more: (k,) types that are known to limit.
+            known: the end as found when not all of them were known.
 
         Raises:
             MoreTypesError: the jobs do not fit where they are.
@@ -88,7 +93,9 @@ class StageSearch:
         X = self.stage.filled_up(~every, self.stage.end, nothing)
         if not self.stage.over(X).any():
             return self._without_limit(X)
-        s, prices = self._rough(more)
+        s, prices = (
+            self._again(known, more) if known is not None and known.prices.any() else self._rough(more)
+        )
         types, bound, proof, part = prices > 0, self.stage.end, None, FIRST_BOX
         for _ in range(TRIALS):
             program = self.stage.program(types, s)
@@ -99,9 +106,10 @@ class StageSearch:
                     return self._end(s, bound, proof, X, program)
                 types, prices, part = every, prices + _usual(prices, self.stage.size), WIDE
                 program = self.stage.program(types, s)
-            # Far from the end of the stage, only the prices of a trial count.
-            far = part > FAR and 0 < s < self.stage.end and len(program.rows) > MANY
-            coarse = NEAR if far else 0.0
+            # Far from the end of the stage, only the prices of a trial count; any prove that jobs do not fit.
+            at_start = s <= 0 and proof is None
+            far = part > FAR and (at_start or 0 < s < self.stage.end) and len(program.rows) > MANY
+            coarse = (AT_START if at_start else NEAR) if far else 0.0
             found = self._solved(program, prices[types], part=part, coarse=coarse)
             prices = np.zeros(len(self.stage.size))
             prices[types] = found.prices
@@ -157,6 +165,11 @@ class StageSearch:
             raise SolverError("a stage of water filling has no prices")
         return found
 
+    def _again(self, known: StageEnd, more: np.ndarray) -> tuple[float, np.ndarray]:
+        """(s, prices) to begin with where the stage has ended before without the types ``more``."""
+        prices = known.prices / (known.prices @ self.stage.size)
+        return known.s, np.where(more, np.maximum(prices, 1e-2 * _usual(prices, self.stage.size)), prices)
+
     def _rough(self, more: np.ndarray) -> tuple[float, np.ndarray]:
         """(s, prices) to a few parts in a hundred; types that seem not to limit have the price 0."""
         stage = self.stage.sampled(ROUGH_JOBS)
@@ -207,7 +220,7 @@ def _next_trial(
         (a, ua), (b, ub) = low, high
         between = a + (b - a) * (1 - ua) / (ub - ua)
         return min(max(between, a + 0.1 * (b - a)), b - 0.1 * (b - a), root)
-    if low is not None:
+    if low is not None and s > 0:
         return min(root, max(1.05 * s, s / max(u, 0.1), 0.5 * (s + min(root, 3 * s))))
     return root
 

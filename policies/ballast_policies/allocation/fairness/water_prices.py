@@ -89,8 +89,15 @@ class _Filling:
             prices=np.zeros(k),
         )
 
-    def stage(self, state: _State, more: np.ndarray) -> tuple[_State, np.ndarray]:
-        """(state after the next stage, (k,) types that limited it); ``more`` (k,) are known to limit.
+    def stage(
+        self, state: _State, more: np.ndarray, known: StageEnd | None
+    ) -> tuple[_State, np.ndarray, StageEnd]:
+        """(state after the next stage, (k,) types that limited it, its end).
+
+        Args:
+            state: before it.
+            more: (k,) types that are known to limit.
+            known: the end as found when not all of them were known.
 
         Raises:
             MoreTypesError: types that had the price 0 limit, too.
@@ -113,12 +120,12 @@ class _Filling:
         )
         limits = np.zeros(len(state.held), dtype=bool)
         try:
-            end = StageSearch(stage).solve(more[kinds])
+            end = StageSearch(stage).solve(more[kinds], known=known)
         except MoreTypesError as error:
             limits[kinds] = error.types
             raise MoreTypesError(limits) from error
         limits[kinds] = end.prices > 0
-        return self._after(state, pouring, jobs, kinds, end, limits), limits
+        return self._after(state, pouring, jobs, kinds, end, limits), limits, end
 
     def _after(
         self,
@@ -171,27 +178,27 @@ def fill_by_prices(instance: Instance, root: Team) -> PricedFilling:
     """
     filling = _Filling(instance, root)
     state, k = filling.start(), len(instance.capacity)
-    before: list[tuple[_State, np.ndarray]] = []
-    more = np.zeros(k, dtype=bool)
+    before: list[tuple[_State, np.ndarray, StageEnd]] = []
+    more, known = np.zeros(k, dtype=bool), None
     for _ in range(3 * k + 3):
         if state.settled.all():
             return PricedFilling(
                 X=state.X, levels=state.levels, bound=state.bound, prices=state.prices, stages=len(before)
             )
         try:
-            after, limits = filling.stage(state, more)
+            after, limits, end = filling.stage(state, more, known)
         except MoreTypesError as error:
             if not before:
                 break
             # The stage before ended too late: these types limit it, too.
-            state, more = before.pop()
+            state, more, known = before.pop()
             more = more | error.types
             continue
         over = after.open_types & (after.held > instance.capacity * (1 + OVER))
         if over.any():
             # Jobs that stopped do not fit on the rest.
-            more = more | limits | over
+            more, known = more | limits | over, end
             continue
-        before.append((state, limits))
-        state, more = after, np.zeros(k, dtype=bool)
+        before.append((state, limits, end))
+        state, more, known = after, np.zeros(k, dtype=bool), None
     raise SolverError("water filling by prices found no end")
