@@ -34,8 +34,7 @@ UNPRICED = 1e-6
 ROUGH = 0.005
 """The s at which exact solving begins is right to about this part."""
 FIRST_TRIALS, NEAR, AT_START = 0.005, 0.001, 0.01
-"""Prices of a sample's trials are right to this part, those of all jobs far from the end of the stage, and those
-that show whether they fit at its start."""
+"""Prices of a sample's trials are right to this part, of all jobs far from the end, and at the start."""
 FAR, MANY = 0.003, 10_000
 """How wrong prices may still be there, and how many jobs make it worth while."""
 ROUGH_TRIALS, TRIALS = 10, 30

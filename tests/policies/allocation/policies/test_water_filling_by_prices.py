@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from ballast_policies.allocation.fairness import water_levels
+from ballast_policies.allocation.fairness import stage_program, water_levels
 from ballast_policies.allocation.fairness.pouring import Pouring
 from ballast_policies.allocation.fairness.teams import flat, tree
 from ballast_policies.allocation.fairness.water_levels import fill, fill_by_programs
 from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.problem import Entity
 from ballast_policies.allocation.registry import solve
+from ballast_policies.allocation.solvers.least_utilization import least_utilization
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,6 +99,24 @@ def test_the_least_level_is_that_of_max_min_fairness():
     filled, least = solve("water-filling", instance), solve("max-min-fairness", instance)
     assert filled.objective == pytest.approx(least.objective, rel=1e-7)
     assert filled.shadow_prices == pytest.approx(least.shadow_prices, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["demand 2", "heavy tails"])
+def test_a_stage_whose_first_guess_is_0_is_found_as_soon_as_any(name, monkeypatch):
+    """The next trial after 0 is the bound, not a multiple of 0, which would be tried again and again."""
+    instance = FAMILIES[name].instance(2000, seed=1)
+    expected = fill(instance, flat(instance))
+    adjusted, trials = stage_program.adjusted_prices, []
+
+    def counted(*args, **named):
+        trials.append(args)
+        return least_utilization(*args, **named)
+
+    monkeypatch.setattr(stage_program, "adjusted_prices", lambda *args: (0.0, adjusted(*args)[1]))
+    monkeypatch.setattr(stage_program, "least_utilization", counted)
+    found = fill(instance, flat(instance))
+    assert found.levels == pytest.approx(expected.levels, rel=1e-6)
+    assert len(trials) < stage_program.ROUGH_TRIALS * found.stages
 
 
 def test_equal_speeds_that_leave_a_choice_are_left_to_linear_programs():

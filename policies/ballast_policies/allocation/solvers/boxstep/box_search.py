@@ -36,8 +36,6 @@ ELASTIC_ROUNDS = 25
 """Of programs with configurations, before one LP of the columns that are nearly as cheap as the best."""
 COARSE_ROUNDS = 20
 """Where prices to about a hundredth will do, the search ends after this number of rounds."""
-STALLS = 3
-"""Likewise after so many LPs in a row that hardly improved the bound: prices move along a flat valley."""
 LP_GROWTH_FACTOR = 3
 """An exact LP that did not prove the optimum twice gets this many times more jobs."""
 DOUBTS = 2
@@ -136,7 +134,7 @@ class BoxSearch:
         box = Box(
             prices=part * np.maximum(at.prices, LOW_PRICE * self.usual), t=part * max(abs(at.t), 1e-300)
         )
-        jobs, size, worse, stalled = self.open, _LpSize(lp_jobs), 0, 0
+        jobs, size, worse = self.open, _LpSize(lp_jobs), 0
         for _ in range(self._rounds(coarse > 0)):
             if box.prices.max() <= coarse * self.usual or (feasibility and self._fits(at)):
                 return self._response(at)
@@ -183,9 +181,6 @@ class BoxSearch:
             moved = np.abs(following.prices - at.prices) / box.prices
             at_wall = (moved >= 1 - 1e-9) & (following.prices > 0)
             better = after < bound
-            stalled = 0 if bound - after > coarse**2 * abs(bound) else stalled + 1
-            if coarse and stalled == STALLS:
-                return self._response(following if better else at)
             size.after(exact=exact, better=better, at_wall=bool(at_wall.any()))
             if exact and not at_wall.any() and not jobs.all_open:
                 jobs.reopen()
