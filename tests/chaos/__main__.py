@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos import play as memory
-from tests.chaos.faults import KINDS, Fault, sequence
+from tests.chaos.faults import Fault, sequence
+from tests.chaos.kinds.registry import KINDS
 from tests.chaos.play import VERDICTS, shortest, verdict_of
 
 EPISODE = 25

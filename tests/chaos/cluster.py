@@ -9,9 +9,10 @@ from ballast_operator.errors import OperatorError
 from ballast_operator.kube.caches import SELECTORS, WATCHED
 from ballast_operator.kube.kinds import POD, Kind
 
+from tests.operator.loops.simulated.fake_cluster import FakeCluster
 from tests.operator.loops.simulated.machines import Trainer
 from tests.operator.loops.simulated.simulation import Simulation
-from tests.operator.loops.simulated.world import Crash, FakeCluster, World
+from tests.operator.loops.simulated.world import Crash, World
 
 JOBS = ("one", "two", "three", "four", "five")
 NODES = {"a": ("fast", 2), "b": ("fast", 2), "c": ("slow", 2)}

@@ -6,7 +6,10 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from tests.chaos.cluster import JOBS, ChaosSimulation, Trouble
-from tests.chaos.faults import KINDS, Fault, restore_nodes, set_suspended
+from tests.chaos.faults import Fault
+from tests.chaos.kinds.jobs import set_suspended
+from tests.chaos.kinds.nodes import restore_nodes
+from tests.chaos.kinds.registry import KINDS
 
 TICK_SECONDS = 3.0
 PEACE_TICKS = 1500

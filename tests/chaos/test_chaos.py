@@ -7,7 +7,8 @@ from ballast_policies.protocol.failures import seen_failure
 from ballast_policies.protocol.observed import Failure
 
 from tests.chaos.__main__ import added
-from tests.chaos.faults import KINDS, Fault, sequence
+from tests.chaos.faults import Fault, sequence
+from tests.chaos.kinds.registry import KINDS
 from tests.chaos.play import play, shortest
 
 

@@ -13,8 +13,9 @@ from ballast_operator.settings import LeaderSettings
 from ballast_operator.waits import FORGOTTEN_AFTER_SECONDS, WaitReason, Waits
 
 from tests.operator.kube.test_queue import Clock
+from tests.operator.loops.simulated.fake_cluster import FakeCluster
 from tests.operator.loops.simulated.simulation import Simulation
-from tests.operator.loops.simulated.world import FakeCluster, World
+from tests.operator.loops.simulated.world import World
 
 
 def leadership(cluster: FakeCluster, waits: Waits) -> Leadership:

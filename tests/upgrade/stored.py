@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ballast_operator.kube import kinds
-from ballast_operator.kube.kinds import POD, Kind
+from ballast_operator.kube.kinds import POD, Kind, key_of
 
 from tests.operator.loops.simulated.machines import Trainer, end_pod
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
-from tests.operator.loops.simulated.world import key_of
 
 GOLDEN = Path(__file__).parent / "golden"
 KINDS = {kind.kind: kind for kind in vars(kinds).values() if isinstance(kind, Kind)}

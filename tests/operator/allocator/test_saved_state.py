@@ -21,7 +21,8 @@ from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_policies.rounds import Account, RoundMemory
 from ballast_policies.throughput.track import Estimate
 
-from tests.operator.loops.simulated.world import FakeCluster, World
+from tests.operator.loops.simulated.fake_cluster import FakeCluster
+from tests.operator.loops.simulated.world import World
 
 TYPES = ("a100", "v100 at 0.74", "v100 at 2.48", "p100", "k80")
 

@@ -3,6 +3,9 @@
 import copy
 from typing import Any
 
+Malformed = tuple[str, str, Any, str, str]
+"""(scenario, path of the change, value, field that the refusal names, words of the refusal)."""
+
 JOB: dict[str, Any] = {
     "apiVersion": "ballast.dev/v1alpha1",
     "kind": "TrainingJob",

@@ -11,8 +11,9 @@ import yaml
 from kubernetes import client
 
 from tests.contract.refusals import RULES
-from tests.operator.api.malformed import JOBS, POLICIES, Case
-from tests.operator.api.objects import JOB, POLICY, REMOVED, RESHAPED, SCRIPT, changed
+from tests.operator.api.malformed.jobs import JOBS
+from tests.operator.api.malformed.policies import POLICIES
+from tests.operator.api.objects import JOB, POLICY, REMOVED, RESHAPED, SCRIPT, Malformed, changed
 from tests.support.control_plane import ControlPlane
 
 pytestmark = pytest.mark.api
@@ -86,7 +87,7 @@ def refusal(api: client.ApiClient, method: str, item: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-def check_refused(api: client.ApiClient, item: dict[str, Any], case: Case) -> None:
+def check_refused(api: client.ApiClient, item: dict[str, Any], case: Malformed) -> None:
     _, _, _, field, words = case
     message = refusal(api, "POST", item)
     assert field in message
@@ -94,13 +95,13 @@ def check_refused(api: client.ApiClient, item: dict[str, Any], case: Case) -> No
 
 
 @pytest.mark.parametrize("case", JOBS, ids=lambda case: case[0])
-def test_the_api_server_refuses_a_malformed_training_job(api: client.ApiClient, case: Case) -> None:
+def test_the_api_server_refuses_a_malformed_training_job(api: client.ApiClient, case: Malformed) -> None:
     """The message names field and reason."""
     check_refused(api, changed(JOB, case[1], case[2]), case)
 
 
 @pytest.mark.parametrize("case", POLICIES, ids=lambda case: case[0])
-def test_the_api_server_refuses_a_malformed_cluster_policy(api: client.ApiClient, case: Case) -> None:
+def test_the_api_server_refuses_a_malformed_cluster_policy(api: client.ApiClient, case: Malformed) -> None:
     """The message names field and reason."""
     check_refused(api, changed(POLICY, case[1], case[2]), case)
 

@@ -4,15 +4,16 @@ import pytest
 from ballast_operator.api import InvalidObject, read_cluster_policy, read_training_job
 from ballast_policies.contract.job import JobConfig, RebalanceConfig
 
-from tests.operator.api.malformed import JOBS, POLICIES, Case
-from tests.operator.api.objects import JOB, POLICY, RESHAPED, changed
+from tests.operator.api.malformed.jobs import JOBS
+from tests.operator.api.malformed.policies import POLICIES
+from tests.operator.api.objects import JOB, POLICY, RESHAPED, Malformed, changed
 
 LISTS_BY_KEY = "duplicate"
 """Only the API server compares the entries of a list: an object with two of one key never gets here."""
 
 
 @pytest.mark.parametrize("case", [c for c in JOBS if c[4] != LISTS_BY_KEY], ids=lambda case: case[0])
-def test_a_malformed_training_job_is_refused_on_reading(case: Case) -> None:
+def test_a_malformed_training_job_is_refused_on_reading(case: Malformed) -> None:
     """Should an old CRD have let it through; the message names the field."""
     with pytest.raises(InvalidObject) as caught:
         read_training_job(changed(JOB, case[1], case[2]))
@@ -20,7 +21,7 @@ def test_a_malformed_training_job_is_refused_on_reading(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [c for c in POLICIES if c[4] != LISTS_BY_KEY], ids=lambda case: case[0])
-def test_a_malformed_cluster_policy_is_refused_on_reading(case: Case) -> None:
+def test_a_malformed_cluster_policy_is_refused_on_reading(case: Malformed) -> None:
     """The message names the field."""
     with pytest.raises(InvalidObject) as caught:
         read_cluster_policy(changed(POLICY, case[1], case[2]))

@@ -16,8 +16,9 @@ from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import ApiSettings
 from ballast_operator.waits import Waits
 
+from tests.operator.loops.simulated.fake_cluster import FakeCluster
 from tests.operator.loops.simulated.simulation import NAMESPACE, job
-from tests.operator.loops.simulated.world import FakeCluster, World
+from tests.operator.loops.simulated.world import World
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,8 @@ from ballast_operator.kube.leadership import Leadership
 from ballast_operator.settings import LeaderSettings
 
 from tests.operator.kube.test_queue import Clock
-from tests.operator.loops.simulated.world import FakeCluster, World
+from tests.operator.loops.simulated.fake_cluster import FakeCluster
+from tests.operator.loops.simulated.world import World
 
 SETTINGS = LeaderSettings(lease_seconds=15.0, renew_seconds=5.0, fence_seconds=10.0)
 

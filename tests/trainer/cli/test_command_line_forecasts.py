@@ -1,12 +1,11 @@
-"""``simulate`` and ``trace``: what a configuration will do, from a profile, without ranks."""
+"""``simulate``: what a configuration will do, from a profile, without ranks."""
 
 import json
-import xml.etree.ElementTree as ElementTree
 
 import pytest
 from ballast_policies.contract.job import JobConfig
 from ballast_policies.planning.profile_file import ProfiledLayer
-from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
+from ballast_policies.planning.schedules import trained_schedules
 from ballast_trainer.cli.main import main
 from ballast_trainer.forecast import forecasts
 from click.testing import CliRunner
@@ -14,34 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-
-LAYER = {
-    "forwardSeconds": 0.01,
-    "backwardSeconds": 0.02,
-    "heldBytes": 400,
-    "weightBytes": 100,
-    "activationBytes": 10,
-    "outputBytes": 5,
-}
-
-
-@pytest.fixture
-def call(tmp_path):
-    """Call a command on a configuration of twelve layers and their profile."""
-
-    def call(command, *arguments, layers=(LAYER,) * 12, schedule="1F1B", **fields):
-        config = {
-            "totalSteps": 10,
-            "model": {"name": "gpt", "layers": 12},
-            "pipeline": {"microbatches": 8, "globalBatchSize": 16, "schedule": schedule},
-            **fields,
-        }
-        (tmp_path / "config.yaml").write_text(json.dumps(config))
-        (tmp_path / "profile.json").write_text(json.dumps({"layers": list(layers)}))
-        files = ["--config", str(tmp_path / "config.yaml"), "--profile", str(tmp_path / "profile.json")]
-        return CliRunner().invoke(main, [command, *files, *arguments])
-
-    return call
+from tests.trainer.cli.profiled_layer import LAYER
 
 
 def simulated(call, *arguments, **fields):
@@ -186,33 +158,6 @@ def test_the_forecast_never_beats_its_busiest_rank(schedule, seconds):
         )
 
 
-@pytest.mark.parametrize("schedule", trained_schedules())
-def test_every_schedule_can_be_traced(call, tmp_path, schedule):
-    """As a chrome trace with every action on its rank, and as text with a line a rank."""
-    out = tmp_path / "trace.json"
-    result = call("trace", "--out", str(out), schedule=schedule, training={"clipNorm": None})
-    assert result.exit_code == 0, result.output
-    actions = [event for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "X"]
-    forwards = [event for event in actions if event["cat"] == "forward"]
-    stages = len({event["args"]["stage"] for event in actions})
-    assert {event["tid"] for event in actions} == {0, 1, 2, 3}
-    assert len(forwards) == stages * 8 * (2 if SCHEDULES[schedule].asynchronous else 1)
-    shown = call("trace", "--even", schedule=schedule)
-    assert [line.split()[:2] for line in shown.stdout.splitlines()] == [
-        ["rank", str(rank)] for rank in range(4)
-    ]
-
-
-def test_a_trace_is_a_picture_or_what_torch_reads(call, tmp_path):
-    """.svg is XML that says it is simulated, .csv has a row of actions a rank."""
-    assert call("trace", "--out", str(tmp_path / "trace.svg")).exit_code == 0
-    assert "simulated" in ElementTree.parse(tmp_path / "trace.svg").getroot()[0].text
-    assert call("trace", "--out", str(tmp_path / "trace.csv")).exit_code == 0
-    rows = (tmp_path / "trace.csv").read_text().splitlines()
-    assert len(rows) == 4
-    assert rows[0].startswith("0F0,0F1,0F2,0F3,0B0")
-
-
 @pytest.mark.parametrize(
     ("command", "arguments", "fields", "words"),
     [
@@ -260,48 +205,3 @@ def test_without_a_profile_the_layers_are_measured_first(tmp_path):
         kept[recompute] = [rank["activationBytes"] for rank in first["ranks"]]
     assert kept["true"][0] < kept["false"][0]
     assert kept["true"][1] < kept["false"][1]
-
-
-def test_a_recorded_load_curve_is_replayed(call, tmp_path):
-    """The balancer follows it again: each turn of the load is a move, and the step nears the best at each
-    look."""
-    front, back = [0.4] * 6 + [0.1] * 6, [0.1] * 6 + [0.4] * 6
-    looks = [turn for turn in (front, back, front, back) for _ in range(5)]
-    lines = [{"step": 10, "loss": 1.0}]
-    lines += [{"event": "loads", "step": 10 * n, "seconds": row} for n, row in enumerate(looks, start=1)]
-    path = tmp_path / "run.jsonl"
-    path.write_text("starting\n" + "\n".join(json.dumps(line) for line in lines))
-    result = call("simulate", "--output", "json", "--ranks", "3", "--loads", str(path))
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)["replay"]
-    assert (found["looks"], found["moves"]) == (20, [60, 110, 160])
-    assert found["bestSeconds"] < found["followedSeconds"] < found["staticSeconds"]
-    stays = json.loads(
-        call(
-            "simulate", "--output", "json", "--ranks", "3", "--loads", str(path), rebalance={"minGain": 0.9}
-        ).stdout
-    )["replay"]
-    assert stays["moves"] == []
-    assert "3 moves over 3 ranks" in call("simulate", "--ranks", "3", "--loads", str(path)).stdout
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("", "no event 'loads'"),
-        ('{"event": "loads", "step": 1, "seconds": [1, -1]}', "not a load"),
-        (
-            '{"event": "loads", "step": 1, "seconds": "12"}\n{"event": "loads", "step": 2, "seconds": [1]}',
-            "numbers",
-        ),
-        ('{"event": "loads", "step": 1}', "cannot be read"),
-        ('{"event": "loads", "step": 1, "seconds": [NaN]}', "cannot be read"),
-    ],
-)
-def test_what_is_no_load_curve_is_refused(call, tmp_path, text, why):
-    """With what to give instead."""
-    path = tmp_path / "run.jsonl"
-    path.write_text(text)
-    result = call("simulate", "--loads", str(path))
-    assert result.exit_code == 2
-    assert why in result.output and "To fix: give what" in result.output

@@ -1,9 +1,8 @@
-"""The executor carries out any schedule: ranks as threads, double precision, small models."""
+"""Schedules without a flush: weights follow the recurrence of their versions; ranks are threads."""
 
 import pytest
 import torch
 from ballast_policies.planning.schedules import (
-    SCHEDULES,
     build_schedule,
     double_buffered,
     pipedream,
@@ -11,7 +10,6 @@ from ballast_policies.planning.schedules import (
     weight_versions,
 )
 from ballast_trainer.pipeline.executor.boundaries import Boundary
-from ballast_trainer.pipeline.executor.groups import link_of, links_of
 from ballast_trainer.pipeline.executor.order import RankOrder
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +17,7 @@ from torch import nn
 
 from tests.support.examples import examples
 from tests.trainer.pipeline.executor_threads import RATE, half_square, run
+from tests.trainer.pipeline.small_layers import Curve, curve_batch
 
 
 class Shift(nn.Module):
@@ -140,120 +139,6 @@ def test_a_run_told_to_end_early_is_the_shorter_run(name, p, m, steps, told_afte
     got, _ = trained_quadratic(schedule_of(steps), steps, told_after)
     wanted, _ = trained_quadratic(schedule_of(done), done)
     assert got == wanted
-
-
-class Curve(nn.Module):
-    """A small nonlinear layer with a recurrent part, whose weights torch keeps in a list of its own."""
-
-    def __init__(self, seed):
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        self.linear = nn.Linear(4, 4, dtype=torch.float64)
-        self.cell = nn.GRU(4, 4, batch_first=True, dtype=torch.float64)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
-
-    def forward(self, value):
-        return value + self.cell(torch.tanh(self.linear(value)))[0]
-
-
-class Line(nn.Module):
-    """A small nonlinear layer whose backward can be split."""
-
-    def __init__(self, seed):
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        self.first, self.second = (nn.Linear(4, 4, dtype=torch.float64) for _ in range(2))
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
-
-    def forward(self, value):
-        return value + self.second(torch.tanh(self.first(value)))
-
-
-def curve_batch(step):
-    generator = torch.Generator().manual_seed(step)
-    inputs, targets = torch.randn(2, 8, 3, 4, generator=generator, dtype=torch.float64)
-    return inputs, targets
-
-
-def gradients_of(schedule, layer):
-    """All gradients of one step of a flushing schedule, summed over replicas, by stage."""
-    modules = [
-        {stage: layer(stage) for stage, holders in enumerate(schedule.stage_ranks) if rank in holders}
-        for rank in range(schedule.ranks)
-    ]
-    each = 8 // schedule.microbatches
-    boundary = Boundary(shape=(each, 3, 4), dtype=torch.float64, requires_grad=True)
-    losses, _ = run(schedule, modules, steps=1, batch=curve_batch, boundary=boundary)
-    summed = {}
-    for held in modules:
-        for stage, module in held.items():
-            mine = torch.cat([p.grad.flatten() for p in module.parameters()])
-            summed[stage] = summed.get(stage, 0) + mine
-    return losses[0], summed
-
-
-@pytest.mark.parametrize(
-    ("name", "ranks", "replicas"),
-    [
-        ("1F1B", 3, ()),
-        ("GPipe", 3, ()),
-        ("Interleaved1F1B", 2, ()),
-        ("LoopedBFS", 2, ()),
-        ("ZeroBubbleH1", 3, ()),
-        ("ZeroBubbleV", 2, ()),
-        ("DualPipeV", 2, ()),
-        ("1F1B", 3, (2, 1)),
-        ("1F1B", 4, (1, 2, 1)),
-        ("GPipe", 4, (2, 2)),
-    ],
-)
-@pytest.mark.parametrize("layer", [Curve, Line])
-def test_a_schedule_with_a_flush_gives_the_gradients_of_one_process(name, ranks, replicas, layer):
-    """Also with replicas of a stage, several stages a rank, and split backwards."""
-    schedule = build_schedule(name, ranks=ranks, microbatches=8, chunks=2, replicas=replicas)
-    loss, gradients = gradients_of(schedule, layer)
-    modules = [layer(stage) for stage in range(schedule.stages)]
-    inputs, targets = curve_batch(0)
-    wanted_loss = 0.0
-    for source, target in zip(inputs.chunk(8), targets.chunk(8), strict=True):
-        value = source
-        for module in modules:
-            value = module(value)
-        mean = half_square(value, target)
-        mean.backward()
-        wanted_loss += float(mean.detach()) / 8
-    assert loss == pytest.approx(wanted_loss, abs=1e-12)
-    for stage, module in enumerate(modules):
-        wanted = torch.cat([p.grad.flatten() for p in module.parameters()])
-        torch.testing.assert_close(gradients[stage], wanted, rtol=0, atol=1e-12)
-
-
-@given(
-    name=st.sampled_from(sorted(SCHEDULES)),
-    ranks=st.integers(2, 4),
-    rounds=st.integers(2, 3),
-    replicas=st.none() | st.lists(st.integers(1, 3), min_size=2, max_size=4),
-)
-def test_messages_of_a_link_are_sent_in_the_order_they_are_needed(name, ranks, rounds, replicas):
-    """So a transport without tags carries every schedule, with a channel for each direction of each link."""
-    if replicas is not None and SCHEDULES[name].build_replicated is not None:
-        schedule = build_schedule(name, ranks=sum(replicas), microbatches=6 * rounds, replicas=replicas)
-    else:
-        schedule = build_schedule(name, ranks=ranks, microbatches=2 * ranks * rounds, chunks=2)
-    sent, needed = {}, {}
-    for rank in range(schedule.ranks):
-        order = RankOrder(schedule, rank, 1)
-        for message in map(order.sent_by, order.actions):
-            if message is not None:
-                sent.setdefault(link_of(message), []).append(message)
-        for message in order.messages():
-            needed.setdefault(link_of(message), []).append(message)
-    assert sent == needed
-    assert tuple(sorted(sent)) == links_of(schedule)
 
 
 @pytest.mark.parametrize("name", ["PipeDream", "PipeDreamVerticalSync", "PipeDream2BW"])

@@ -29,8 +29,9 @@ from ballast_policies.allocation.registry import allocate
 from ballast_policies.contract import JOB_LABEL
 
 from tests.operator.loops.simulated.commands import Command
+from tests.operator.loops.simulated.fake_cluster import FakeCluster
 from tests.operator.loops.simulated.machines import Trainer, node, run_pods
-from tests.operator.loops.simulated.world import Crash, FakeCluster, World
+from tests.operator.loops.simulated.world import Crash, World
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 NAMESPACE = "team"

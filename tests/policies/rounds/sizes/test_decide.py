@@ -1,17 +1,12 @@
-"""Sizes of elastic gangs: random clusters, brute force, and no thrashing."""
+"""Sizes of elastic gangs on random clusters and by hand, and no thrashing."""
 
 import dataclasses
 import itertools
 from collections import Counter
 
-import pytest
 from ballast_policies.allocation.policy import Surplus
-from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import Node, Placement, RoundSettings, RoundState, decide_round
+from ballast_policies.rounds import RoundSettings, RoundState, decide_round
 from ballast_policies.rounds.sizes import (
-    ElasticGang,
-    SizeSettings,
-    decide_elastic_round,
     extra_nodes,
     kept_ranks,
     stays,
@@ -19,42 +14,7 @@ from ballast_policies.rounds.sizes import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-CONCAVE = {1: 1.0, 2: 1.78, 3: 2.4, 4: 2.9, 5: 3.3, 6: 3.7, 7: 4.0, 8: 4.3}
-
-
-def gang(sizes=range(1, 9), *, speeds=CONCAVE, types=("v100",), **options):
-    return ElasticGang(speeds={t: {size: speeds[size] for size in sizes} for t in types}, **options)
-
-
-def job(name, gpus=1, **fields):
-    return Job(name=name, gpus=gpus, **{"throughput": {"v100": 1.0}, **fields})
-
-
-def node(name, gpus, pool="p"):
-    return Node(name=name, pool=pool, gpu_type="v100", gpus=gpus)
-
-
-def at(*nodes, pool="p"):
-    return Placement(gpu_type="v100", pool=pool, nodes=nodes)
-
-
-def decide(jobs, nodes, elastic, *, running=None, surplus=Surplus.LEVEL, within_round=False, **options):
-    running = running or {}
-    return decide_elastic_round(
-        now=100.0,
-        shares={one.name: {"v100": 1.0} for one in jobs},
-        jobs=jobs,
-        nodes=nodes,
-        state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
-        settings=RoundSettings(round_seconds=60.0, within_round=within_round),
-        elastic=elastic,
-        sizes=SizeSettings(surplus=surplus),
-        **options,
-    )
-
-
-def sizes_of(decided):
-    return {name: len(placement.nodes) for name, placement in decided.placements.items()}
+from tests.policies.rounds.sizes.gangs import at, decide, gang, job, node, sizes_of
 
 
 @st.composite
@@ -181,60 +141,6 @@ def test_without_elastic_gangs_the_round_is_as_ever(question, surplus, within_ro
         state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
         settings=RoundSettings(round_seconds=60.0, within_round=within_round),
     )
-
-
-def brute_force(tables, gpus):
-    """All divisions of the GPUs in which every gang has one of its sizes."""
-    return [sizes for sizes in itertools.product(*(sorted(table) for table in tables)) if sum(sizes) <= gpus]
-
-
-@st.composite
-def concave_gangs(draw):
-    """Gangs of one pool whose speeds grow by less with each GPU; all fit at their least sizes."""
-    tables = []
-    for _ in range(draw(st.integers(2, 4))):
-        steps = sorted(draw(st.lists(st.floats(0.1, 1.0), min_size=4, max_size=4)), reverse=True)
-        tables.append(dict(enumerate(itertools.accumulate(steps), start=1)))
-    return tables, draw(st.integers(len(tables), 12))
-
-
-@given(concave_gangs())
-def test_the_least_level_is_the_best_that_brute_force_finds(case):
-    """By fairness, where more GPUs always help, and by less each time."""
-    tables, gpus = case
-    elastic = {f"j{i}": gang(table, speeds=table) for i, table in enumerate(tables)}
-    decided = decide([job(name) for name in elastic], [node("a", gpus)], elastic)
-    part = gpus / len(tables)
-    units = [elastic[name].partition_speed("v100", part) for name in elastic]
-
-    def least(sizes):
-        return min(tables[i][size] / units[i] for i, size in enumerate(sizes))
-
-    best = max(least(sizes) for sizes in brute_force(tables, gpus))
-    found = sizes_of(decided)
-    assert least([found[name] for name in elastic]) == pytest.approx(best)
-
-
-@given(concave_gangs())
-def test_the_sum_of_speeds_is_the_best_that_brute_force_finds(case):
-    """By throughput."""
-    tables, gpus = case
-    elastic = {f"j{i}": gang(table, speeds=table) for i, table in enumerate(tables)}
-    decided = decide([job(name) for name in elastic], [node("a", gpus)], elastic, surplus=Surplus.THROUGHPUT)
-    best = max(sum(t[s] for t, s in zip(tables, sizes, strict=True)) for sizes in brute_force(tables, gpus))
-    found = sizes_of(decided)
-    total = sum(table[found[f"j{i}"]] for i, table in enumerate(tables))
-    assert total >= best / 1.021  # steps of less than two percent are not taken
-
-
-@given(concave_gangs())
-def test_no_job_has_less_than_on_its_part_of_the_cluster(case):
-    """Sharing incentive in whole GPUs: as many as n equal parts have, rounded down, if its speed gains."""
-    tables, gpus = case
-    tables = [CONCAVE] * len(tables)
-    elastic = {f"j{i}": gang(table, speeds=table) for i, table in enumerate(tables)}
-    found = sizes_of(decide([job(name) for name in elastic], [node("a", gpus)], elastic))
-    assert min(found.values()) >= min(8, gpus // len(tables))
 
 
 def test_the_policy_says_who_is_served_first():

@@ -1,0 +1,42 @@
+"""Rounds played in a row, each from the state that the one before has left."""
+
+from ballast_policies.allocation.problem import Problem
+from ballast_policies.allocation.registry import allocate
+from ballast_policies.rounds import (
+    RoundSettings,
+    RoundState,
+    decide_round,
+)
+
+TYPES = ("v100", "p100", "k80")
+
+
+def solve(nodes, jobs):
+    capacity = {kind: sum(node.gpus for node in nodes if node.gpu_type == kind) for kind in TYPES}
+    return allocate("max-min-fairness", Problem(gpu_types=TYPES, capacity=capacity, jobs=tuple(jobs)))
+
+
+def play(nodes, jobs, rounds, settings=None):
+    """The rounds in a row, as the allocator plays them, with the state each began with."""
+    settings = settings or RoundSettings(round_seconds=60.0)
+    allocation, state, now = solve(nodes, jobs), RoundState(), 0.0
+    for _ in range(rounds):
+        decided = decide_round(
+            now=now, shares=allocation.allocation, jobs=jobs, nodes=nodes, state=state, settings=settings
+        )
+        yield now, state, decided
+        received = {job: dict(row) for job, row in state.received.items()}
+        for job, placement in decided.placements.items():
+            row = received.setdefault(job, {})
+            row[placement.gpu_type] = row.get(placement.gpu_type, 0.0) + settings.round_seconds
+        changed = len(decided.moved) + len(decided.stopped)
+        state = RoundState(
+            received=received,
+            running=decided.placements,
+            running_since={
+                job: state.running_since[job] if job in decided.extended else now
+                for job in decided.placements
+            },
+            moves=(*state.moves, *([now] * changed)),
+        )
+        now += settings.round_seconds

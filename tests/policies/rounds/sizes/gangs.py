@@ -1,0 +1,47 @@
+"""Elastic gangs with diminishing returns, and a round of them on nodes of one type."""
+
+from ballast_policies.allocation.policy import Surplus
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds import Node, Placement, RoundSettings, RoundState
+from ballast_policies.rounds.sizes import (
+    ElasticGang,
+    SizeSettings,
+    decide_elastic_round,
+)
+
+CONCAVE = {1: 1.0, 2: 1.78, 3: 2.4, 4: 2.9, 5: 3.3, 6: 3.7, 7: 4.0, 8: 4.3}
+
+
+def gang(sizes=range(1, 9), *, speeds=CONCAVE, types=("v100",), **options):
+    return ElasticGang(speeds={t: {size: speeds[size] for size in sizes} for t in types}, **options)
+
+
+def job(name, gpus=1, **fields):
+    return Job(name=name, gpus=gpus, **{"throughput": {"v100": 1.0}, **fields})
+
+
+def node(name, gpus, pool="p"):
+    return Node(name=name, pool=pool, gpu_type="v100", gpus=gpus)
+
+
+def at(*nodes, pool="p"):
+    return Placement(gpu_type="v100", pool=pool, nodes=nodes)
+
+
+def decide(jobs, nodes, elastic, *, running=None, surplus=Surplus.LEVEL, within_round=False, **options):
+    running = running or {}
+    return decide_elastic_round(
+        now=100.0,
+        shares={one.name: {"v100": 1.0} for one in jobs},
+        jobs=jobs,
+        nodes=nodes,
+        state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
+        settings=RoundSettings(round_seconds=60.0, within_round=within_round),
+        elastic=elastic,
+        sizes=SizeSettings(surplus=surplus),
+        **options,
+    )
+
+
+def sizes_of(decided):
+    return {name: len(placement.nodes) for name, placement in decided.placements.items()}

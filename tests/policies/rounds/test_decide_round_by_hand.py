@@ -1,0 +1,141 @@
+"""Rounds of a few gangs on a few nodes: who runs where, who waits, and what it is told."""
+
+from collections import Counter
+
+import pytest
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds import (
+    Node,
+    Placement,
+    RoundSettings,
+    RoundState,
+    decide_round,
+)
+
+from tests.policies.rounds.played import play, solve
+
+
+def one_pool(gpus, *sizes):
+    nodes = [Node(name=f"n{i}", pool="a", gpu_type="v100", gpus=g) for i, g in enumerate(gpus)]
+    jobs = [Job(name=f"job-{i}", gpus=g, throughput={"v100": 1.0}) for i, g in enumerate(sizes)]
+    return nodes, jobs
+
+
+def test_two_jobs_that_do_not_fit_together_take_turns():
+    """Each gets half of the rounds."""
+    nodes, jobs = one_pool([4], 4, 4)
+    turns = Counter(job for _, _, decided in play(nodes, jobs, 20) for job in decided.placements)
+    assert turns == {"job-0": 10, "job-1": 10}
+
+
+def test_a_gang_is_packed_on_the_tightest_node_that_holds_it_whole():
+    """Two GPUs go to the node with two free, not to the one with four."""
+    nodes, jobs = one_pool([4, 2], 2)
+    (_, _, decided), *_ = play(nodes, jobs, 1)
+    assert decided.placements["job-0"] == Placement(gpu_type="v100", pool="a", nodes=("n1", "n1"))
+
+
+def test_a_waiting_gang_is_told_what_is_missing():
+    """The reason has the numbers."""
+    nodes, jobs = one_pool([2, 1], 3, 2)
+    (_, _, decided), *_ = play(nodes, jobs, 1)
+    (waiting,) = decided.waiting
+    assert "GPUs of one pool" in decided.reasons[waiting]
+    assert "of 3 v100 free in pool a" in decided.reasons[waiting]
+
+
+def test_a_gang_on_a_node_that_has_gone_is_placed_again():
+    """A lost node does not hold on to its gang."""
+    nodes, jobs = one_pool([2, 2], 2)
+    gone = Placement(gpu_type="v100", pool="a", nodes=("lost", "lost"))
+    decided = decide_round(
+        now=10.0,
+        shares=solve(nodes, jobs).allocation,
+        jobs=jobs,
+        nodes=nodes,
+        state=RoundState(running={"job-0": gone}, running_since={"job-0": 0.0}),
+        settings=RoundSettings(min_run_seconds=1000.0, max_moves_per_hour=0),
+    )
+    assert decided.moved == ("job-0",)
+    assert set(decided.placements["job-0"].nodes) <= {"n0", "n1"}
+
+
+@pytest.mark.parametrize("kept", [("n0", "n0", "n1", "n1")])
+def test_a_gang_that_shrank_is_placed_at_its_new_size(kept):
+    """After a repack the old placement no longer fits the gang, so the caller passes the new one."""
+    nodes, jobs = one_pool([2, 2], 2)
+    old = Placement(gpu_type="v100", pool="a", nodes=kept)
+    decided = decide_round(
+        now=10.0,
+        shares=solve(nodes, jobs).allocation,
+        jobs=jobs,
+        nodes=nodes,
+        state=RoundState(running={"job-0": old}, running_since={"job-0": 0.0}),
+        settings=RoundSettings(),
+    )
+    assert len(decided.placements["job-0"].nodes) == 2
+
+
+def test_what_comes_free_is_kept_for_a_large_gang_that_waits_for_young_ones():
+    """A gang of four is served once the youngest that ran may be stopped; nothing new starts before it."""
+    nodes = [Node(name="n0", pool="a", gpu_type="v100", gpus=4)]
+    settings = RoundSettings(round_seconds=30.0, min_run_seconds=100.0)
+    jobs = [Job(name=f"one-{i}", gpus=1, throughput={"v100": 1.0}) for i in range(6)]
+    jobs.append(Job(name="large", gpus=4, throughput={"v100": 1.0}))
+    at = Placement(gpu_type="v100", pool="a", nodes=("n0",))
+    state = RoundState(
+        received={f"one-{i}": {"v100": 1000.0} for i in range(6)},
+        running={f"one-{i}": at for i in range(4)},
+        running_since={f"one-{i}": 30.0 * i for i in range(4)},
+    )
+    allocation = solve(nodes, jobs)
+    for now in (91.0, 121.0, 151.0, 181.0, 211.0):
+        decided = decide_round(
+            now=now, shares=allocation.allocation, jobs=jobs, nodes=nodes, state=state, settings=settings
+        )
+        if "large" in decided.placements:
+            break
+        assert decided.started == ()
+        state = RoundState(
+            received=state.received,
+            running=decided.placements,
+            running_since={job: state.running_since[job] for job in decided.placements},
+        )
+    assert now == 211.0
+    assert set(decided.placements) == {"large"}
+
+
+def test_a_waiting_gang_is_told_for_whom_free_gpus_are_kept():
+    """The reason names the gang that goes first."""
+    nodes, jobs = one_pool([4], 1, 1, 3)
+    at = Placement(gpu_type="v100", pool="a", nodes=("n0",))
+    decided = decide_round(
+        now=10.0,
+        shares=solve(nodes, jobs).allocation,
+        jobs=[*jobs[:2], Job(name="job-2", gpus=4, throughput={"v100": 1.0})],
+        nodes=nodes,
+        state=RoundState(
+            received={"job-0": {"v100": 900.0}, "job-1": {"v100": 900.0}},
+            running={"job-0": at},
+            running_since={"job-0": 0.0},
+        ),
+        settings=RoundSettings(round_seconds=30.0, min_run_seconds=100.0),
+    )
+    assert set(decided.placements) == {"job-0"}
+    assert "3 of 4 v100 free in pool a, kept for job-2" in decided.reasons["job-1"]
+
+
+def test_a_gang_that_stays_keeps_its_nodes_though_a_more_urgent_one_would_fit_them_better():
+    """No gang is moved only to pack another more tightly."""
+    nodes, jobs = one_pool([2, 2], 2, 2)
+    running = {"job-1": Placement(gpu_type="v100", pool="a", nodes=("n0", "n0"))}
+    decided = decide_round(
+        now=60.0,
+        shares=solve(nodes, jobs).allocation,
+        jobs=jobs,
+        nodes=nodes,
+        state=RoundState(received={"job-1": {"v100": 60.0}}, running=running, running_since={"job-1": 0.0}),
+        settings=RoundSettings(),
+    )
+    assert decided.extended == ("job-1",)
+    assert decided.placements["job-0"].nodes == ("n1", "n1")

@@ -1,0 +1,128 @@
+"""The channel thread retries, never blocks training, and tells at once what cannot wait."""
+
+import dataclasses
+
+import pytest
+from ballast_policies.contract import Directive, Plan, Rank
+from ballast_trainer.channel import channel_thread as channel_thread_module
+from ballast_trainer.channel.base import ChannelError, Messages
+from ballast_trainer.channel.channel_thread import ChannelThread
+
+from tests.support.waiting import eventually
+from tests.trainer.channel.messages import ACK, PLAN, REPORT
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch):
+    """The thread's own pause between two looks is half a second."""
+    monkeypatch.setattr(channel_thread_module, "POLL_SECONDS", 0.01)
+
+
+class UnreliableChannel:
+    """Fails a number of times, then keeps what it is given."""
+
+    def __init__(self, failures):
+        self.failures = failures
+        self.written = Messages()
+        self.plan = PLAN
+
+    def read_plan(self):
+        """The plan set by the test."""
+        return self.plan
+
+    def read_config(self):
+        """Not used."""
+
+    def write(self, messages):
+        """Fail, or keep."""
+        if self.failures:
+            self.failures -= 1
+            raise ChannelError("not now")
+        self.written = self.written.replaced_by(messages)
+
+
+def test_messages_that_could_not_be_sent_are_sent_again():
+    """An acknowledgement survives two failed calls."""
+    channel = UnreliableChannel(failures=2)
+    channel_thread = ChannelThread(channel, PLAN)
+    channel_thread.send(ack=ACK)
+    channel_thread.report(REPORT)
+    eventually(lambda: channel.written.ack == ACK, "the acknowledgement arrives")
+    channel_thread.close(finished_step=12)
+    assert channel.written.report == REPORT
+    assert channel.written.finished_step == 12
+
+
+def test_a_new_plan_is_seen_while_training_runs():
+    """Polled while training runs."""
+    channel = UnreliableChannel(failures=0)
+    channel_thread = ChannelThread(channel, PLAN)
+    ranks = (Rank(rank=0, pod="a-1-0", address="127.0.0.1", gpu_type="v100"),)
+    channel.plan = Plan(job="a", epoch=2, launch=1, directive=Directive.SHRINK, ranks=ranks)
+    eventually(lambda: channel_thread.plan().epoch == 2, "the new plan is seen")
+    channel_thread.close()
+
+
+class CountingChannel(UnreliableChannel):
+    """Keeps every message that was written, in order."""
+
+    def __init__(self):
+        super().__init__(failures=0)
+        self.all = []
+
+    def write(self, messages):
+        """Keep."""
+        super().write(messages)
+        self.all.append(messages)
+
+
+def test_progress_waits_for_the_next_renewal():
+    """What happens is told at once; a report that tells of steps alone is not, nor is it lost at the end."""
+    channel = CountingChannel()
+    channel_thread = ChannelThread(channel, PLAN, renew_seconds=3600)
+    channel_thread.send(ack=ACK, report=REPORT)
+    eventually(lambda: channel.written.report == REPORT, "the first report")
+    later = dataclasses.replace(REPORT, step=REPORT.step + 1)
+    channel_thread.report(later)
+    channel_thread.send(ack=ACK)
+    eventually(lambda: channel.all[-1].report == later, "the report goes out with an acknowledgement")
+    count = len(channel.all)
+    channel_thread.report(dataclasses.replace(REPORT, step=REPORT.step + 2))
+    channel_thread.close()
+    assert len(channel.all) == count + 1
+    assert (channel.all[-1].report.step, channel.all[-1].closing) == (REPORT.step + 2, True)
+
+
+def test_the_lease_is_renewed_without_anything_to_tell():
+    """A loop that stands still in a long step is alive."""
+    channel = CountingChannel()
+    channel_thread = ChannelThread(channel, PLAN, renew_seconds=0.01)
+    eventually(lambda: len(channel.all) > 2, "renewals")
+    channel_thread.close()
+
+
+def test_a_report_of_an_event_does_not_wait_for_the_next_renewal(monkeypatch):
+    """A checkpoint: it is told after a part of the time between two renewals, by a clock of the test's."""
+    now = [100.0]
+    monkeypatch.setattr(channel_thread_module, "monotonic", lambda: now[0])
+    channel = CountingChannel()
+    channel_thread = ChannelThread(channel, PLAN, renew_seconds=2.0)
+    channel_thread.send(report=REPORT)
+    eventually(lambda: channel.written.report == REPORT, "the first report")
+    saved = dataclasses.replace(REPORT, checkpoint_step=REPORT.step)
+    channel_thread.report(saved)
+    now[0] += 0.6
+    eventually(lambda: channel.written.report == saved, "the checkpoint")
+    assert sum(messages.report is None for messages in channel.all) <= 1
+    channel_thread.close()
+
+
+def test_the_rate_of_losses_may_change_within_an_epoch():
+    """Nothing else of a plan may: a change of ranks has another epoch."""
+    channel = CountingChannel()
+    channel_thread = ChannelThread(channel, PLAN)
+    other = dataclasses.replace(PLAN, failures_per_hour=0.5, reason="another", launch=PLAN.launch + 1)
+    channel.plan = other
+    eventually(lambda: channel_thread.plan().failures_per_hour == 0.5, "the rate")
+    assert channel_thread.plan() == dataclasses.replace(PLAN, failures_per_hour=0.5)
+    channel_thread.close()
