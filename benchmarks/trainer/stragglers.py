@@ -32,28 +32,19 @@ import time
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from ballast_policies.contract import Directive, Plan, Rank
 from ballast_trainer.channel.standalone import StandaloneChannel
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.data.corpus import text_batch
-from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World, reach_store, serve_store
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.gpu_emulation import EMULATED_STRAGGLER_ENV, EmulatedSpeed
 from ballast_trainer.launch import RankLaunch, ValidatedJob, train
 from ballast_trainer.layers.layer import LayerSet
-from ballast_trainer.models.gpt import Block
-from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer
-from ballast_trainer.tensor_parallel.layers import split_layer
-from ballast_trainer.tensor_parallel.migration import handed_over, numbers_per_unit
-from ballast_trainer.tensor_parallel.parallel_pair import pairs
+from tensor_group.collectives import TABLE_I, table_one
+from tensor_group.recorded import SETTLED, TIMED_STEPS, Recorder, Segments, slowest_between_collectives
+from tensor_group.shape import BASE_SLOWDOWN, BATCH, CONTEXT, HEADS, LATE, RANKS
 
-RANKS, LATE = 4, 1
-BASE_SLOWDOWN = 16.0
-"""Of all ranks: the two cores that they share must be idle most of the time, or the ranks slow each other."""
-TIMED_STEPS, SETTLED = 14, 6
-CONTEXT, BATCH, HEADS = 32, 16, 16
 RESIZE = {"policy": "resize"}
 POLICIES = {
     "plain": {"policy": "none"},
@@ -64,72 +55,6 @@ POLICIES = {
     "SEMI": {"policy": "semi", "differentiated": True},
 }
 PAPER = {"ZERO priority": "3.5x at 1.3 %", "ZERO priority, differentiated": "2.1x at 0.3 % (PriDiffE)"}
-TABLE_I = {
-    "broadcast-reduce": [373, 425, 451, 473, 500],
-    "scatter-gather": [373, 478, 627, 796, 963],
-}
-
-
-class Recorder:
-    """Keeps what the trainer reports."""
-
-    def __init__(self):
-        self.steps, self.events = [], []
-
-    def step(self, **fields):
-        """A step line."""
-        self.steps.append(fields)
-
-    def event(self, name, **fields):
-        """An event."""
-        self.events.append({"event": name, **fields})
-
-
-class Segments:
-    """Emulated seconds of this rank between collectives of its tensor group, by step."""
-
-    def __init__(self):
-        self.steps = []
-        self._clock, self._mark = None, 0.0
-
-    def watch(self):
-        """Let the trainer's clocks and collectives tell; this process does nothing else."""
-        start_step, all_reduce, broadcast = GemmTimer.start_step, Axis.all_reduce, Axis.broadcast
-
-        def starting(clock):
-            start_step(clock)
-            if clock.running:
-                self._clock, self._mark = clock, self._seconds(clock)
-                self.steps.append([])
-
-        def before(collective):
-            def counted(axis, *arguments, **named):
-                if self.steps and axis.size > 1 and axis.ranks == tuple(range(RANKS)):
-                    now = self._seconds(self._clock)
-                    self.steps[-1].append(now - self._mark)
-                result = collective(axis, *arguments, **named)
-                if self.steps:
-                    self._mark = self._seconds(self._clock)
-                return result
-
-            return counted
-
-        GemmTimer.start_step = starting
-        Axis.all_reduce, Axis.broadcast = before(all_reduce), before(broadcast)
-
-    @staticmethod
-    def _seconds(clock):
-        return BASE_SLOWDOWN * time.thread_time() + clock.extra
-
-
-def slowest_between_collectives(rows):
-    """Median seconds of a step from all ranks' segments: each lasts as long as its slowest rank."""
-    totals = []
-    for step in range(SETTLED, min(len(row) for row in rows)):
-        segments = [row[step] for row in rows]
-        if len({len(segment) for segment in segments}) == 1:
-            totals.append(sum(max(each) for each in zip(*segments, strict=True)))
-    return statistics.median(totals)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,70 +216,6 @@ def print_row(row, rows):
         f"({row['accuracy_difference']:+.2%})  {'paper ' + paper if paper else ''}",
         flush=True,
     )
-
-
-def table_one(rank, store, dim):
-    """Communication of a block and step, one straggler: the two ways of migrating, on real gloo.
-
-    Milliseconds, and megabytes through the late rank by the algorithms' formulas (broadcast by a tree: it
-    sends its units once), which no other load disturbs.
-
-    broadcast-reduce is ours: weights by one broadcast, results added locally, gradients on an all-reduce
-    that is made anyway (its additional bytes are counted).  scatter-gather sends each helper its part and
-    collects its results, for each of the block's four products, forward and backward.
-    """
-    dist.init_process_group("gloo", store=dist.PrefixStore("collectives", store), rank=rank, world_size=RANKS)
-    axis = Axis(ranks=tuple(range(RANKS)), index=rank)
-    block = split_layer(Block(dim, HEADS, 0.0), axis)
-    found = pairs([block])
-    activations = BATCH * CONTEXT * dim
-    rows = {name: {"ms": [], "late rank's MB": []} for name in TABLE_I}
-    # A ring all-reduce sends and receives 2 (e - 1) / e of a tensor; four of them there are anyway.
-    ring = 2 * 2 * (RANKS - 1) / RANKS
-    for fraction in (0.0, 0.25, 0.5, 0.75, 1.0):
-        counts = handed_over(found, fraction)
-        numbers = sum(count * numbers_per_unit(pair) for count, pair in zip(counts, found, strict=True))
-        for name, work in (("broadcast-reduce", merged), ("scatter-gather", collected)):
-            taken = []
-            for _ in range(15):
-                dist.barrier()
-                began = time.perf_counter()
-                work(rank, numbers, activations)
-                taken.append(1000 * (time.perf_counter() - began))
-            rows[name]["ms"].append(round(statistics.median(taken), 2))
-        anyway, helpers = ring * 4 * activations, RANKS - 1 if numbers else 0
-        through = {
-            "broadcast-reduce": anyway + numbers + ring * numbers,
-            "scatter-gather": anyway + 2 * numbers + 4 * 2 * helpers * activations,
-        }
-        for name, count in through.items():
-            rows[name]["late rank's MB"].append(round(4 * count / 1e6, 2))
-    dist.destroy_process_group()
-    return rows
-
-
-def merged(rank, numbers, activations):
-    weights = torch.zeros(max(numbers, 1))
-    if numbers:
-        dist.broadcast(weights, src=LATE)
-    for _ in range(2):
-        dist.all_reduce(torch.zeros(activations))
-    for _ in range(2):
-        dist.all_reduce(torch.zeros(activations + numbers // 2))
-
-
-def collected(rank, numbers, activations):
-    share = torch.zeros(max(1, numbers // (RANKS - 1) // 4))
-    result = torch.zeros(activations)
-    for _ in range(4):
-        if numbers:
-            # Each of the four products, forward: weights out, results home; backward: both gradients home.
-            late = rank == LATE
-            dist.scatter(share, [share] * RANKS if late else None, src=LATE)
-            for sent in (result, result, share):
-                dist.gather(sent, [torch.empty_like(sent) for _ in range(RANKS)] if late else None, dst=LATE)
-    for _ in range(4):
-        dist.all_reduce(torch.zeros(activations))
 
 
 def main():

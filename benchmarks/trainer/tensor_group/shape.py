@@ -1,0 +1,8 @@
+"""The tensor group of ``stragglers.py``: ranks, the late one, and what it trains."""
+
+RANKS, LATE = 4, 1
+
+BASE_SLOWDOWN = 16.0
+"""Of all ranks: the two cores that they share must be idle most of the time, or the ranks slow each other."""
+
+CONTEXT, BATCH, HEADS = 32, 16, 16
