@@ -104,7 +104,7 @@ class Settings:
     workers: int = 8
     """Keys reconciled at the same time."""
 
-    launchers: int = 4
+    urgent_workers: int = 4
     """Keys reconciled at the same time in addition, if GPUs wait for them."""
 
     background_workers: int = 16

@@ -123,7 +123,7 @@ class Term:
             ("reports", self._reporter.run),
             *[("worker", lambda: self._queue.work(self._worker))] * self._settings.workers,
             *[("background worker", self._background)] * self._settings.background_workers,
-            *[("launcher", lambda: self._queue.work(self._worker, Lane.URGENT))] * self._settings.launchers,
+            *[("urgent worker", self._urgent)] * self._settings.urgent_workers,
         ]
         tasks = [asyncio.create_task(keep_running(name, part, metrics=self._metrics)) for name, part in parts]
         try:
@@ -146,6 +146,10 @@ class Term:
         """Count a write that landed."""
         self._metrics.api_writes.labels(verb, kind.kind).inc()
         self._writes.append(time.monotonic())
+
+    async def _urgent(self) -> None:
+        """Launch, stop and answer, whatever else is due."""
+        await self._queue.work(self._worker, Lane.URGENT)
 
     async def _background(self) -> None:
         """Write why jobs wait: of the API server's time each request under way gets an equal part."""

@@ -16,16 +16,9 @@ from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice
 from ballast_policies.prices.errors import PriceLogError
 
 from tests.fuzz import money_seeds as seeds
-from tests.fuzz.mutation import Choose, as_json, mutated
-from tests.fuzz.parser import Parser, text
+from tests.fuzz.parser import Parser, compressed, document, object_with, text
 
 SKU = "0000-AAAA-0001"
-
-
-def _saved_state(choose: Choose) -> bytes:
-    import zlib
-
-    return zlib.compress(as_json(mutated(seeds.SAVED_STATE, choose), choose).encode(errors="replace"))
 
 
 def _read_status(found: object) -> object:
@@ -60,33 +53,35 @@ def _read_gcp(content: str) -> float:
 MONEY_PARSERS = (
     Parser(
         name="job-placement",
-        make=lambda choose: {**seeds.JOB, "spec": mutated(seeds.JOB["spec"], choose)},
+        make=object_with(seeds.JOB, "spec"),
         read=read_training_job,
         errors=(InvalidObject,),
     ),
     Parser(
         name="script-job",
-        make=lambda choose: {**seeds.SCRIPT, "spec": mutated(seeds.SCRIPT["spec"], choose)},
+        make=object_with(seeds.SCRIPT, "spec"),
         read=read_training_job,
         errors=(InvalidObject,),
     ),
     Parser(
         name="cluster-policy-money",
-        make=lambda choose: {**seeds.POLICY, "spec": mutated(seeds.POLICY["spec"], choose)},
+        make=object_with(seeds.POLICY, "spec"),
         read=read_cluster_policy,
         errors=(InvalidObject,),
     ),
     Parser(
         name="job-status-parts",
-        make=lambda choose: {"status": mutated(seeds.STATUS, choose)},
+        make=object_with({"status": seeds.STATUS}, "status"),
         read=_read_status,
         errors=(ValueError,),
     ),
-    Parser(name="saved-layers", make=_saved_state, read=read_saved_state, errors=(ValueError,)),
+    Parser(
+        name="saved-layers", make=compressed(seeds.SAVED_STATE), read=read_saved_state, errors=(ValueError,)
+    ),
     Parser(name="allocate-generate", make=text(seeds.GENERATED), read=read_problem, errors=(ProblemError,)),
     Parser(
         name="aws-answer",
-        make=lambda choose: mutated(seeds.AWS_ROWS, choose),
+        make=document(seeds.AWS_ROWS),
         read=_read_aws,
         errors=(PriceLogError,),
     ),

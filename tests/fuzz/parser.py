@@ -3,7 +3,8 @@
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,21 @@ def document(example: Any) -> Callable[[Choose], Any]:
 
 def text(example: Any) -> Callable[[Choose], str]:
     return lambda choose: as_json(mutated(example, choose), choose)
+
+
+def object_with(example: Mapping[str, Any], field: str) -> Callable[[Choose], dict[str, Any]]:
+    """A Kubernetes object of which one field is hostile."""
+    return lambda choose: {**example, field: mutated(example[field], choose)}
+
+
+def compressed(example: Any) -> Callable[[Choose], bytes]:
+    """A saved state; one time in sixteen it was cut off."""
+
+    def make(choose: Choose) -> bytes:
+        content = zlib.compress(as_json(mutated(example, choose), choose).encode(errors="replace"))
+        return content[: choose(len(content))] if choose(16) == 0 else content
+
+    return make
 
 
 def message(name: str, kind: Any) -> Parser:

@@ -1,7 +1,6 @@
 """Every parser of what a pod, a user, a file or an older operator has written, with its documented errors."""
 
 import dataclasses
-import zlib
 from typing import Any
 
 import click
@@ -51,13 +50,19 @@ from tests.fuzz import seeds
 from tests.fuzz.file_parsers import FILE_PARSERS
 from tests.fuzz.money_parsers import MONEY_PARSERS
 from tests.fuzz.mutation import Choose, as_json, mutated, mutated_within_schema
-from tests.fuzz.parser import Parser, attempt, document, joined, lines, message, read_file, text
+from tests.fuzz.parser import (
+    Parser,
+    attempt,
+    compressed,
+    document,
+    joined,
+    lines,
+    message,
+    object_with,
+    read_file,
+    text,
+)
 from tests.operator.steps.contexts import PODS, a_running_view
-
-
-def _saved_state(choose: Choose) -> bytes:
-    content = zlib.compress(as_json(mutated(seeds.SAVED_STATE, choose), choose).encode(errors="replace"))
-    return content[: choose(len(content))] if choose(16) == 0 else content
 
 
 def _build_pod(job: Any) -> object:
@@ -120,20 +125,20 @@ PARSERS = (
     Parser(name="lease", make=_annotations, read=_read_lease),
     Parser(
         name="training-job",
-        make=lambda choose: {**seeds.JOB, "spec": mutated(seeds.JOB["spec"], choose)},
+        make=object_with(seeds.JOB, "spec"),
         read=read_training_job,
         errors=(InvalidObject,),
     ),
     Parser(name="pod-template", make=_template, read=_build_pod),
     Parser(
         name="cluster-policy",
-        make=lambda choose: {**seeds.POLICY, "spec": mutated(seeds.POLICY["spec"], choose)},
+        make=object_with(seeds.POLICY, "spec"),
         read=read_cluster_policy,
         errors=(InvalidObject,),
     ),
     Parser(
         name="job-status",
-        make=lambda choose: {"status": mutated(seeds.STATUS, choose)},
+        make=object_with({"status": seeds.STATUS}, "status"),
         read=read_job_status,
         errors=(ValueError,),
     ),
@@ -211,7 +216,9 @@ PARSERS = (
         read=window_of,
         errors=(click.UsageError,),
     ),
-    Parser(name="saved-state", make=_saved_state, read=read_saved_state, errors=(ValueError,)),
+    Parser(
+        name="saved-state", make=compressed(seeds.SAVED_STATE), read=read_saved_state, errors=(ValueError,)
+    ),
     Parser(name="node", make=lambda choose: mutated_within_schema(seeds.NODE, choose), read=_read_nodes),
     Parser(name="pod", make=lambda choose: mutated_within_schema(seeds.POD, choose), read=_read_pods),
     *FILE_PARSERS,

@@ -8,6 +8,7 @@ from ballast_policies.rounds import Round
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.metrics import Metrics
 from ballast_operator.views.job import JobView
+from ballast_operator.views.sharing.gpus import once_a_gpu
 
 
 def set_gauges(
@@ -21,17 +22,13 @@ def set_gauges(
     capacity, taken = Counter[tuple[str, str]](), Counter[str]()
     for node in snapshot.capacity.nodes:
         capacity[node.pool, node.gpu_type] += node.gpus
-    alone, pairs = set[str](), Counter[str]()
-    for view in jobs:
-        held = view.status.allocation
-        if held is None:
-            continue
-        if held.shared_gpu is not None and alone.intersection(held.nodes):
-            pairs[held.pool] += 1  # its GPU is counted with the other job
-            continue
+    allocations = [held for view in jobs if (held := view.status.allocation) is not None]
+    counted = once_a_gpu(allocations)
+    for held in counted:
         for part in held.by_pool:
             taken[part.pool] += part.gpus
-        alone.update(held.nodes if held.shared_gpu is not None else ())
+    pairs = Counter(held.pool for held in allocations)
+    pairs.subtract(held.pool for held in counted)
     for pool in {node.pool for node in snapshot.capacity.nodes if node.name in snapshot.capacity.shared}:
         metrics.gpus_shared.labels(pool).set(pairs[pool])
     for (pool, gpu_type), total in capacity.items():

@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 
+from ballast_policies.gpus.shared import one_for_each_gpu
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
@@ -176,8 +178,12 @@ class Round:
     @property
     def first_placements(self) -> Mapping[str, Placement]:
         """The placements, each shared GPU once."""
-        second = {name for name, beside in self.beside.items() if name > beside.partner}
-        return {name: at for name, at in self.placements.items() if name not in second}
+        return dict(
+            one_for_each_gpu(
+                self.placements.items(),
+                lambda placed: placed[1].nodes[0] if placed[0] in self.beside else "",
+            )
+        )
 
     def with_moves(self, placements: Mapping[str, Placement], reasons: Mapping[str, str]) -> "Round":
         """The round in which these jobs are elsewhere; of them, those whose lease was extended have moved."""

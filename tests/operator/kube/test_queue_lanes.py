@@ -40,7 +40,7 @@ async def test_urgent_keys_without_end_starve_no_other():
     assert "waits" in taken
 
 
-async def test_a_launcher_leaves_the_rest_to_others():
+async def test_an_urgent_worker_leaves_the_rest_to_others():
     """Workers kept for urgent keys are free when one comes."""
     queue: KeyQueue[str] = KeyQueue(Clock())
     queue.add("waits", lane=Lane.BACKGROUND)

@@ -20,6 +20,7 @@ from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, foreign_use, zone_of
+from ballast_operator.views.sharing.gpus import once_a_gpu
 from ballast_operator.views.sharing.pools import as_shared, why_not_shared
 
 
@@ -224,11 +225,7 @@ def price_by_type(pools: Sequence[NodePool], gpus: Mapping[str, int]) -> dict[st
 
 def held_by_pool(jobs: Sequence[JobView]) -> Counter[str]:
     """Pool -> GPUs of nodes that exist which jobs hold, those of ending gangs included."""
-    found = Counter[str]()
-    shared = set[str]()
-    for held in (view.status.allocation for view in jobs):
-        if held is None or (held.shared_gpu is not None and shared.intersection(held.nodes)):
-            continue  # two jobs on one GPU
-        found += _total((part.pool, part.gpus) for part in held.on_nodes_by_pool)
-        shared.update(held.nodes if held.shared_gpu is not None and held.pays else ())
-    return found
+    allocations = [held for view in jobs if (held := view.status.allocation) is not None]
+    return _total(
+        (part.pool, part.gpus) for held in once_a_gpu(allocations) for part in held.on_nodes_by_pool
+    )
