@@ -17,7 +17,7 @@ from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.layers.running import RUNNING
-from ballast_trainer.layers.tied_weights import gather_gradients, send_weights
+from ballast_trainer.layers.tied_messages import gather_gradients, send_weights
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor.drains import steps_between_drains
 from ballast_trainer.pipeline.gradients import average_over_replicas

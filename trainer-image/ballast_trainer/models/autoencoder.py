@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ballast_trainer.data.corpus import VOCABULARY, text_batch
+from ballast_trainer.data.corpus import VOCABULARY
 from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.text import text_model
 
 
 class BagEncoder(nn.Module):
@@ -69,19 +70,12 @@ def build_autoencoder(*, layers: int = 8, dim: int = 128, context: int = 32, dro
     Raises:
         ValueError: fewer than 3 layers.
     """
-    if layers < 3:
-        raise ValueError(f"{layers} layers: encoder, head and at least one dense layer make 3")
-
-    def build_layer(index: int) -> nn.Module:
-        if index == 0:
-            return BagEncoder(dim, dropout)
-        return ItemHead(dim) if index == layers - 1 else DenseLayer(dim, dropout)
-
-    return Model(
+    return text_model(
+        ("encoder", lambda: BagEncoder(dim, dropout)),
+        ("dense layer", lambda _: DenseLayer(dim, dropout)),
+        ("head", lambda: ItemHead(dim)),
         family="recommendation",
-        independent_layers=True,
-        layer_count=layers,
-        build_layer=build_layer,
+        layers=layers,
+        context=context,
         loss=multinomial_loss,
-        batch=lambda seed, step, size: text_batch(seed, step, size, context),
     )

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ballast_trainer.data.corpus import VOCABULARY, text_batch
+from ballast_trainer.data.corpus import VOCABULARY
 from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.text import text_model
 
 
 class Embedding(nn.Module):
@@ -151,27 +152,22 @@ def build_gpt(
     Raises:
         ValueError: fewer than 3 layers, or ``dim`` is no multiple of ``heads``.
     """
-    if layers < 3:
-        raise ValueError(f"{layers} layers: embedding, head and at least one block make 3")
     if dim % heads:
         raise ValueError(f"dim {dim} is not a multiple of {heads} heads")
 
-    def build_layer(index: int) -> nn.Module:
-        if index == 0:
-            return Embedding(dim, context, dropout, embedding_std)
-        if index == layers - 1:
-            return Head(dim)
+    def build_block(index: int) -> nn.Module:
         block = Block(dim, heads, dropout)
         if depth_scaled:
             divide_weights(block, index**0.5)
         return block
 
-    return Model(
+    return text_model(
+        ("embedding", lambda: Embedding(dim, context, dropout, embedding_std)),
+        ("block", build_block),
+        ("head", lambda: Head(dim)),
         family="transformer",
-        independent_layers=True,
-        layer_count=layers,
-        build_layer=build_layer,
-        tied=[((0, "token.weight"), (layers - 1, "out.weight"))] if tied else (),
+        layers=layers,
+        context=context,
         loss=cross_entropy,
-        batch=lambda seed, step, size: text_batch(seed, step, size, context),
+        tied=[((0, "token.weight"), (layers - 1, "out.weight"))] if tied else (),
     )

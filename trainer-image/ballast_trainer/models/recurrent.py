@@ -3,9 +3,10 @@
 import torch
 from torch import nn
 
-from ballast_trainer.data.corpus import VOCABULARY, text_batch
+from ballast_trainer.data.corpus import VOCABULARY
 from ballast_trainer.models.gpt import Head, cross_entropy
 from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.text import text_model
 
 
 class TokenEmbedding(nn.Module):
@@ -51,19 +52,12 @@ def build_recurrent(
     Raises:
         ValueError: fewer than 3 layers.
     """
-    if layers < 3:
-        raise ValueError(f"{layers} layers: embedding, head and at least one recurrent layer make 3")
-
-    def build_layer(index: int) -> nn.Module:
-        if index == 0:
-            return TokenEmbedding(dim, dropout)
-        return Head(dim) if index == layers - 1 else RecurrentLayer(dim, dropout)
-
-    return Model(
+    return text_model(
+        ("embedding", lambda: TokenEmbedding(dim, dropout)),
+        ("recurrent layer", lambda _: RecurrentLayer(dim, dropout)),
+        ("head", lambda: Head(dim)),
         family="recurrent",
-        independent_layers=True,
-        layer_count=layers,
-        build_layer=build_layer,
+        layers=layers,
+        context=context,
         loss=cross_entropy,
-        batch=lambda seed, step, size: text_batch(seed, step, size, context),
     )

@@ -17,6 +17,7 @@ import numpy as np
 
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers.nash import NashShares
+from ballast_policies.allocation.solvers.smoothed_prices import newton_direction
 
 TEMPERATURES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
 BARRIER = 0.1
@@ -83,10 +84,7 @@ def _minimise(
         hessian = -(at.shares * weight) @ at.shares.T
         hessian -= (along * (weight / np.maximum(at.spread + tau * at.speed / at.level, 1e-300))) @ along.T
         hessian[np.diag_indices(k)] += at.shares @ weight + kappa / prices**2
-        unit = 1.0 / np.sqrt(np.maximum(np.diag(hessian), 1e-300))
-        system = hessian * unit[:, None] * unit + 1e-12 * np.eye(k)
-        change = -np.linalg.solve(system, gradient * unit) * unit
-        falls = float(-gradient @ change)
+        change, falls = newton_direction(gradient, hessian)
         if not falls > 1e-2 * kappa * k:
             break
         step = min(1.0, 0.9 / max(float((-change / prices).max()), 1e-300))

@@ -172,16 +172,29 @@ def smoothed_prices(rows: Rows, *, last: float = LOWEST_TEMPERATURE) -> np.ndarr
         temperature = max(last, temperature / COOLING)
 
 
+def newton_direction(gradient: np.ndarray, hessian: np.ndarray) -> tuple[np.ndarray, float]:
+    """Newton's direction of a convex function of k prices.
+
+    Args:
+        gradient: (k,).
+        hessian: (k, k), scaled to a diagonal of ones before it is solved: prices may differ by magnitudes.
+
+    Returns:
+        (changes of the prices (k,), by how much the function falls along them at first).
+    """
+    unit = 1.0 / np.sqrt(np.maximum(np.diag(hessian), 1e-300))
+    system = hessian * unit[:, None] * unit + 1e-12 * np.eye(len(gradient))
+    change = -np.linalg.solve(system, gradient * unit) * unit
+    return change, float(-gradient @ change)
+
+
 def _minimise(dual: _Dual, prices: np.ndarray) -> np.ndarray:
     """Newton's steps with halving, at one temperature."""
-    k, near = len(prices), dual.kappa * len(prices)
+    near = dual.kappa * len(prices)
     value, shares = dual.at(prices)
     for _ in range(MAX_STEPS):
         gradient, hessian = dual.gradient(prices, shares), dual.hessian(prices, shares)
-        unit = 1.0 / np.sqrt(np.maximum(np.diag(hessian), 1e-300))
-        system = hessian * unit[:, None] * unit + 1e-12 * np.eye(k)
-        change = -np.linalg.solve(system, gradient * unit) * unit
-        falls = float(-gradient @ change)
+        change, falls = newton_direction(gradient, hessian)
         if not falls > 1e-3 * near:
             break
         step = min(1.0, TO_BOUNDARY / max(float((-change / prices).max()), 1e-300))

@@ -5,6 +5,7 @@ Nothing here runs or times anything: see ``validate``, ``simulate`` and the expo
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 
 from ballast_policies.planning.schedules.action import Action, Kind, ScheduleError
 
@@ -68,6 +69,19 @@ class Schedule:
 def loop_ranks(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
     """Stage s on rank s mod p: each rank holds ``chunks`` stages, p apart."""
     return tuple((stage % ranks,) for stage in range(ranks * chunks))
+
+
+def loop_schedule(
+    name: str, ranks: int, chunks: int, microbatches: int, rows: Sequence[Sequence[Action]]
+) -> Schedule:
+    """A schedule with one update, at its end; stages as :func:`loop_ranks` has them, actions by rank."""
+    return Schedule(
+        name=name,
+        microbatches=microbatches,
+        stage_ranks=loop_ranks(ranks, chunks),
+        actions=tuple(tuple(row) for row in rows),
+        update_every=microbatches,
+    )
 
 
 def v_ranks(ranks: int) -> tuple[tuple[int, ...], ...]:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from ballast_policies.allocation.solvers.queues.places import Places
+from ballast_policies.allocation.solvers.smoothed_prices import newton_direction
 
 TEMPERATURES = (0.1, 0.03, 0.01, 0.003, 0.001)
 NEAREST = 12
@@ -133,10 +134,7 @@ def minimise_dual(
         weighted = sparse.csr_matrix(((shares * weight[:, None]).ravel(), flat, starts), shape=(n, p))
         hessian = -np.asarray((table.T @ weighted).todense())
         hessian[np.diag_indices(p)] += sums(weight, shares) + kappa / prices**2
-        unit = 1.0 / np.sqrt(np.diag(hessian))
-        system = hessian * unit[:, None] * unit + 1e-12 * np.eye(p)
-        change = -np.linalg.solve(system, gradient * unit) * unit
-        falls = float(-gradient @ change)
+        change, falls = newton_direction(gradient, hessian)
         if not falls > 1e-2 * kappa * p:
             break
         step = min(1.0, 0.9 / max(float((-change / prices).max()), 1e-300))

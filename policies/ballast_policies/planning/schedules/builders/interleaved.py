@@ -9,7 +9,7 @@ which keeps 1F1B's memory.  The orders are torch's, so that a plan checked here 
 from collections import Counter
 
 from ballast_policies.planning.schedules.action import Action, Kind, ScheduleError
-from ballast_policies.planning.schedules.schedule import Schedule, check_counts, loop_ranks
+from ballast_policies.planning.schedules.schedule import Schedule, check_counts, loop_schedule
 
 
 def rounds_of(ranks: int, microbatches: int) -> int | None:
@@ -50,13 +50,7 @@ def _interleaved(name: str, ranks: int, microbatches: int, chunks: int, *, zero_
         _rank_order(rank, ranks, chunks, microbatches, microbatches // rounds, zero_bubble=zero_bubble)
         for rank in range(ranks)
     ]
-    return Schedule(
-        name=name,
-        microbatches=microbatches,
-        stage_ranks=loop_ranks(ranks, chunks),
-        actions=tuple(tuple(row) for row in rows),
-        update_every=microbatches,
-    )
+    return loop_schedule(name, ranks, chunks, microbatches, rows)
 
 
 def _rank_order(

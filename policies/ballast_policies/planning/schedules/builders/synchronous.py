@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from math import ceil
 
 from ballast_policies.planning.schedules.action import Action, Kind
-from ballast_policies.planning.schedules.schedule import Schedule, check_counts, loop_ranks
+from ballast_policies.planning.schedules.schedule import Schedule, check_counts, loop_schedule
 
 
 def forward_only(ranks: int, microbatches: int) -> Schedule:
     """Evaluation: no backward."""
     check_counts(ranks=ranks, microbatches=microbatches)
     rows = [[Action(rank, Kind.FORWARD, k) for k in range(microbatches)] for rank in range(ranks)]
-    return _synchronous("forwardOnly", ranks, 1, microbatches, rows)
+    return loop_schedule("forwardOnly", ranks, 1, microbatches, rows)
 
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
@@ -52,7 +52,7 @@ def looped_breadth_first(ranks: int, microbatches: int, chunks: int) -> Schedule
             Action(stage, Kind.BACKWARD, k) for stage in reversed(own) for k in reversed(range(microbatches))
         ]
         rows.append(forwards + backwards)
-    return _synchronous("LoopedBFS", ranks, chunks, microbatches, rows)
+    return loop_schedule("LoopedBFS", ranks, chunks, microbatches, rows)
 
 
 def one_forward_one_backward(ranks: int, microbatches: int) -> Schedule:
@@ -105,15 +105,3 @@ def one_stage_order(stage: int, microbatches: Sequence[int], active: int) -> lis
             row.append(Action(stage, Kind.FORWARD, microbatches[warm_up + done]))
         row.append(Action(stage, Kind.BACKWARD, microbatch))
     return row
-
-
-def _synchronous(
-    name: str, ranks: int, chunks: int, microbatches: int, rows: Sequence[Sequence[Action]]
-) -> Schedule:
-    return Schedule(
-        name=name,
-        microbatches=microbatches,
-        stage_ranks=loop_ranks(ranks, chunks),
-        actions=tuple(tuple(row) for row in rows),
-        update_every=microbatches,
-    )
