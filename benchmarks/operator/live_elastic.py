@@ -11,7 +11,7 @@ as if it were slower GPUs. Every job may have 1 to 4 GPUs.
 3. `three` is created: `two` should shrink to 2, and `three` start on the others.
 4. `four` and `five` are created together: `two` and `three` should shrink to 1, and the new jobs have 1 each.
 
-Nobody may be restarted, and no node may hold more GPUs than it has: every change of a pod that the API server
+No job may be restarted, and no node may hold more GPUs than it has: every change of a pod that the API server
 tells of is counted. A pause is what the trainer's rank 0 reports of a change: how long no rank trained.
 """
 
@@ -178,7 +178,7 @@ class Story:
             self._custom.create_namespaced_custom_object(body=job(name, self._folder, steps=steps), **WHERE)
 
     def until(self, what: str, gpus: Mapping[str, int]) -> None:
-        """Wait until exactly these jobs train, each on so many GPUs; that began now.
+        """Wait until exactly these jobs train, each on its number of GPUs; that began now.
 
         Raises:
             RuntimeError: it does not happen.

@@ -1,4 +1,4 @@
-"""Average completion time of elastic jobs, beside Sia's reference runs where its workloads are at hand.
+"""Average completion time of elastic jobs, beside Sia's reference runs where its workloads are available.
 
     python benchmarks/simulator/elastic.py --file sia-elastic.json --workload philly/workload-1
     python benchmarks/simulator/elastic.py

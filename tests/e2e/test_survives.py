@@ -124,7 +124,7 @@ def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
         eventually(lambda: ballast.condition("spot", "Grown").get("status") == "True", "the job to grow")
         assert ballast.status("spot")["launches"] == 1
         ballast.announce_end(other)
-        # Whoever asks first: the notice, or the allocator since four ranks were measured to be slower.
+        # By what asks first: the notice, or the allocator since four ranks were measured to be slower.
         eventually(lambda: ballast.status("spot").get("repacks"), "the ranks on the node to leave")
         shrunk = ballast.status("spot")["repacks"][0]
         assert (shrunk["asked"], shrunk["gpus"]) == (True, 2)

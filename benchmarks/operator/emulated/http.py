@@ -64,7 +64,7 @@ class Http:
             await asyncio.sleep(0.2)
 
     async def writes(self) -> float:
-        """All writes that the API server has answered so far, whoever asked, by its own count."""
+        """All writes that the API server has answered so far, for all clients, by its own count."""
         return await self._sum(re.compile(r'apiserver_request_total\{.*verb="(POST|PUT|PATCH|APPLY|DELETE)"'))
 
     async def cpu_seconds(self) -> float:

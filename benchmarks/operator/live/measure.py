@@ -9,7 +9,7 @@ from live.cluster import LiveRun
 AT_ONCE_SECONDS = 2.0
 """A job whose GPUs are granted so soon after its creation found them idle."""
 AFTER_RELEASE_SECONDS = 1.0
-"""A launch that is granted so soon after a stopped gang has let go waited for it."""
+"""A launch granted within this many seconds after a stopped gang has released its GPUs waited for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ GPUs here. What real ranks show is in [figures.md](figures.md); how to make the 
 The paper prints speed-ups, not loads. So each case is a family of load curves with one parameter, set so that the settled model allows
 the published speed-up on 8 stages; the second column against the third is therefore no result. The fourth is lower because the layers
 get cheaper during the training, not before it. What the balancer adds is in the others: what it wins over the one partition that is
-best for the whole training, of what is to be won, and the part of the speed of a partition chosen anew in every step, without cost
+best for the whole training, of what is to be won, and the part of the speed of a partition chosen again in every step, without cost
 and known in time. Loads change every {CHANGED_EVERY} of {STEPS} steps of about 0.1 s, are known {MEASURED_STEPS} steps later, and a move takes
 {1000 * PAUSE_SECONDS:.0f} ms.
 

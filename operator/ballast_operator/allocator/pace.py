@@ -68,7 +68,7 @@ class Pace:
         self._free = by_type
 
     async def wait(self, longest_seconds: float | None) -> None:
-        """Until a decision that was asked for is due, or for so long; what asks later asks for the next."""
+        """Until a decision that was asked for is due, or time is over; what asks later asks for the next."""
         at = None if longest_seconds is None else self._clock() + longest_seconds
         while (due := self._due(at)) is None or due > self._clock():
             self._asked.clear()

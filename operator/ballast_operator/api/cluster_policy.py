@@ -61,7 +61,7 @@ class Objective(ApiModel):
         registered("policy", POLICIES, also=CALLABLE, described="or module:function of the operator's image"),
         Rule(
             f"!has(self.policy) || !(self.policy in {cel_list(_SHARING)})",
-            f"policy {', '.join(_SHARING)} puts two jobs on the same GPUs by trial, whoever they are. "
+            f"policy {', '.join(_SHARING)} puts any two jobs on the same GPUs by trial. "
             "To fix: name another policy, under which jobs that allow it share GPUs (nodePools[].sharing)",
             field=".policy",
             holds=lambda objective: find_policy(objective.policy).space_sharing is not SpaceSharing.ALWAYS,

@@ -28,7 +28,7 @@ FOLLOWER_RESYNC = 10.0
 """How much longer a follower's pauses between two lists are: it lists once more when it leads."""
 
 FREEZE_SECONDS = 5.0
-"""Between two looks whether there are so many new objects that they are kept from the collector."""
+"""Between two looks whether new objects are many enough to be kept from the collector."""
 
 GROWTH, LEAST_GROWTH = 1.25, 500
 """That is: a quarter more, and this many."""

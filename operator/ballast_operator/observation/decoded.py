@@ -84,7 +84,7 @@ class DecodedJobs:
         del self._waiting[key]
         item = self._caches[JOB].get(key)
         if item is not None:
-            with contextlib.suppress(Exception):  # whoever asks for it is told why
+            with contextlib.suppress(Exception):  # the caller that asks for it is told why
                 self.spec(key, item)
                 self.status(key, item)
 

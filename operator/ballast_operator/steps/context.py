@@ -113,7 +113,7 @@ class ReconcileContext:
         shortage: why the assignment's nodes cannot hold the gang yet, as text; empty: they can.
         pools: what is known of the pools of the gang.
         older_nodes: nodes of the first pool that were there before the gang: not those that it waits for.
-        sharer: who is on its GPU as well; None: nobody.
+        sharer: who is on its GPU as well; None: no job.
         partner_left: when the partner that its allocation names last left a GPU; None: not known.
     """
 

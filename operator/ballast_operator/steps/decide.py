@@ -54,7 +54,7 @@ def decide(
         settings: deadlines.
         pools: what is known of the pools of the gang.
         older_nodes: nodes of the first pool that were there before the gang.
-        sharer: who is on its GPU as well, or would be at its launch; None: nobody.
+        sharer: who is on its GPU as well, or would be at its launch; None: no job.
         partner_left: when the partner that its allocation names last left a GPU; None: not known.
     """
     if view.deleting:

@@ -31,7 +31,7 @@ class GangSizes:
     Attributes:
         throughput: GPU type -> steps/s on one GPU; missing or 0: the job cannot run there.
         microbatches: of a step, at least 1: the job is a pipeline with a stage on each GPU.
-        speedup: number of GPUs, as text -> steps/s on so many GPUs over those on one of them, in place of
+        speedup: number of GPUs, as text -> steps/s on that many GPUs over those on one of them, in place of
             ``microbatches``; the job runs at these numbers of GPUs only, and on one.
         sizes: numbers of GPUs that the job may have; None: all.
         mixed: whether a gang may have GPUs of several types.
@@ -123,7 +123,7 @@ class GangSizes:
         return tuple(found)
 
     def _configuration(self, types: Sequence[str], gpus: Sequence[int], part: float) -> Configuration:
-        """Of so many GPUs of each of the ``types``; ``part``: speedup over size."""
+        """Of that many GPUs of each of the ``types``; ``part``: speedup over size."""
         chosen = {t: n for t, n in zip(types, gpus, strict=True) if n}
         return Configuration(
             name=" + ".join(f"{n} x {t}" for t, n in chosen.items()),

@@ -56,7 +56,7 @@ class Preferences:
         price_hours: how long a price difference is trusted to last: they change about once a day (6.1).
         speed_margin: an offer that the job is not on counts as fast enough when it is so much faster than the
             deadline needs: what a few preemptions take does not send the job back and forth.
-        patience_seconds: how long a job without a deadline waits for spot machines before it goes on demand.
+        patience_seconds: how long a job without a deadline waits for spot machines before it runs on demand.
         may_use_spot: else on demand only.
     """
 

@@ -64,9 +64,11 @@ def next_move(seen: Observed) -> Decision:
     state = state_of(seen)
     interruption = _interruption(seen, state)
     decision = MOVES[state](seen) if interruption is None else Decision(state, interruption)
-    strays = _deleting(state, seen, tuple(pod for pod in seen.strays if pod.name not in decision.delete))
+    abandoned = _deleting(
+        state, seen, tuple(pod for pod in seen.abandoned if pod.name not in decision.delete)
+    )
     return dataclasses.replace(
-        decision, delete=(*strays.delete, *decision.delete), force=strays.force | decision.force
+        decision, delete=(*abandoned.delete, *decision.delete), force=abandoned.force | decision.force
     )
 
 
@@ -106,7 +108,7 @@ def _waiting(seen: Observed) -> Decision:
 
 def _wait_or_launch(seen: Observed) -> Move:
     offer = seen.offer
-    if seen.strays:
+    if seen.abandoned:
         return Wait(WaitFor.OLD_PODS)
     if seen.suspended:
         return GiveUp() if seen.fails else Wait(WaitFor.RESUME)
@@ -175,7 +177,7 @@ def _may_grow(seen: Observed, gang: Gang, plan: WrittenPlan) -> bool:
     offered = not seen.script and offer.size > 0 and offer.same_placement and seen.gpus_free
     # A rank that has ended still counts as the gang's, but no longer as a pod on its node.
     whole = set(plan.pods) == set(gang.pods) == {pod.name for pod in seen.gang_pods if pod.alive}
-    return offered and whole and not seen.strays
+    return offered and whole and not seen.abandoned
 
 
 def _shrinking(seen: Observed) -> Decision:

@@ -141,9 +141,9 @@ class Deadline(enum.StrEnum):
     HEARTBEAT = "Heartbeat"
     """The trainer's lease is renewed."""
     QUIET = "Quiet"
-    """The lease has not been renewed for so long that what ended its ranks has been seen."""
+    """The lease was last renewed long enough ago that what ended its ranks has been seen."""
     SETTLE = "Settle"
-    """A script's rank has ended with an error so long ago that a lost peer or node would have been seen."""
+    """A script's rank ended with an error long enough ago that a lost peer or node would have been seen."""
     NOTICE = "Notice"
     """A node that leaves leaves the time to save, and no more."""
     SAVE = "Save"
@@ -267,7 +267,7 @@ class Observed:
         return tuple(pod.name for pod in self.gang_pods if pod.leaves and pod.alive and pod.name in needed)
 
     @property
-    def strays(self) -> tuple[Pod, ...]:
+    def abandoned(self) -> tuple[Pod, ...]:
         """Pods that hold a GPU, or a name, without a right to it."""
         gang = self.gang
         if gang is None:

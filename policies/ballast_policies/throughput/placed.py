@@ -20,7 +20,7 @@ _OVER, _NODES = " over ", " nodes"
 
 
 def placed_name(gpu_type: str, nodes: int) -> str:
-    """Under which name a speed on so many nodes is kept: the type's own for one node."""
+    """Under which name a speed on that many nodes is kept: the type's own for one node."""
     return gpu_type if nodes <= 1 else f"{gpu_type}{_OVER}{nodes}{_NODES}"
 
 

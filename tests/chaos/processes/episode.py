@@ -20,7 +20,7 @@ LEADER = "/apis/coordination.k8s.io/v1/namespaces/ballast-system/leases/ballast-
 
 @dataclasses.dataclass
 class Episode:
-    """What is going on in a cluster.
+    """What happens in a cluster.
 
     Attributes:
         steps: of each job.

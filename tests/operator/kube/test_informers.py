@@ -192,7 +192,7 @@ async def test_jobs_with_equal_specs_share_one_value_and_a_bad_name_is_refused_a
 
 @pytest.mark.parametrize("broken", [{"spec": {"totalSteps": "many"}}, {"status": {"launches": "many"}}])
 async def test_a_job_that_cannot_be_read_does_not_end_the_decoding_of_others(broken):
-    """Whoever asks for it is told; the next one is decoded."""
+    """The caller that asks for it is told; the next one is decoded."""
     world = World()
     world.put(JOB, {**job("broken"), **broken})
     world.put(JOB, job("one"))

@@ -232,7 +232,7 @@ def _generation(stage: Stage) -> int:
 
 
 def test_a_dry_run_proposes_and_starts_nothing_until_it_is_ended(stage, policy):
-    """Running jobs go on; a new one waits with the reason DryRun, and starts when dryRun is taken back."""
+    """Running jobs continue; a new one waits with the reason DryRun, and starts when dryRun is taken back."""
     with stage.operator():
         stage.add_job("one", stages=2, script=ENDLESS)
         stage.wait_for("one", "Running")

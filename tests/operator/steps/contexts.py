@@ -23,7 +23,7 @@ FOUR_V100 = Placement(gpu_type="v100", pool="v100", nodes=("n",) * 4)
 
 
 def after(seconds: float) -> datetime.datetime:
-    """So long after the launch was decided and its plan written."""
+    """This long after the launch was decided and its plan written."""
     return NOW + datetime.timedelta(seconds=seconds)
 
 

@@ -82,7 +82,7 @@ def test_a_deadline_needs_a_faster_machine():
 
 
 def test_at_the_last_moment_only_on_demand_is_sure():
-    """With a cheaper spot machine at hand."""
+    """With a cheaper spot machine available."""
     steps = 10 * 3600.0
     tight = Situation(steps=steps, seconds_to_deadline=10.1 * 3600.0)
     choice = chosen(tight, options(SPOT, DEMAND))
@@ -92,7 +92,7 @@ def test_at_the_last_moment_only_on_demand_is_sure():
 
 
 def test_without_spot_machines_a_job_waits_for_a_while():
-    """And goes on demand when its patience ends; with a deadline when it must."""
+    """And takes machines on demand when its patience ends; with a deadline when it must."""
     none = options((1.0, math.nan, 0.1, True), DEMAND)
     assert chosen(Situation(steps=1e5), none).option == WAIT
     assert chosen(Situation(steps=1e5, waited_seconds=1e5), none).option == 1

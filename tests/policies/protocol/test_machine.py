@@ -59,12 +59,14 @@ def never_late(seen: Observed) -> Decision:
     return next_move(dataclasses.replace(seen, over=frozenset({Deadline.PAUSE})))
 
 
-def deletes_no_strays(seen: Observed) -> Decision:
+def deletes_no_abandoned(seen: Observed) -> Decision:
     decision = next_move(seen)
-    strays = {pod.name for pod in seen.strays}
+    abandoned = {pod.name for pod in seen.abandoned}
     if decision.state is State.STOPPING:
         return decision
-    return dataclasses.replace(decision, delete=tuple(name for name in decision.delete if name not in strays))
+    return dataclasses.replace(
+        decision, delete=tuple(name for name in decision.delete if name not in abandoned)
+    )
 
 
 def shrinks_onto_nodes_that_go(seen: Observed) -> Decision:
@@ -109,7 +111,7 @@ MISTAKES = {
     ),
     "no deadline ever passes": (Steps(never_late), ((2,), 2, {"hangs": 1}), "no end can be reached"),
     "pods that arrive late are never deleted": (
-        Steps(deletes_no_strays),
+        Steps(deletes_no_abandoned),
         ((1,), 1, {"crashes": 1, "in_flight": 1, "preemptions": 1}),
         "no end can be reached",
     ),

@@ -1,4 +1,4 @@
-"""Spread gangs at the end of a round: together where that pays and nobody else is touched."""
+"""Spread gangs at the end of a round: together where that pays and no other job is touched."""
 
 from collections import Counter
 

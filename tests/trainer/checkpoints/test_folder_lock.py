@@ -126,7 +126,7 @@ def test_a_launch_that_is_over_cannot_take_the_lock_back(tmp_path):
 
 
 def test_a_run_that_has_lost_its_lock_writes_no_checkpoint(tmp_path):
-    """Stopped for so long that another took over, it ends when it finds out, and leaves nothing."""
+    """Stopped until another took over, it ends when it finds out, and leaves nothing."""
     checkpoints = Checkpoints(str(tmp_path), keep=2, layer_count=1, seed=0)
     checkpoints.open(ALONE)
     held_by(tmp_path, ELSEWHERE)

@@ -93,7 +93,7 @@ def by_cache():
 
 
 def module_and_function():
-    """The embedding at hand, the head made of it."""
+    """The embedding is a module, the head is made of it."""
     embedding = nn.Embedding(WORDS, WIDTH)
     return Model.from_layers(
         [embedding, *[Mixing] * 4, lambda: Head(embedding.weight)], loss=loss, batch=batch

@@ -4,7 +4,7 @@ The lock is a file that names its owner.  While the owner lives it touches the f
 the file watches, by its own clock, whether it is touched, so no clocks of two machines are compared.
 A lock is taken over at once from a process of this machine that is gone and from an earlier launch
 of the same job (the operator starts one only when the pods of the last are gone), else after
-:data:`STALE_SECONDS` without a touch.  An owner that was stopped so long that it lost the lock finds
+:data:`STALE_SECONDS` without a touch.  An owner that was stopped until it lost the lock finds
 out before it puts a checkpoint in place.
 """
 

@@ -1,9 +1,8 @@
 """Decoders of Hugging Face's transformers as pipelines: embedding, decoder layers, norm and head.
 
 Llama, Qwen, Mistral and others with the same attributes, and GPT-2.  ``model.name`` is
-``ballast_trainer.models.hugging_face:pretrained`` or ``:from_config``; ``decoder`` takes apart a model that
-is at hand.  Whether the layers one after the other compute what the model computes is tried before they are
-used.
+``ballast_trainer.models.hugging_face:pretrained`` or ``:from_config``; ``decoder`` takes a module
+apart.  Whether the layers one after the other compute what the model computes is tried before they are used.
 """
 
 import dataclasses

@@ -6,7 +6,7 @@ before it (one tensor); the first takes the batch's inputs.  A rank builds only 
 it holds; the trainer seeds torch's generator per layer before it calls ``build_layer``, so that a
 layer starts with the same weights wherever it is built.
 
-A model that is at hand as a list of modules is given as that list: :meth:`Model.from_layers`.
+A model that is a list of modules is given as that list: :meth:`Model.from_layers`.
 """
 
 import copy

@@ -100,7 +100,7 @@ class _Seen:
 
 
 def ties_among(modules: Mapping[int, nn.Module]) -> tuple[Tie, ...]:
-    """The ties of layers that are at hand, by index.
+    """The ties of layers that are built, by index.
 
     Raises:
         ValueError: two layers share what cannot be tied.

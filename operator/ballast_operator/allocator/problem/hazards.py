@@ -34,14 +34,14 @@ class SeenNodes:
     """The nodes of spot pools at one decision.
 
     Attributes:
-        standing: node -> pool, of nodes with gangs that have not announced anything.
+        in_use: node -> pool, of nodes with gangs that have not announced anything.
         counted: nodes that are about to go, or gone from under a gang, and that are counted.
         looked: whether there was a decision before: what goes at the first one, an operator before this one
             may have counted.
         preempted: pool -> nodes with gangs that are gone or about to go, and were not counted before.
     """
 
-    standing: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    in_use: Mapping[str, str] = dataclasses.field(default_factory=dict)
     counted: frozenset[str] = frozenset()
     looked: bool = False
     preempted: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -53,17 +53,17 @@ class SeenNodes:
         its node goes.
         """
         running, held = _held(jobs, capacity)
-        standing = {name: pool for name, pool in running.items() if not _goes(nodes.get(name))}
+        in_use = {name: pool for name, pool in running.items() if not _goes(nodes.get(name))}
         preempted, counted = dict[str, int](), set[str]()
-        for name, pool in {**self.standing, **held}.items():
+        for name, pool in {**self.in_use, **held}.items():
             if not _goes(nodes.get(name)):
                 continue
             counted.add(name)
-            if name not in self.counted and (self.looked or name in self.standing):
+            if name not in self.counted and (self.looked or name in self.in_use):
                 preempted[pool] = preempted.get(pool, 0) + 1
-        # A node that is counted and still there stays so, whoever holds it, until it stands again.
+        # Whichever job holds it, a node that is still there stays counted until it announces nothing more.
         counted |= {name for name in self.counted if name in nodes and _goes(nodes[name])}
-        return SeenNodes(standing=standing, counted=frozenset(counted), looked=True, preempted=preempted)
+        return SeenNodes(in_use=in_use, counted=frozenset(counted), looked=True, preempted=preempted)
 
 
 def _goes(node: NodeView | None) -> bool:
@@ -104,7 +104,7 @@ def next_hazards(
             continue
         known = before.get(pool, PoolHazard(pool=pool))
         new = known.replace(
-            nodes=sum(of == pool for of in seen.standing.values()),
+            nodes=sum(of == pool for of in seen.in_use.values()),
             node_hours=known.node_hours + known.nodes * hours,
             preemptions=known.preemptions + seen.preempted.get(pool, 0),
         )

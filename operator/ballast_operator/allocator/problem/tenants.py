@@ -98,7 +98,7 @@ def admit_tenants(
 
 
 def _limits_nothing(tenants: Tenants, jobs: int) -> bool:
-    """Whether all of so few jobs take part, whoever they belong to."""
+    """Whether there are so few jobs that all take part, of whichever tenant."""
     every = tenants.each_namespace
     of_gpus = tenants.namespaces or every.max_gpus is not None or every.max_running_jobs is not None
     return not of_gpus and jobs <= every.max_waiting_jobs

@@ -47,7 +47,7 @@ def why_not_shared(node: NodeView, resource: str) -> str:
 def taken_by_others(
     pods: Iterable[Object], allocations: Mapping[Key, JobAllocation], resource: str, *, but: Collection[Key]
 ) -> Counter[str]:
-    """Node -> replicas that pods hold, or launches count on, of other jobs than ``but`` and of nobody's."""
+    """Node -> replicas that pods hold, or launches count on, of other jobs than ``but`` and of no job."""
     pods = [pod for pod in pods if not is_ours(pod) or _job_of(pod) not in but]
     held = {key: gang for key, gang in allocations.items() if key not in but}
     return foreign_use(pods, resource) + own_use(pods, held, resource, but=("", ""))

@@ -18,7 +18,7 @@ class ElasticGang:
         may_shrink: it runs and can give GPUs back now; of a gang that does not run it is not read.
         may_grow: it can take more GPUs now.
         may_move: it may be stopped and started in another pool now.
-        pause_seconds: training stands still for so long when the gang shrinks or grows.
+        pause_seconds: how long training stands still when the gang shrinks or grows.
         restart_seconds: from its stop to its first step elsewhere.
     """
 

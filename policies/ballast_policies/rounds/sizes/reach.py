@@ -23,7 +23,7 @@ class Entrant:
         one: the gang on the pool's GPU type.
         ladder: sizes that it may take one after the other, least first; each is faster by enough.
         restart_seconds: from its stop to its first step elsewhere; 0: it does not run.
-        stay_seconds: for so long it is expected to run undisturbed.
+        stay_seconds: how long it is expected to run undisturbed.
     """
 
     one: Contender

@@ -36,7 +36,7 @@ class OperatorRules:
         round_seconds: ``spec.roundSeconds``.
         min_run_seconds: ``spec.moves.minRunSeconds``.
         max_moves_per_hour: ``spec.moves.maxMovesPerHour``.
-        pause_seconds: training stands still for so long when a gang changes its size live.
+        pause_seconds: how long training stands still when a gang changes its size live.
         growth_seconds: from the decision that a gang grows until it trains on more GPUs; it trains meanwhile.
         end_seconds: from a job's last step until it counts as done and its GPUs are free.
 

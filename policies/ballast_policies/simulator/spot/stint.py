@@ -37,7 +37,7 @@ class Stint:
         lost_at: when the machines are taken away.
         steps_per_second: while it trains, checkpoints not counted.
         interval: seconds of work between checkpoints.
-        notice_seconds: known so long before the loss.
+        notice_seconds: how long before the loss it is known.
         trained_until: up to when the job's steps are counted.
     """
 

@@ -33,7 +33,7 @@ def run(problem, *options, policy="makespan"):
 
 @pytest.mark.parametrize("policy", POLICIES.builtin)
 def test_every_policy_answers_by_configuration_or_says_why_not(policy):
-    """Shares of an elastic job by the names of its configurations, of a gang by GPU type, as ever."""
+    """Shares of an elastic job by the names of its configurations, of a gang by GPU type, as before."""
     result = run(PROBLEM, "--output", "json", policy=policy)
     if policy in GANG_ONLY:
         assert result.exit_code == 2

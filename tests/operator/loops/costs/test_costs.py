@@ -15,7 +15,7 @@ CENT = 0.01
 
 
 def priced() -> Simulation:
-    """Two pools; a round is so long that nothing else moves jobs."""
+    """Two pools; a round is long enough that nothing else moves jobs."""
     simulation = Simulation(nodes={"a": ("fast", 4), "b": ("slow", 4)}, roundSeconds=30)
     for pool in (changed := simulation.world.get(POLICY, "", "default"))["spec"]["nodePools"]:
         pool["pricePerGpuHour"] = PRICES[pool["name"]]

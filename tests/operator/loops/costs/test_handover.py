@@ -60,7 +60,7 @@ def check(simulation: Simulation) -> None:
         if pod["status"]["phase"] == "Running":
             job = pod["metadata"]["labels"][JOB_LABEL]
             if job in present(simulation):
-                assert paid[job, pod["spec"]["nodeName"]] > 0, f"nobody pays for {pod['metadata']['name']}"
+                assert paid[job, pod["spec"]["nodeName"]] > 0, f"no job pays for {pod['metadata']['name']}"
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def test_a_small_level_does_not_end_the_filling_early(many):
 
 
 def test_a_team_of_many_jobs_is_not_capped_by_a_constant():
-    """Entity weights split over many jobs: stages go on beyond the largest normalised throughput."""
+    """Entity weights split over many jobs: stages continue beyond the largest normalised throughput."""
     p = random_problem(3, 60, 3, gangs=(1,), contention=1.2, entities=5, zero=0.0)
     answer = allocate("hierarchical", p)
     used = {g: sum(answer.allocation[j.name][g] for j in p.jobs) for g in p.gpu_types}

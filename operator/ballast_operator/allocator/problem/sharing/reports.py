@@ -10,7 +10,7 @@ from ballast_operator.kube.kinds import Key
 from ballast_operator.views.job import JobView
 
 ALONE = ""
-"""The kind of nobody: the job has its GPU for itself."""
+"""In place of a kind: the job has its GPU for itself."""
 
 
 def partners_by_job(jobs: Sequence[JobView]) -> dict[Key, str | None]:

@@ -39,7 +39,7 @@ COARSE_ROUNDS = 20
 LP_GROWTH_FACTOR = 3
 """An exact LP that did not prove the optimum twice gets this many times more jobs."""
 DOUBTS = 2
-"""Each time that so many samples did not improve the bound, samples double, up to MOST_SAMPLED jobs."""
+"""Each time that this many samples did not improve the bound, samples double, up to MOST_SAMPLED jobs."""
 MOST_SAMPLED = 1600
 CRAWLS = 3
 """Likewise where this many exact LPs ended at a wall."""

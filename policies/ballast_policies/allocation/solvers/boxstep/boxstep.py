@@ -32,7 +32,7 @@ FEWEST = 60
 LP_JOBS = 400
 """Jobs in an LP of the rounds after it."""
 WARM_START_LP_JOBS = 60
-"""Jobs in the LP where prices of a similar program are at hand."""
+"""Jobs in the LP where prices of a similar program are known."""
 COARSE_JOBS = 5000
 """Jobs in the second sample, where there are at least four times as many."""
 COARSE = 0.01
