@@ -1,7 +1,7 @@
 """Gangs on more nodes than would hold them are brought together, where that is worth a restart.
 
 A gang that starts gets as few nodes as are free (:mod:`.packing`); where no node had as much room, or it has
-grown onto others, it is spread, and maybe slower. It keeps its nodes while its lease is extended. At the end
+grown onto others, it is spread, and maybe slower. It keeps its nodes while its grant is extended. At the end
 of a round it moves to fewer nodes of its pool that are free, if its speeds are known to differ by enough.
 """
 

@@ -52,7 +52,7 @@ def decide_round(
     """Decide the round that begins at ``now``.
 
     A gang runs whole or not at all, on one pool; no node is given more GPUs than it has; a running
-    gang whose lease is extended keeps exactly its nodes. The same input gives the same round.
+    gang whose grant is extended keeps exactly its nodes. The same input gives the same round.
 
     Args:
         now: seconds, on the clock of the state's times.

@@ -153,7 +153,7 @@ class Round:
 
     Attributes:
         placements: job -> where it runs in this round; a job that is missing does not run.
-        extended: jobs whose lease is extended: same pool, same nodes.
+        extended: jobs whose grant is extended: same pool, same nodes.
         started: jobs that did not run and now do.
         moved: jobs that run elsewhere from now on.
         resized: jobs that stay, on fewer or more GPUs of their pool.
@@ -186,7 +186,7 @@ class Round:
         )
 
     def with_moves(self, placements: Mapping[str, Placement], reasons: Mapping[str, str]) -> "Round":
-        """The round in which these jobs are elsewhere; of them, those whose lease was extended have moved."""
+        """The round in which these jobs are elsewhere; of them, those whose grant was extended have moved."""
         moved = tuple(name for name in placements if name in self.extended)
         return dataclasses.replace(
             self,

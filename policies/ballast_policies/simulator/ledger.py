@@ -46,7 +46,7 @@ class Ledger:
         first_run, finish: (N,) s of the clock, nan: not yet.
         seconds_on: (N, K) s run on each type in all.
         cost: (N,) USD.
-        extensions: (N,) rounds in which the lease was extended.
+        extensions: (N,) rounds in which the grant was extended.
         isolated_steps: (N,) steps that the job would have done on its isolated share of the cluster.
         isolated_finish: (N,) s after arrival at which it would have been done there, nan: not yet.
         isolated_elapsed: (N,) s that its own progress would have taken there.

@@ -59,7 +59,7 @@ def test_a_gang_runs_whole_on_one_pool_of_a_type_that_it_can_use(cluster):
 
 
 @given(cluster=clusters())
-def test_an_extended_lease_keeps_its_nodes(cluster):
+def test_an_extended_grant_keeps_its_nodes(cluster):
     """Extended means: the same pool and exactly the same nodes."""
     for _, state, decided in play(*cluster, 5):
         for job in decided.extended:

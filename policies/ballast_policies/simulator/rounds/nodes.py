@@ -2,7 +2,7 @@
 
 Gavel measured gangs twice: consolidated on as few nodes as possible, and not (``_unconsolidated`` in its
 tables).  A gang that is larger than a node cannot be consolidated, wherever it is put: policies see its
-other speed.  One that would fit a node and is spread over several, because its lease began when no node
+other speed.  One that would fit a node and is spread over several, because its grant began when no node
 had as much room, runs at the other speed until it is moved.  Nodes are handed out by the operator's code.
 """
 

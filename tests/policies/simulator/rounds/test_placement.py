@@ -58,7 +58,7 @@ def test_a_gang_that_finds_room_only_on_two_nodes_is_slower_until_it_is_moved():
     assert not nodes.spread(grant(*rows)).any()
     first = nodes.slowdown(grant(rows[0], rows[2], gang))
     assert first.tolist() == [1.0, 1.0, pytest.approx(APART / TOGETHER)]
-    # Its lease is extended where it is, also when a whole node is free.
+    # Its grant is extended where it is, also when a whole node is free.
     assert nodes.slowdown(grant(rows[0], gang))[1] == pytest.approx(APART / TOGETHER)
     # It is stopped, and starts again: packed.
     assert not nodes.spread(grant(rows[0])).any()
