@@ -89,6 +89,7 @@ def _operator(name: str) -> dict[str, Any]:
         "job": refusal(job),
         "stagesPerRank": refusal(changed(job, "spec.pipeline.stagesPerRank", 3)),
         "memoryBytes": refusal(changed(job, "spec.rebalance", {"balancer": name, "memoryBytes": 10})),
+        "mixedPools": refusal(changed(job, "spec.mixedPools", "Allowed")),
         "excluded": refusal(changed(job, "spec.dynamics", [_change(name), _change("pruning")])),
         "unknown": refusal(changed(job, "spec.pipeline.schedule", "2F2B")),
     }

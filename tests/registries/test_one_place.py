@@ -70,12 +70,13 @@ def test_generated_files_do_not_depend_on_what_is_installed(installed):
 
 @pytest.mark.parametrize("rows", ["own", "installed"])
 def test_the_operator_takes_them_and_refuses_what_they_cannot_do(rows, request):
-    """By the row's facts: stages a rank, no memory limit, kinds that exclude each other."""
+    """By the row's facts: stages a rank, no memory limit, no closed form, kinds that exclude each other."""
     found = request.getfixturevalue(rows)["operator"]
     assert found["policy"] == ("madeup" if rows == "own" else "acme.madeup")
     assert found["job"] == ""
     assert "stagesPerRank" in found["stagesPerRank"]
     assert "memoryBytes" in found["memoryBytes"]
+    assert "is for the schedules 1F1B and GPipe" in found["mixedPools"]
     assert "pruning" in found["excluded"]
     assert "is not one of 1F1B" in found["unknown"]
 

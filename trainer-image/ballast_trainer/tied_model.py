@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from ballast_policies.contract import Plan
 from ballast_policies.contract.job import JobConfig
+from ballast_policies.planning.dynamics import DYNAMICS
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import peer_failures
@@ -88,7 +89,12 @@ def check_ties(model: Model, config: JobConfig) -> None:
         )
     _check_members(model)
     changes = [build_dynamic(change, model.layer_count) for change in config.dynamics]
-    frozen = max([0, *(most_frozen(c, model.layer_count) for c in config.dynamics if c.kind == "freezing")])
+    freezing = [
+        change
+        for change in config.dynamics
+        if change.kind in DYNAMICS and DYNAMICS[change.kind].stops_learning
+    ]
+    frozen = max((most_frozen(change, model.layer_count) for change in freezing), default=0)
     for index in sorted({layer for tie in model.tied for layer, _ in tie}):
         ties = [tie for tie in model.tied if index in dict(tie)]
         if index < frozen:

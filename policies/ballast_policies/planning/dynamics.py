@@ -24,6 +24,7 @@ class DynamicCase:
         inside_layers: it changes the inside of layers, so that tensor parallelism cannot cut them.
         compares_ranks: it compares weights over all ranks, so that no stage may have replicas.
         excludes: kinds that one job cannot have together with it -> why.
+        stops_learning: layers stop learning from the front: the fraction ``target`` of them at the most.
         needs_target: ``target`` has to be given: nothing else decides how far the change goes.
         by_steps: it reads ``startStep``, ``endStep`` and ``target``; else it holds from the first step on.
         loads: model of how the layers' cost changes, for planning and simulation; None: there is none.
@@ -35,6 +36,7 @@ class DynamicCase:
     inside_layers: bool = True
     compares_ranks: bool = False
     excludes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stops_learning: bool = False
     needs_target: bool = False
     by_steps: bool = True
     loads: Loads | None = None
@@ -61,6 +63,7 @@ DYNAMICS = Registry(
             "fraction frozen at the end, or at most.",
             build="ballast_trainer.dynamics.freezing:Freezing",
             inside_layers=False,
+            stops_learning=True,
             needs_target=True,
             loads=changing_loads.freezing,
         ),

@@ -127,7 +127,7 @@ def test_every_policy_can_be_looked_ahead_with():
 def test_a_policy_that_no_cluster_can_have_is_refused():
     """It shares GPUs in a way that rounds of the operator do not."""
     setups = Setup(policy=BY_AGE), Setup(policy="gandiva")
-    with pytest.raises(ProblemError, match="--over-time: policy gandiva puts two jobs on the same GPUs"):
+    with pytest.raises(ProblemError, match="--over-time: policy gandiva puts any two jobs on the same GPUs"):
         over_time(cluster(job("one", steps=10)), policy(), setups, hours=1.0, now=NOW, live=())
 
 

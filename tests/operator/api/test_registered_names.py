@@ -41,7 +41,7 @@ def test_a_policy_of_an_installed_distribution_can_be_chosen(distribution):
         ("acme.broken", "of acme 1.2"),
         ("acme.broken", "RuntimeError: no licence"),
         ("acme.unknown", "is not one of max-min-fairness"),
-        ("gandiva", "puts two jobs on the same GPUs"),
+        ("gandiva", "puts any two jobs on the same GPUs"),
         ("my policies:fair", "is not module:function"),
     ],
 )

@@ -7,7 +7,6 @@ import hypothesis
 import pytest
 import torch
 from ballast_trainer.dynamics.pruning.magnitude import largest_masks
-from ballast_trainer.dynamics.pruning.pruning import gradual_sparsity
 from hypothesis import strategies
 
 from tests.support.examples import examples
@@ -98,12 +97,3 @@ def test_ties_are_kept_in_the_order_of_layer_and_index(rows, keep, ranks):
     ranks = min(ranks, len(rows))
     owners = [layer * ranks // len(rows) for layer in range(len(rows))]
     assert torch.equal(masks_over_ranks(weights, owners, keep), top_k_mask(weights, keep))
-
-
-def test_zhu_and_gupta_equation_1():
-    """S_i at the start, S_f at the end, monotone, and 87.5 % of the pruning in the first half."""
-    values = [gradual_sparsity(step / 100, 0.9) for step in range(101)]
-    assert values[0] == 0.0
-    assert values[-1] == 0.9
-    assert values == sorted(values)
-    assert gradual_sparsity(0.5, 0.9) == pytest.approx(0.875 * 0.9)

@@ -9,16 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from ballast_policies.planning.schedules import Schedule
+from ballast_policies.planning.schedules import SCHEDULES, Schedule
 
 from ballast_trainer.data.batch import Batch
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.pipeline.executor.boundaries import Boundary
 from ballast_trainer.profiling.meter import Meter
-
-_SINGLE_STAGE = {"GPipe": "ScheduleGPipe", "1F1B": "Schedule1F1B"}
-"""Schedules with one stage a rank, as classes of torch.distributed.pipelining. All others
-run action by action in its runtime."""
 
 
 class TorchPipeline:
@@ -138,10 +134,11 @@ def build_torch_pipeline(
         stage.meets = meets
     settings = {"n_microbatches": schedule.microbatches, "loss_fn": loss}
     built: Any
-    if name in _SINGLE_STAGE:
+    torch_class = SCHEDULES[name].torch_class
+    if torch_class is not None:
         from torch.distributed import pipelining
 
-        built = getattr(pipelining, _SINGLE_STAGE[name])(stages[0], **settings)
+        built = getattr(pipelining, torch_class)(stages[0], **settings)
     else:
         from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 

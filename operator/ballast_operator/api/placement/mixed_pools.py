@@ -4,6 +4,7 @@ import enum
 from collections.abc import Callable
 
 from ballast_policies.contract.job import JobConfig
+from ballast_policies.planning.schedules import SCHEDULES
 
 from ballast_operator.api.base import Rule
 
@@ -17,8 +18,9 @@ class MixedPools(enum.StrEnum):
     """Where several pools together are faster, or only they have room for the gang."""
 
 
-SCHEDULES = ("1F1B", "GPipe")
-"""Those whose step time on unlike GPUs has a closed form."""
+PREDICTED = SCHEDULES.own(lambda kind: kind.closed_form)
+"""Schedules whose step time on unlike GPUs has a closed form."""
+NOT_PREDICTED = SCHEDULES.own(lambda kind: not kind.closed_form)
 
 
 def can_mix(config: JobConfig) -> bool:
@@ -48,10 +50,10 @@ _NEEDS: tuple[tuple[str, str, Callable[[JobConfig], bool]], ...] = (
         lambda config: config.model is None or config.model.layers is not None,
     ),
     (
-        f"self.pipeline.schedule in {list(SCHEDULES)}",
-        "is for the schedules 1F1B and GPipe, whose speed on unlike GPUs can be predicted. "
-        "To fix: pipeline.schedule: 1F1B, or leave mixedPools out",
-        lambda config: config.pipeline.schedule in SCHEDULES,
+        f"!(self.pipeline.schedule in {list(NOT_PREDICTED)})",
+        f"is for the schedules {' and '.join(PREDICTED)}, whose speed on unlike GPUs can be predicted. "
+        f"To fix: pipeline.schedule: {PREDICTED[0]}, or leave mixedPools out",
+        lambda config: SCHEDULES[config.pipeline.schedule].closed_form,
     ),
     (
         "(!has(self.pipeline.stagesPerRank) || self.pipeline.stagesPerRank == 1) && "

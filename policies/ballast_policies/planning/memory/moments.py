@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from ballast_policies.planning.memory.measured_layers import PipelineForm
-from ballast_policies.planning.memory.rank_bytes import SENDS_AT_ONCE
 from ballast_policies.planning.schedules import SCHEDULES, Kind, Schedule, ScheduleError
 from ballast_policies.planning.schedules.builders.synchronous import in_flight
+from ballast_policies.planning.schedules.registry import sends_at_once
 from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
 
 MOST_ACTIONS = 20_000
@@ -87,7 +87,7 @@ def _moments_of(schedule: str, positions: int, microbatches: int, replicas: tupl
         one = [1] * positions
         return _packed([[(1, 0, 0, -1, 1)] for _ in one], one, one)
     played, facts = built
-    keeps_sent = runs_in_torch(form) and named not in SENDS_AT_ONCE
+    keeps_sent = runs_in_torch(form) and not sends_at_once(named)
     return _packed(
         [
             [moment for rank in holders for moment in _played(played, rank, stage, keeps_sent=keeps_sent)]

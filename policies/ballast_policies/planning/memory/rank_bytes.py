@@ -29,9 +29,7 @@ from typing import Protocol
 
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.schedules import Kind, Schedule, ScheduleFacts
-
-SENDS_AT_ONCE = ("GPipe", "1F1B")
-"""Schedules that torch's pipelining does not run in its runtime."""
+from ballast_policies.planning.schedules.registry import sends_at_once
 
 
 class LayerBytes(Protocol):
@@ -108,7 +106,7 @@ def rank_bytes(
             held += sum(row.held_bytes for row in layers)
             held += (facts.versions_held[stage] - 1) * sum(row.weight_bytes for row in layers)
         sizes = {stage: _StageBytes.of(rows, cuts, stage) for stage in own}
-        step = _fullest(schedule, rank, sizes, keeps_sent=buffered and schedule.name not in SENDS_AT_ONCE)
+        step = _fullest(schedule, rank, sizes, keeps_sent=buffered and not sends_at_once(schedule.name))
         if averaged:
             step = max(step, sum(of_stage.weights for of_stage in sizes.values()))
         if buffered:

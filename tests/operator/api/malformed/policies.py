@@ -13,7 +13,7 @@ POLICIES: list[Malformed] = [
         "spec.objective.policy",
         "gandiva",
         "spec.objective.policy",
-        "puts two jobs on the same GPUs",
+        "puts any two jobs on the same GPUs",
     ),
     ("a function without a module", "spec.objective.policy", ":fair", "spec.objective.policy", "not"),
     (

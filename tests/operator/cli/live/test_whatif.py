@@ -183,7 +183,7 @@ def test_over_time_shows_when_each_job_would_start_and_end(monkeypatch):
     ("arguments", "words"),
     [
         (["--prices", "excerpt"], "--over-time, --cluster-policy: not with --prices FOLDER"),
-        (["--policy", "gandiva"], "--over-time: policy gandiva puts two jobs on the same GPUs"),
+        (["--policy", "gandiva"], "--over-time: policy gandiva puts any two jobs on the same GPUs"),
     ],
 )
 def test_over_time_is_refused_where_it_cannot_apply(monkeypatch, arguments, words):

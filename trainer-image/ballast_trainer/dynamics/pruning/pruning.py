@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from ballast_policies.contract.job import DynamicConfig, PruningSettings, Structure
+from ballast_policies.planning.changing_loads import gradual_sparsity
 from torch import nn
 
 from ballast_trainer.distributed.process_group import World
@@ -23,11 +24,6 @@ from ballast_trainer.dynamics.pruning.sparse_linear import PrunableLinear
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.layers.layer import Layer, LayerSet
 from ballast_trainer.models.blocks import lacking, set_submodule
-
-
-def gradual_sparsity(progress: float, final: float, initial: float = 0.0) -> float:
-    """Sparsity at ``progress`` in [0, 1] of the way from the first pruning step to the last."""
-    return final + (initial - final) * (1 - progress) ** 3
 
 
 def build_pruning(config: DynamicConfig, layer_count: int) -> "GradualPruning":
@@ -75,7 +71,7 @@ class GradualPruning(UnchangedHooks):
         return {"layers": {index: 1 - left / had for index, (had, left) in counted.items() if had}}
 
     def _prune(self, step: int, layers: LayerSet, world: World) -> bool:
-        sparsity = gradual_sparsity(self._steps.progress(step), self._target, self._initial)
+        sparsity = gradual_sparsity(self._steps.progress(step), initial=self._initial, final=self._target)
         counted = [self.counts(layer) for layer in layers]
         total = torch.tensor(
             [sum(had for had, _ in counted), sum(left for _, left in counted)],
