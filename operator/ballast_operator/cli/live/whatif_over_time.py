@@ -177,7 +177,7 @@ def _under(policy: "ClusterPolicy", name: str) -> "ClusterPolicy":
 
     if find_policy(name).space_sharing is SpaceSharing.ALWAYS:
         raise ProblemError(
-            f"--over-time: policy {name} puts two jobs on the same GPUs by trial, which no rounds do. "
+            f"--over-time: policy {name} puts any two jobs on the same GPUs by trial, which no rounds do. "
             "To fix: leave --over-time out, or name another policy"
         )
     objective = policy.spec.objective.model_copy(update={"policy": name})
