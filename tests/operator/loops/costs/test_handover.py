@@ -63,6 +63,60 @@ def check(simulation: Simulation) -> None:
                 assert paid[job, pod["spec"]["nodeName"]] > 0, f"no job pays for {pod['metadata']['name']}"
 
 
+def of_teams(simulation: Simulation) -> Counter[str]:
+    """Team -> what it has paid for the jobs, up to now."""
+    found: Counter[str] = Counter()
+    for name in present(simulation):
+        status = simulation.status(name)
+        for part in status.team_costs:
+            found[part.team] += part.cost
+        gang = status.allocation
+        if gang is not None and gang.pays:
+            since = max(filter(None, (status.cost_at, gang.since)))
+            gpus = sum(part.gpus for part in gang.on_nodes_by_pool)
+            team = status.team_costs[-1].team if status.team_costs else ""
+            found[team] += gpus * (simulation.now - since).total_seconds() * PRICE / 3600
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+async def test_each_gpu_second_is_paid_by_one_team(seed: int):
+    """Jobs change their teams while GPUs change hands, with or without an operator that sees it at once.
+
+    The team that an operator has seen last pays until one sees the next.
+    """
+    rng, simulation = random.Random(seed), cluster()
+    metered: Counter[str] = Counter()
+    for number in range(5):
+        simulation.add_job(f"j{number}", stages=(1, 2), totalSteps=10**6, trainer={"total": 10**6})
+    known: dict[str, str] = {}
+    changes, away = 0, 0
+    for _ in range(200):
+        if rng.random() < 0.1:
+            item = simulation.world.get(JOB, NAMESPACE, rng.choice(sorted(simulation.trainers)))
+            item["spec"]["entity"] = rng.choice(("vision", "speech", "text"))
+            item["metadata"]["generation"] = item["metadata"].get("generation", 1) + 1
+            simulation.world.put(JOB, item)
+            changes += 1
+        if away == 0 and rng.random() < 0.05:
+            away = rng.randint(1, 8)
+        seconds, before = rng.choice((0.2, 0.5, 1.3)), paid_nodes(simulation)
+        for (name, _), gpus in before.items():
+            metered[known.get(name, "")] += gpus * seconds * PRICE / 3600
+        await simulation.tick(seconds=seconds, operator=away == 0)
+        check(simulation)
+        if away == 0:
+            jobs = {name: simulation.world.get(JOB, NAMESPACE, name) for name in present(simulation)}
+            known = {name: item["spec"].get("entity", "") for name, item in jobs.items()}
+            paid = of_teams(simulation)
+            assert {team: paid[team] for team in metered} == pytest.approx(dict(metered), abs=1e-6)
+            assert paid.total() == pytest.approx(metered.total(), abs=1e-6)
+        elif (away := away - 1) == 0:
+            simulation.start_operator()
+    assert changes >= 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_each_gpu_second_is_paid_once(seed: int):
