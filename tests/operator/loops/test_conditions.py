@@ -59,7 +59,7 @@ JOB_CASES = {
             },
         },
         "want_reason": JobReason.MISCONFIGURED,
-        "want_words": "pipeline.microbatches=7 is not divisible by 2 ranks, required by ZeroBubbleH1",
+        "want_words": "pipeline.microbatches=7 does not suit ZeroBubbleH1 on 2 ranks",
     },
     "a field of a newer release": {
         "job": {"quantumStages": 3},

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 from ballast_policies.contract import Stage
+from ballast_policies.contract.errors import ContractError
 from ballast_policies.planning.stages import first_stages
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.errors import ConfigurationError
@@ -39,11 +40,24 @@ def assert_same_curve(losses, reference):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("replicas", "schedule"), [([2, 1], "1F1B"), ([1, 2, 1], "1F1B"), ([1, 2], "GPipe")])
+@pytest.mark.parametrize(
+    ("replicas", "schedule"),
+    [
+        ([2, 1], "1F1B"),
+        ([1, 2, 1], "1F1B"),
+        ([1, 2], "GPipe"),
+        ([1, 3], "1F1B"),
+        ([3, 1], "GPipe"),
+        ([3], "1F1B"),
+    ],
+)
 def test_replicas_of_a_stage_learn_as_one_process_does(
     gang, replicated, single_process_losses, replicas, schedule
 ):
-    """2-1, 1-2-1 and 1-2: dropout, AdamW and clipping by the norm over all, which counts each layer once."""
+    """Dropout, AdamW and clipping by the norm over all, which counts each layer once.
+
+    Of four microbatches, the first of three replicas has two, the others one each.
+    """
     config = replicated(replicas, schedule=schedule)
     running = gang(config, ranks=sum(replicas))
     assert set(running.exit_codes().values()) == {0}, running.errors()
@@ -114,14 +128,25 @@ def test_a_stage_with_replicas_starts_with_as_many_more_layers():
 
 
 @pytest.mark.parametrize(
-    ("replicas", "ranks", "reason"),
-    [([2, 1], 4, "need 3 ranks, there are 4"), ([3, 1], 4, "4 microbatches do not divide over 3 replicas")],
+    ("replicas", "schedule", "reason"),
+    [
+        ([5, 1], "1F1B", "a stage's 5 replicas are more than the microbatches, 4"),
+        ([3, 1], "PipeDream", "4 microbatches do not divide over 3 replicas of a stage"),
+    ],
 )
-def test_replicas_that_do_not_fit_the_ranks_are_refused(replicated, replicas, ranks, reason):
-    """Too few or too many ranks, and microbatches that cannot be shared."""
-    job = ValidatedJob.from_mapping(replicated(replicas))
-    with pytest.raises(ConfigurationError, match=reason):
-        job.check_ranks(ranks)
+def test_microbatches_that_replicas_cannot_share_are_refused(replicated, replicas, schedule, reason):
+    """Before any rank starts: fewer than replicas; uneven shares where each update takes one of each."""
+    config = replicated(replicas, schedule=schedule)
+    config["training"] = {**config.get("training", {}), "clipNorm": 0.0}
+    with pytest.raises(ContractError, match=reason):
+        ValidatedJob.from_mapping(config)
+
+
+def test_replicas_that_do_not_add_up_to_the_ranks_are_refused(replicated):
+    """The job has three."""
+    job = ValidatedJob.from_mapping(replicated([2, 1]))
+    with pytest.raises(ConfigurationError, match="need 3 ranks, there are 4"):
+        job.check_ranks(4)
 
 
 def test_2bw_with_fewer_microbatches_than_ranks_is_refused(small_config):

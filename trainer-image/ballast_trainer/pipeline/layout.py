@@ -95,12 +95,10 @@ class ScheduleRequest:
                 )
         except ScheduleError as error:
             raise self._unsuitable(error) from error
-        uneven = [held for held in map(len, schedule.stage_ranks) if self.microbatches % held]
-        if uneven:
-            reason = (
-                f"{self.microbatches} do not divide over {uneven[0]} replicas of a stage. "
-                f"To fix: use {math.lcm(self.microbatches, uneven[0])}"
-            )
+        held = [len(ranks) for ranks in schedule.stage_ranks]
+        unshared = SCHEDULES.find(self.name, ScheduleError).unshared(held, self.microbatches)
+        if unshared is not None:
+            reason = f"{unshared}. To fix: use {math.lcm(self.microbatches, *held)}"
             raise ConfigurationError("pipeline.microbatches", reason)
         return schedule
 
@@ -117,11 +115,11 @@ class ScheduleRequest:
         return tuple(holders[0] for holders in self.one_step().stage_ranks)
 
     def _check_microbatches(self) -> None:
-        if self.microbatches < self.ranks:
+        unsuited = SCHEDULES[self.name].unsuited(self.ranks, self.microbatches)
+        if unsuited is not None:
             raise ConfigurationError(
                 "pipeline.microbatches",
-                f"{self.name} over {self.ranks} positions of the pipeline needs as many microbatches on each "
-                f"of its replicas, and has {self.microbatches}. To fix: more microbatches, or fewer ranks",
+                f"{self.name}: {unsuited}. To fix: more microbatches, or fewer ranks",
             )
 
     def _unsuitable(self, error: ScheduleError) -> ConfigurationError:

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 
+from ballast_policies.planning.schedules import SCHEDULES
+
 from ballast_operator.allocator.problem.memory import GangMemory
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.node_pool import NodePool
@@ -143,10 +145,13 @@ def admission_error(
             "To fix: add one of these to gpuTypes, or a pool to the ClusterPolicy",
         )
     if not spec.suits(size):
+        each = pipeline.microbatches // spec.config.parallelism.data
+        unsuited = SCHEDULES[pipeline.schedule].unsuited(spec.positions(size), each)
         return Refusal(
             reason=JobReason.MISCONFIGURED,
-            message=f"pipeline.microbatches={pipeline.microbatches} is not divisible by {size} ranks, "
-            f"required by {pipeline.schedule}. To fix: set a multiple of the number of ranks",
+            message=f"pipeline.microbatches={pipeline.microbatches} does not suit {pipeline.schedule} on "
+            f"{size} ranks: {unsuited or 'they do not fill its pods'}. To fix: set a multiple of the number "
+            "of ranks",
         )
     if room.most < size:
         sizes = ", ".join(f"{name} {count}" for name, count in sorted(room.gpus.items()))

@@ -37,6 +37,12 @@ def _suits_row(pipeline: "PipelineConfig") -> bool:
     return pipeline.stages_per_rank is None or own in (None, pipeline.stages_per_rank)
 
 
+def _unshared(pipeline: "PipelineConfig") -> str | None:
+    if not pipeline.used_replicas:
+        return None
+    return SCHEDULES[pipeline.schedule].unshared(pipeline.used_replicas, pipeline.microbatches)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineConfig(Settings):
     """How a step's batch passes through the stages of the pipeline."""
@@ -55,6 +61,13 @@ class PipelineConfig(Settings):
             fix="choose a multiple",
         ),
         *_fixed_stages_rules(),
+        Rule(
+            condition=lambda pipeline: _unshared(pipeline) is None,
+            field="replicas",
+            reason="replicas of a stage cannot share the microbatches",
+            fix="raise microbatches to a multiple of every stage's replicas",
+            explain=lambda pipeline: str(_unshared(pipeline)),
+        ),
     )
 
     min_stages: int = setting(1, ge=1, le=1024)

@@ -28,6 +28,21 @@ class PlannerAnswer:
     picture: str = ""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class FoundPlan:
+    """A layout of a planner.
+
+    Attributes:
+        layout: the plan.
+        schedule: that it is planned for.
+        predicted_seconds: of a step by the planner's own formula, where it has one.
+    """
+
+    layout: Layout
+    schedule: str = DEFAULT_SCHEDULE
+    predicted_seconds: float | None = None
+
+
 def plan_content(
     model: CostModel,
     layout: Layout,
@@ -55,6 +70,7 @@ def plan_content(
         "microbatchSize": layout.microbatch_size,
         "microbatches": layout.microbatches,
         "recompute": layout.recompute,
+        "schedule": schedule,
         "fits": cost.fits,
         "stages": [
             {
@@ -117,9 +133,8 @@ def picture(model: CostModel, layout: Layout) -> str:
 
 def layouts_answer(
     model: CostModel,
-    plans: Sequence[tuple[float | None, Layout]],
+    plans: Sequence[FoundPlan],
     *,
-    schedule: str = DEFAULT_SCHEDULE,
     keys: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
 ) -> PlannerAnswer:
@@ -127,17 +142,16 @@ def layouts_answer(
 
     Args:
         model: judges them.
-        plans: (seconds of a step by the planner's own formula, or None; the layout), best first.
-        schedule: that the planner plans for.
+        plans: best first.
         keys: further keys of the JSON object.
         notes: lines below the table.
     """
     contents = [
-        plan_content(model, layout, schedule=schedule, predicted_seconds=predicted)
-        for predicted, layout in plans
+        plan_content(model, plan.layout, schedule=plan.schedule, predicted_seconds=plan.predicted_seconds)
+        for plan in plans
     ]
-    best, layout = contents[0], plans[0][1]
-    lines = stage_table(model, layout, schedule)
+    best, layout = contents[0], plans[0].layout
+    lines = stage_table(model, layout, plans[0].schedule)
     size = f"{best['microbatches']} microbatches of {best['microbatchSize']}"
     lines += [
         "",

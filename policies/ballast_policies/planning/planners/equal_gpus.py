@@ -93,7 +93,7 @@ def megatron_candidates(
                 if stages > model.layers:
                     continue
                 for size, microbatches in _microbatches(batch_size, data, sizes):
-                    if microbatches * data >= stages:
+                    if microbatches >= stages:
                         yield Degrees(tensor, data, size, microbatches, True), stages
 
     def predicted(degrees: Degrees, times: StageTimes) -> float:

@@ -70,8 +70,6 @@ class PlanMemory:
 def form_of(layout: Layout, schedule: str = DEFAULT_SCHEDULE) -> PipelineForm:
     """The pipeline that a layout is trained as: replicas are of the whole pipeline where they can be."""
     data = None if replicas_by_stage(layout, schedule) else layout.data
-    if data is not None and layout.microbatches % data:
-        data = None
     return PipelineForm(
         schedule=schedule,
         positions=layout.pipeline,
@@ -82,9 +80,13 @@ def form_of(layout: Layout, schedule: str = DEFAULT_SCHEDULE) -> PipelineForm:
 
 
 def replicas_by_stage(layout: Layout, schedule: str) -> bool:
-    """Whether a TrainingJob says the layout's replicas stage by stage: parallel pipelines have a flush."""
-    kind = SCHEDULES.find(schedule, ScheduleError)
-    if layout.data is None:
+    """Whether a TrainingJob says the layout's replicas stage by stage.
+
+    Where stages have different numbers of them, where whole pipelines cannot share the microbatches evenly,
+    and where whole pipelines would have a flush that the schedule does without.
+    """
+    if layout.data is None or layout.microbatches % layout.data:
         return True
+    kind = SCHEDULES.find(schedule, ScheduleError)
     without_flush = kind.asynchronous and kind.build_replicated is not None and layout.tensor == 1
     return without_flush and layout.data > 1

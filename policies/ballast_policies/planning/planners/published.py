@@ -5,7 +5,7 @@ import numpy as np
 from ballast_policies.planning.memory.stage_bytes import LayerSums
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.amp import Strategy, search
-from ballast_policies.planning.planners.answers import PlannerAnswer, layouts_answer
+from ballast_policies.planning.planners.answers import FoundPlan, PlannerAnswer, layouts_answer
 from ballast_policies.planning.planners.equal_gpus import megatron_candidates, two_versions_candidates
 from ballast_policies.planning.planners.layout import Layout, PlacedStage
 from ballast_policies.planning.planners.pipedream import DeviceMemory, PipeDreamPlan, plan_pipedream
@@ -27,8 +27,7 @@ def pipedream(request: PlanRequest) -> PlannerAnswer:
     ]
     answer = layouts_answer(
         request.model,
-        [(found.seconds_per_microbatch * request.microbatches, layout)],
-        schedule="PipeDream",
+        [FoundPlan(layout, "PipeDream", found.seconds_per_microbatch * request.microbatches)],
         keys={
             "configuration": found.configuration,
             "secondsPerMicrobatch": found.seconds_per_microbatch,
@@ -68,6 +67,14 @@ def pipedream_layout(request: PlanRequest) -> Layout | None:
         return None
 
 
+def two_versions_layout(request: PlanRequest) -> Layout | None:
+    """2BW's plan on the cluster's GPUs; None where there is none."""
+    try:
+        return two_versions_candidates(request.model, batch_size=request.samples, most=1)[0].layout
+    except PlanningError:
+        return None
+
+
 def _replicated(request: PlanRequest, found: PipeDreamPlan) -> Layout:
     return Layout(
         stages=tuple(
@@ -96,8 +103,7 @@ def two_versions(request: PlanRequest) -> PlannerAnswer:
     found = two_versions_candidates(request.model, batch_size=request.samples, most=request.top or 1)
     return layouts_answer(
         request.model,
-        [(each.predicted_seconds, each.layout) for each in found],
-        schedule="PipeDream2BW",
+        [FoundPlan(each.layout, "PipeDream2BW", each.predicted_seconds) for each in found],
         keys={"batchSize": request.samples},
         notes=["Two versions of the weights, no flush."],
     )
@@ -115,7 +121,7 @@ def megatron(request: PlanRequest) -> PlannerAnswer:
     )
     return layouts_answer(
         request.model,
-        [(each.predicted_seconds, each.layout) for each in found],
+        [FoundPlan(each.layout, predicted_seconds=each.predicted_seconds) for each in found],
         keys={"batchSize": request.samples},
     )
 
@@ -135,7 +141,9 @@ def amp(request: PlanRequest) -> PlannerAnswer:
         most_tensor=request.most_tensor,
     )
     plans = found.plans[: request.top or 5]
-    layouts = [(seconds, _amp_layout(request, strategy)) for seconds, strategy in plans]
+    layouts = [
+        FoundPlan(_amp_layout(request, strategy), predicted_seconds=seconds) for seconds, strategy in plans
+    ]
     return layouts_answer(
         request.model,
         layouts,

@@ -1,13 +1,14 @@
 """Ballast's own planners, ``best`` and ``pipeline``, from a request to an answer."""
 
+import dataclasses
 from collections.abc import Iterable
 
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.pipeline_plan import PipelinePlan, plan_pipeline
-from ballast_policies.planning.planners.answers import PlannerAnswer, layouts_answer, plan_content
-from ballast_policies.planning.planners.best import plan_best
+from ballast_policies.planning.planners.answers import FoundPlan, PlannerAnswer, layouts_answer, plan_content
+from ballast_policies.planning.planners.best import BestPlans, plan_best
 from ballast_policies.planning.planners.layout import Layout, PlacedStage
-from ballast_policies.planning.planners.published import pipedream_layout
+from ballast_policies.planning.planners.published import pipedream_layout, two_versions_layout
 from ballast_policies.planning.planners.request import PlanRequest
 from ballast_policies.planning.planners.runnable import trainer_fields
 from ballast_policies.planning.schedules import (
@@ -16,7 +17,9 @@ from ballast_policies.planning.schedules import (
 )
 
 _MOST_COMPARED = 64
-"""GPUs up to which ``best`` also looks at PipeDream's plan, whose table grows with their square."""
+"""GPUs up to which ``best`` also looks at PipeDream's and 2BW's plans: their search grows with the square."""
+_ALIKE = 1e-9
+"""By how much more than this a plan without a flush has to be faster than one with a flush."""
 
 
 def best(request: PlanRequest) -> PlannerAnswer:
@@ -31,36 +34,81 @@ def best(request: PlanRequest) -> PlannerAnswer:
     def others(limit: float) -> Iterable[Layout]:
         found = [_single_ranks(request)]
         if model.devices.count <= _MOST_COMPARED:
-            found.append(pipedream_layout(request))
+            found.append(_without_idle(pipedream_layout(request)))
         for layout in found:
             if layout is not None and trainer_fields(layout).refused is None:
                 yield layout
 
-    found = plan_best(
-        model,
-        batch_size=request.samples,
-        most_tensor=request.most_tensor,
-        top=request.top or 1,
-        others=others,
-    )
-    seconds = found.plans[0][0]
-    if found.optimal:
-        note = f"Optimal: none of {found.shapes} shapes has a faster plan."
-    else:
-        note = (
-            f"No plan is faster than {found.bound:.4g} s: this one is within {seconds / found.bound - 1:.1%}."
+    without_flush = _without_flush(request)
+    try:
+        found = plan_best(
+            model,
+            batch_size=request.samples,
+            most_tensor=request.most_tensor,
+            top=request.top or 1,
+            others=others,
         )
+    except PlanningError:
+        if not without_flush:
+            raise
+        found = None
+    flushed = [] if found is None else [(each[0], FoundPlan(each[1])) for each in found.plans]
+    plans = sorted(flushed + without_flush, key=lambda each: each[0])[: request.top or 1]
+    bound, optimal = (0.0, False) if found is None else (found.bound, found.optimal)
+    seconds, first = plans[0]
+    optimal = optimal and first.schedule == DEFAULT_SCHEDULE and not _uneven(first.layout)
     return layouts_answer(
         model,
-        [(None, layout) for _, layout in found.plans],
+        [plan for _, plan in plans],
         keys={
             "batchSize": request.samples,
-            "boundSeconds": found.bound,
-            "optimal": found.optimal,
-            "shapes": found.shapes,
+            "boundSeconds": min(bound, seconds),
+            "optimal": optimal,
+            "shapes": 0 if found is None else found.shapes,
         },
-        notes=[note],
+        notes=[_how_good(found, seconds, first)],
     )
+
+
+def _how_good(found: BestPlans | None, seconds: float, first: FoundPlan) -> str:
+    """A sentence about the first plan."""
+    if found is None:
+        return (
+            f"No plan with a flush fits the GPUs' memory: this one is for {first.schedule}, which has none."
+        )
+    shapes = f"{found.shapes} shapes that the trainer runs"
+    if first.schedule != DEFAULT_SCHEDULE:
+        return (
+            f"This plan is for {first.schedule}, which has no flush: the fastest plan with one, of {shapes}, "
+            f"takes {found.plans[0][0]:.4g} s."
+        )
+    if _uneven(first.layout):
+        faster = "faster" if found.optimal else f"faster than {found.bound:.4g} s"
+        return f"PipeDream's layout with a flush; none of {shapes} with equal pipelines is {faster}."
+    if found.optimal:
+        return f"Optimal: none of {shapes} has a faster plan with a flush."
+    within = seconds / found.bound - 1
+    return f"None of {shapes} is faster than {found.bound:.4g} s: this plan is within {within:.1%}."
+
+
+def _uneven(layout: Layout) -> bool:
+    """Whether it is not of equal pipelines, so of none of the shapes."""
+    return layout.data is None or layout.microbatches % layout.data > 0
+
+
+def _without_flush(request: PlanRequest) -> list[tuple[float, FoundPlan]]:
+    """Plans without a flush that fit and that the trainer runs: they hold no buffers of messages."""
+    if request.model.devices.count > _MOST_COMPARED:
+        return []
+    found = []
+    layouts = (("PipeDream", pipedream_layout(request)), ("PipeDream2BW", two_versions_layout(request)))
+    for schedule, layout in layouts:
+        if layout is None or trainer_fields(layout, schedule).refused is not None:
+            continue
+        cost = request.model.judge(layout, schedule)
+        if cost.fits:
+            found.append((cost.seconds * (1 + _ALIKE), FoundPlan(layout, schedule)))
+    return found
 
 
 def pipeline(request: PlanRequest) -> PlannerAnswer:
@@ -149,6 +197,14 @@ def _pipeline_layout(request: PlanRequest, found: PipelinePlan) -> Layout:
         microbatch_size=request.model.profiled_size,
         microbatches=request.microbatches,
     )
+
+
+def _without_idle(layout: Layout | None) -> Layout | None:
+    """The layout without the replicas that no microbatch of a step goes to."""
+    if layout is None or max(layout.replicas) <= layout.microbatches:
+        return layout
+    used = [dataclasses.replace(stage, groups=stage.groups[: layout.microbatches]) for stage in layout.stages]
+    return dataclasses.replace(layout, stages=tuple(used))
 
 
 def _single_ranks(request: PlanRequest) -> Layout | None:

@@ -66,10 +66,14 @@ def _refusal(
     try:
         JobConfig.from_mapping(job)
         alike = "replicas" not in fields["pipeline"]
+        microbatches = layout.microbatches // data
+        unsuited = kind.unsuited(ranks, microbatches) if alike else None
+        if unsuited is not None:
+            return f"{schedule}: {unsuited}"
         build_schedule(
             schedule,
             ranks=ranks if alike else sum(layout.replicas),
-            microbatches=layout.microbatches // data,
+            microbatches=microbatches,
             chunks=chunks or 1,
             replicas=() if alike else layout.replicas,
         )

@@ -54,11 +54,29 @@ class ScheduleKind:
 
     def suits(self, ranks: int, microbatches: int) -> bool:
         """Whether there are enough microbatches, and they divide over the ranks as the schedule needs it."""
+        return self.unsuited(ranks, microbatches) is None
+
+    def unsuited(self, ranks: int, microbatches: int) -> str | None:
+        """Why a pipeline of ``ranks`` cannot take so many microbatches; None: it can."""
         if ranks == 1:
-            return True
+            return None
         if self.microbatch_a_rank and microbatches < ranks:
-            return False
-        return not self.equal_rounds or rounds_of(ranks, microbatches) is not None
+            return f"{microbatches} microbatches a pipeline are fewer than its {ranks} ranks"
+        if self.equal_rounds and rounds_of(ranks, microbatches) is None:
+            return f"{microbatches} microbatches a pipeline do not divide into rounds of its {ranks} ranks"
+        return None
+
+    def unshared(self, replicas: Sequence[int], microbatches: int) -> str | None:
+        """Why the replicas of some stage cannot share the microbatches of a step; None: they can.
+
+        Each needs one at least; without a flush an update takes one of each replica.
+        """
+        if max(replicas, default=1) > microbatches:
+            return f"a stage's {max(replicas)} replicas are more than the microbatches, {microbatches}"
+        uneven = [count for count in replicas if microbatches % count]
+        if self.asynchronous and uneven:
+            return f"{microbatches} microbatches do not divide over {uneven[0]} replicas of a stage"
+        return None
 
     def stage_ranks(self, ranks: int, asked: int | None = None) -> tuple[int, ...]:
         """By stage, the first of its ranks; a rank alone has the whole model as one stage."""

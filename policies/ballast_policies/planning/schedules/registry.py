@@ -160,10 +160,7 @@ def build_schedule(
             f"replicas {list(replicas)} need {sum(replicas)} ranks, there are {ranks}. "
             "To fix: let the replicas add up to the ranks, each at least 1"
         )
-    uneven = [count for count in replicas if microbatches % count]
-    if uneven:
-        raise ScheduleError(
-            f"{microbatches} microbatches do not divide over {uneven[0]} replicas of a stage. "
-            "To fix: use a multiple of every stage's replicas"
-        )
+    unshared = kind.unshared(replicas, microbatches)
+    if unshared is not None:
+        raise ScheduleError(f"{unshared}. To fix: use a multiple of every stage's replicas")
     return kind.build_replicated(replicas, microbatches)

@@ -249,7 +249,7 @@ def test_2bw_and_megatron_equal_brute_force(seed):
                 if stages_fit(*asked, "PipeDream2BW", memory):
                     period = max(max(seconds[i] + arriving[i], exchanged[i] / m) for i in range(stages))
                     two_versions = min(two_versions, m * period)
-            if recompute and tensor * data * stages == n and m * data >= stages:
+            if recompute and tensor * data * stages == n and m >= stages:
                 if not stages_fit(*asked, "1F1B", memory):
                     continue
                 filled = (m + stages - 1) * max(seconds) + 2 * (stages - 1) * max(sent)

@@ -2,6 +2,7 @@
 
 import pytest
 from ballast_policies.planning.schedules import (
+    SCHEDULES,
     Kind,
     ScheduleError,
     build_schedule,
@@ -15,11 +16,16 @@ from hypothesis import strategies as st
 @given(
     name=st.sampled_from(replicable_schedules()),
     replicas=st.lists(st.integers(1, 3), min_size=1, max_size=4),
-    rounds=st.integers(1, 3),
+    microbatches=st.integers(3, 20),
 )
-def test_microbatch_k_is_on_replica_k_mod_r_both_ways(name, replicas, rounds):
-    """Forward and backward of a microbatch meet the same replica, and every schedule is free of deadlock."""
-    schedule = build_schedule(name, ranks=sum(replicas), microbatches=6 * rounds, replicas=replicas)
+def test_microbatch_k_is_on_replica_k_mod_r_both_ways(name, replicas, microbatches):
+    """Forward and backward of a microbatch meet the same replica, and every schedule is free of deadlock.
+
+    With a flush, also where some replicas have a microbatch more than others.
+    """
+    if SCHEDULES[name].asynchronous:
+        microbatches *= 6
+    schedule = build_schedule(name, ranks=sum(replicas), microbatches=microbatches, replicas=replicas)
     validate(schedule)
     for stage, holders in enumerate(schedule.stage_ranks):
         assert len(holders) == replicas[stage]
@@ -35,7 +41,8 @@ def test_microbatch_k_is_on_replica_k_mod_r_both_ways(name, replicas, rounds):
         ("ZeroBubbleV", [2, 1], 4, "has no replicas of a stage"),
         ("PipeDream2BW", [2, 1], 4, "has no replicas of a stage"),
         ("1F1B", [2, 2], 4, "need 4 ranks, there are 3"),
-        ("1F1B", [2, 1], 5, "5 microbatches do not divide over 2 replicas"),
+        ("PipeDream", [2, 1], 5, "5 microbatches do not divide over 2 replicas"),
+        ("1F1B", [2, 1], 1, "a stage's 2 replicas are more than the microbatches, 1"),
     ],
 )
 def test_unsuitable_replicas_are_refused_with_the_reason(name, replicas, microbatches, reason):

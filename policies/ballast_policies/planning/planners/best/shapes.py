@@ -47,7 +47,7 @@ def all_shapes(
 ) -> list[Shape]:
     """Every shape that fits the number of GPUs and whose bound is below ``limit``, the least bound first.
 
-    A pipeline has at most as many stages as a step has microbatches, as a job demands it.
+    A pipeline has at most as many stages as microbatches, as the trainer's 1F1B demands it.
     """
     devices = model.devices
     layers = _Layers(model)
@@ -69,7 +69,7 @@ def all_shapes(
                     degrees = Degrees(tensor, data, size, count, recompute)
                     found += [
                         Shape(degrees, stages, bound)
-                        for stages, bound in enumerate(row[: count * data].tolist(), start=1)
+                        for stages, bound in enumerate(row[:count].tolist(), start=1)
                         if bound < limit
                     ]
     return sorted(found, key=lambda shape: (shape.bound, shape.degrees.recompute, shape.stages))

@@ -20,7 +20,7 @@ def every_layout(model, batch):
         for data in range(1, count // tensor + 1)
         for size in range(1, batch + 1)
         if batch % (data * size) == 0
-        for stages in range(1, min(layers, count // (tensor * data), batch // size) + 1)
+        for stages in range(1, min(layers, count // (tensor * data), batch // (data * size)) + 1)
     )
     for tensor, data, size, stages in shapes:
         for order in itertools.permutations(range(count), tensor * data * stages):
