@@ -1,0 +1,164 @@
+"""A cut's bytes: forecast, launch, balancer and planner answer the same."""
+
+import dataclasses
+
+import pytest
+import torch
+from ballast_operator.views.spec import JobSpec
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.job import JobConfig
+from ballast_policies.planning import Partition, RankCapacity
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers
+from ballast_policies.planning.memory.several_stages import bytes_of_cuts
+from ballast_policies.planning.memory.stage_bytes import stage_bytes
+from ballast_policies.planning.profile_file import ProfiledLayer
+from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
+from ballast_policies.planning.stages import stages_over
+from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.distributed.mesh import Mesh
+from ballast_trainer.distributed.process_group import World
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.forecast import forecast
+from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.loop.memory import LayerSizes, within_memory
+from ballast_trainer.loop.replanning import staged_pipeline
+from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.models.registry import build_model
+from ballast_trainer.pipeline.layout import ScheduleRequest
+from ballast_trainer.profiling.meter import Meter
+from ballast_trainer.profiling.profile import Profile
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.support.examples import examples
+from tests.support.plans import local_plan
+
+STATE = {"adamw": 4, "sgd": 2}
+"""Held bytes by a byte of weights."""
+
+
+@st.composite
+def configs(draw):
+    """A job over up to four positions of the pipeline: any schedule, replicas, data parallelism."""
+    schedule = draw(st.sampled_from(trained_schedules()))
+    kind, positions = SCHEDULES[schedule], draw(st.integers(1, 4))
+    pipeline = {"maxStages": positions, "schedule": schedule}
+    if kind.stages_per_rank is None:
+        pipeline["stagesPerRank"] = draw(st.integers(2, 3))
+    data = draw(st.integers(1, 3))
+    if kind.build_replicated is not None and positions > 1 and draw(st.booleans()):
+        pipeline["replicas"] = draw(st.lists(st.integers(1, 3), min_size=positions, max_size=positions))
+        data = 1
+    pipeline["microbatches"] = pipeline["globalBatchSize"] = data * draw(st.integers(1, 9))
+    fields = {
+        "totalSteps": 10,
+        "model": {"name": "gpt", "layers": 13, "args": {"dim": 16, "heads": 2, "context": 8}},
+        "pipeline": pipeline,
+        "parallelism": {"data": data},
+        "training": {"optimizer": draw(st.sampled_from(sorted(STATE))), "clipNorm": 0.0},
+        "rebalance": {"memoryBytes": 10**6},
+    }
+    try:
+        return JobConfig.from_mapping(fields)
+    except ContractError:
+        assume(False)
+
+
+@st.composite
+def measured(draw, optimizer):
+    """Bytes of 13 layers, as one that trains has measured them."""
+
+    def column(top):
+        return tuple(draw(st.lists(st.integers(0, top), min_size=13, max_size=13)))
+
+    weights = column(20)
+    return MeasuredLayers(
+        held_bytes=tuple(STATE[optimizer] * size for size in weights),
+        weight_bytes=weights,
+        activation_bytes=column(30),
+        output_bytes=column(20),
+        gradient_bytes=column(9),
+        repeated_bytes=column(9) if draw(st.booleans()) else (0,) * 13,
+    )
+
+
+def trained(config, ranks, placement, cut, layers):
+    """The state of the trainer's rank 0 that has measured these layers."""
+    data, device = config.parallelism.data, torch.device("cpu")
+    model = build_model(config.model)
+    pods = tuple(f"rank-{rank}" for rank in range(ranks))
+    training = TrainingState(
+        config=config,
+        model=model,
+        device=device,
+        speed=None,
+        dynamics=(),
+        layers=LayerSet(model, config.training, device, lambda index, module: module),
+        meter=Meter(13, device, None),
+        profile=Profile(13),
+        world=World(
+            epoch=1,
+            rank=0,
+            size=ranks,
+            processes=pods,
+            device=device,
+            mesh=Mesh(data=data),
+            data=Axis(ranks=tuple(range(data))),
+        ),
+        plan=local_plan(pods),
+        stages=stages_over(cut, placement),
+    )
+    passing = (*layers.output_bytes, *layers.gradient_bytes, *layers.repeated_bytes)
+    training.profile.add([0.1] * 39, layers.activation_bytes, passing)
+    return training
+
+
+@examples(60)
+@given(data=st.data())
+def test_forecast_launch_and_balancer_answer_the_same_bytes(data):
+    """Of any job, any layers and any cut, on each rank; the operator knows no weights, and takes the
+    optimizer's part of what is held.
+    """
+    config = data.draw(configs())
+    pipeline = config.pipeline
+    ranks = sum(pipeline.used_replicas) or pipeline.max_stages * config.parallelism.data
+    positions = ranks // config.parallelism.data
+    try:
+        request = ScheduleRequest.of(config, positions)
+        placement = request.placement()
+    except ConfigurationError:
+        assume(False)
+    inner = st.sets(st.integers(1, 12), min_size=len(placement) - 1, max_size=len(placement) - 1)
+    cut = Partition(bounds=(0, *sorted(data.draw(inner)), 13))
+    layers = data.draw(measured(config.training.optimizer))
+    rows = [
+        ProfiledLayer(forward_seconds=1.0, backward_seconds=1.0, **dataclasses.asdict(row))
+        for row in layers.rows(config.training.optimizer)
+    ]
+    expected = [rank.bytes for rank in forecast(config, rows, cut, ranks=ranks).ranks]
+
+    training = trained(config, ranks, placement, cut, layers)
+    sizes = LayerSizes(bytes=layers.held_bytes, parameters=(1,) * 13, weight_bytes=layers.weight_bytes)
+    staged = staged_pipeline(training, training.profile.costs(), placement, RankCapacity(), sizes)
+    spec = JobSpec(
+        config=config,
+        gpu_types=(),
+        throughput={},
+        weight=1.0,
+        suspend=False,
+        backoff_limit=0,
+        ttl_seconds=None,
+        template={},
+    )
+    form = dataclasses.replace(spec.pipeline_form(), positions=spec.positions(ranks))
+    known = dataclasses.replace(layers, weight_bytes=())
+    if staged is not None:
+        assert list(staged.taken(cut)) == pytest.approx(expected)
+        assert list(bytes_of_cuts(known, form)(cut)) == pytest.approx(expected)
+        return
+    # Of a stage with replicas, the fullest of them.
+    firsts = [*placement, positions]
+    by_stage = [max(expected[firsts[i] : firsts[i + 1]]) for i in range(len(placement))]
+    balanced = within_memory(training, sizes, RankCapacity(), 10**6).bytes_taken(cut)
+    assert balanced.tolist() == pytest.approx(by_stage)
+    assert stage_bytes(known, form).of_cut(cut).tolist() == pytest.approx(by_stage)
