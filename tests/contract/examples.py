@@ -122,6 +122,7 @@ EXAMPLES = {
         layer_forward_seconds=(0.0025, 0.005),
         layer_optimizer_seconds=(0.001, 0.002),
         layer_bytes=(4096, 8192),
+        layer_weight_bytes=(1024, 2048),
         layer_activation_bytes=(65536, 131072),
         layer_output_bytes=(4096, 8192),
         layer_gradient_bytes=(16384, 32768),

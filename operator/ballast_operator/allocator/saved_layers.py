@@ -10,7 +10,7 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_operator.allocator.problem.layer_profiles import MOST_LAYERS, KindProfile
 from ballast_operator.kube.kinds import key_of_job
 
-ADDED = ("output_bytes", "gradient_bytes", "repeated_bytes")
+ADDED = ("output_bytes", "gradient_bytes", "repeated_bytes", "weight_bytes")
 """Columns that older operators do not write."""
 
 
@@ -37,8 +37,8 @@ def read_layers(entry: Any) -> KindProfile:
     job, *columns = entry
     if not isinstance(job, str):
         raise ValueError(f"{shown(job)} is not the name of a job")
-    if len(columns) not in (3, 3 + len(ADDED)):
-        raise ValueError(f"{len(columns)} columns, 3 or {3 + len(ADDED)} are expected")
+    if len(columns) not in (3, 6, 3 + len(ADDED)):
+        raise ValueError(f"{len(columns)} columns, 3, 6 or {3 + len(ADDED)} are expected")
     rows = [[_amount(value) for value in row] for row in columns]
     count = len(rows[1])
     if not 0 < count <= MOST_LAYERS or any(len(row) not in (0, count) for row in rows):

@@ -29,6 +29,7 @@ class Report(Wire):
         layer_seconds: seconds per step of each layer (forward, backward and optimizer), as measured.
         layer_forward_seconds, layer_optimizer_seconds: those of them that are forward and optimizer.
         layer_bytes: bytes of each layer (parameters, gradients and optimizer state).
+        layer_weight_bytes: those of them that are parameters.
         layer_activation_bytes: kept by each layer for its backward, of one microbatch, as measured.
         layer_output_bytes, layer_gradient_bytes, layer_repeated_bytes: of one microbatch: each layer's
             output, gradients from which those of its weights come, and what a repeated forward keeps.
@@ -54,6 +55,7 @@ class Report(Wire):
     steps_per_second: float | None = setting(ge=0, le=MOST_RATE)
     layer_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS, max_length=MOST_LAYERS)
     layer_bytes: tuple[int, ...] = setting((), ge=0, le=2**53, max_length=MOST_LAYERS)
+    layer_weight_bytes: tuple[int, ...] = setting((), ge=0, le=2**53, max_length=MOST_LAYERS)
     layer_forward_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS, max_length=MOST_LAYERS)
     layer_optimizer_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS, max_length=MOST_LAYERS)
     layer_activation_bytes: tuple[int, ...] = setting((), ge=0, le=2**53, max_length=MOST_LAYERS)

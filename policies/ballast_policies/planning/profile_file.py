@@ -60,7 +60,14 @@ class ProfiledLayer(Settings):
         return microbatches * (self.forward_seconds + self.backward_seconds) + self.optimizer_seconds
 
 
-_BY_LAYER = ("layer_forward_seconds", "layer_optimizer_seconds", "layer_bytes", "layer_activation_bytes")
+_BYTES = ("weight_bytes", "activation_bytes", "output_bytes", "gradient_bytes", "repeated_bytes")
+"""Of a layer, besides what it holds; a report has them for each layer, with ``layer_`` before the name."""
+_BY_LAYER = (
+    "layer_forward_seconds",
+    "layer_optimizer_seconds",
+    "layer_bytes",
+    *(f"layer_{name}" for name in _BYTES),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +80,11 @@ class ProfileFile(Settings):
     layer_forward_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS)
     layer_optimizer_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS)
     layer_bytes: tuple[float, ...] = setting((), ge=0, le=MOST_BYTES)
+    layer_weight_bytes: tuple[float, ...] = setting((), ge=0, le=MOST_BYTES)
     layer_activation_bytes: tuple[float, ...] = setting((), ge=0, le=MOST_BYTES)
+    layer_output_bytes: tuple[float, ...] = setting((), ge=0, le=MOST_BYTES)
+    layer_gradient_bytes: tuple[float, ...] = setting((), ge=0, le=MOST_BYTES)
+    layer_repeated_bytes: tuple[float, ...] = setting((), ge=0, le=MOST_BYTES)
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
@@ -100,21 +111,21 @@ class ProfileFile(Settings):
             max(0.0, seconds - update) for seconds, update in zip(self.layer_seconds, updates, strict=True)
         ]
         forwards = self.layer_forward_seconds or [seconds / 3 for seconds in rest]
+        held = self.layer_bytes or nothing
+        passing = [dict.fromkeys(_BYTES, 0.0) for _ in self.layer_seconds]
+        for name in _BYTES:
+            for layer, size in enumerate(getattr(self, f"layer_{name}")):
+                passing[layer][name] = size
         return tuple(
             ProfiledLayer(
                 forward_seconds=forward / microbatches,
                 backward_seconds=max(0.0, seconds - forward) / microbatches,
                 optimizer_seconds=update,
                 held_bytes=size,
-                activation_bytes=activation,
+                **others,
             )
-            for forward, seconds, update, size, activation in zip(
-                forwards,
-                rest,
-                updates,
-                self.layer_bytes or nothing,
-                self.layer_activation_bytes or nothing,
-                strict=True,
+            for forward, seconds, update, size, others in zip(
+                forwards, rest, updates, held, passing, strict=True
             )
         )
 

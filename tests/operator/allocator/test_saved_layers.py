@@ -17,8 +17,19 @@ PROFILE = KindProfile(
 def test_layers_come_back_as_they_were():
     """Whatever was not measured stays empty."""
     bytes_alone = KindProfile(("team", "other"), MeasuredLayers(held_bytes=(7,)))
-    layers = {"a": PROFILE, "b": bytes_alone}
+    weights = KindProfile(("team", "third"), MeasuredLayers(held_bytes=(7,), weight_bytes=(3,)))
+    layers = {"a": PROFILE, "b": bytes_alone, "c": weights}
     assert decode(encode(SavedState(layers=layers))).layers == layers
+
+
+@pytest.mark.parametrize("added", [0, 3])
+def test_columns_of_older_operators_are_read(added):
+    """Without messages and gradients, and without weights."""
+    entry = ["team/job", [], [8, 9], [1, 2], *[[3, 4]] * added]
+    layers = read_layers(entry).layers
+    assert (layers.held_bytes, layers.activation_bytes) == ((8, 9), (1, 2))
+    assert layers.output_bytes == ((3, 4) if added else ())
+    assert layers.weight_bytes == ()
 
 
 def test_a_state_that_is_too_large_gives_layers_up():

@@ -24,6 +24,21 @@ def test_a_report_of_a_running_job_is_a_profile():
     assert layer.step_seconds(4) == 13.0
 
 
+def test_a_report_has_the_bytes_that_the_formula_of_memory_counts():
+    """Weights, activations, outputs, gradients and repeats of each layer; none where it has none."""
+    sizes = {
+        "layerBytes": [8, 16],
+        "layerWeightBytes": [2, 3],
+        "layerActivationBytes": [5, 6],
+        "layerOutputBytes": [7, 9],
+        "layerGradientBytes": [1, 4],
+    }
+    profile = read_profile({"layerSeconds": [3.0, 3.0], **sizes}).profile(1)
+    found = (profile.held_bytes, profile.weight_bytes, profile.activation_bytes, profile.output_bytes)
+    assert found == ((8, 16), (2, 3), (5, 6), (7, 9))
+    assert (profile.gradient_bytes, profile.repeated_bytes) == ((1, 4), (0, 0))
+
+
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
@@ -36,6 +51,7 @@ def test_a_report_of_a_running_job_is_a_profile():
         ({"layers": [{**LAYER, "forwardSecs": 1}]}, "did you mean 'forwardSeconds'"),
         ({"layerSeconds": [1, float("nan")]}, r"layerSeconds\[1\]: expected a number, got nan"),
         ({"layerSeconds": [1, 2], "layerBytes": [1]}, "1 layerBytes for 2 layerSeconds"),
+        ({"layerSeconds": [1], "layerOutputBytes": [1, 2]}, "2 layerOutputBytes for 1 layerSeconds"),
     ],
 )
 def test_what_is_no_profile_is_refused_with_its_field(value, problem):

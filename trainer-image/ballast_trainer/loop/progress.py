@@ -9,7 +9,7 @@ from ballast_policies.contract import Report, Stage
 from ballast_policies.planning import imbalance
 
 from ballast_trainer.loop.idle import IdleSeconds, idle_seconds
-from ballast_trainer.loop.replanning import best_step_seconds
+from ballast_trainer.loop.replanning import best_step_seconds, layer_sizes
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.flops import peak_flops as gpu_peak_flops
 from ballast_trainer.models.flops import step_flops
@@ -40,6 +40,7 @@ class ProgressTracker:
         self._flops_counted = False
         self._idle: tuple[tuple[Stage, ...], IdleSeconds] | None = None
         self._bytes: tuple[int, ...] = ()
+        self._weight_bytes: tuple[int, ...] = ()
         self._activation_bytes: tuple[int, ...] | None = None
         self._passing_bytes: tuple[tuple[int, ...], ...] = ((), (), ())
         self._loss: float | None = None
@@ -58,12 +59,8 @@ class ProgressTracker:
 
     def gather_bytes(self) -> None:
         """Gather the bytes of all layers; collective."""
-        mine = [0.0] * self._training.model.layer_count
-        for layer in self._training.layers:
-            mine[layer.index] = float(layer.byte_count()) / self._training.copies
-        # Of one rank of a column: all of them hold equal parts.
-        share = 1 / self._training.world.mesh.column
-        self._bytes = tuple(round(share * count) for count in self._training.world.sum(mine))
+        sizes = layer_sizes(self._training)
+        self._bytes, self._weight_bytes = sizes.bytes, sizes.weight_bytes
 
     def step_done(self, loss: float, seconds: float, peak_flops: float) -> dict[str, Any]:
         """Count a step; returns the fields of its line.
@@ -198,6 +195,7 @@ class ProgressTracker:
             layer_forward_seconds=self._costs.forward if self._costs is not None else (),
             layer_optimizer_seconds=self._costs.optimizer if self._costs is not None else (),
             layer_bytes=self._bytes,
+            layer_weight_bytes=self._weight_bytes,
             layer_activation_bytes=self._activation_bytes or (),
             layer_output_bytes=outputs,
             layer_gradient_bytes=gradients,

@@ -80,6 +80,7 @@ class LayerProfiles:
             **{
                 name: tuple(map(_rounded, values)) if len(values) == count else ()
                 for name, values in (
+                    ("weight_bytes", report.layer_weight_bytes),
                     ("activation_bytes", report.layer_activation_bytes),
                     ("output_bytes", report.layer_output_bytes),
                     ("gradient_bytes", report.layer_gradient_bytes),
@@ -155,7 +156,14 @@ def _kind_in(namespace: str, spec: JobSpec) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-BYTES = ("held_bytes", "activation_bytes", "output_bytes", "gradient_bytes", "repeated_bytes")
+BYTES = (
+    "held_bytes",
+    "weight_bytes",
+    "activation_bytes",
+    "output_bytes",
+    "gradient_bytes",
+    "repeated_bytes",
+)
 """Fields of measured layers that decide what fits."""
 
 
