@@ -20,6 +20,11 @@ def coming_node(pool: str, number: int) -> str:
     return f"{pool}/new-{number}"
 
 
+def pool_to_grow(node: str) -> str:
+    """The pool of a node that does not exist yet."""
+    return node.rpartition("/new-")[0]
+
+
 def is_coming(node: str) -> bool:
     """Whether the name is that of a node that does not exist yet."""
     return "/" in node
@@ -210,6 +215,11 @@ class JobAllocation(StatusModel):
     def gpus_to_come(self) -> int:
         """Those of its GPUs that are on nodes which do not exist yet."""
         return sum(map(is_coming, self.nodes)) * self.gpus_per_pod
+
+    @property
+    def pools_to_grow(self) -> tuple[str, ...]:
+        """Pools whose nodes of the gang do not all exist yet."""
+        return tuple(dict.fromkeys(pool_to_grow(node) for node in self.nodes if is_coming(node)))
 
     @property
     def gpus_on_nodes(self) -> int:

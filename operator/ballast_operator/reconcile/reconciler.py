@@ -181,7 +181,7 @@ class Reconciler:
             now=self._clock(),
             settings=self._settings,
             pools=pools,
-            older_nodes=older_nodes(self._observer, allocation, pools.first),
+            older_nodes=older_nodes(self._observer, allocation, pools),
             sharer=sharer,
             partner_left=partner_left,
         )

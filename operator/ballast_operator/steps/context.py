@@ -1,6 +1,7 @@
 """What a step reads (:class:`ReconcileContext`) and what it returns (:class:`StepResult`)."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from ballast_policies.contract import Plan
 
@@ -112,7 +113,7 @@ class ReconcileContext:
         assignment: the allocator's; None: it has not decided since this operator started.
         shortage: why the assignment's nodes cannot hold the gang yet, as text; empty: they can.
         pools: what is known of the pools of the gang.
-        older_nodes: nodes of the first pool that were there before the gang: not those that it waits for.
+        older_nodes: pool -> its nodes that were there before the gang: not those that it waits for.
         sharer: who is on its GPU as well; None: no job.
         partner_left: when the partner that its allocation names last left a GPU; None: not known.
     """
@@ -124,7 +125,7 @@ class ReconcileContext:
     now: Time
     settings: JobSettings
     pools: GangPools = UNKNOWN_POOLS
-    older_nodes: tuple[str, ...] = ()
+    older_nodes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     sharer: Sharer | None = None
     partner_left: Time | None = None
 
@@ -144,13 +145,14 @@ class ReconcileContext:
     def bind_seconds(self) -> float:
         """How long the pods of a launch or a growth may take until all run; more where nodes have to come."""
         allocation = self.view.status.allocation
-        new = allocation is not None and allocation.gpus_to_come > 0
-        return self.settings.bind_seconds + (self.pools.first.start_seconds if new else 0.0)
+        waits = () if allocation is None else allocation.pools_to_grow
+        slowest = max((self.pools.named(pool).start_seconds for pool in waits), default=0.0)
+        return self.settings.bind_seconds + slowest
 
-    @property
-    def new_node(self) -> NewNode:
-        """Where pods go whose nodes do not exist yet."""
-        return NewNode(node_selector=self.pools.first.node_selector, not_on=self.older_nodes)
+    def new_node_of(self, pod: str) -> NewNode:
+        """Where the pod goes, if its node does not exist yet."""
+        older = self.older_nodes.get(self.allocation.part_of(pod).pool, ())
+        return NewNode(node_selector=self.pool_of(pod).node_selector, not_on=older)
 
     @property
     def hold(self) -> Hold | None:

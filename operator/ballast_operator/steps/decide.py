@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
@@ -40,7 +42,7 @@ def decide(
     now: Time,
     settings: JobSettings,
     pools: GangPools = UNKNOWN_POOLS,
-    older_nodes: tuple[str, ...] = (),
+    older_nodes: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     sharer: Sharer | None = None,
     partner_left: Time | None = None,
 ) -> StepResult:
@@ -53,7 +55,7 @@ def decide(
         now: the present.
         settings: deadlines.
         pools: what is known of the pools of the gang.
-        older_nodes: nodes of the first pool that were there before the gang.
+        older_nodes: pool -> its nodes that were there before the gang.
         sharer: who is on its GPU as well, or would be at its launch; None: no job.
         partner_left: when the partner that its allocation names last left a GPU; None: not known.
     """

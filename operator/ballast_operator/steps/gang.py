@@ -143,7 +143,7 @@ def _creations(context: ReconcileContext, missing: tuple[str, ...]) -> tuple[Cre
                 gpu_resource=context.gpu_resource_of(pod),
                 renew_seconds=context.settings.renew_seconds,
                 save_seconds=context.settings.stop_seconds,
-                new_node=context.new_node,
+                new_node=context.new_node_of(pod),
                 more_environment=_environment(context, number),
             )
         )

@@ -57,7 +57,7 @@ def create_newcomers(context: ReconcileContext, pods: tuple[str, ...]) -> StepRe
                 gpu_resource=context.gpu_resource_of(name),
                 renew_seconds=context.settings.renew_seconds,
                 save_seconds=context.settings.stop_seconds,
-                new_node=context.new_node,
+                new_node=context.new_node_of(name),
             )
         )
         for name in pods

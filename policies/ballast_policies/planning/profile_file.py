@@ -111,22 +111,27 @@ class ProfileFile(Settings):
             max(0.0, seconds - update) for seconds, update in zip(self.layer_seconds, updates, strict=True)
         ]
         forwards = self.layer_forward_seconds or [seconds / 3 for seconds in rest]
-        held = self.layer_bytes or nothing
-        passing = [dict.fromkeys(_BYTES, 0.0) for _ in self.layer_seconds]
-        for name in _BYTES:
-            for layer, size in enumerate(getattr(self, f"layer_{name}")):
-                passing[layer][name] = size
+        rows = zip(
+            forwards,
+            rest,
+            updates,
+            self.layer_bytes or nothing,
+            *(getattr(self, f"layer_{name}") or nothing for name in _BYTES),
+            strict=True,
+        )
         return tuple(
             ProfiledLayer(
                 forward_seconds=forward / microbatches,
                 backward_seconds=max(0.0, seconds - forward) / microbatches,
                 optimizer_seconds=update,
-                held_bytes=size,
-                **others,
+                held_bytes=held,
+                weight_bytes=weights,
+                activation_bytes=activations,
+                output_bytes=output,
+                gradient_bytes=gradients,
+                repeated_bytes=repeated,
             )
-            for forward, seconds, update, size, others in zip(
-                forwards, rest, updates, held, passing, strict=True
-            )
+            for forward, seconds, update, held, weights, activations, output, gradients, repeated in rows
         )
 
     def profile(self, microbatches: int) -> LayerProfile:

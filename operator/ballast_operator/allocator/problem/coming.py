@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ballast_operator.api.job_allocation import coming_node, is_coming
+from ballast_operator.api.job_allocation import coming_node, is_coming, pool_to_grow
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
@@ -54,12 +54,13 @@ def _waited_for(
         allocation = view.running_allocation
         if allocation is None or not allocation.gpus_to_come:
             continue
-        pool = allocation.pool
-        held.setdefault(pool, Counter()).update(n for n in allocation.placement.nodes if is_coming(n))
         begun = allocation.joining_since if allocation.joining and allocation.joining_since else None
         first = (begun or allocation.since).replace(microsecond=0)
-        since[pool] = min(since.get(pool, first), first)
-        names.setdefault(pool, []).append("/".join(view.key))
+        for pool in allocation.pools_to_grow:
+            since[pool] = min(since.get(pool, first), first)
+            names.setdefault(pool, []).append("/".join(view.key))
+        for name in filter(is_coming, allocation.placement.nodes):
+            held.setdefault(pool_to_grow(name), Counter())[name] += 1
     return held, since, {pool: ", ".join(sorted(found)[:3]) for pool, found in names.items()}
 
 

@@ -145,8 +145,8 @@ def admission_error(
             "To fix: add one of these to gpuTypes, or a pool to the ClusterPolicy",
         )
     if not spec.suits(size):
-        each = pipeline.microbatches // spec.config.parallelism.data
-        unsuited = SCHEDULES[pipeline.schedule].unsuited(spec.positions(size), each)
+        own = pipeline.microbatches // spec.config.parallelism.data
+        unsuited = SCHEDULES[pipeline.schedule].unsuited(spec.positions(size), own)
         return Refusal(
             reason=JobReason.MISCONFIGURED,
             message=f"pipeline.microbatches={pipeline.microbatches} does not suit {pipeline.schedule} on "

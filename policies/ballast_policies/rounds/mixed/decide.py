@@ -2,8 +2,9 @@
 
 1. Gangs that no single pool can hold, and those that run in several now, stand back from the round of the
    others. Then it is their turn, the most urgent by their shares of all columns together first: each takes
-   GPUs that are free or, with its least size, those that elastic gangs have beyond theirs and those of less
-   urgent gangs. Who must not be disturbed keeps what it has. The others' round is decided again on the rest.
+   GPUs that are free; else, unless it runs, those of nodes that an autoscaler would add as well; else, with
+   its least size, those that elastic gangs have beyond theirs and those of less urgent gangs. Who must not
+   be disturbed keeps what it has. The others' round is decided again on the rest.
 2. GPUs that are still free go to gangs for which a second pool is worth it (:mod:`.free`).
 """
 
@@ -133,6 +134,8 @@ class _Turns:
         unused = q.free([*(at.nodes for at in others.values()), *mine])
         unused.subtract(self._kept)
         found = self._found(gang, unused, most)
+        if found is None and held is None:
+            found = self._found(gang, unused, most, to_come=True)
         if found is None:
             small = dataclasses.replace(gang, sizes=gang.sizes[:1])
 
@@ -152,8 +155,10 @@ class _Turns:
             return
         self._reasons[name] = q.waits_for(gang, unused)
 
-    def _found(self, gang: MixedGang, left: Mapping[str, int], most: int | None) -> Placement | None:
-        nodes = self._q.open_nodes(gang, left)
+    def _found(
+        self, gang: MixedGang, left: Mapping[str, int], most: int | None, *, to_come: bool = False
+    ) -> Placement | None:
+        nodes = self._q.open_nodes(gang, left, to_come=to_come)
         return self._q.placed(gang, best_parts(gang, self._q.room_of(gang, nodes), most=most), nodes)
 
     def _stop(self, stops: Collection[str]) -> None:

@@ -114,12 +114,15 @@ class Question:
             left.subtract(nodes)
         return left
 
-    def open_nodes(self, gang: MixedGang, left: Mapping[str, int]) -> list[Node]:
-        """Nodes on which the gang may be started, with their free GPUs; none that does not exist yet."""
+    def open_nodes(self, gang: MixedGang, left: Mapping[str, int], *, to_come: bool = False) -> list[Node]:
+        """Nodes on which the gang may be started, with their free GPUs; those to come only where asked."""
         return [
             dataclasses.replace(node, gpus=left[node.name])
             for node in self.nodes
-            if not node.coming and not node.closed and node.group not in gang.barred and left[node.name] > 0
+            if (to_come or not node.coming)
+            and not node.closed
+            and node.group not in gang.barred
+            and left[node.name] > 0
         ]
 
     def room_of(self, gang: MixedGang, nodes: Sequence[Node]) -> dict[str, tuple[str, int]]:
@@ -165,12 +168,9 @@ class Question:
 
     def waits_for(self, gang: MixedGang, left: Mapping[str, int]) -> str:
         """What a gang lacks that waits for GPUs of several pools."""
-        room = self.room_of(gang, self.open_nodes(gang, left))
+        room = self.room_of(gang, self.open_nodes(gang, left, to_come=True))
         types = {node.pool: node.gpu_type for node in self.nodes if gang.relative(node.gpu_type) > 0}
         has = [
             f"{room.get(pool, ('', 0))[1]} {kind} free in pool {pool}" for pool, kind in sorted(types.items())
         ]
-        why = f"waits for {gang.sizes[0]} GPUs of its pools together: {'; '.join(has) or 'it may use none'}"
-        if any(node.coming and node.pool in types for node in self.nodes):
-            why += "; nodes that an autoscaler would add count for gangs in one pool alone"
-        return why
+        return f"waits for {gang.sizes[0]} GPUs of its pools together: {'; '.join(has) or 'it may use none'}"

@@ -146,11 +146,43 @@ def test_nodes_that_it_must_not_be_started_on_are_left_out():
     assert decided.reasons["wide"].startswith("waits for 4 GPUs of its pools together")
 
 
-def test_nodes_that_do_not_exist_yet_are_left_out():
-    cluster = [*nodes(fast=2), Node(name="slow/new-0", pool="slow", gpu_type="slow", gpus=2, coming=True)]
-    decided = decide_mixed_round(asked([WIDE], cluster, {"wide": a_gang(4)}))
-    assert decided.waiting == ("wide",)
-    assert "an autoscaler would add count for gangs in one pool alone" in decided.reasons["wide"]
+TO_COME = Node(name="slow/new-0", pool="slow", gpu_type="slow", gpus=2, coming=True)
+
+
+def test_nodes_that_do_not_exist_yet_hold_a_part_where_those_that_do_have_no_room():
+    decided = decide_mixed_round(asked([WIDE], [*nodes(fast=2), TO_COME], {"wide": a_gang(4)}))
+    placed = decided.placements["wide"]
+    assert set(placed.parts) == set(both().parts)
+    assert sorted(placed.nodes) == ["fast-0", "fast-0", "slow/new-0", "slow/new-0"]
+    decided = decide_mixed_round(asked([WIDE], [*TWO, TO_COME], {"wide": a_gang(4)}))
+    assert sorted(decided.placements["wide"].nodes) == ["fast-0", "fast-0", "slow-0", "slow-0"]
+
+
+def test_a_node_to_come_is_asked_for_before_another_gang_is_stopped():
+    other = a_job("other", 2, "slow")
+    at = Placement(gpu_type="slow", pool="slow", nodes=("slow-0",) * 2)
+    shares = {"wide": {"fast": 0.5, "slow": 0.5}, "other": {"slow": 0.1}}
+    had = {"other": {"slow": 900.0}}
+    for cluster, expected in (([*TWO, TO_COME], {"wide", "other"}), (TWO, {"wide"})):
+        question = asked(
+            [WIDE, other],
+            cluster,
+            {"wide": a_gang(4)},
+            shares=shares,
+            received=had,
+            running={"other": at},
+            since={"other": 0.0},
+        )
+        assert set(decide_mixed_round(question).placements) == expected
+
+
+def test_a_gang_that_runs_is_not_moved_onto_nodes_that_do_not_exist_yet():
+    """Four on the two that it has and two to come would be faster; it would wait for minutes."""
+    now = Placement(gpu_type="fast", pool="fast", nodes=("fast-0",) * 2)
+    gang = a_gang(2, sizes=(2, 4), fits_one_pool=True, may_move=True)
+    cluster, running = [*nodes(fast=2), TO_COME], {"wide": now}
+    question = asked([a_job("wide", 2)], cluster, {"wide": gang}, running=running, since={"wide": 0.0})
+    assert decide_mixed_round(question).placements["wide"] == now
 
 
 def test_a_gang_whose_node_is_gone_does_not_stay():
@@ -165,7 +197,13 @@ def test_random_rounds_give_no_gpu_twice_and_start_gangs_whole(seed):
     """And it comes to rest: with its answers running, the same question changes nothing more."""
     chance = random.Random(seed)
     cluster = [
-        Node(name=f"{pool}-{number}", pool=pool, gpu_type=pool, gpus=chance.randint(1, 4))
+        Node(
+            name=f"{pool}-{number}",
+            pool=pool,
+            gpu_type=pool,
+            gpus=chance.randint(1, 4),
+            coming=chance.random() < 0.2,
+        )
         for pool in SPEEDS
         for number in range(chance.randint(1, 3))
     ]

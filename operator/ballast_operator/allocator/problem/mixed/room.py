@@ -15,7 +15,7 @@ from ballast_operator.views.spec import JobSpec
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MixedRoom:
-    """Where a job's gang could be in several pools of an empty cluster, of the nodes that exist.
+    """Where a job's gang could be in several pools of an empty cluster, nodes that may come included.
 
     Attributes:
         gpus: pool -> (its GPU type, GPUs on which the gang may be started, in whole pods).
@@ -63,8 +63,8 @@ def mixed_room(
     own = {part.pool for part in held.by_pool} if held is not None else set[str]()
     open_types = {types[pool] for pool in may_use if pool not in shut or pool in own}
     barred |= {n.taints for n in capacity.nodes if n.pool in shut - own and n.gpu_type in open_types}
-    there = [node for node in capacity.nodes if not node.coming and node.gpu_type in open_types]
-    usable = usable_by_pool(there, barred, spec.gpus_per_pod)
+    open_nodes = [node for node in capacity.nodes if node.gpu_type in open_types]
+    usable = usable_by_pool(open_nodes, barred, spec.gpus_per_pod)
     gpus = {pool: (types[pool], usable[pool]) for pool in may_use if usable[pool] > 0}
     total = sum(count for _, count in gpus.values())
     fewest = max(spec.smallest_gang, 2 * spec.gpus_per_pod)
@@ -84,8 +84,8 @@ def over_all_pools(refusal: Refusal, spec: JobSpec, room: Mapping[str, int]) -> 
     if spec.mixes_pools:
         has = ", ".join(f"{name} {count}" for name, count in sorted(room.items()))
         message = (
-            f"needs {spec.smallest_gang} GPUs; its pools do not have them together, on nodes that are there, "
-            f"with the memory for its layers: {has}. To fix: lower pipeline.minStages, or add nodes"
+            f"needs {spec.smallest_gang} GPUs; its pools do not have them together, with the memory for its "
+            f"layers: {has}. To fix: lower pipeline.minStages, or add nodes"
         )
         return dataclasses.replace(refusal, message=message)
     if spec.smallest_gang <= sum(room.values()):
