@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 from ballast_policies.contract import Stage
-from ballast_policies.contract.errors import ContractError
 from ballast_policies.planning.stages import first_stages
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.errors import ConfigurationError
@@ -138,7 +137,7 @@ def test_microbatches_that_replicas_cannot_share_are_refused(replicated, replica
     """Before any rank starts: fewer than replicas; uneven shares where each update takes one of each."""
     config = replicated(replicas, schedule=schedule)
     config["training"] = {**config.get("training", {}), "clipNorm": 0.0}
-    with pytest.raises(ContractError, match=reason):
+    with pytest.raises(ConfigurationError, match=reason):
         ValidatedJob.from_mapping(config)
 
 
