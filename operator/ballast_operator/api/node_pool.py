@@ -18,7 +18,7 @@ class CapacityType(enum.StrEnum):
     """How sure the nodes of a pool are to stay."""
 
     ON_DEMAND = "onDemand"
-    """They stay."""
+    """Paid on demand: the cloud takes none of them away."""
     SPOT = "spot"
     """They may be taken away at any time; jobs then resume from their checkpoint."""
 
