@@ -15,27 +15,27 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ballast_localcluster import LocalCluster
 from ballast_localcluster.components import Settings
 from ballast_operator.install import install_objects
-from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY
+from ballast_operator.kube.kinds import JOB
 from ballast_operator.local_operator import (
     OPERATOR_NAMESPACE,
     apply_objects,
     write_definitions,
     write_operator_kubeconfig,
 )
-from ballast_policies.contract import JOB_LABEL, RENEW_SECONDS
+from ballast_policies.contract import RENEW_SECONDS
 from emulated import objects
 from emulated.fleet import Fleet
 from emulated.http import Http
 from emulated.least import LeastRequests
 from emulated.ranges import QUICK_RANGES, RANGES, compare
 from emulated.replicas import Replica, writes
+from emulated.run import EmulatedRun
 from kubernetes import config
 from kubernetes.dynamic import DynamicClient
 
@@ -90,47 +90,8 @@ def main() -> int:
     return 0 if all(row.within is not False for row in rows) else 1
 
 
-class Seen:
-    """When the API server said what of a job, by job; on the monotonic clock."""
-
-    def __init__(self) -> None:
-        self.created: dict[str, float] = {}
-        self.decided: dict[str, float] = {}
-        self.pods: dict[str, float] = {}
-        self.running: set[str] = set()
-
-    def note_created(self, name: str) -> None:
-        """The job is being created now."""
-        self.created.setdefault(name, time.monotonic())
-
-    async def jobs(self, http: Http) -> None:
-        """Follow the TrainingJobs until cancelled."""
-        async for now, _, item in http.watch(JOB):
-            name, status = item["metadata"]["name"], item.get("status") or {}
-            conditions = {c["type"]: c for c in status.get("conditions") or []}
-            if (
-                conditions.get("Admitted", {}).get("reason", "Pending") != "Pending"
-                and "Running" in conditions
-            ):
-                self.decided.setdefault(name, now)
-            if conditions.get("Running", {}).get("status") == "True":
-                self.running.add(name)
-
-    async def gangs(self, http: Http) -> None:
-        """Follow the pods until cancelled."""
-        async for now, _, item in http.watch(POD, query=f"&labelSelector={JOB_LABEL}"):
-            self.pods.setdefault(item["metadata"]["labels"][JOB_LABEL], now)
-
-
-class Run:
+class Run(EmulatedRun):
     """One run of all phases."""
-
-    def __init__(self, given: argparse.Namespace, kubeconfig: Path, account: Path, logs: Path) -> None:
-        self._given, self._kubeconfig, self._account, self._logs = given, kubeconfig, account, logs
-        self._seen = Seen()
-        self._figures: dict[str, float] = {}
-        self._replicas = 0
-        self._all: list[Replica] = []
 
     async def phases(self) -> dict[str, Any]:
         """The figures, with what they were measured on."""
@@ -187,41 +148,6 @@ class Run:
 
     _fleet: Fleet
 
-    def _start(self) -> Replica:
-        self._replicas += 1
-        replica = Replica(self._account, self._logs / f"operator-{self._replicas}.log")
-        self._all.append(replica)
-        return replica
-
-    def _say(self, text: str) -> None:
-        print(
-            f"{time.strftime('%H:%M:%S')} load {os.getloadavg()[0]:.1f}: {text}", file=sys.stderr, flush=True
-        )
-
-    async def _objects(self) -> None:
-        nodes = [objects.node(index) for index in range(self._given.nodes - 1)]
-        nodes.append(objects.scarce_node())
-        await asyncio.gather(*(self._http.send("post", NODE.path(), node) for node in nodes))
-        await asyncio.gather(*(self._mark(node) for node in nodes))
-        await self._http.send("post", POLICY.path(), objects.policy())
-        self._say(f"{len(nodes)} emulated nodes")
-
-    async def _mark(self, node: dict[str, Any]) -> None:
-        path = NODE.path("", node["metadata"]["name"])
-        await self._http.send("patch", path + "/status", {"status": node["status"]})
-        await self._http.send("patch", path, {"spec": {"taints": None}})
-
-    async def _create(self, items: list[dict[str, Any]], http: Http | None = None) -> None:
-        """Create jobs; the time counts from when each request is sent."""
-
-        async def one(item: dict[str, Any]) -> None:
-            name = item["metadata"]["name"]
-            await (http or self._http).send(
-                "post", JOB.path("default"), item, sent=lambda: self._seen.note_created(name)
-            )
-
-        await asyncio.gather(*map(one, items))
-
     async def _api_server_limit(self) -> None:
         """How fast the API server takes TrainingJobs, and one status for each, while no operator runs."""
         items = [objects.waiting_job(index, prefix="limit") for index in range(min(500, self._given.jobs))]
@@ -271,32 +197,6 @@ class Run:
         p99 = self._figures["leastRequestsApplyToPodsP99Seconds"]
         self._say(f"with the requests that must be made alone: a pod after {p99:.2f} s (p99)")
 
-    async def _arrive(self, waiting: int, fitting: int, *, prefix: str = "") -> tuple[float, float]:
-        """Create jobs as fast as the API server takes them, beside them each second one that fits.
-
-        Returns:
-            When the last that waits was there, and when the first was sent.
-        """
-        began = time.monotonic()
-
-        async def fit() -> None:
-            for index in range(fitting):
-                await self._create([objects.fitting_job(index, prefix=f"{prefix}fits")], self._apart)
-                await asyncio.sleep(1)
-
-        async def wait() -> float:
-            await self._create(
-                [objects.waiting_job(index, prefix=f"{prefix}waits") for index in range(waiting)]
-            )
-            return time.monotonic()
-
-        arrived, _ = await asyncio.gather(wait(), fit())
-        return arrived, began
-
-    @staticmethod
-    def _per_thousand(seconds: float, jobs: int) -> float:
-        return seconds / jobs * 1000
-
     async def _some_run(self) -> None:
         count = self._given.running
         await self._create([objects.fitting_job(index, prefix="runs") for index in range(count)])
@@ -330,11 +230,6 @@ class Run:
         self._figures["admissionsOverApiServerAlone"] = self._figures["admissionsPerSecond"] / limit
         self._percentiles("applyToPods", [self._seen.pods[n] - self._seen.created[n] for n in names])
         self._decisions(await leader.metrics())
-
-    def _percentiles(self, name: str, seconds: list[float]) -> None:
-        ordered = sorted(seconds)
-        self._figures[f"{name}P50Seconds"] = ordered[len(ordered) // 2]
-        self._figures[f"{name}P99Seconds"] = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
 
     def _decisions(self, metrics: dict[str, float]) -> None:
         """From the operator's own histogram: its buckets limit the resolution."""
@@ -390,28 +285,6 @@ class Run:
         await self._until_quiet(fresh)
         self._figures["restartToSteadySeconds"] = time.monotonic() - fresh.started - 2.0
         self._say(f"restart: {self._figures['restartToSteadySeconds']:.1f} s")
-
-    async def _until_served(self, prefix: str) -> None:
-        """A job that fits is handed in, and has its pod."""
-        item = objects.fitting_job(0, prefix=prefix)
-        await self._create([item])
-        await self._until(lambda: item["metadata"]["name"] in self._seen.pods, f"the pod of {prefix}")
-
-    async def _until_quiet(self, replica: Replica) -> None:
-        """Until no key is due for two seconds: all jobs have been looked at."""
-        quiet = 0
-        while quiet < 4:
-            quiet = quiet + 1 if (await replica.metrics()).get("ballast_queue_due", 0.0) == 0 else 0
-            await asyncio.sleep(0.5)
-
-    async def _until(self, done: Callable[[], bool], what: str, *, limit_seconds: float = 400.0) -> None:
-        deadline = time.monotonic() + limit_seconds
-        while not done():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"not reached in {limit_seconds:g} s: {what}; logs: {self._logs}")
-            if self._all and all(replica.process.poll() is not None for replica in self._all):
-                raise RuntimeError(f"the operator ended while waiting for {what}; logs: {self._logs}")
-            await asyncio.sleep(0.1)
 
 
 if __name__ == "__main__":
