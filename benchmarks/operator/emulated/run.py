@@ -1,4 +1,4 @@
-"""A run on emulated nodes: API clients, replicas of the operator, and what was seen of the jobs that arrive."""
+"""A run on emulated nodes: API clients, replicas of the operator, what was seen of the jobs that arrive."""
 
 import argparse
 import asyncio
