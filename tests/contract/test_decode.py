@@ -101,7 +101,7 @@ def test_a_value_that_does_not_fit(value, problem):
     assert problems(value) == [problem]
 
 
-def test_unknown_keys():
+def test_an_unknown_key_is_refused_in_a_file_and_ignored_in_a_message():
     """Refused in what people write, with the nearest known key; ignored in messages."""
     assert problems({"name": "a", "sped": 3})[0].startswith(
         "sped: there is no such field. To fix: leave it out"

@@ -10,7 +10,7 @@ from tests.support.examples import examples
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
-def test_hostile_input(parser):
+def test_hostile_input_is_read_or_refused_as_documented(parser):
     """What is valid but for a few changes that an enemy or a fault would make."""
 
     @examples(60, deadline=None, suppress_health_check=list(HealthCheck))

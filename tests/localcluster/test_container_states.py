@@ -28,7 +28,7 @@ from ballast_localcluster.nodes.containers.states import (
         ("Never", 1, False),
     ],
 )
-def test_restart_policies(policy, code, want):
+def test_a_container_restarts_as_its_policy_says(policy, code, want):
     """As Kubernetes defines the three."""
     assert restarts(policy, code) is want
 

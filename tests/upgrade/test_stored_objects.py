@@ -56,7 +56,7 @@ def test_every_stored_object_is_read(path):
             assert state.memory is not None
 
 
-async def test_the_job_continues(path):
+async def test_a_stored_job_continues_under_this_version(path):
     """In its launch where it had one; a job that had ended stays as it was; a suspended one resumes."""
     recording, moment = load(path), path.stem
     before = copy.deepcopy(next(job for job in jobs(recording) if job["metadata"]["name"] == "one"))

@@ -169,7 +169,7 @@ def test_changes_that_make_sense(api: client.ApiClient, namespace: str) -> None:
         job = send(api, "PUT", changed(job, path, value), fieldValidation="Strict")
 
 
-def test_defaults(api: client.ApiClient, namespace: str) -> None:
+def test_the_api_server_fills_in_the_defaults_of_the_models(api: client.ApiClient, namespace: str) -> None:
     """The API server fills in the models' defaults, no others."""
     from ballast_operator.api import read_training_job
 
@@ -188,7 +188,7 @@ def test_the_status_is_its_own_subresource(api: client.ApiClient, namespace: str
     assert "status" not in job
 
 
-def test_the_table(api: client.ApiClient, namespace: str) -> None:
+def test_kubectl_prints_each_column_from_its_field(api: client.ApiClient, namespace: str) -> None:
     """kubectl shows state, GPU type, GPUs, step, progress and age, each from its field."""
     job = send(api, "POST", changed(JOB, "metadata.namespace", namespace))
     custom = client.CustomObjectsApi(api)

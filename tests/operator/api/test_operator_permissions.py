@@ -117,7 +117,7 @@ def node_and_policy(api: client.ApiClient) -> Iterator[None]:
         core.delete_node(NODE)
 
 
-def test_a_launch(
+def test_the_operators_account_is_allowed_all_that_a_launch_needs(
     control_plane: ControlPlane, account_kubeconfig: Path, namespace: str, tmp_path: Path
 ) -> None:
     """Leads, decides, makes a job's account, role, plan and pods, and is forbidden nothing."""

@@ -28,7 +28,7 @@ def test_a_malformed_cluster_policy_is_refused_on_reading(case: Malformed) -> No
     assert any(problem.startswith(case[3]) for problem in caught.value.problems)
 
 
-def test_several_problems() -> None:
+def test_all_problems_of_an_object_are_named_at_once() -> None:
     """All are named at once, so that a user fixes them in one go."""
     item = changed(changed(JOB, "spec.totalSteps", 0), "spec.weight", "heavy")
     with pytest.raises(InvalidObject) as caught:

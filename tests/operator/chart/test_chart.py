@@ -243,7 +243,9 @@ def test_the_image_and_the_chart_agree(chart: Any) -> None:
 
 
 @pytest.mark.api
-def test_install_upgrade_uninstall(control_plane: ControlPlane, namespace: str) -> None:
+def test_the_chart_installs_upgrades_and_leaves_nothing_behind(
+    control_plane: ControlPlane, namespace: str
+) -> None:
     """On a real API server: all objects are taken, an upgrade changes them, and nothing stays behind."""
     from kubernetes import client
 

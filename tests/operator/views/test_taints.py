@@ -24,7 +24,7 @@ TAINT = Taint(key="team", value="vision", effect="NoSchedule")
         ({"key": "team", "operator": "Near", "value": "vision"}, False),
     ],
 )
-def test_a_toleration(toleration, matches):
+def test_a_toleration_matches_taints_as_kubernetes_defines_it(toleration, matches):
     """Operator Exists or Equal; an empty key, effect or operator; a value."""
     assert tolerates([toleration], TAINT) is matches
     assert tolerates([{"key": "x", "operator": "Exists"}, toleration], TAINT) is matches

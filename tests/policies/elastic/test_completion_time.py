@@ -20,7 +20,7 @@ def job(name: str, work: float, exponent: float) -> JobState:
     return JobState(job=elastic, remaining=work)
 
 
-def test_hesrpt_allocation():
+def test_hesrpt_gives_the_kth_longest_job_the_papers_part():
     """The k-th longest of m jobs gets (k/m)^q - ((k-1)/m)^q of the GPUs, whatever their lengths (q = 2)."""
     states = [job(name, work, 0.5) for name, work in (("a", 9000.0), ("b", 100_000.0), ("c", 40_000.0))]
     weights = hesrpt_weights([state.remaining for state in states], 0.5)

@@ -43,7 +43,7 @@ def test_flops_are_without_sparsity():
 
 
 @pytest.mark.parametrize("gpu", built_in_gpus(), ids=lambda gpu: gpu.name)
-def test_rows_are_consistent(gpu):
+def test_a_gpus_row_agrees_with_its_name_and_its_precisions(gpu):
     """The name states the memory, half precision is no slower than single, and products find their row."""
     assert gpu.name.endswith(f"-{gpu.memory_bytes / 1e9:g}gb")
     peaks = [gpu.flops[each] for each in ("fp64", "fp32", "fp16") if each in gpu.flops]

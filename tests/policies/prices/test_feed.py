@@ -68,7 +68,7 @@ def test_what_is_no_price_leaves_the_last_good_one(text: str):
 
 
 @given(st.text(max_size=200))
-def test_no_text_raises(text: str):
+def test_any_text_of_a_feed_is_read_without_an_error(text: str):
     """Whatever is written there, something is known."""
     assert read(text).known is not None
 

@@ -66,7 +66,7 @@ def test_order_and_repetition_do_not_matter(points):
     assert np.array_equal(prices.usd, 1.0 + np.arange(6))
 
 
-def test_times_must_increase():
+def test_a_history_whose_times_do_not_increase_is_refused():
     """A series is a function of time."""
     with pytest.raises(ValueError, match="increasing"):
         PriceSeries(np.array([1.0, 1.0]), np.array([1.0, 1.0]))

@@ -94,7 +94,7 @@ def queues(draw):
 
 
 @given(jobs=queues(), a=limits, b=limits)
-def test_any_queue(jobs, a, b):
+def test_limits_hold_for_any_queue_of_jobs(jobs, a, b):
     """Every job is either in or out; what runs is in; no limit is exceeded but by what ran already; and one
     tenant's jobs never change what another's get."""
     by_tenant = {"a": a, "b": b}

@@ -19,7 +19,7 @@ from tests.support.examples import examples
 TWO_TYPES = table({("a", 1): {"fast": 4.0, "slow": 1.0}, ("b", 1): {"fast": 1.0, "slow": 1.0}})
 
 
-def test_one_gpu_type():
+def test_the_load_of_one_gpu_type_is_its_arrivals_gpu_hours():
     """Jobs of an hour on one GPU and on two, two an hour: three GPUs are busy."""
     load = load_of([job(steps=3600.0), job(gpus=2, steps=3600.0)], {"fast": 6}, FAST, jobs_per_hour=2.0)
     assert load.fastest_gpus == pytest.approx(3.0)

@@ -39,7 +39,7 @@ def test_attention_counts_with_the_square_of_the_length():
     assert counted == 24 * batch * length * width**2 + 12 * batch * length**2 * width
 
 
-def test_embeddings_take_indices():
+def test_a_layer_that_takes_indices_is_counted_with_integers():
     """Integers stay integers."""
     model = model_of(nn.Embedding(100, 16), nn.Linear(16, 4, bias=False))
     assert step_flops(model, torch.zeros(3, 5, dtype=torch.long)) == 6 * 15 * 16 * 4

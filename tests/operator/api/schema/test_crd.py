@@ -73,7 +73,7 @@ def test_every_field_has_a_type_and_a_merge_rule(path: str, schema: dict[str, An
 @pytest.mark.parametrize(
     ("path", "schema"), [(p, s) for p, s in ALL if p.endswith(".conditions")], ids=lambda v: str(v)[:40]
 )
-def test_conditions(path: str, schema: dict[str, Any]) -> None:
+def test_conditions_are_merged_by_type(path: str, schema: dict[str, Any]) -> None:
     """Merge by type, so that two writers of two conditions do not fight."""
     assert schema["x-kubernetes-list-type"] == "map"
     assert schema["x-kubernetes-list-map-keys"] == ["type"]

@@ -70,7 +70,7 @@ def test_nothing_is_cut_off_however_long_the_names(width: int):
 
 
 @pytest.mark.parametrize("by", ["job", "team", "pool"])
-def test_one_table_alone(by: str):
+def test_by_prints_one_table_alone(by: str):
     """As it is asked for."""
     text = printed(80, by)
     assert [name for name in ("Jobs", "Teams", "Pools") if f"{name}" in text] == [f"{by.title()}s"]

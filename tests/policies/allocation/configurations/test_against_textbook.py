@@ -51,7 +51,7 @@ def every(test):
 
 
 @every
-def test_max_min_fairness(family):
+def test_max_min_fairness_has_the_textbooks_least_level_and_leaves_nothing(family):
     """The least level, and no GPU is left that would add to the levels."""
     for seed in SEEDS:
         book, answer, x = solved("max-min-fairness", family, seed)
@@ -66,7 +66,7 @@ def test_max_min_fairness(family):
 
 
 @every
-def test_makespan(family):
+def test_makespan_is_the_textbooks(family):
     """In seconds."""
     for seed in SEEDS:
         book, answer, _ = solved("makespan", family, seed)
@@ -76,7 +76,7 @@ def test_makespan(family):
 
 
 @every
-def test_finish_time_fairness(family):
+def test_finish_time_fairness_has_the_textbooks_least_rho(family):
     """The least rho, by halving an interval of it."""
     for seed in SEEDS:
         book, answer, _ = solved("finish-time-fairness", family, seed)
@@ -103,7 +103,7 @@ def test_finish_time_fairness(family):
 
 @every
 @pytest.mark.parametrize("policy", ["max-throughput", "max-throughput-per-dollar", "fifo"])
-def test_sums_over_columns(policy, family):
+def test_linear_objectives_are_the_textbooks(policy, family):
     """Linear objectives in their units."""
     for seed in SEEDS:
         book, answer, _ = solved(policy, family, seed)
@@ -120,7 +120,7 @@ def test_sums_over_columns(policy, family):
 
 
 @every
-def test_shortest_job_first(family):
+def test_the_shortest_job_has_its_fastest_configuration(family):
     """The shortest job has its fastest configuration; the others are served in order of length."""
     for seed in SEEDS:
         book, answer, x = solved("shortest-job-first", family, seed)
@@ -138,7 +138,7 @@ def test_shortest_job_first(family):
 
 
 @every
-def test_min_cost(family):
+def test_min_cost_does_all_steps_at_each_jobs_least_cost(family):
     """All steps at each job's least cost a step, on nothing else, and the time there shared fairly."""
     for seed in SEEDS:
         book, answer, x = solved("min-cost", family, seed)
@@ -154,7 +154,7 @@ def test_min_cost(family):
 
 
 @every
-def test_min_cost_slo(family):
+def test_min_cost_slo_keeps_the_textbooks_deadlines_at_the_least_cost(family):
     """The deadlines kept are those of the textbook, at the least cost of keeping them."""
     for seed in SEEDS:
         book, answer, x = solved("min-cost-slo", family, seed)
@@ -183,7 +183,7 @@ def flat_weights(book):
 
 @every
 @pytest.mark.parametrize("policy", ["water-filling", "hierarchical"])
-def test_water_filling(policy, family):
+def test_water_filling_has_the_textbooks_levels(policy, family):
     """All levels, stage by stage."""
     for seed in SEEDS:
         book, answer, x = solved(policy, family, seed)
@@ -195,7 +195,7 @@ def test_water_filling(policy, family):
 
 
 @every
-def test_isolated(family):
+def test_each_isolated_job_makes_the_best_of_its_part(family):
     """Each job makes the best of its own 1/n; the GPUs suffice for all."""
     for seed in SEEDS:
         book, answer, _ = solved("isolated", family, seed)
@@ -204,7 +204,7 @@ def test_isolated(family):
 
 
 @every
-def test_strategy_proof(family):
+def test_the_strategy_proof_mechanism_leaves_its_part_of_the_fair_speeds(family):
     """The proportionally fair speeds, and of them the part that the mechanism leaves to each job."""
     for seed in SEEDS[:3] if family == "many configurations" else SEEDS[:5]:
         book, _, x = solved("strategy-proof", family, seed)

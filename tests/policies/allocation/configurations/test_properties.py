@@ -38,7 +38,7 @@ def cluster(*jobs, v100=8, k80=0):
 
 
 @pytest.mark.parametrize("family", ELASTIC)
-def test_sharing_incentive(family):
+def test_no_job_is_slower_than_on_its_part_of_every_type(family):
     """With equal weights no job is slower than on its own 1/n of every type, used in its best shapes."""
     for seed in SEEDS:
         problem = equal_weights(problem_of(family, seed))

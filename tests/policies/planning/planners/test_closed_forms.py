@@ -106,7 +106,7 @@ TRILLION = Transformer(layers=128, hidden=25600, sequence=2048, vocabulary=51200
 
 
 @pytest.mark.parametrize(("model", "billions"), [(GPT3, 174.6), (TRILLION, 1008.0)])
-def test_ptdp_parameters(model, billions):
+def test_ptdp_counts_the_parameters_of_published_models(model, billions):
     """P = 12 l h^2 (1 + 13/12h + (V + s)/12lh): GPT-3 and the trillion-parameter model of table 4.1."""
     assert model.parameters / 1e9 == pytest.approx(billions, abs=0.05)
 
@@ -115,7 +115,7 @@ def test_ptdp_parameters(model, billions):
     ("tokens", "parameters", "gpus", "teraflops", "days"),
     [(300e9, 175e9, 1024, 140, 34), (450e9, 1e12, 3072, 163, 84)],
 )
-def test_ptdp_training_days(tokens, parameters, gpus, teraflops, days):
+def test_ptdp_predicts_the_published_days_of_training(tokens, parameters, gpus, teraflops, days):
     """8 T P / (n X): 34 days for GPT-3 on 1024 A100s, 84 for a trillion parameters on 3072."""
     seconds = training_seconds(
         tokens=tokens, parameters=parameters, gpus=gpus, flops_per_second=teraflops * 1e12

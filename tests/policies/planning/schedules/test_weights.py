@@ -64,7 +64,7 @@ def test_weight_stashing_trains_by_its_recurrence():
         assert mine == pytest.approx(theirs, abs=1e-12)
 
 
-def test_2bw_version_table():
+def test_2bw_versions_are_those_of_the_papers_table():
     """m = 4: microbatches 1 to 8 use version 0, 9 to 12 version 1; never more than two versions."""
     schedule = double_buffered(4, 16, update_every=4)
     versions = weight_versions(schedule)
