@@ -92,5 +92,5 @@ def test_never_more_gpus_are_handed_out_than_exist(played):
 def test_the_allocation_beats_the_heterogeneity_agnostic_one(played):
     """The least-served job is better off, each by its own normalised throughput."""
     _, summary = played
-    aware, agnostic = summary["allocation"], summary["agnostic_allocation"]
+    aware, agnostic = summary["allocation"], summary["type_blind_allocation"]
     assert min(aware["normalised"].values()) > min(agnostic["normalised"].values()) * 1.2

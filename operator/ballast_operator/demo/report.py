@@ -62,7 +62,7 @@ def _allocations(summary: dict[str, Any]) -> Table:
         "steps/s",
         "gain",
     )
-    aware, agnostic = summary["allocation"], summary["agnostic_allocation"]
+    aware, agnostic = summary["allocation"], summary["type_blind_allocation"]
     if aware is None or agnostic is None:
         return table
     for job, row in aware["fractions"].items():

@@ -33,7 +33,7 @@ def summarise(story: Story, *, aware: Allocation | None, agnostic: Allocation | 
         "waiting_job_started_after_proposal_s": _rounded(after_proposal),
         "max_gpus_in_use_over_capacity": story.max_gpus_over_capacity,
         "allocation": _allocation(aware),
-        "agnostic_allocation": _allocation(agnostic),
+        "type_blind_allocation": _allocation(agnostic),
     }
 
 

@@ -91,7 +91,7 @@ def on_demand_cost(gpu_seconds: Mapping[str, float], status: Any, prices: Prices
     return total if gpu_seconds else None
 
 
-def agnostic_cost(spec: Any, steps: int, prices: Prices) -> float | None:
+def type_blind_cost(spec: Any, steps: int, prices: Prices) -> float | None:
     """Cost of ``steps`` on all pools, each for its part of the GPUs; None where a speed is not stated."""
     all_gpus = sum(prices.gpus.values())
     speeds: dict[str, tuple[int, float]] = {}

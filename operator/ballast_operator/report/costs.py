@@ -21,10 +21,10 @@ from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POLICY, Object
 from ballast_operator.report.baselines import (
     Prices,
-    agnostic_cost,
     data_usd_per_step,
     on_demand_cost,
     read_prices,
+    type_blind_cost,
 )
 from ballast_operator.report.held import paid_parts, partner
 from ballast_operator.report.paid import written_for_data, written_for_gpus
@@ -45,7 +45,7 @@ class JobCost:
         lost_cost: of ``cost``: for steps that were done twice.
         data_cost: of ``cost``: for data that was read from other regions.
         on_demand_cost: the same GPU time in the cheapest on-demand pool of the same GPU types.
-        agnostic_cost: the same steps on all GPU types, each for the part of the time that it is of the
+        type_blind_cost: the same steps on all GPU types, each for the part of the time that it is of the
             cluster, as an isolated share is: what not choosing would have cost.
         by_pool, data_by_pool: pool -> of ``cost`` and of ``data_cost``, what it paid there.
         partner: the job that is on its GPU as well, which pays the other half of the price; empty: none.
@@ -62,7 +62,7 @@ class JobCost:
     lost_steps: int
     lost_cost: float
     on_demand_cost: float | None
-    agnostic_cost: float | None
+    type_blind_cost: float | None
     by_pool: Mapping[str, float]
     data_cost: float = 0.0
     data_by_pool: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -133,8 +133,8 @@ class Costs:
                 "saved_against_on_demand": _saved(
                     (job.cost - job.data_cost, job.on_demand_cost) for job in self.jobs
                 ),
-                "saved_against_agnostic": _saved(
-                    (job.cost - job.data_cost, job.agnostic_cost) for job in self.jobs
+                "saved_against_type_blind": _saved(
+                    (job.cost - job.data_cost, job.type_blind_cost) for job in self.jobs
                 ),
             },
         }
@@ -243,7 +243,7 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
         lost_steps=status.get("lostSteps") or 0,
         lost_cost=status.get("lostCost") or 0.0,
         on_demand_cost=on_demand_cost(gpu_seconds, status, prices),
-        agnostic_cost=agnostic_cost(spec, steps, prices),
+        type_blind_cost=type_blind_cost(spec, steps, prices),
         by_pool=by_pool,
         data_cost=(status.get("data") or {}).get("cost", 0.0),
         data_by_pool={e["pool"]: e.get("dataCost", 0.0) for e in status.get("poolCosts") or []},

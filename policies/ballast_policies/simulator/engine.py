@@ -274,6 +274,6 @@ class _Run:
         extended = at >= 0
         extended[extended] = before.column[order][at[extended]] == after.column[extended]
         self.ledger.extensions[after.job[extended]] += 1
-        self.counters.grant_extensions += int(extended.sum())
-        self.counters.grant_opportunities += len(before.job)
+        self.counters.lease_extensions += int(extended.sum())
+        self.counters.lease_opportunities += len(before.job)
         self.counters.rounds += 1

@@ -32,8 +32,8 @@ class Counters:
 
     busy_gpu_seconds: float = 0.0
     spread_gpu_seconds: float = 0.0
-    grant_extensions: int = 0
-    grant_opportunities: int = 0
+    lease_extensions: int = 0
+    lease_opportunities: int = 0
     rounds: int = 0
     solves: list[float] = dataclasses.field(default_factory=list)
     timeline: list[Segment] = dataclasses.field(default_factory=list)
@@ -73,7 +73,7 @@ class JobResult:
     rho: float | None
     deadline: float | None
     cost: float
-    grant_extensions: int
+    lease_extensions: int
     seconds_on: dict[str, float]
 
 
@@ -93,7 +93,7 @@ class Result:
         finish_time_fairness_max: largest rho.
         cost: USD of the measured jobs.
         deadline_violations: measured jobs done after their deadline; ``deadlines``: that had one.
-        grant_extensions, grant_opportunities: rounds in which a running gang kept its GPUs, of all.
+        lease_extensions, lease_opportunities: rounds in which a running gang kept its GPUs, of all.
         rounds, solves: how many.
         solve_seconds: wall time of all solves.
         duration: simulated s.
@@ -120,8 +120,8 @@ class Result:
     cost: float
     deadlines: int
     deadline_violations: int
-    grant_extensions: int
-    grant_opportunities: int
+    lease_extensions: int
+    lease_opportunities: int
     rounds: int
     solves: int
     solve_seconds: float
@@ -160,8 +160,8 @@ class Result:
             "cost_usd": self.cost,
             "slos": self.deadlines,
             "slo_violations": self.deadline_violations,
-            "grant_extensions": self.grant_extensions,
-            "grant_extension_fraction": self.grant_extensions / max(1, self.grant_opportunities),
+            "lease_extensions": self.lease_extensions,
+            "lease_extension_fraction": self.lease_extensions / max(1, self.lease_opportunities),
             "rounds": self.rounds,
             "solves": self.solves,
             "solve_seconds": self.solve_seconds,
@@ -210,8 +210,8 @@ def summarise(
         cost=float(ledger.cost[rows].sum()),
         deadlines=int(with_deadline.sum()),
         deadline_violations=int(late[with_deadline].sum()),
-        grant_extensions=counters.grant_extensions,
-        grant_opportunities=counters.grant_opportunities,
+        lease_extensions=counters.lease_extensions,
+        lease_opportunities=counters.lease_opportunities,
         rounds=counters.rounds,
         solves=len(counters.solves),
         solve_seconds=float(sum(counters.solves)),
@@ -236,7 +236,7 @@ def _job_result(ledger: Ledger, row: int) -> JobResult:
         rho=_known((finish - job.arrival) / float(ledger.isolated_finish[row])),
         deadline=_known(float(ledger.deadline[row])),
         cost=float(ledger.cost[row]),
-        grant_extensions=int(ledger.extensions[row]),
+        lease_extensions=int(ledger.extensions[row]),
         seconds_on={
             t: float(s) for t, s in zip(ledger.gpu_types, ledger.seconds_on[row], strict=True) if s > 0
         },

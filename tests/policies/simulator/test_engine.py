@@ -57,7 +57,7 @@ def test_a_job_alone_takes_its_steps_over_its_throughput(rules):
     assert result.utilisation == pytest.approx(1.0)
     assert result.cost == pytest.approx(0.4)
     assert result.finish_time_fairness == pytest.approx(1.0)
-    assert result.grant_extensions == 1
+    assert result.lease_extensions == 1
 
 
 @pytest.mark.parametrize("rules", RULES)

@@ -52,7 +52,7 @@ def test_continuous_trace_heterogeneity_agnostic_las_takes_4_95_hours(agnostic):
 def test_utilisation_and_extended_grants_are_gavels(aware):
     """0.770 of the GPU time, and half of the leases."""
     assert aware.utilisation == pytest.approx(0.770, abs=0.025)
-    assert aware.grant_extensions / aware.grant_opportunities == pytest.approx(0.50, abs=0.1)
+    assert aware.lease_extensions / aware.lease_opportunities == pytest.approx(0.50, abs=0.1)
 
 
 def test_knowing_the_types_is_what_helps(aware, agnostic):

@@ -80,7 +80,9 @@ def amount(value: float | None) -> str:
 def _of_job(job: JobCost) -> tuple[str, ...]:
     of_gpus = job.cost - job.data_cost
     figures = (job.gpu_hours, job.cost, job.projected, job.startup_cost, job.lost_cost, job.data_cost)
-    saved = (None if other is None else other - of_gpus for other in (job.on_demand_cost, job.agnostic_cost))
+    saved = (
+        None if other is None else other - of_gpus for other in (job.on_demand_cost, job.type_blind_cost)
+    )
     shared = f" (shares its GPU with {job.partner})" if job.partner else ""
     return (f"{job.namespace}/{job.job}{shared}", job.state, *map(amount, figures), *map(amount, saved))
 

@@ -39,8 +39,8 @@ def summary_table(result: Result) -> Table:
     if result.deadlines:
         rows.append(("deadlines missed", f"{result.deadline_violations} of {result.deadlines}"))
     if not result.ideal:
-        share = result.grant_extensions / max(1, result.grant_opportunities)
-        rows.append(("grants extended", f"{result.grant_extensions} ({share:.0%})"))
+        share = result.lease_extensions / max(1, result.lease_opportunities)
+        rows.append(("leases extended", f"{result.lease_extensions} ({share:.0%})"))
         rows.append((f"rounds of {result.round_seconds:g} s, rules of {result.rules}", f"{result.rounds}"))
     rows.append(("allocations solved, in all", f"{result.solves} in {result.solve_seconds:.2f} s"))
     for name, value in rows:

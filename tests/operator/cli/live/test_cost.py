@@ -78,7 +78,7 @@ def test_json_has_every_figure_under_its_name(call):
     assert job["projected"] == pytest.approx(4.0 + 3600 * 2 / 3600)  # 360 steps at 0.1/s
     assert job["on_demand_cost"] == pytest.approx(12.0)
     # 8 GPUs: 4 at 1, 2 at 3, 2 at 0.5; 0.75 x 0.1 + 0.25 x 0.01 steps/s
-    assert job["agnostic_cost"] == pytest.approx(640 / 0.0775 * 2 * (4 + 6 + 1) / 8 / 3600)
+    assert job["type_blind_cost"] == pytest.approx(640 / 0.0775 * 2 * (4 + 6 + 1) / 8 / 3600)
     (pool,) = found["pools"]
     assert (pool["bill"], pool["jobs"], pool["idle"]) == (8.0, 4.0, 4.0)
     assert pool["deleted_jobs"] == pytest.approx(0.0)
@@ -86,7 +86,7 @@ def test_json_has_every_figure_under_its_name(call):
         "bill": 8.0, "jobs": 4.0, "deleted_jobs": 0.0, "idle": 4.0, "startup": 0.1, "lost_steps": 0.05,
         "data": 0.0,
         "saved_against_on_demand": pytest.approx(8.0),
-        "saved_against_agnostic": pytest.approx(job["agnostic_cost"] - 4.0),
+        "saved_against_type_blind": pytest.approx(job["type_blind_cost"] - 4.0),
     }  # fmt: skip
     assert set(json.loads(call("--output", "json", "--by", "team").stdout)) == {"at", "teams"}
 

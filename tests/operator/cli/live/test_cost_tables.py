@@ -22,7 +22,7 @@ JOB = JobCost(
     lost_steps=3,
     lost_cost=0.75,
     on_demand_cost=2 * MUCH,
-    agnostic_cost=None,
+    type_blind_cost=None,
     by_pool={},
     data_cost=0.5,
 )
