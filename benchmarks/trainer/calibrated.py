@@ -11,20 +11,14 @@ This file is no benchmark itself; the others import it.
 
 import contextlib
 import dataclasses
-import itertools
 import multiprocessing
 import queue
 import socket
-import threading
 import time
-import weakref
 from typing import Any
 
 import numpy as np
 import torch
-from ballast_policies.contract import Directive, Plan, Stage
-from ballast_policies.contract.job import JobConfig
-from ballast_trainer.channel.base import Messages
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join, reach_store, serve_store
@@ -40,59 +34,13 @@ from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import LayerCosts, Profile
 from ballast_trainer.reporting.console import SilentReporter
 from harness import local_plan
+from ranks_run.jobs import Job, Ran
+from ranks_run.scripted import Lines, ScriptedChannel, stages
+from ranks_run.tracked_memory import TrackedMemory
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 SAYS = "calibrated by sleeping"
 DIM = 32
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
-    """What to run.
-
-    Attributes:
-        loads: seconds of one microbatch, shape (steps, layers, 2): forward, backward. Of a model that
-            computes, only the shape counts.
-        model: as in a configuration; default: layers that sleep.
-        ranks: processes at the start.
-        bounds: first partition, over the schedule's stages.
-        settings: fields of the trainer's configuration besides, e.g. ``rebalance``.
-        chunks: stages a rank where the schedule has several; the trainer's own jobs have two.
-        speeds: of each rank: a layer takes its seconds over the speed of the rank that has it; empty: all 1.
-        tracks_memory: whether ranks count the bytes of all tensors that they hold.
-        replans: (after step, ranks kept, bounds): plans that follow one another.
-    """
-
-    loads: np.ndarray
-    ranks: int
-    bounds: tuple[int, ...]
-    microbatches: int
-    schedule: str = "1F1B"
-    model: dict[str, Any] | None = None
-    chunks: int = 2
-    speeds: tuple[float, ...] = ()
-    tracks_memory: bool = False
-    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
-    replans: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
-
-    @property
-    def config(self) -> JobConfig:
-        """As the trainer reads it."""
-        return JobConfig.from_mapping(
-            {
-                "totalSteps": len(self.loads),
-                "model": self.model or {"name": "sleeping"},
-                "pipeline": {
-                    "schedule": self.schedule,
-                    "microbatches": self.microbatches,
-                    "globalBatchSize": self.microbatches,  # one sequence each
-                },
-                "rebalance": {"enabled": False},
-                **self.settings,
-            }
-        )
 
 
 class _Clock:
@@ -185,122 +133,6 @@ def sleeping_model(layers: int) -> Model:
         build_layer=lambda index: SleepingLayer(),
         loss=nn.functional.mse_loss,
         batch=batch,
-    )
-
-
-class TrackedMemory(TorchDispatchMode):
-    """Counts the bytes of all tensors that exist: each operation's results, until their storage goes.
-
-    Attributes:
-        most: bytes at the fullest moment.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
-        self._living: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do the operation, and note its results."""
-        result = func(*args, **(kwargs or {}))
-        tree_map_only(torch.Tensor, self._note, result)
-        return result
-
-    def _note(self, tensor: torch.Tensor) -> None:
-        if tensor.device.type == "meta":
-            return
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self._living:
-            self._living.add(key)
-            self.now += size
-            self.most = max(self.most, self.now)
-            weakref.finalize(storage, self._gone, key, size)
-
-    def _gone(self, key: int, size: int) -> None:
-        self._living.discard(key)
-        self.now -= size
-
-
-class Lines:
-    """A reporter that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.lines: list[dict[str, Any]] = []
-
-    def step(self, **fields: Any) -> None:
-        """A step is done."""
-        self.lines.append(fields)
-
-    def event(self, name: str, **fields: Any) -> None:
-        """Something happened."""
-        self.lines.append({"event": name, **fields})
-
-
-class ScriptedChannel:
-    """Publishes the job's plans one after the other, each once its step is reported."""
-
-    def __init__(self, plan: Plan, replans: Any) -> None:
-        self._lock = threading.Lock()
-        self._plan = plan
-        self._replans = list(replans)
-
-    def read_plan(self) -> Plan:
-        """The plan in force."""
-        with self._lock:
-            return self._plan
-
-    def read_config(self) -> None:
-        """The job has it."""
-        return None
-
-    def write(self, messages: Messages) -> None:
-        """Switch to the next plan where its step is done."""
-        report = messages.report
-        with self._lock:
-            if report is None or not self._replans or report.step < self._replans[0][0]:
-                return
-            _, ranks, bounds = self._replans.pop(0)
-            shrinks = ranks < len(self._plan.ranks)
-            self._plan = dataclasses.replace(
-                self._plan,
-                epoch=self._plan.epoch + 1,
-                directive=Directive.SHRINK if shrinks else Directive.RUN,
-                ranks=self._plan.ranks[:ranks],
-                stages=stages(bounds, range(ranks)),
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class Ran:
-    """What rank 0 saw.
-
-    Attributes:
-        lines: of steps and of events.
-        costs: of the layers, as measured last.
-        overhead: seconds spent on deciding and moving.
-        most_bytes: of the tensors of each rank, at the fullest moment; 0 where they were not tracked.
-    """
-
-    lines: list[dict[str, Any]]
-    costs: LayerCosts
-    overhead: Overhead
-    most_bytes: tuple[int, ...] = ()
-
-    def step_seconds(self) -> dict[int, float]:
-        """By step, 1-based."""
-        return {line["step"]: line["step_seconds"] for line in self.lines if "event" not in line}
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """The events of a name."""
-        return [line for line in self.lines if line.get("event") == name]
-
-
-def stages(bounds: Any, placement: Any) -> tuple[Stage, ...]:
-    """Stages with these bounds, each on its rank."""
-    return tuple(
-        Stage(rank=rank, first_layer=first, end_layer=end)
-        for rank, (first, end) in zip(placement, itertools.pairwise(bounds), strict=True)
     )
 
 
