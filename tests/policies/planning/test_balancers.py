@@ -11,6 +11,7 @@ from ballast_policies.planning import (
     even_partition,
     exact_partition,
     moves_between,
+    predict_step_seconds,
 )
 from ballast_policies.planning.balancers import (
     arrange_ranks,
@@ -50,6 +51,30 @@ def test_the_nearest_partition_moves_the_fewest_bytes_within_the_slack(loads, sl
     assert moved(found) <= min(
         moved(p) for p in all_partitions(layers, ranks) if p.loads(loads).max() <= limit
     )
+
+
+@given(loads=seconds, microbatches=st.sampled_from([1, 4, 32]), data=st.data())
+def test_over_unlike_ranks_the_nearest_partition_has_the_shortest_step_of_the_most_even(
+    loads, microbatches, data
+):
+    """Partitions with the same largest load differ in the time to fill the pipeline; bytes come after it."""
+    layers = len(loads)
+    ranks = data.draw(st.integers(1, layers))
+    speeds = data.draw(st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=ranks, max_size=ranks))
+    start = data.draw(st.sampled_from(list(all_partitions(layers, ranks))))
+    capacity = RankCapacity(speeds=speeds)
+    found = nearest_partition(start, loads, capacity)
+    limit = exact_partition(loads, ranks, capacity).loads(loads, speeds).max() * (1 + 1e-9)
+
+    def step(partition):
+        return predict_step_seconds(partition.loads(loads, speeds), microbatches)
+
+    even = [p for p in all_partitions(layers, ranks) if p.loads(loads, speeds).max() <= limit]
+    shortest = min(map(step, even))
+    assert found in even
+    assert step(found) <= shortest * (1 + 1e-9)
+    moved = [len(moves_between(start, p)) for p in even if step(p) <= shortest * (1 + 1e-14)]
+    assert len(moves_between(start, found)) <= min(moved)
 
 
 def test_a_partition_that_is_good_enough_stays():

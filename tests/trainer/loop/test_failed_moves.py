@@ -34,7 +34,11 @@ def no_memory(message):
     raise torch.OutOfMemoryError("no memory for the message")
 
 
-def moves_with_a_fault(world, fault, overlap):
+def too_large(size):
+    return 1 << 60
+
+
+def moves_with_a_fault(world, name, fault, overlap):
     """Layers 3 and 5 move; the message of layer 5 has a fault. Then the same again, without."""
     model = build_model(ModelConfig(name="gpt", args={"layers": 8, "dim": 16, "heads": 2, "context": 8}))
     layers = held_layers(model, BEFORE, world.rank)
@@ -44,19 +48,19 @@ def moves_with_a_fault(world, fault, overlap):
             (layer.index, name): value.clone() for layer in layers for name, value in layer.state().items()
         }
 
-    before, pack = held(), moving.pack
+    before, sound = held(), getattr(moving, name)
     stages = [stages_over(Partition(bounds=bounds), (0, 1, 2)) for bounds in (BEFORE, AFTER)]
     moves = moving.plan_moves(*stages)
     # Rank 2's layer 5 goes to rank 1; rank 1's layer 3 goes to rank 0, where nothing is wrong.
     if world.rank == 2:
-        moving.pack = lambda *arguments: fault(pack(*arguments))
+        setattr(moving, name, lambda *arguments: fault(sound(*arguments)))
     words = ""
     try:
         moving.migrate(world, layers, moves, overlap=moves if overlap else ())
     except moving.MigrationFailed as error:
         words = str(error)
     finally:
-        moving.pack = pack
+        setattr(moving, name, sound)
     after = held()
     same = list(before) == list(after) and all(torch.equal(before[key], after[key]) for key in before)
     moving.migrate(world, layers, moves, overlap=moves if overlap else ()).send_rest(world, layers, moves)
@@ -65,10 +69,19 @@ def moves_with_a_fault(world, fault, overlap):
     return {"words": words, "same": same, "held": layers.indices()}
 
 
-@pytest.mark.parametrize(("fault", "overlap"), [(cut_short, False), (no_memory, False), (cut_short, True)])
-def test_a_message_that_does_not_arrive_whole_moves_nothing_anywhere(fault, overlap):
+@pytest.mark.parametrize(
+    ("name", "fault", "overlap"),
+    [
+        ("pack", cut_short, False),
+        ("pack", no_memory, False),
+        ("pack", cut_short, True),
+        ("joined_size", too_large, True),
+    ],
+    ids=["cut short", "cannot be packed", "cut short, the rest later", "no room at its target"],
+)
+def test_a_message_that_does_not_arrive_whole_moves_nothing_anywhere(name, fault, overlap):
     """Also on ranks whose own layers arrived whole; parameters and optimizer state bit for bit."""
-    ranks = on_ranks(moves_with_a_fault, 3, fault, overlap, mesh=Mesh())
+    ranks = on_ranks(moves_with_a_fault, 3, name, fault, overlap, mesh=Mesh())
     assert [rank["words"] for rank in ranks] == ["layers [3, 5] stay where they were"] * 3
     assert all(rank["same"] for rank in ranks)
     assert [rank["held"] for rank in ranks] == [(0, 1, 2, 3), (4, 5), (6, 7)]

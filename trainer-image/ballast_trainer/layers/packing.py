@@ -97,6 +97,11 @@ def join_bytes(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.cat([torch.empty(0, dtype=torch.uint8), *_padded(parts)])
 
 
+def joined_size(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of :func:`join_bytes`."""
+    return sum(value.nbytes + -value.nbytes % _ALIGNED for value in tensors)
+
+
 def split_bytes(data: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors of :func:`join_bytes`, as views, given others of their types and shapes.
 

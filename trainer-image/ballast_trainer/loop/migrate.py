@@ -1,8 +1,9 @@
 """Live migration: layers move between ranks with parameters, optimizer state and masks.
 
-Only the layers that change ranks travel, point to point, each as one message.  No rank releases a
-layer before every rank has received and unpacked all of its new layers; if one fails, all ranks keep
-their previous layers.
+Only the layers that change ranks travel, point to point, each as one message, after source and target have
+agreed that there is room for it.  No rank releases a layer before every rank has received and unpacked all
+of its new layers, which is all that the ranks have to agree on together; if one fails, all keep their
+previous layers.
 
 From ranks that stay, the optimizer's state (two thirds of a layer's bytes for AdamW) goes as a second
 message during the next step: forward and backward do not need it.  There is memory for it, and its
@@ -20,7 +21,7 @@ from ballast_policies.contract import Stage
 
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.layer import OPTIMIZER, Layer, LayerSet
-from ballast_trainer.layers.packing import join_bytes, pack, split_bytes, unpack
+from ballast_trainer.layers.packing import join_bytes, joined_size, pack, split_bytes, unpack
 from ballast_trainer.pipeline.layout import holders_of
 from ballast_trainer.profiling.stopwatch import Stopwatch
 
@@ -68,19 +69,94 @@ class _Messages:
         """Bytes that this rank sends."""
         return sum(buffer.nbytes for buffer in self.sent.values())
 
-    def start(self, world: World, moves: Sequence[LayerMove], group: Any = None) -> dict[int, _Message]:
-        """Send and receive; empty messages do not travel."""
+    def start(
+        self, world: World, moves: Sequence[LayerMove], group: Any = None, *, back: bool = False
+    ) -> dict[int, _Message]:
+        """Send and receive, ``back`` from targets to sources; empty messages do not travel."""
         ranks, found = world.pipeline.ranks, {}
         for number, move in enumerate(moves):
             buffer = self.received.get(number, self.sent.get(number))
             if buffer is None or not buffer.numel():
                 continue
+            source, target = (move.target, move.source) if back else (move.source, move.target)
             if number in self.received:
-                transfer = functools.partial(dist.irecv, src=ranks[move.source])
+                transfer = functools.partial(dist.irecv, src=ranks[source])
             else:
-                transfer = functools.partial(dist.isend, dst=ranks[move.target])
+                transfer = functools.partial(dist.isend, dst=ranks[target])
             found[number] = _Message(buffer, transfer(buffer, group=group, tag=move.layer))
         return found
+
+
+class _Parcels:
+    """What goes between this rank and others, and the talk that comes before it, between neighbours alone.
+
+    A source says how many bytes each layer has; a target makes room for them and says so; then they travel.
+    Only the end of a migration needs the answer of all ranks.
+
+    Attributes:
+        received: numbers of the moves to this rank.
+        now, later: messages of this pause, and of the next step.
+        failure: why this rank could not pack a layer or make room for one; its bytes do not travel.
+    """
+
+    def __init__(self, world: World, moves: Sequence[LayerMove], overlap: Collection[LayerMove]) -> None:
+        self._world, self._moves, self._overlap = world, moves, overlap
+        sent = [number for number, move in enumerate(moves) if move.source == world.position]
+        self.received = [number for number, move in enumerate(moves) if move.target == world.position]
+        self.now, self.later = _Messages(), _Messages()
+        self.failure: Exception | None = None
+        self._rest: dict[int, list[torch.Tensor]] = {}
+        # Two numbers and one; 0 until it is known that there are bytes, and room for them.
+        zeros = functools.partial(torch.zeros, dtype=torch.int64, device=world.device)
+        self._sizes = _Messages({n: zeros(2) for n in sent}, {n: zeros(2) for n in self.received})
+        self._room = _Messages({n: zeros(1) for n in self.received}, {n: zeros(1) for n in sent})
+        self._sizes_under_way: dict[int, _Message] = {}
+
+    def pack(self, layers: LayerSet) -> None:
+        """Pack the layers that this rank sends, and tell their sizes, 0 of one that cannot be packed."""
+        try:
+            for number, counts in self._sizes.sent.items():
+                move = self._moves[number]
+                state = layers[move.layer].state()
+                delayed = [
+                    name
+                    for name, value in state.items()
+                    if move in self._overlap and name.startswith(OPTIMIZER) and value.dim()
+                ]
+                message = pack(state, delayed).to(self._world.device)
+                self._rest[number] = [state[name] for name in delayed]
+                self.now.sent[number] = message
+                counts[0], counts[1] = message.numel(), joined_size(self._rest[number])
+        except _FAILURES as error:
+            self.failure = error
+        self._sizes_under_way = self._sizes.start(self._world, self._moves)
+
+    def make_room(self) -> None:
+        """Make room for what comes, tell its sources, and hear where there is room for what goes."""
+        for message in self._sizes_under_way.values():
+            message.wait()
+        try:
+            for number, counts in self._sizes.received.items():
+                now_bytes, later_bytes = counts.tolist()
+                self.later.received[number] = torch.empty(later_bytes, dtype=torch.uint8)
+                self.now.received[number] = torch.empty(
+                    now_bytes, dtype=torch.uint8, device=self._world.device
+                )
+                self._room.sent[number][0] = 1
+        except _FAILURES as error:
+            self.failure = self.failure or error
+        for message in self._room.start(self._world, self._moves, back=True).values():
+            message.wait()
+        for number, room in self._room.received.items():
+            if not room.item():
+                self.now.sent.pop(number, None)
+
+    def copy_rest(self) -> None:
+        """Copy what goes later, which the next step would change, while the first messages travel."""
+        try:
+            self.later.sent.update({number: join_bytes(rest) for number, rest in self._rest.items()})
+        except _FAILURES as error:
+            self.failure = self.failure or error
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,20 +236,26 @@ def migrate(
     """
     watch = watch or Stopwatch()
     layers.settle()
-    now, later = _packed(world, layers, moves, overlap, watch)
-    under_way = now.start(world, moves)
+    parcels = _Parcels(world, moves, overlap)
+    parcels.pack(layers)
+    watch.lap("pack")
     arrived: dict[int, Layer] = {}
     awaited: dict[int, dict[str, torch.Tensor]] = {}
     failure: Exception | None = None
     try:
-        # While the bytes travel.
-        arrived = {number: layers.make(moves[number].layer) for number in now.received}
+        # While others pack.
+        arrived = {n: layers.make(moves[n].layer) for n in parcels.received}
     except _FAILURES as error:
         failure = error
     watch.lap("build")
+    parcels.make_room()
+    watch.lap("agree")
+    under_way = parcels.now.start(world, moves)
+    parcels.copy_rest()
     for message in under_way.values():
         message.wait()
     watch.lap("transfer")
+    now, later, failure = parcels.now, parcels.later, failure or parcels.failure
     try:
         for number, layer in arrived.items():
             tensors = unpack(now.received[number].cpu())
@@ -186,7 +268,7 @@ def migrate(
                 awaited[number] = waits
                 layer.expect(_not_sent)
     except _FAILURES as error:
-        failure = error
+        failure = failure or error
     watch.lap("load")
     byte_count = _agree(world, moves, failure, now.byte_count + later.byte_count)
     watch.lap("agree")
@@ -212,54 +294,3 @@ def _agree(world: World, moves: Sequence[LayerMove], failure: Exception | None, 
     if failures > 0:
         raise MigrationFailed(f"layers {[m.layer for m in moves]} stay where they were") from failure
     return round(total / world.mesh.column)
-
-
-def _packed(
-    world: World,
-    layers: LayerSet,
-    moves: Sequence[LayerMove],
-    overlap: Collection[LayerMove],
-    watch: Stopwatch,
-) -> tuple[_Messages, _Messages]:
-    """The messages that go now and those that go later, with memory for all.
-
-    Raises:
-        MigrationFailed: some rank has no memory for what it sends or receives; no layer was sent.
-    """
-    now, later, sizes = _Messages(), _Messages(), _Messages()
-    failure: Exception | None = None
-    for number, move in enumerate(moves):
-        # 0 bytes of a layer that cannot be packed.
-        if move.source == world.position:
-            sizes.sent[number] = torch.zeros(2, dtype=torch.int64)
-        elif move.target == world.position:
-            sizes.received[number] = torch.zeros(2, dtype=torch.int64, device=world.device)
-    try:
-        for number, counts in sizes.sent.items():
-            move = moves[number]
-            state = layers[move.layer].state()
-            delayed = [
-                name
-                for name, value in state.items()
-                if move in overlap and name.startswith(OPTIMIZER) and value.dim()
-            ]
-            message = pack(state, delayed).to(world.device)
-            later.sent[number] = join_bytes(state[name] for name in delayed)
-            now.sent[number] = message
-            counts[0], counts[1] = message.numel(), later.sent[number].numel()
-    except _FAILURES as error:
-        failure = error
-    sizes.sent.update({number: counts.to(world.device) for number, counts in sizes.sent.items()})
-    watch.lap("pack")
-    for sized in sizes.start(world, moves).values():
-        sized.wait()
-    try:
-        for number, counts in sizes.received.items():
-            now_bytes, later_bytes = counts.tolist()
-            now.received[number] = torch.empty(now_bytes, dtype=torch.uint8, device=world.device)
-            later.received[number] = torch.empty(later_bytes, dtype=torch.uint8)
-    except _FAILURES as error:
-        failure = error
-    _agree(world, moves, failure)
-    watch.lap("agree")
-    return now, later

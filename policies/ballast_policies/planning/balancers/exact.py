@@ -23,7 +23,8 @@ from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 
 ENDS_AT_ONCE = 64
 """Values of j in one array operation: larger arrays leave the processor's caches."""
-_ALIKE = 1 + 1e-12
+ALIKE = 1 + 1e-12
+"""Ratio up to which two sums of the same seconds differ by rounding alone."""
 
 _Choose = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """(values of k, shape (K,); loads by j and k, infinite where k is no choice) -> values, and each j's k."""
@@ -85,9 +86,9 @@ class _Cuts:
         """The choices with the smallest sum of loads, of those without a load above ``largest``."""
 
         def choose(before: np.ndarray, loads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            value = np.where(loads <= largest * _ALIKE, before + loads, np.inf)
+            value = np.where(loads <= largest * ALIKE, before + loads, np.inf)
             # The first of those that differ by rounding alone.
-            return value, (value <= value.min(axis=1, keepdims=True) * _ALIKE).argmax(axis=1)
+            return value, (value <= value.min(axis=1, keepdims=True) * ALIKE).argmax(axis=1)
 
         return self._table(choose)[1]
 
