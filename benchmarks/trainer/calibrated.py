@@ -81,17 +81,17 @@ class _Nap(torch.autograd.Function):
 class SleepingLayer(nn.Module):
     """[B, DIM] -> [B, DIM], in as many seconds as it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: int = DIM, forward_seconds: float = 0.0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(DIM))
-        self.forward_seconds = self.backward_seconds = 0.0
+        self.weight = nn.Parameter(torch.ones(numbers))
+        self.forward_seconds, self.backward_seconds = forward_seconds, 2 * forward_seconds
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """Sleep and multiply."""
         # A forward that is repeated for the backward ends with the last tensor that it keeps.
         _Clock.sleep_until(time.perf_counter() + self.forward_seconds)
         # Once on the way to the input, once on the way to the weight.
-        out: torch.Tensor = _Nap.apply(value, self) * _Nap.apply(self.weight, self)
+        out: torch.Tensor = _Nap.apply(value, self) * _Nap.apply(self.weight, self)[:DIM]
         return out
 
 
@@ -118,6 +118,15 @@ class StatedLoads(UnchangedHooks):
         """Whether this step's loads are other ones."""
         self._tell(step, layers)
         return step > 0 and not np.array_equal(self._loads[step], self._loads[step - 1])
+
+
+def steady_model(layers: int, numbers: int, forward_seconds: float) -> Model:
+    """As many sleeping layers of so many weights, always as fast; a backward takes twice a forward."""
+    return dataclasses.replace(
+        sleeping_model(layers),
+        build_layer=lambda index: SleepingLayer(numbers, forward_seconds),
+        independent_layers=True,
+    )
 
 
 def sleeping_model(layers: int) -> Model:

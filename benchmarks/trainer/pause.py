@@ -14,6 +14,12 @@ the pauses of changes that plans ask for, of a model that does not change: rebal
 repack to three, and a growth to four again, with rank 0's milliseconds by phase (``docs/trainer.md``).
 ``--changes`` prints these alone.
 
+    python benchmarks/trainer/pause.py --own-devices
+
+does rebalances that plans ask for where each rank has a device of its own: layers sleep in place of
+computing (``calibrated.py``), with as many weights as the example's, so that ranks do not wait for each
+other's processor.
+
 The targets: a restart at least 30 times as long as each live pause, and a re-split of at most a tenth
 of a step.
 
@@ -39,6 +45,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import calibrated
+import numpy as np
 import yaml
 from ballast_policies.contract import Directive, Stage
 from ballast_trainer.channel.directory import DirectoryChannel
@@ -49,6 +57,10 @@ ROUNDS = 5
 """Changes of each kind that plans ask for."""
 EVEN, UNEVEN, FEWER = (0, 3, 7, 10, 14), (0, 5, 8, 11, 14), (0, 5, 10, 14)
 """Partitions of the example's 14 layers, the first as a job of four ranks begins; four layers move."""
+LAYER_WEIGHTS = 12 * 128 * 128
+"""Of a block of the example's model."""
+LAYER_SECONDS = 0.0013
+"""Of one microbatch's forward through a sleeping layer: a step takes about as long as the example's."""
 LIMIT_SECONDS = 120.0
 """For a change to be made."""
 EXAMPLES = Path(__file__).parents[2] / "examples/trainer"
@@ -206,16 +218,50 @@ def asked_changes():
     return result
 
 
+def own_devices():
+    """Pauses in steps and milliseconds, and the median one's phases, of ranks whose layers sleep."""
+    moves, layers, microbatches = 2 * ROUNDS, EVEN[-1], 8
+    cuts = [UNEVEN if number % 2 == 0 else EVEN for number in range(moves)]
+    ran = calibrated.run(
+        calibrated.Job(
+            loads=np.zeros((8 * moves, layers, 2)),
+            model={
+                "name": "calibrated:steady_model",
+                "args": {"layers": layers, "numbers": LAYER_WEIGHTS, "forward_seconds": LAYER_SECONDS},
+            },
+            ranks=RANKS,
+            bounds=EVEN,
+            microbatches=microbatches,
+            # Each as soon as the one before is in force.
+            replans=tuple((0, RANKS, cut) for cut in cuts),
+        )
+    )
+    step_ms = 1000 * statistics.median(ran.step_seconds().values())
+    # The first move meets cuts that never ran.
+    moved = sorted(ran.events("migrate")[1:], key=lambda event: event["pause_ms"])
+    return {
+        "layers": calibrated.SAYS,
+        "step_ms": round(step_ms, 1),
+        "pause_ms": [round(event["pause_ms"], 1) for event in moved],
+        "pause_steps": [round(event["pause_ms"] / step_ms, 3) for event in moved],
+        "bytes": moved[0]["bytes"],
+        "median_phases_ms": moved[len(moved) // 2]["phases_ms"],
+    }
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--moves", action="store_true", help="run all examples; print when layers move")
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="write the examples' load curves")
     parser.add_argument("--case", choices=CASES, action="append", help="this example alone; may be repeated")
     parser.add_argument("--changes", action="store_true", help="the changes that plans ask for, alone")
+    parser.add_argument("--own-devices", action="store_true", help="rebalances of ranks that sleep, alone")
     arguments = parser.parse_args()
     cases = arguments.case or CASES
     if arguments.record:
         record(arguments.record, cases)
+    elif arguments.own_devices:
+        print(json.dumps(own_devices()))
     elif arguments.changes:
         print(json.dumps(asked_changes()))
     elif arguments.moves:
@@ -234,6 +280,7 @@ def compare():
         result[f"{name}_steps"] = [round(steps, 2) for _, steps in values]
         result[f"{name}_times_shorter"] = round(restart / max(values)[0], 1) if values else None
     result["changes"] = asked_changes()
+    result["own_devices"] = own_devices()
     result["target_times_shorter"] = 30
     result["target_rebalance_steps"] = 0.1
     return result

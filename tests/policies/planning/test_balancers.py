@@ -77,6 +77,26 @@ def test_over_unlike_ranks_the_nearest_partition_has_the_shortest_step_of_the_mo
     assert len(moves_between(start, found)) <= min(moved)
 
 
+@pytest.mark.parametrize("microbatches", [2, 4, 8])
+def test_over_unlike_ranks_filling_the_pipeline_counts_beside_the_slowest_rank(microbatches):
+    """Within 1 % of the shortest step of all partitions; by the largest load alone it is longer."""
+    random = np.random.default_rng(microbatches)
+    longer = []
+    for _ in range(20):
+        loads = random.uniform(0.3, 1.0, 11)
+        speeds = random.choice([0.5, 0.7, 1.0], 4).tolist()
+        capacity, start = RankCapacity(speeds=speeds), even_partition(11, 4)
+
+        def step(partition, speeds=speeds, loads=loads):
+            return predict_step_seconds(partition.loads(loads, speeds), microbatches)
+
+        shortest = min(map(step, all_partitions(11, 4)))
+        longer.append(step(nearest_partition(start, loads, capacity)) / shortest - 1)
+        found = nearest_partition(start, loads, capacity, microbatches=microbatches)
+        assert step(found) <= shortest * 1.01
+    assert max(longer) > 0.001
+
+
 def test_a_partition_that_is_good_enough_stays():
     """Nothing moves where the one in force is within the slack."""
     start = Partition(bounds=(0, 3, 6))

@@ -5,8 +5,9 @@ it is there already), and limit the largest load allowed:
 
     d[r, j] = min over k of d[r - 1, k] + sum of m[r, k..j-1],  load of k..j-1 on r <= limit
 
-Where ranks differ in speed, the sum of loads, the other part of a step (``planning.step_time``), is compared
-before the bytes: partitions with the same largest load may differ by several per cent of a step there.
+Where ranks differ in speed, the sum of loads, the other part of a step (``planning.step_time``), differs by
+partition, too.  It is compared before the bytes; and where it could win a per cent of a step, a few larger
+limits are tried: with few microbatches, filling the pipeline may count for more than its slowest rank.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,11 @@ from ballast_policies.planning.balancers.exact import ALIKE, ENDS_AT_ONCE, bound
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
+from ballast_policies.planning.step_time import predict_step_seconds
+
+_LARGER_LIMITS = 12
+_WORTH = 0.01
+"""Part of a step that has to be within reach before larger limits are tried."""
 
 
 def nearest_partition(
@@ -25,26 +31,53 @@ def nearest_partition(
     capacity: RankCapacity = UNLIMITED,
     *,
     slack: float = 0.0,
+    microbatches: int | None = None,
 ) -> Partition:
     """The partition within ``slack`` of the smallest possible largest load that moves the fewest bytes.
 
-    Where ranks differ in speed: of those with the smallest sum of loads.
+    Where ranks differ in speed: of those with the smallest sum of loads; with ``microbatches``, of those with
+    the shortest predicted step, to a twelfth of what can be won.
 
     Args:
         partition: the one in force.
         seconds: load of each layer, shape (L,).
         capacity: speed and memory of the ranks; without bytes of the layers, all count the same.
         slack: relative excess over the optimum that is accepted, 0.02 is 2 %.
+        microbatches: of a step.
 
     Raises:
         PlanningError: no partition fits the memory, or ``slack`` is negative.
     """
     if slack < 0:
         raise PlanningError(f"slack {slack} is negative: it is how much worse than optimal is accepted")
+    optimal = exact_partition(seconds, partition.ranks, capacity)
+    smallest = float(optimal.loads(seconds, capacity.speeds).max())
+    best = _fewest_moves(partition, seconds, capacity, smallest * (1 + slack))
+    speeds = capacity.speed_array(partition.ranks)
+    if microbatches is None or speeds.min() == speeds.max():
+        return best
+
+    def step(each: Partition) -> float:
+        return predict_step_seconds(each.loads(seconds, capacity.speeds), microbatches)
+
+    # All layers on the fastest rank have the smallest sum; more than that wins no larger load may cost.
+    within_reach = float(best.loads(seconds, capacity.speeds).sum()) - sum(seconds) / float(speeds.max())
+    if within_reach / microbatches < _WORTH * step(best):
+        return best
+    most = within_reach / max(1, microbatches - 1)
+    for number in range(1, _LARGER_LIMITS + 1):
+        limit = smallest + most * number / _LARGER_LIMITS
+        best = min(best, _fewest_moves(partition, seconds, capacity, limit), key=step)
+    return best
+
+
+def _fewest_moves(
+    partition: Partition, seconds: Sequence[float], capacity: RankCapacity, largest: float
+) -> Partition:
+    """The one without a load above ``largest`` that has the smallest sum, where speeds differ, then bytes."""
     ranks, layers = partition.ranks, partition.layers
-    optimal = exact_partition(seconds, ranks, capacity)
     # A hair above, so that the optimum itself is never lost to rounding.
-    largest = float(optimal.loads(seconds, capacity.speeds).max()) * (1 + slack) * (1 + 1e-12)
+    largest *= 1 + 1e-12
     S = np.concatenate([[0.0], np.cumsum(np.asarray(seconds, dtype=float))])
     speeds, limit = capacity.speed_array(ranks), capacity.memory_array(ranks) * ROUNDING
     weight, taken = capacity.weights(layers), capacity.taken(layers, ranks)

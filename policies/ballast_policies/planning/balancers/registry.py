@@ -63,7 +63,7 @@ class Balancer:
 def _exact(given: BalancerInput) -> Partition:
     if given.staged is not None:
         return given.staged.balanced(given.partition, None if given.by_seconds else given.weights)
-    return nearest_partition(given.partition, given.weights, given.capacity)
+    return nearest_partition(given.partition, given.weights, given.capacity, microbatches=given.microbatches)
 
 
 def _diffusion(given: BalancerInput) -> Partition:
@@ -105,8 +105,9 @@ BALANCERS = Registry(
     row_type=Balancer,
     rows={
         "exact": Balancer(
-            summary="The best partition, by dynamic programming; of several, the one that moves the fewest "
-            "bytes. Where ranks hold several stages: the shortest step of the schedule, by local search.",
+            summary="The best partition, by dynamic programming, over unlike ranks by the predicted step; "
+            "of several, the one that moves the fewest bytes. Where ranks hold several stages: the shortest "
+            "step of the schedule, by local search.",
             choose=_exact,
         ),
         "diffusion": Balancer(
