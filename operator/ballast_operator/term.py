@@ -91,7 +91,7 @@ class Term:
         )
         self._feeds.clouds.changed = self._allocator.trigger
         self._changes.allocate = self._allocator.trigger
-        self._changes.arrived = self._allocator.pace.arrived
+        self._changes.arrived = self._allocator.arrived
         reconciler = Reconciler(
             cluster,
             self._observer,

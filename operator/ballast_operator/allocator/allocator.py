@@ -7,22 +7,24 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from ballast_operator.allocator.assignments import waiting_for_policy
+from ballast_operator.allocator.between.arrivals import Arrivals, grants, version_of, what_is_left
 from ballast_operator.allocator.costs.bill import pool_infos, with_regions
 from ballast_operator.allocator.costs.gauges import set_cost_gauges
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_prices, with_prices
-from ballast_operator.allocator.decider import Decider, Question
+from ballast_operator.allocator.decider import Decider
 from ballast_operator.allocator.gauges import set_gauges
-from ballast_operator.allocator.pace import Pace
+from ballast_operator.allocator.pace import Pace, Rest
 from ballast_operator.allocator.reporting.policy_status import PolicyReport
 from ballast_operator.allocator.reporting.reporter import PolicyReporter
 from ballast_operator.allocator.saved_state import SavedState, StateStore
-from ballast_operator.allocator.solving.solver import Solve, Solver
+from ballast_operator.allocator.solving.last_answer import LastAnswer
+from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.policy_conditions import NO_POLICY, PolicyReason
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
 from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import POD, POLICY, Key, Object, job_id
+from ballast_operator.kube.kinds import JOB, POD, POLICY, Key, Object, job_id
 from ballast_operator.metrics import Metrics
 from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
@@ -71,7 +73,7 @@ class Allocator:
     ) -> None:
         self._observer = observer
         self._board = board
-        self._solver = solver
+        self._answers = LastAnswer(solver, metrics)
         self._settings = settings
         self._metrics = metrics
         self._enqueue = enqueue
@@ -81,7 +83,7 @@ class Allocator:
         self._seen: deque[JobView] = deque(maxlen=MOST_REPORTS)
         self.decider = Decider(metrics)
         self.pace = Pace(settings.debounce_seconds)
-        self._last_solve: tuple[tuple[object, object], Solve] | None = None
+        self._arrivals = Arrivals()
         self._next_round: float | None = None
         self._next_read: float | None = None
         self._next_growth: float | None = None
@@ -93,6 +95,22 @@ class Allocator:
     def trigger(self) -> None:
         """Ask for a decision soon: something has changed."""
         self.pace.ask()
+
+    def arrived(self, view: JobView) -> None:
+        """A new job has come: it gets GPUs that nobody else could use, or a decision."""
+        given = self._arrivals.give(
+            view,
+            others=self._observer.jobs,
+            node=self._observer.node,
+            version=version_of(self._observer.caches[POLICY]),
+            now=self._clock(),
+        )
+        if given is None:
+            self.pace.arrived(view)
+            return
+        self._board.assignments[view.key] = given
+        self._enqueue(view.key)
+        self.pace.ask(Rest.LONG)
 
     def seen(self, view: JobView) -> None:
         """Take note of a job as a pass has seen it: its reports are measured at the next decision."""
@@ -150,6 +168,7 @@ class Allocator:
         self._record_wait(problem)
         if problem:
             self._next_round = None
+            self._arrivals.decided(None, seen=(view.key for view in jobs), present=lambda key: None)
             self._publish(waiting_for_policy(jobs, problem), jobs)
 
     async def _load(self, jobs: list[JobView]) -> None:
@@ -199,6 +218,8 @@ class Allocator:
         policy = with_prices(policy, known_prices(prices))
         seen = [self._seen.popleft() for _ in range(len(self._seen))]
         nodes, pods = self._observer.nodes(), self._observer.caches[POD].of_no_job()
+        version = version_of(self._observer.caches[POLICY])
+        self.decider.rounds.hold(grants(self._arrivals.given))
         clock.lap("read")
         known = self._board.pools
         self._board.pools = pool_infos(policy.spec.node_pools, known, item.get("status"), at=started)
@@ -220,7 +241,13 @@ class Allocator:
             await self._reporter.report(item, dataclasses.replace(question, prices=prices))
             overlaps = "; ".join(question.snapshot.capacity.overlaps)
             return f"ClusterPolicy {policy.metadata.name} cannot be used: {overlaps}"
-        solve = await self._solve(policy, question, started.timestamp())
+        solve = await self._answers.solve(
+            policy,
+            question.problem,
+            structure=question.structure,
+            values=question.values,
+            within_round=self._next_round is not None and started.timestamp() < self._next_round,
+        )
         clock.lap("solve")
         decision = await asyncio.to_thread(self.decider.conclude, policy, question, solve, jobs, started)
         clock.lap("conclude")
@@ -229,6 +256,20 @@ class Allocator:
             again = started.timestamp() + solve.seconds + self._settings.retry_seconds
             self._next_round = min(self._next_round, again)
         self._metrics.rounds.inc()
+        self._arrivals.decided(
+            what_is_left(
+                policy,
+                question.snapshot,
+                decision.report.round_,
+                version=version,
+                nodes=nodes,
+                profiles=self.decider.measurements.profiles,
+                plan_id=self.decider.rounds.plan_id,
+                until=(self._next_round, self.decider.budgets_at),
+            ),
+            seen=(view.key for view in jobs),
+            present=self._observer.caches[JOB].get,
+        )
         self._publish(decision.assignments, jobs)
         set_gauges(self._metrics, question.snapshot, jobs, decision.report.round_)
         took_seconds = clock.total("all")
@@ -244,32 +285,10 @@ class Allocator:
             await self.save()
         return ""
 
-    async def _solve(self, policy: ClusterPolicy, question: Question, moment: float) -> Solve:
-        """The policy's allocation; the last one again within a round, or if nothing changed."""
-        name, problem = policy.spec.objective.policy, question.problem
-        if self._last_solve is not None:
-            (last_structure, last_values), last = self._last_solve
-            within_round = self._next_round is not None and moment < self._next_round
-            if question.structure == last_structure and (within_round or question.values == last_values):
-                return last
-        solve = await self._solver.solve(
-            name,
-            problem,
-            limit_seconds=policy.spec.solver.time_limit_seconds,
-            options={"agnostic": policy.spec.objective.heterogeneity_agnostic},
-        )
-        self._metrics.solve_seconds.labels(name).observe(solve.seconds)
-        if solve.outcome is PolicyReason.OPTIMAL:
-            self._last_solve = ((question.structure, question.values), solve)
-        else:
-            self._metrics.solve_fallbacks.labels(solve.outcome).inc()
-            self._last_solve = None
-        logger.info("solved jobs=%d: %s", len(problem.jobs), solve.message)
-        return solve
-
     def _publish(self, assignments: Mapping[Key, Assignment], jobs: list[JobView]) -> None:
         """Leave the assignments on the board; jobs for which there is news get a pass."""
-        old, self._board.assignments = self._board.assignments, dict(assignments)
+        old = self._board.assignments
+        self._board.assignments = {**self._arrivals.given, **assignments}
         for view in jobs:
             assignment = assignments.get(view.key)
             waits = (

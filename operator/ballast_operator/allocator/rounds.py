@@ -9,6 +9,7 @@ from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.allocation.registry import find_policy
 from ballast_policies.rounds import (
     Node,
+    Placement,
     Round,
     RoundMemory,
     RoundSettings,
@@ -43,6 +44,10 @@ class Rounds:
         self.memory: RoundMemory | None = None
         self._number = 0
         self._grants = PendingGrants()
+
+    def hold(self, given: Mapping[str, tuple[Placement, int]]) -> None:
+        """What jobs were given since the last decision stays theirs until the round ends."""
+        self._grants.hold(given)
 
     def decide(
         self,

@@ -1,0 +1,1 @@
+"""What the allocator gives between two decisions."""
