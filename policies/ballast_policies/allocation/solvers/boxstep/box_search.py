@@ -15,9 +15,11 @@ perturbed at random by 1e-7 of the prices: then any box small enough holds few o
 import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import Response, bound_of, in_units_of_t, respond
-from ballast_policies.allocation.solvers.boxstep.newton import FAR, FASTEST_SHRINK, GROW, newton_step, unlike
+from ballast_policies.allocation.solvers.boxstep.free_types import balanced_prices
+from ballast_policies.allocation.solvers.boxstep.lp_size import CRAWLS, GAP_TOLERANCE, LAST_TOLERANCE, LpSize
+from ballast_policies.allocation.solvers.boxstep.newton import FAR, FASTEST_SHRINK, GROW, newton_step
 from ballast_policies.allocation.solvers.boxstep.one_program import Priced, among_cheap, by_one_lp
-from ballast_policies.allocation.solvers.boxstep.open_jobs import CLOSED, JITTER, OpenJobs
+from ballast_policies.allocation.solvers.boxstep.open_jobs import CLOSED, OpenJobs
 from ballast_policies.allocation.solvers.boxstep.undecided import Undecided, lp_of, undecided_in
 from ballast_policies.allocation.solvers.crossover import (
     Box,
@@ -36,19 +38,10 @@ ELASTIC_ROUNDS = 25
 """Of programs with configurations, before one LP of the columns that are nearly as cheap as the best."""
 COARSE_ROUNDS = 20
 """Where prices to about a hundredth will do, the search ends after this number of rounds."""
-LP_GROWTH_FACTOR = 3
-"""An exact LP that did not prove the optimum twice gets this many times more jobs."""
-DOUBTS = 2
-"""Each time that this many samples did not improve the bound, samples double, up to MOST_SAMPLED jobs."""
-MOST_SAMPLED = 1600
-CRAWLS = 3
-"""Likewise where this many exact LPs ended at a wall."""
 FEW = 2000
 """Jobs with a column, of which one LP ends such a crawl."""
 SAFETY = 2.0
 """The box's next width per movement of the prices."""
-NEWTON_FAILURES = 2
-"""Newton steps that may fail to improve the bound, after which there are only LPs."""
 SLOWEST_SHRINK = 0.3
 UNEVEN = 0.01
 """Part of the widest side of the box that all sides have at least: a price of 0 may have to rise again."""
@@ -59,52 +52,8 @@ TIES_SEEN = 1e-3
 LOW_PRICE = 0.3
 """Part of the mean price that a cheaper type's first box is made for."""
 NARROWEST = 1e-13
-GAP_TOLERANCE = 1e-10
-"""Relative gap at which the search ends."""
-LAST_TOLERANCE = 3.0 * JITTER
-"""Likewise where ties were broken, or rounding errors kept PATIENCE exact LPs from the smaller gap."""
-PATIENCE = 2
 MARGIN = 1e-9
 """A share of time may be this much below 0 or above 1, and a type's GPUs exceeded by this part."""
-
-
-class _LpSize:
-    """How many jobs the LPs of a search have: more where those do not lead it to its end."""
-
-    def __init__(self, jobs: int) -> None:
-        self.jobs = jobs
-        self.failed = self.crawled = self.spent = self._doubted = 0
-        self._first, self._newton_failed = jobs, 0
-
-    @property
-    def tolerance(self) -> float:
-        """The relative gap at which an exact LP ends the search."""
-        return GAP_TOLERANCE if self.failed < PATIENCE else LAST_TOLERANCE
-
-    def too_small_for(self, nearest: np.ndarray) -> bool:
-        """Whether a Newton step comes first: of jobs so near (n,) to a change too many are undecided."""
-        undecided = int((nearest <= 1.0).sum())
-        return undecided > self.jobs and self._newton_failed < NEWTON_FAILURES and unlike(nearest)
-
-    def after_newton_failed(self, nearest: np.ndarray) -> None:
-        """Count a Newton step that did not improve the bound."""
-        self._newton_failed += 1
-        undecided = int((nearest <= 1.0).sum())
-        if undecided <= LP_GROWTH_FACTOR * self._first:
-            self.jobs = max(self.jobs, undecided)
-
-    def after(self, *, exact: bool, better: bool, at_wall: bool) -> None:
-        """Count an LP: of all undecided jobs, whether it improved the bound, ended at a wall."""
-        if exact and at_wall and better:
-            # Prices that have far to go, past many jobs: a wider box.
-            self.crawled += 1
-            self.jobs *= LP_GROWTH_FACTOR if self.crawled % CRAWLS == 0 else 1
-        elif exact:
-            self.failed += 1
-            self.jobs *= LP_GROWTH_FACTOR if self.failed > 1 else 1
-        elif not better:
-            self._doubted += 1
-            self.jobs *= 2 if self._doubted % DOUBTS == 0 and self.jobs < MOST_SAMPLED else 1
 
 
 class BoxSearch:
@@ -134,7 +83,7 @@ class BoxSearch:
         box = Box(
             prices=part * np.maximum(at.prices, LOW_PRICE * self.usual), t=part * max(abs(at.t), 1e-300)
         )
-        jobs, size, worse = self.open, _LpSize(lp_jobs), 0
+        jobs, size, worse = self.open, LpSize(lp_jobs), 0
         for _ in range(self._rounds(coarse > 0)):
             if box.prices.max() <= coarse * self.usual or (feasibility and self._fits(at)):
                 return self._response(at)
@@ -142,8 +91,9 @@ class BoxSearch:
                 at = self._at(at.prices, at.t)
             at, close = self._closed(at, box, size.jobs)
             if not jobs.jitter and self._tied(close.nearest, box, bool(worse)) > size.jobs:
-                jobs.break_ties(self.usual)
-                at = self._at(at.prices, at.t)
+                if not (coarse or feasibility) and (priced := self._with_balanced_ties(at)) is not None:
+                    return priced
+                at = self._with_ties_broken(at)
                 continue
             bound = at.bound(self.open.rows)
             if feasibility and bound < 0:
@@ -197,6 +147,23 @@ class BoxSearch:
 
     def _at(self, prices: np.ndarray, t: float) -> Response:
         return in_units_of_t(self.open.rows, respond(self.open.rows, prices, min(t, self.open.rows.highest)))
+
+    def _with_ties_broken(self, at: Response) -> Response:
+        self.open.break_ties(self.usual)
+        return self._at(at.prices, at.t)
+
+    def _with_balanced_ties(self, at: Response) -> Priced | None:
+        """The answers to the prices of ``at``, where one choice of the jobs that tie fits; else None."""
+        rows, prices = self.open.rows, balanced_prices(self.open.rows, at.prices, at.t, self.usual)
+        if prices is None:
+            return None
+        at = self._at(prices, at.t)
+        if (at.used(rows) > (rows.capacity - rows.lift * at.t) * (1 + MARGIN)).any():
+            return None
+        self.open.remember(at)
+        X = self.open.shares(at.t)[:, :-1]
+        level = slopes(self.whole, self.open.low, self.open.high, at.prices)
+        return self._proven(X, at.t, at.prices, level, GAP_TOLERANCE)
 
     def _resized(self, box: Box, by: np.ndarray, *, at: float, following: float) -> Box:
         """``box`` times ``by`` (k,), after a step of t from ``at``."""
@@ -263,13 +230,20 @@ class BoxSearch:
             return None
         level = slopes(rows, self.open.low, self.open.high, found.prices)
         level[chosen] = found.level
-        bound, time = bound_of(rows, found.prices, level)
-        value = found.t if rows.value is None else float((rows.value[:, :-1] * X).sum())
         tolerance = LAST_TOLERANCE if self.open.jitter else tolerance
+        return self._proven(X, found.t, found.prices, level, tolerance)
+
+    def _proven(
+        self, X: np.ndarray, t: float, prices: np.ndarray, level: np.ndarray, tolerance: float
+    ) -> Priced | None:
+        """The shares (n, w) with level t, if the multipliers prove them to the relative ``tolerance``."""
+        rows = self.whole
+        bound, time = bound_of(rows, prices, level)
+        value = t if rows.value is None else float((rows.value[:, :-1] * X).sum())
         if bound - value > tolerance * max(abs(bound), abs(value)):
             return None
-        start = Start(prices=tuple(found.prices.tolist()), t=found.t)
-        return Priced(X=X, level=level, time=time, prices=found.prices, start=start)
+        start = Start(prices=tuple(prices.tolist()), t=t)
+        return Priced(X=X, level=level, time=time, prices=prices, start=start)
 
 
 def _shrinking(
