@@ -6,6 +6,8 @@ A :class:`Rule` stands once and is checked twice: by the API server (CEL) and on
 import dataclasses
 import datetime
 import inspect
+import math
+import sys
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, ClassVar, Self
 
@@ -177,6 +179,23 @@ class ApiModel(BaseModel):
         if rules:
             own["x-kubernetes-validations"] = [rule.to_schema() for rule in rules if rule.expression]
         return generated
+
+
+def storable(content: Any) -> Any:
+    """JSON with numbers that the API server can store: sums of what others have written may be too large."""
+    if isinstance(content, dict):
+        return {name: storable(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [storable(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return 0.0 if math.isnan(content) else math.copysign(sys.float_info.max, content)
+    if isinstance(content, int) and abs(content) >= MOST_WHOLE:
+        return MOST_WHOLE - 1 if content > 0 else 1 - MOST_WHOLE
+    return content
+
+
+MOST_WHOLE = 2**63
+"""Whole numbers of the API server are below it."""
 
 
 def descriptions(model: type[ApiModel]) -> dict[str, str]:

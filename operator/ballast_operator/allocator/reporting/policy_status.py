@@ -26,6 +26,7 @@ from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.reporting.worth_writing import worth_writing
 from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api import cluster_policy_status as api
+from ballast_operator.api.base import storable
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.condition import Condition, set_condition
 from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
@@ -81,7 +82,7 @@ def policy_status(
     status = status.replace(teams=next_team_costs(old, report.policy, report.paid, now))
     status = status.replace(hazard=next_hazards(old, report.seen_nodes, report.snapshot, now))
     content = {
-        name: value for name, value in status.to_dict().items() if value not in ({}, [])
+        name: value for name, value in storable(status.to_dict()).items() if value not in ({}, [])
     } | unknown_fields(api.ClusterPolicyStatus, old)
     if not worth_writing(old, content):
         return None, ()
