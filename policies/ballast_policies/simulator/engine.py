@@ -4,11 +4,12 @@ An iteration admits the jobs that have arrived, makes a new allocation if one is
 lets the granted jobs run until the next time at which something changes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from ballast_policies.accounting import isolated_seconds
+from ballast_policies.rounds.values import RoundSettings
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 from ballast_policies.simulator.result import Counters, Result, summarise
@@ -70,7 +71,7 @@ class _Run:
             if settings.uses_hysteresis
             else SimulatedRounds(ledger, settings)
         )
-        self._nodes = Nodes(ledger) if ledger.gpus_per_node else None
+        self._nodes = Nodes(ledger, lambda: self.now) if ledger.gpus_per_node else None
         costly = max(settings.launch_seconds, settings.stop_seconds, settings.notice_seconds) > 0
         self._starts = (
             LaunchDelays(ledger, launch_seconds=settings.launch_seconds, stop_seconds=settings.stop_seconds)
@@ -151,10 +152,11 @@ class _Run:
 
     def step_event(self) -> None:
         """To the next change: within a round only free GPUs are handed out, at its end all are."""
-        before = self._running
+        before, moved = self._running, list[int]()
         if self.now >= self._round_ends:
             grant = self._rounds.grant(self._active, self._running, self.ledger.capacity)
-            self._count_leases(grant)
+            moved = self._brought_together(grant)
+            self._count_leases(grant, moved)
             self._running = grant
             self._round_ends = self.now + self.settings.round_seconds
         else:
@@ -167,6 +169,7 @@ class _Run:
         waits: np.ndarray | float = 0.0
         if self._starts is not None:
             self._starts.note(before, self._running, self.now)
+            self._starts.restart(moved, self.now)
             if self._train_on(before):
                 return
             waits = self._starts.left(rows, self.now)
@@ -179,6 +182,24 @@ class _Run:
         seconds = np.where(ending, to_do, until - self.now)
         steps = np.where(ending, self.ledger.left[rows], rates * np.maximum(0.0, seconds - waits))
         self._book(self._running, rows, columns, steps, seconds, part, until=until)
+
+    def _brought_together(self, grant: Grant) -> list[int]:
+        """Rows of gangs that the round moves to fewer nodes."""
+        settings, rounds = self.settings, self._rounds
+        if self._nodes is None:
+            return []
+        moved = self._nodes.bring_together(
+            grant,
+            RoundSettings(
+                round_seconds=settings.round_seconds,
+                min_run_seconds=settings.min_run_seconds,
+                max_moves_per_hour=settings.max_moves_per_hour,
+            ),
+            rounds.moves,
+            settings.launch_seconds + settings.stop_seconds,
+        )
+        rounds.brought_together(moved)
+        return moved
 
     def _train_on(self, before: Grant) -> bool:
         """Let gangs that were just stopped or moved train for the notice; whether one finished by that."""
@@ -267,12 +288,13 @@ class _Run:
             )
         self._pass_time(EMPTY_GRANT.job, min(moments))
 
-    def _count_leases(self, grant: Grant) -> None:
+    def _count_leases(self, grant: Grant, moved: Sequence[int] = ()) -> None:
         before, after = self._running, grant
         order = np.argsort(before.job)
         at = positions(before.job[order], after.job)
         extended = at >= 0
         extended[extended] = before.column[order][at[extended]] == after.column[extended]
+        extended &= ~np.isin(after.job, moved)
         self.ledger.extensions[after.job[extended]] += 1
         self.counters.lease_extensions += int(extended.sum())
         self.counters.lease_opportunities += len(before.job)

@@ -79,6 +79,14 @@ class SimulatedRounds:
             deficits=rules.deficits,
         )
 
+    @property
+    def moves(self) -> tuple[float, ...]:
+        """When running gangs were moved or stopped within the last hour, where that is limited."""
+        return ()
+
+    def brought_together(self, rows: list[int]) -> None:
+        """Take note of gangs that have moved to fewer nodes of their GPU type."""
+
     def pass_time(self, grant: Grant, ran: np.ndarray, seconds: float) -> None:
         """Account for ``seconds`` in which the granted gangs ran for ``ran`` s each."""
         if self._settings.rules.keeps_accounts:

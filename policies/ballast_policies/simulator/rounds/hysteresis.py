@@ -42,6 +42,17 @@ class HysteresisRounds(SimulatedRounds):
         del room  # All of the cluster: running gangs take part.
         return self._decide(active, running, within_round=False)
 
+    @property
+    def moves(self) -> tuple[float, ...]:
+        """When running gangs were moved or stopped within the last hour."""
+        return self._moves
+
+    def brought_together(self, rows: list[int]) -> None:
+        """Take note of gangs that have moved to fewer nodes: they begin anew, and each is a move."""
+        now = self._clock()
+        self._began |= {row: (self._began[row][0], now) for row in rows}
+        self._moves = (*self._moves, *[now] * len(rows))
+
     def _decide(self, active: np.ndarray, running: Grant, *, within_round: bool) -> Grant:
         ledger, settings, now = self._ledger, self._settings, self._clock()
         types = ledger.gpu_types

@@ -46,6 +46,10 @@ class LaunchDelays:
                 waits = 0.0 if finds_room and was[row] < 0 else self._stop_seconds
                 self._first_step[row] = now + waits + self._launch_seconds
 
+    def restart(self, rows: list[int], now: float) -> None:
+        """Record gangs that save, leave, and start again on other nodes of their GPU type."""
+        self._first_step[rows] = now + self._stop_seconds + self._launch_seconds
+
     def had_begun(self, rows: np.ndarray) -> np.ndarray:
         """Which of ``rows`` had done a step of their last launch when the newest starts were recorded."""
         began: np.ndarray = self._began[rows]

@@ -3,13 +3,17 @@
 Gavel measured gangs twice: consolidated on as few nodes as possible, and not (``_unconsolidated`` in its
 tables).  A gang that is larger than a node cannot be consolidated, wherever it is put: policies see its
 other speed.  One that would fit a node and is spread over several, because its grant began when no node
-had as much room, runs at the other speed until it is moved.  Nodes are handed out by the operator's code.
+had as much room, runs at the other speed until it is moved.  Nodes are handed out, and spread gangs brought
+together, by the operator's code.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 
+from ballast_policies.rounds.consolidate import SpreadGang, consolidate
 from ballast_policies.rounds.packing import assign_nodes
-from ballast_policies.rounds.values import Node, Placement
+from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.rounds.by_shares import EMPTY_GRANT, Grant
 
@@ -17,8 +21,10 @@ from ballast_policies.simulator.rounds.by_shares import EMPTY_GRANT, Grant
 class Nodes:
     """The nodes of a cluster, and who is on which."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, clock: Callable[[], float] = lambda: 0.0) -> None:
         self._ledger = ledger
+        self._clock = clock
+        self._since: dict[str, float] = {}
         self._nodes = [
             Node(name=f"{gpu_type}-{i:05d}", pool=gpu_type, gpu_type=gpu_type, gpus=gpus)
             for gpu_type, count in zip(ledger.gpu_types, ledger.capacity.tolist(), strict=True)
@@ -48,13 +54,12 @@ class Nodes:
         ]
         placed = assign_nodes(wanted, self._nodes, self._placed)
         self._last = grant
-        self._spread = np.array(
-            [
-                gpus <= ledger.gpus_per_node.get(gpu_type, gpus) and len(set(placed[name].nodes)) > 1
-                for name, gpu_type, gpus in wanted
-            ],
-            dtype=bool,
-        )
+        now = self._clock()
+        self._since = {
+            name: self._since.get(name, now) if at == self._placed.get(name) else now
+            for name, at in placed.items()
+        }
+        self._spread = self._are_spread(wanted, placed)
         # Who loses its partner stays where the two were.
         partners = {
             str(partner): placed[name]
@@ -63,6 +68,67 @@ class Nodes:
         }
         self._placed = {**placed, **partners}
         return self._spread
+
+    def bring_together(
+        self, grant: Grant, settings: RoundSettings, moves: tuple[float, ...], restart_seconds: float
+    ) -> list[int]:
+        """Move spread gangs to one node at the end of a round, where that pays; those moved, as rows.
+
+        Args:
+            grant: of the round that begins.
+            settings: of the rounds.
+            moves: when running gangs were moved or stopped within the hour, this round included.
+            restart_seconds: from a gang's stop to its first step elsewhere.
+        """
+        ran = {str(job) for job in self._last.job.tolist()}
+        before = {name: at for name, at in self._placed.items() if name in ran}
+        since = dict(self._since)
+        if not self.spread(grant).any():
+            return []
+        ledger = self._ledger
+        names = [str(job) for job in grant.job.tolist()]
+        placements = {name: self._placed[name] for name in names}
+        alone = grant.partner < 0
+        spread = {
+            names[i]: SpreadGang(
+                at=placements[names[i]],
+                fewest=1,
+                speed=float(ledger.spread_rate[grant.job[i], grant.column[i]]),
+                packed_speed=float(ledger.rate[grant.job[i], grant.column[i]]),
+                restart_seconds=restart_seconds,
+            )
+            for i in np.flatnonzero(self._spread & alone).tolist()
+        }
+        decided = consolidate(
+            Round(
+                placements=placements,
+                extended=tuple(name for name in names if before.get(name) == placements[name]),
+                started=(),
+                moved=(),
+                stopped=(),
+                waiting=(),
+                reasons={},
+            ),
+            now=self._clock(),
+            nodes=self._nodes,
+            state=RoundState(running=before, running_since=since, moves=moves),
+            settings=settings,
+            spread=spread,
+        )
+        self._placed |= decided.placements
+        self._since |= dict.fromkeys(decided.moved, self._clock())
+        self._spread &= ~np.isin(names, decided.moved)
+        return [int(name) for name in decided.moved]
+
+    def _are_spread(self, wanted: list[tuple[str, str, int]], placed: dict[str, Placement]) -> np.ndarray:
+        per_node = self._ledger.gpus_per_node
+        return np.array(
+            [
+                gpus <= per_node.get(gpu_type, gpus) and len(set(placed[name].nodes)) > 1
+                for name, gpu_type, gpus in wanted
+            ],
+            dtype=bool,
+        )
 
     def slowdown(self, grant: Grant) -> np.ndarray:
         """(G,) speed of the granted where they are, over that on as few nodes as possible."""

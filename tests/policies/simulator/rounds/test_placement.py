@@ -77,6 +77,63 @@ def test_the_time_of_spread_gangs_is_counted():
     assert result.spread_fraction == pytest.approx(2 * gang.completion_time / busy)
 
 
+ROUND = 360.0
+
+
+def come_together(launch=0.0, **settings):
+    """Seconds and result of a gang on both nodes, of which one is free from 200 s on."""
+    ends, begun = [1e7, 100.0, 200.0 * TABLE.alone(SINGLE, "v100"), 100.0], 60.0
+    jobs = [TraceJob(type=SINGLE, steps=s, arrival=0.0) for s in ends]
+    gang = TraceJob(type=GANG, steps=2e5, arrival=begun)
+    cluster = SimulatedCluster(gpus={"v100": 4}, gpus_per_node={"v100": 2})
+    found = simulate(
+        Workload(name="test", jobs=(*jobs, gang)),
+        cluster,
+        TABLE,
+        SimulationSettings(
+            policy="max-min-fairness",
+            rules=BALLAST_RULES,
+            round_seconds=ROUND,
+            launch_seconds=launch,
+            record_timeline=True,
+            **settings,
+        ),
+    )
+    return found.jobs[-1].completion_time, found
+
+
+def test_a_spread_gang_is_brought_together_at_the_end_of_a_round():
+    """It runs apart until the first round ends after one of the nodes is free for it, and then on that."""
+    seconds, result = come_together()
+    apart = ROUND - 60.0
+    assert seconds == pytest.approx(apart + (2e5 - apart * APART) / TOGETHER)
+    alone = SINGLE.gpus * result.jobs[0].completion_time + 100.0
+    assert 0 < result.spread_fraction < 2 * apart / alone
+
+
+def test_being_brought_together_costs_a_restart():
+    """The gang does no step between its stop and the first step of its new launch."""
+    free, _ = come_together(launch=0.0)
+    paid, _ = come_together(launch=30.0)
+    # Both of its launches take 30 s, and the first one did its steps apart.
+    apart = ROUND - 60.0 - 30.0
+    assert paid == pytest.approx(30.0 + apart + 30.0 + (2e5 - apart * APART) / TOGETHER)
+    assert paid > free
+
+
+@pytest.mark.parametrize("settings", [{"max_moves_per_hour": 0}, {"min_run_seconds": 1e7}])
+def test_hysteresis_keeps_a_spread_gang_where_it_is(settings):
+    """Where no move is left, and before it has run as long as it is to stay."""
+    seconds, _ = come_together(**settings)
+    assert seconds == pytest.approx(2e5 / APART)
+
+
+def test_one_move_is_one_of_the_hours():
+    """With one allowed, it is brought together."""
+    seconds, _ = come_together(max_moves_per_hour=1)
+    assert seconds < 1.01 * come_together()[0]
+
+
 def test_without_gangs_placement_changes_nothing_with_pairs_either():
     """Six jobs of one GPU, paired on three."""
     jobs = [TraceJob(type=SINGLE, steps=2e4, arrival=10.0 * i) for i in range(6)]
