@@ -11,21 +11,22 @@ TOLD_APART = "#"
 """In ``Node.taints``, before the number of nodes that more than their taints tells apart."""
 
 
+def where(placement: Placement) -> str:
+    """The GPUs of a gang in one pool, as texts begin with them."""
+    return f"{len(placement.nodes)} x {placement.gpu_type} in pool {placement.pool}"
+
+
 def explain_placement(placement: Placement, *, share: float, received_fraction: float, extended: bool) -> str:
     """Why a gang got its GPUs."""
-    where = f"{len(placement.nodes)} x {placement.gpu_type} in pool {placement.pool}"
-    kept = "stays on " if extended else ""
+    at = f"{'stays on ' if extended else ''}{where(placement)}"
     if share > 0:
-        return (
-            f"{kept}{where}: its share there is {share:.0%} of the time, it has had {received_fraction:.0%}"
-        )
-    return f"{kept}{where}: no job with a share needs them"
+        return f"{at}: its share there is {share:.0%} of the time, it has had {received_fraction:.0%}"
+    return f"{at}: no job with a share needs them"
 
 
 def explain_pinned(placement: Placement, why: str) -> str:
     """Why a gang keeps its GPUs although others are more urgent."""
-    where = f"{len(placement.nodes)} x {placement.gpu_type} in pool {placement.pool}"
-    return f"keeps {where}: it {why}"
+    return f"keeps {where(placement)}: it {why}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

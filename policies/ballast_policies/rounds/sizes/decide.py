@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.explanations import where
 from ballast_policies.rounds.sizes.free_gpus import FreeGpus
 from ballast_policies.rounds.sizes.gang import ElasticGang, SizeSettings
 from ballast_policies.rounds.sizes.market import Cluster
@@ -216,9 +217,10 @@ def _resized(decided: Round, seats: Sequence[Seat], chosen: Division, state: Rou
         placements[name] = dataclasses.replace(seat.base, nodes=chosen.nodes[at])
         count, least = chosen.size(at), len(seat.base.nodes)
         most = max(seat.one.gang.speeds.get(seat.one.gpu_type, {least: 0.0}))
-        reasons[name] = (
-            f"{reasons[name]}; {count} GPUs of {least} to {most}, at {seat.one.speed(count):.3g} steps/s"
-        )
+        # The round before has placed its least size.
+        text = reasons[name].replace(where(seat.base), where(placements[name]), 1)
+        size = f"it may have {least} to {most} GPUs and has {count}, " if most > least else ""
+        reasons[name] = f"{text}; {size}at {seat.one.speed(count):.3g} steps/s"
     # A gang whose nodes have changed, and that neither moves nor starts, has another size.
     resized = tuple(
         job for job in decided.extended if job in state.running and placements[job] != state.running[job]

@@ -72,7 +72,8 @@ async def test_one_ends_the_other_grows_a_third_comes_and_all_share_without_a_re
     await simulation.tick()
     said = simulation.status("two").last_decision
     assert said.chosen == "2 x fast of pool fast"
-    assert "2 GPUs of 1 to 4" in said.why
+    assert "2 x fast in pool fast" in said.why
+    assert "it may have 1 to 4 GPUs and has 2, at " in said.why
     assert said.next_best.startswith("4 x fast: ")
     assert "2 GPUs more; 3 x fast: " in said.next_best
     assert said.next_best.endswith("no faster")
