@@ -21,6 +21,9 @@ MOST_LAYERS = 100_000
 MOST_RANKS = 65_536
 """Most ranks of a gang."""
 
+MOST_MICROBATCHES = 65_536
+"""Most microbatches of a step."""
+
 MOST_SECONDS = 1e9
 """Longest time that a trainer may report: 30 years."""
 

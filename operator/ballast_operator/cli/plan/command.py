@@ -165,9 +165,9 @@ def plan(
             answer["sweep"], table = _sweep(chosen, request, cluster)
             text += table
         if shown:
-            answer["picture"] = found.picture
+            answer["picture"] = drawing = found.picture()
             # The pipeline planner's text has it in any case.
-            text += "" if found.picture in text else f"\n\n{found.picture}"
+            text += "" if drawing in text else f"\n\n{drawing}"
     except (PlanningError, ScheduleError) as error:
         raise click.ClickException(with_option(str(error), {"planner": "--planner"})) from error
     if found.plan is not None:

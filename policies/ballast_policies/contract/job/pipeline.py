@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from ballast_policies.contract.conditions import AllOf, Condition, at
+from ballast_policies.contract.limits import MOST_MICROBATCHES
 from ballast_policies.contract.rules import Rule
 from ballast_policies.contract.settings import Settings, setting
 from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, SCHEDULES, trained_schedules
@@ -74,7 +75,7 @@ class PipelineConfig(Settings):
     """Fewest stages that the job may be launched with; of a job without ``model``, fewest ranks (GPUs)."""
     max_stages: int | None = setting(None, ge=1, le=1024, required_in_cluster=True)
     """Most stages that the job may be launched with; of a job without ``model``, most ranks (GPUs)."""
-    microbatches: int = setting(8, ge=1, le=65_536)
+    microbatches: int = setting(8, ge=1, le=MOST_MICROBATCHES)
     """Microbatches that a batch is split into; at least one per stage."""
     global_batch_size: int = setting(
         16,

@@ -1,7 +1,7 @@
 """What planners answer: the same keys and the same table for every plan, judged by the one cost model."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ballast_policies.planning.pipeline_plan import PipelinePlan
@@ -19,13 +19,14 @@ class PlannerAnswer:
         content: keys of the JSON object.
         text: a table, and what it predicts.
         plan: the simulated pipeline, of planners that simulate one.
-        picture: the step of the first plan, stages x time as text; empty where it is part of the text.
+        picture: draws the step of the first plan, stages x time as text. Raises PlanningError where it has
+            too many microbatches.
     """
 
     content: Mapping[str, Any]
     text: str
     plan: PipelinePlan | None = None
-    picture: str = ""
+    picture: Callable[[], str] = str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ def layouts_answer(
     return PlannerAnswer(
         content={"stepSeconds": best["stepSeconds"], **(keys or {}), "plans": contents},
         text="\n".join(lines),
-        picture=picture(model, layout),
+        picture=lambda: picture(model, layout),
     )
 
 

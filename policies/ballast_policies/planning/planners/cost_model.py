@@ -18,6 +18,7 @@ Bytes are those of :mod:`plan_memory`.
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,6 +29,7 @@ from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.layout import Devices, Groups, Layout
 from ballast_policies.planning.planners.one_f_one_b import backward_ends
 from ballast_policies.planning.planners.plan_memory import PlanMemory
+from ballast_policies.planning.planners.played import check_playable, step_of_many
 from ballast_policies.planning.profile import LayerProfile
 from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, Schedule, StageCosts, Trace, simulate
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward_replicated
@@ -198,7 +200,12 @@ class CostModel:
             ends = backward_ends(times.forward, times.backward, times.transfer, degrees.microbatches)
             seconds = float((ends + times.exchange).max())
         else:
-            seconds = self.trace(layout).makespan
+            seconds = step_of_many(
+                lambda count: self.trace(dataclasses.replace(layout, microbatches=count)).makespan,
+                layout.microbatches,
+                ranks=sum(layout.replicas),
+                period=math.lcm(*layout.replicas),
+            )
         held = self.memory.of_layout(layout, schedule)
         return StepCost(
             seconds=seconds,
@@ -210,6 +217,9 @@ class CostModel:
         """The layout's step, played by the simulator; its ranks are tensor-parallel groups, stage by stage.
 
         Where all stages have as many replicas, one of the equal pipelines is played.
+
+        Raises:
+            PlanningError: it has too many microbatches to be played.
         """
         bounds = np.array([layout.bounds])
         gpus = self.stage_gpus(tuple(stage.groups for stage in layout.stages))
@@ -217,6 +227,7 @@ class CostModel:
         data = layout.data
         if data is not None and count % data == 0:
             replicas, count = (1,) * layout.pipeline, count // data
+        check_playable(sum(replicas), count)
         own = np.array([stage.replicas for stage in layout.stages])
         degrees = Degrees(layout.tensor, 2, layout.microbatch_size, 1, layout.recompute)
         times = self.times(degrees, gpus, bounds)

@@ -8,11 +8,13 @@ from ballast_policies.planning.pipeline_plan import PipelinePlan, plan_pipeline
 from ballast_policies.planning.planners.answers import FoundPlan, PlannerAnswer, layouts_answer, plan_content
 from ballast_policies.planning.planners.best import BestPlans, plan_best
 from ballast_policies.planning.planners.layout import Layout, PlacedStage
+from ballast_policies.planning.planners.played import check_playable
 from ballast_policies.planning.planners.published import pipedream_layout, two_versions_layout
 from ballast_policies.planning.planners.request import PlanRequest
 from ballast_policies.planning.planners.runnable import trainer_fields
 from ballast_policies.planning.schedules import (
     DEFAULT_SCHEDULE,
+    stages_of,
     timeline,
 )
 
@@ -114,6 +116,9 @@ def _without_flush(request: PlanRequest) -> list[tuple[float, FoundPlan]]:
 def pipeline(request: PlanRequest) -> PlannerAnswer:
     """``--planner pipeline``."""
     request.model.check_layers_fit()
+    ranks = sum(kind.count for kind in request.gpus)
+    stages = stages_of(request.schedule, 1, request.chunks) if ranks > 1 else 1
+    check_playable(ranks, request.microbatches, stages_per_rank=stages)
     found = plan_pipeline(
         request.profile,
         request.gpus,
@@ -156,7 +161,10 @@ def pipeline(request: PlanRequest) -> PlannerAnswer:
     if found.schedule.stages == found.schedule.ranks and request.schedule == DEFAULT_SCHEDULE:
         content["plans"] = [plan_content(request.model, layout, predicted_seconds=found.step_seconds)]
     return PlannerAnswer(
-        content=content, text=_pipeline_text(found, job.refused), plan=found, picture=timeline(found.trace)
+        content=content,
+        text=_pipeline_text(found, job.refused),
+        plan=found,
+        picture=lambda: timeline(found.trace),
     )
 
 

@@ -170,6 +170,17 @@ def test_top_plans_are_the_fastest_first_and_unlike(run):
     assert alone["optimal"]
 
 
+@pytest.mark.parametrize("name", ["best", "pipedream", "2bw", "megatron", "amp"])
+def test_a_batch_beyond_all_measure_is_planned_without_being_played(run, name):
+    """A step's length follows from shorter ones; best has no more microbatches than a job may have."""
+    answer = json.loads(run("--planner", name, "--batch-size", "1000000000", "--output", "json").output)
+    (plan, *_) = answer["plans"]
+    assert plan["microbatches"] * plan["microbatchSize"] == 10**9
+    assert plan["stepSeconds"] > 0
+    if name == "best":
+        assert plan["refused"] is None and plan["microbatches"] <= 65_536
+
+
 def test_a_plan_that_the_trainer_does_not_run_says_so(run):
     """DualPipeV is simulated only: planned, with the reason for which the trainer refuses it."""
     text = run("--schedule", "DualPipeV").output
@@ -229,6 +240,7 @@ def test_a_picture_may_be_asked_for_anywhere(tmp_path, place):
             ("--planner", "ptdp"),
             "--planner: 'ptdp' is not one of pipeline, best, pipedream, 2bw, megatron, amp",
         ),
+        ({}, ("--microbatches", "1000000000"), "at most 1000000 are simulated. To fix: fewer, larger"),
         ({}, ("--planner", "best", "--schedule", "GPipe"), "best plans 1F1B, not GPipe"),
         ({"profile": BIG}, ("--batch-size", "3"), "not a multiple of the profile's microbatchSize of 2"),
         ({}, ("--schedule", "2F2B"), "--schedule: '2F2B' is not one of 1F1B"),

@@ -67,6 +67,17 @@ def test_the_judge_agrees_with_the_simulator_for_any_layout(seed):
     assert model.judge(layout).seconds == pytest.approx(model.trace(layout).makespan, rel=1e-9)
 
 
+def test_a_step_of_very_many_microbatches_is_as_long_as_if_it_were_played():
+    """Of stages with different numbers of replicas, whose order repeats every six microbatches."""
+    model = random_model(np.random.default_rng(5), most_gpus=7, most_layers=6, memory=0)
+    gpus, layers, first = iter(range(6)), (0, 1, 2, model.layers), []
+    for stage, replicas in enumerate((2, 1, 3)):
+        groups = tuple((next(gpus),) for _ in range(replicas))
+        first.append(PlacedStage(first_layer=layers[stage], end_layer=layers[stage + 1], groups=groups))
+    layout = Layout(stages=tuple(first), microbatch_size=1, microbatches=2501)
+    assert model.judge(layout).seconds == pytest.approx(model.trace(layout).makespan, rel=1e-9)
+
+
 def test_seconds_and_bytes_by_hand():
     """Two stages of two replicas on a fast and a slow server; then the same recomputed."""
     profile = LayerProfile(

@@ -18,6 +18,7 @@ import dataclasses
 
 import numpy as np
 
+from ballast_policies.contract.limits import MOST_MICROBATCHES
 from ballast_policies.planning.planners.cost_model import CostModel, Degrees
 from ballast_policies.planning.planners.layout import Devices
 
@@ -47,7 +48,8 @@ def all_shapes(
 ) -> list[Shape]:
     """Every shape that fits the number of GPUs and whose bound is below ``limit``, the least bound first.
 
-    A pipeline has at most as many stages as microbatches, as the trainer's 1F1B demands it.
+    A pipeline has at most as many stages as microbatches, as the trainer's 1F1B demands it, and a step no
+    more microbatches than a job may have.
     """
     devices = model.devices
     layers = _Layers(model)
@@ -57,6 +59,7 @@ def all_shapes(
             if tensor * data > devices.count:
                 break
             sizes = np.array(divisors(batch_size // data))
+            sizes = sizes[batch_size // sizes <= MOST_MICROBATCHES]
             microbatches = batch_size // data // sizes
             choices = _choices(devices, tensor, data)
             for recompute in (False, True):
