@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ballast_policies.accounting import isolated_seconds
-from ballast_policies.rounds.values import RoundSettings
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 from ballast_policies.simulator.result import Counters, Result, summarise
@@ -185,20 +184,10 @@ class _Run:
 
     def _brought_together(self, grant: Grant) -> list[int]:
         """Rows of gangs that the round moves to fewer nodes."""
-        settings, rounds = self.settings, self._rounds
         if self._nodes is None:
             return []
-        moved = self._nodes.bring_together(
-            grant,
-            RoundSettings(
-                round_seconds=settings.round_seconds,
-                min_run_seconds=settings.min_run_seconds,
-                max_moves_per_hour=settings.max_moves_per_hour,
-            ),
-            rounds.moves,
-            settings.launch_seconds + settings.stop_seconds,
-        )
-        rounds.brought_together(moved)
+        moved = self._nodes.bring_together(grant, self.settings, self._rounds.moves)
+        self._rounds.brought_together(moved)
         return moved
 
     def _train_on(self, before: Grant) -> bool:

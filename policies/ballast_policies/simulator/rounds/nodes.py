@@ -16,6 +16,7 @@ from ballast_policies.rounds.packing import assign_nodes
 from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.rounds.by_shares import EMPTY_GRANT, Grant
+from ballast_policies.simulator.settings import SimulationSettings
 
 
 class Nodes:
@@ -70,15 +71,14 @@ class Nodes:
         return self._spread
 
     def bring_together(
-        self, grant: Grant, settings: RoundSettings, moves: tuple[float, ...], restart_seconds: float
+        self, grant: Grant, settings: SimulationSettings, moves: tuple[float, ...]
     ) -> list[int]:
         """Move spread gangs to one node at the end of a round, where that pays; those moved, as rows.
 
         Args:
             grant: of the round that begins.
-            settings: of the rounds.
+            settings: of the simulation.
             moves: when running gangs were moved or stopped within the hour, this round included.
-            restart_seconds: from a gang's stop to its first step elsewhere.
         """
         ran = {str(job) for job in self._last.job.tolist()}
         before = {name: at for name, at in self._placed.items() if name in ran}
@@ -95,7 +95,7 @@ class Nodes:
                 fewest=1,
                 speed=float(ledger.spread_rate[grant.job[i], grant.column[i]]),
                 packed_speed=float(ledger.rate[grant.job[i], grant.column[i]]),
-                restart_seconds=restart_seconds,
+                restart_seconds=settings.stop_seconds + settings.launch_seconds,
             )
             for i in np.flatnonzero(self._spread & alone).tolist()
         }
@@ -112,7 +112,11 @@ class Nodes:
             now=self._clock(),
             nodes=self._nodes,
             state=RoundState(running=before, running_since=since, moves=moves),
-            settings=settings,
+            settings=RoundSettings(
+                round_seconds=settings.round_seconds,
+                min_run_seconds=settings.min_run_seconds,
+                max_moves_per_hour=settings.max_moves_per_hour,
+            ),
             spread=spread,
         )
         self._placed |= decided.placements

@@ -170,17 +170,6 @@ def test_top_plans_are_the_fastest_first_and_unlike(run):
     assert alone["optimal"]
 
 
-@pytest.mark.parametrize("name", ["best", "pipedream", "2bw", "megatron", "amp"])
-def test_a_batch_beyond_all_measure_is_planned_without_being_played(run, name):
-    """A step's length follows from shorter ones; best has no more microbatches than a job may have."""
-    answer = json.loads(run("--planner", name, "--batch-size", "1000000000", "--output", "json").output)
-    (plan, *_) = answer["plans"]
-    assert plan["microbatches"] * plan["microbatchSize"] == 10**9
-    assert plan["stepSeconds"] > 0
-    if name == "best":
-        assert plan["refused"] is None and plan["microbatches"] <= 65_536
-
-
 def test_a_plan_that_the_trainer_does_not_run_says_so(run):
     """DualPipeV is simulated only: planned, with the reason for which the trainer refuses it."""
     text = run("--schedule", "DualPipeV").output
