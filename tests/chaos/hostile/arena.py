@@ -14,6 +14,7 @@ from ballast_localcluster import LocalCluster, ProcessNode
 from ballast_localcluster.components import Settings
 from ballast_localcluster.rest import CallError, Rest
 from ballast_operator.install import install_objects
+from ballast_operator.kube.nesting import read_json
 from ballast_operator.local_operator import (
     OPERATOR_NAMESPACE,
     apply_objects,
@@ -98,6 +99,10 @@ class Arena:
             if error.status == 404:
                 return None
             raise
+        except RecursionError:  # deeper than Python's own decoder can read
+            kubectl = [self.local.kubectl, "--kubeconfig", self.local.kubeconfig, "get", "--raw", path]
+            text = subprocess.run([*map(str, kubectl)], capture_output=True, check=True).stdout
+            found = read_json(text)
         return found
 
     def _install(self) -> Path:
