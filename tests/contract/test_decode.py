@@ -97,8 +97,10 @@ def test_a_value_of_every_type():
     ],
 )
 def test_a_value_that_does_not_fit(value, problem):
-    """Is refused with its path, what is expected and what it is."""
-    assert problems(value) == [problem]
+    """Is refused with its path, what is expected, what it is, and what to change."""
+    (found,) = problems(value)
+    assert found.startswith(problem)
+    assert "To fix: " in found or "taken" in found
 
 
 def test_an_unknown_key_is_refused_in_a_file_and_ignored_in_a_message():
@@ -114,7 +116,7 @@ def test_all_problems_of_a_value_are_found():
     """With the path of the value itself in front."""
     assert problems({"speed": "x", "parts": [{}]}, path="job") == [
         "job.name: missing. To fix: give it a value",
-        "job.speed: expected a number, got 'x'",
+        "job.speed: expected a number, got 'x'. To fix: a number",
         "job.parts[0].size: missing. To fix: give it a value",
     ]
 

@@ -1,6 +1,11 @@
 """One-line causes of errors: the user's error, without the wrappers of libraries."""
 
+import traceback
+from pathlib import Path
+
 from ballast_trainer.errors import TrainerError
+
+_OURS = Path(__file__).parent
 
 DATA_NOTE = "while reading the data"
 LAYER_NOTE = "in layer "
@@ -47,5 +52,15 @@ def note_layer(error: BaseException, layer: int, kind: str) -> None:
         error.add_note(f"{LAYER_NOTE}{layer}, {kind}")
 
 
+def with_place(error: BaseException) -> str:
+    """The error as text with the line that raised it: for users whose code failed in one of our calls."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or Path(frames[-1].filename).is_relative_to(_OURS):
+        # One of our checks, or a call whose arguments do not fit.
+        return str(error) if isinstance(error, TypeError | ValueError) else _named(error)
+    return f"{_named(error)} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+
+
 def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
+from ballast_policies.contract.limits import MOST_SECONDS
+
 from ballast_trainer.errors import ConfigurationError
 
 
@@ -19,8 +21,9 @@ def seconds_from(environment: Mapping[str, str], name: str) -> float | None:
         seconds = float(text)
     except ValueError as error:
         raise ConfigurationError(name, f"{text!r} is not a number of seconds. To fix: e.g. 30") from error
-    if not seconds > 0:
-        raise ConfigurationError(name, f"{text} is not above 0. To fix: a number of seconds, e.g. 30")
+    if not 0 < seconds <= MOST_SECONDS:
+        reason = f"{text} is not above 0 and at most {MOST_SECONDS:g}. To fix: a number of seconds, e.g. 30"
+        raise ConfigurationError(name, reason)
     return seconds
 
 
@@ -62,13 +65,17 @@ class LaunchedRank:
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if not environment.get(name):
                 raise ConfigurationError(name, f"not set, with WORLD_SIZE {ranks}. To fix: {_ADVICE}")
+        port = count("MASTER_PORT", 0)
+        if not 1 <= port <= _MOST_PORT:
+            raise ConfigurationError("MASTER_PORT", f"{port} is not 1 to {_MOST_PORT}. To fix: {_ADVICE}")
         return cls(
             rank=rank,
             ranks=ranks,
             local_rank=count("LOCAL_RANK", 0),
             address=environment["MASTER_ADDR"],
-            port=count("MASTER_PORT", 0),
+            port=port,
         )
 
 
+_MOST_PORT = 65_535
 _ADVICE = "start with torchrun, which sets it, or with --ranks"

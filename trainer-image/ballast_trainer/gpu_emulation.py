@@ -19,6 +19,9 @@ from ballast_trainer.errors import ConfigurationError
 EMULATED_STRAGGLER_ENV = "BALLAST_EMULATED_STRAGGLER"
 """How many times slower the products of tensor-parallel layers are on this rank, on top of its slow-down."""
 
+_MOST = 1e6
+"""A millisecond's work then takes a quarter of an hour."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedSpeed:
@@ -63,9 +66,7 @@ def _products(text: str) -> float:
         raise ConfigurationError(
             EMULATED_STRAGGLER_ENV, f"{text!r} is not a factor. To fix: e.g. 8"
         ) from error
-    if not factor >= 1:
-        raise ConfigurationError(EMULATED_STRAGGLER_ENV, f"factor {factor} is below 1")
-    return factor
+    return _usable(EMULATED_STRAGGLER_ENV, "factor", factor)
 
 
 def _factor(text: str, family: str) -> float:
@@ -78,6 +79,11 @@ def _factor(text: str, family: str) -> float:
             'To fix: e.g. {"default": 10}'
         )
         raise ConfigurationError(EMULATED_SLOWDOWN_ENV, reason) from error
-    if not factor >= 1:
-        raise ConfigurationError(EMULATED_SLOWDOWN_ENV, f"factor {factor} of {family!r} is below 1")
+    return _usable(EMULATED_SLOWDOWN_ENV, f"factor of {family!r}", factor)
+
+
+def _usable(variable: str, what: str, factor: float) -> float:
+    if not 1 <= factor <= _MOST:
+        reason = f"{what} {factor} is not one. To fix: a number from 1 to {_MOST:g}"
+        raise ConfigurationError(variable, reason)
     return factor

@@ -22,7 +22,7 @@ from ballast_trainer.distributed.joining import announce_ready, wait_until_calle
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join
 from ballast_trainer.distributed.stopping import StopSignal
-from ballast_trainer.dynamics.registry import build_dynamics, check_cached_outputs, check_changes
+from ballast_trainer.dynamics.registry import build_dynamics, check_dynamics, warn_without_effect
 from ballast_trainer.environment import seconds_from
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.evaluation.validation_data import ValidationData, validation_data
@@ -75,11 +75,9 @@ class ValidatedJob:
         if config.model is None:
             raise ConfigurationError("model", "missing. To fix: name one, e.g. model: {name: gpt}")
         model = build_model(config.model, config.data, seed=config.training.seed)
-        build_dynamics(config.dynamics, model.layer_count, model.family)
-        check_changes(model, config.dynamics)
-        check_cached_outputs(model, config.dynamics)
+        check_dynamics(model, config.dynamics)
         check_tensor_parallel(model, config)
-        check_export(model, config.export)
+        check_export(model, config.export, config.dynamics)
         learning_rate(config.training, 0, config.total_steps)
         return cls(config=config, model=model, validation=validation_data(config, model))
 
@@ -103,6 +101,7 @@ class ValidatedJob:
         Raises:
             ConfigurationError: something in the job cannot be right with them.
         """
+        warn_without_effect(self.config.dynamics, self.model.layer_count, self.config.total_steps)
         return dataclasses.replace(self, model=tied_model(self.model, self.config))
 
     def placement(self, ranks: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from ballast_policies.contract.errors import ContractError, Problem, camel, join_path, shown
 from ballast_policies.contract.limits import FILE, MESSAGE, Limits, value_deeper
-from ballast_policies.contract.settings import field_problem, suggestion
+from ballast_policies.contract.settings import field_problem, not_among, suggestion
 
 T = TypeVar("T")
 Unknown = Literal["ignore", "refuse"]
@@ -29,6 +29,7 @@ Spelling = Callable[[str], str]
 
 _Reader = Callable[[Any, str, list[Problem]], Any]
 _FAILED: Any = object()
+_FLATTER = "To fix: fewer levels"
 _MOST_WHOLE = 2**63 - 1
 _DIGITS = 20
 """Longest decimal of a whole number of 64 bits, its sign included."""
@@ -169,7 +170,7 @@ def _reader(kind: Any, unknown: Unknown, spelling: Spelling) -> _Reader:
 
 def _anything(value: Any, path: str, problems: list[Problem]) -> Any:
     deep = value_deeper(value, MESSAGE.depth)
-    return _fail(problems, path, f"nested deeper than {MESSAGE.depth} levels") if deep else value
+    return _fail(problems, path, f"nested deeper than {MESSAGE.depth} levels. {_FLATTER}") if deep else value
 
 
 def _plain(kind: Any) -> _Reader:
@@ -180,13 +181,13 @@ def _plain(kind: Any) -> _Reader:
             try:
                 return float(value)
             except OverflowError:
-                return _fail(problems, path, f"expected {expected}, got one of {value.bit_length()} bits")
+                return _unexpected(problems, path, expected, f"one of {value.bit_length()} bits")
         if type(value) is not kind and not (isinstance(value, kind) and not isinstance(value, bool)):
-            return _fail(problems, path, f"expected {expected}, got {shown(value)}")
+            return _unexpected(problems, path, expected, shown(value))
         if kind is float and not math.isfinite(value):
-            return _fail(problems, path, f"expected {expected}, got {value}")
+            return _unexpected(problems, path, expected, str(value))
         if kind is str and not _is_unicode(value):
-            return _fail(problems, path, f"expected {expected}, got half of a pair of surrogates")
+            return _unexpected(problems, path, expected, "half of a pair of surrogates")
         return value
 
     return read
@@ -203,8 +204,8 @@ def _member(kind: type[enum.Enum]) -> _Reader:
     def read(value: Any, path: str, problems: list[Problem]) -> Any:
         if isinstance(value, str) and value in members:
             return members[value]
-        near = suggestion(value if isinstance(value, str) else "", members)
-        return _fail(problems, path, f"{shown(value)} is not {near}")
+        reason = not_among(value if isinstance(value, str) else "", members)
+        return _fail(problems, path, f"{shown(value)} {reason}")
 
     return read
 
@@ -221,9 +222,9 @@ def _list(arguments: tuple[Any, ...], unknown: Unknown, spelling: Spelling) -> _
 
     def read(value: Any, path: str, problems: list[Problem]) -> Any:
         if not isinstance(value, list | tuple):
-            return _fail(problems, path, f"expected a list, got {shown(value)}")
+            return _unexpected(problems, path, "a list", shown(value))
         if count is not None and len(value) != count:
-            return _fail(problems, path, f"expected a list of {count}, got {shown(value)}")
+            return _unexpected(problems, path, f"a list of {count}", shown(value))
         before = len(problems)
         items = tuple(inner(item, f"{path}[{index}]", problems) for index, item in enumerate(value))
         return items if len(problems) == before else _FAILED
@@ -234,11 +235,11 @@ def _list(arguments: tuple[Any, ...], unknown: Unknown, spelling: Spelling) -> _
 def _mapping(inner: _Reader) -> _Reader:
     def read(value: Any, path: str, problems: list[Problem]) -> Any:
         if type(value) is not dict and not isinstance(value, Mapping):
-            return _fail(problems, path, f"expected an object, got {shown(value)}")
+            return _unexpected(problems, path, "an object", shown(value))
         before, found = len(problems), {}
         for key, item in value.items():
             if not isinstance(key, str):
-                return _fail(problems, path, f"expected keys of text, got {shown(key)}")
+                return _unexpected(problems, path, "keys of text", shown(key))
             found[key] = inner(item, join_path(path, key), problems)
         return found if len(problems) == before else _FAILED
 
@@ -256,7 +257,7 @@ def _object(kind: Any, unknown: Unknown, spelling: Spelling) -> _Reader:
 
     def read(value: Any, path: str, problems: list[Problem]) -> Any:
         if type(value) is not dict and not isinstance(value, Mapping):
-            return _fail(problems, path, f"expected an object, got {shown(value)}")
+            return _unexpected(problems, path, "an object", shown(value))
         before, arguments = len(problems), {}
         if unknown == "refuse":
             for key in value:
@@ -290,6 +291,10 @@ def _object(kind: Any, unknown: Unknown, spelling: Spelling) -> _Reader:
         return _FAILED
 
     return read
+
+
+def _unexpected(problems: list[Problem], path: str, expected: str, found: str) -> Any:
+    return _fail(problems, path, f"expected {expected}, got {found}. To fix: {expected}")
 
 
 def _fail(problems: list[Problem], path: str, reason: str) -> Any:

@@ -177,11 +177,13 @@ def _range(facts: Facts) -> str:
 
 def _text_problem(facts: Facts, value: str) -> str:
     if facts.min_length is not None and len(value) < facts.min_length:
-        return f"{value!r} is shorter than {facts.min_length} characters"
+        return f"{value!r} is shorter than {facts.min_length} characters. To fix: a longer text"
     if facts.max_length is not None and len(value) > facts.max_length:
-        return f"{value[:40]!r}... has {len(value)} characters, above {facts.max_length}"
+        text = f"{value[:40]!r}... has {len(value)} characters, above {facts.max_length}"
+        return f"{text}. To fix: a shorter text"
     if facts.pattern and re.fullmatch(facts.pattern, value) is None:
-        return f"{value!r} is not {facts.form or f'matched by {facts.pattern}'}"
+        form = facts.form or f"matched by {facts.pattern}"
+        return f"{value!r} is not {form}" + ("" if "To fix: " in form else ". To fix: such a text")
     if facts.registry is not None:
         return _name_problem(facts, facts.registry, value)
     return ""
@@ -193,7 +195,7 @@ def _name_problem(facts: Facts, registry: Registry[Any], value: str) -> str:
     if value in own:
         return ""
     if value in registry.builtin or (value not in registry and value not in registry.refused):
-        return f"{value!r} is not {suggestion(value, own)}"
+        return f"{value!r} {not_among(value, own)}"
     try:
         row = registry.find(value)
     except RegistryError as error:
@@ -204,7 +206,7 @@ def _name_problem(facts: Facts, registry: Registry[Any], value: str) -> str:
 
 def _list_problem(facts: Facts, value: Sequence[Any]) -> str:
     if facts.max_length is not None and len(value) > facts.max_length:
-        return f"{len(value)} entries, above {facts.max_length}"
+        return f"{len(value)} entries, above {facts.max_length}. To fix: fewer"
     if facts.key:
         keys = [getattr(item, facts.key) for item in value]
         twice = sorted({key for key in keys if keys.count(key) > 1})
@@ -220,6 +222,16 @@ def _list_problem(facts: Facts, value: Sequence[Any]) -> str:
 def suggestion(name: str, known: Iterable[str]) -> str:
     """``one of a, b``, and the nearest of them where one is near; letters' case does not count."""
     names = list(known)
+    return f"one of {', '.join(map(str, names))}{_nearest(name, names)}"
+
+
+def not_among(name: str, known: Iterable[str]) -> str:
+    """``is not one of a, b``, and what to change."""
+    names = list(known)
+    return f"is not one of {', '.join(map(str, names))}. To fix: one of these{_nearest(name, names)}"
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
     by_case = {str(other).lower(): str(other) for other in names}
     near = difflib.get_close_matches(name.lower(), by_case, n=1)
-    return f"one of {', '.join(map(str, names))}" + (f"; did you mean {by_case[near[0]]!r}?" if near else "")
+    return f"; did you mean {by_case[near[0]]!r}?" if near else ""

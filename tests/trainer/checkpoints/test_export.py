@@ -167,8 +167,13 @@ GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "changes"),
-    [(LLAMA, True), (LLAMA | {"tie_word_embeddings": True}, False), (GPT2, False)],
-    ids=["llama", "tied llama", "gpt2"],
+    [
+        (LLAMA, True),
+        (LLAMA | {"tie_word_embeddings": True}, False),
+        (GPT2, False),
+        (GPT2 | {"tie_word_embeddings": False}, True),
+    ],
+    ids=["llama", "tied llama", "gpt2", "pruned gpt2"],
 )
 def test_a_hugging_face_model_is_saved_for_from_pretrained(job, tmp_path, arguments, changes):
     """A folder that transformers loads by itself, with the job's loss; tied weights stay tied."""
@@ -197,7 +202,6 @@ def test_a_hugging_face_model_is_saved_for_from_pretrained(job, tmp_path, argume
 
     assert loss_of(config, Logits()) == pytest.approx(told.evaluations()[4], abs=1e-5)
     # Again, over what is there.
-    config["dynamics"] = []
     assert export(tmp_path, config, "--format", "huggingFace", "--output", folder).exit_code == 0
     (folder / "notes.txt").write_text("mine")
     refused = export(tmp_path, config, "--format", "huggingFace", "--output", folder)
@@ -258,6 +262,49 @@ def test_what_cannot_be_exported_after_the_last_step_is_refused_before_the_first
             train_here(job(export={"path": str(path)}))
     assert not (tmp_path / "saved").exists() or not list((tmp_path / "saved").glob("step-*"))
     assert not list(tmp_path.rglob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kind": "mixtureOfExperts", "experts": {"everyBlocks": 1}}, "mixtureOfExperts adds 'layer.mlp"),
+        ({"kind": "mixtureOfDepths", "target": 0.5, "depths": {"everyBlocks": 1}}, "mixtureOfDepths adds"),
+        ({"kind": "earlyExit", "exits": {"confidence": "head"}}, "earlyExit adds"),
+        ({"kind": "pruning", "target": 0.5, "pruning": {"structure": "heads"}}, "pruning removes heads"),
+    ],
+)
+def test_a_folder_of_a_model_that_a_change_gives_other_tensors_is_refused_before_the_first_step(
+    job, tmp_path, change, words
+):
+    """``from_pretrained`` could not load it; what changes no tensors is no obstacle."""
+    pytest.importorskip("transformers")
+    model = {"name": "ballast_trainer.models.hugging_face:from_config", "args": LLAMA}
+    data = {"name": "tests.support.held_data:text", "args": {"context": 8}}
+    wanted = {"path": str(tmp_path / "model"), "format": "huggingFace"}
+    config = job(model=model, data=data, export=wanted, dynamics=[change])
+    config["evaluation"]["data"] = data
+    with pytest.raises(ConfigurationError, match=rf"export.format: .*{words}.*To fix: safetensors"):
+        ValidatedJob.from_mapping(config)
+    config["dynamics"] = [SLIGHTLY, FROZEN, {"kind": "sparseAttention"}, {"kind": "earlyExit"}]
+    ValidatedJob.from_mapping(config)
+
+
+def test_cut_maps_of_gpt2_are_exported_as_it_has_them(job, tmp_path):
+    """Under its names, inputs first; as many neurons less in one as in the other."""
+    pytest.importorskip("transformers")
+    model = {"name": "ballast_trainer.models.hugging_face:from_config", "args": GPT2}
+    data = {"name": "tests.support.held_data:text", "args": {"context": 8}}
+    change = PRUNED | {"target": 0.5, "pruning": {"structure": "neurons"}}
+    config = job(model=model, data=data, dynamics=[change], export={"path": str(tmp_path / "model")})
+    config["evaluation"]["data"] = data
+    train_here(config)
+    found = load_file(tmp_path / "model")
+    for block in range(2):
+        into = found[f"transformer.h.{block}.mlp.c_fc.weight"].shape
+        away = found[f"transformer.h.{block}.mlp.c_proj.weight"].shape
+        assert into == away[::-1]
+        assert into[0] == 16 and into[1] < 64
+    assert not [name for name in found if "mlp.mlp" in name]
 
 
 def test_a_directory_of_damaged_checkpoints_names_the_damage(job, tmp_path):

@@ -6,6 +6,7 @@ from ballast_policies.contract.job import DynamicConfig, FreezingSettings, Pruni
 from ballast_trainer.checkpoints.tensors import as_remembered
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import BUFFER, Freezing
+from ballast_trainer.dynamics.pruning import neurons
 from ballast_trainer.dynamics.registry import build_dynamic
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.running import RUNNING
@@ -132,16 +133,16 @@ def test_the_weakest_neurons_of_the_whole_model_go():
     layers = prepared(dynamic)
     with torch.no_grad():
         for layer in list(layers)[1:-1]:
-            layer.module.mlp.mlp.up.weight.mul_(1 + layer.index / 10)
+            layer.module.mlp.up.weight.mul_(1 + layer.index / 10)
     learn(layers)
     block = layers[1].module
-    up, down = block.mlp.mlp.up, block.mlp.mlp.down
+    up, down = block.mlp.up, block.mlp.down
     full = {"up": up.weight.clone(), "bias": up.bias.clone(), "down": down.weight.clone()}
     scores = torch.sqrt((full["up"] ** 2).sum(1) * (full["down"] ** 2).sum(0))
     assert dynamic.apply(2, layers, ALONE)
     left = sum(dynamic.counts(layer)[1] for layer in layers)
     assert left == int(4 * 64 * 0.8)
-    keep = scores.topk(block.mlp.kept).indices.sort().values
+    keep = scores.topk(neurons.prepared(block)[0].kept).indices.sort().values
     assert torch.equal(up.weight, full["up"][keep]) and torch.equal(down.weight, full["down"][:, keep])
     state = layers[1].optimizer.state[up.weight]
     assert state["exp_avg"].shape == up.weight.shape

@@ -68,7 +68,9 @@ class ApiServer:
             current = named["context"][config["current-context"]]
             cluster, user = named["cluster"][current["cluster"]], named["user"][current["user"]]
         except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-            raise ConfigurationError("KUBECONFIG", f"{path} is not a kubeconfig: {error!r}") from error
+            raise ConfigurationError(
+                "KUBECONFIG", f"{path} is not a kubeconfig: {error!r}. To fix: one that kubectl reads"
+            ) from error
         context = None
         if cluster["server"].startswith("https"):
             context = ssl.create_default_context(

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from ballast_policies.contract.job import ExportConfig, ExportFormat, JobConfig, TrainingConfig
+from ballast_policies.contract.job import DynamicConfig, ExportConfig, ExportFormat, JobConfig, TrainingConfig
 from torch import nn
 
 from ballast_trainer.checkpoints import tensors
 from ballast_trainer.checkpoints.folder import CheckpointFolder
 from ballast_trainer.checkpoints.manifest import MANIFEST, Flaw, Manifest, Patience, flaws, read_manifest
+from ballast_trainer.checkpoints.plain_names import PlainNames, check_unchanged_names
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import REMEMBERED
 from ballast_trainer.dynamics.protocol import Dynamic
@@ -68,17 +69,20 @@ def export_checkpoint(
     return manifest.step, len(found)
 
 
-def check_export(model: Model, wanted: ExportConfig | None) -> None:
-    """Refuse before the first step a format that the model does not have.
+def check_export(model: Model, wanted: ExportConfig | None, changes: Sequence[DynamicConfig] = ()) -> None:
+    """Refuse before the first step a format that the model does not have, or will not have.
 
     Raises:
         ConfigurationError: with the formats that it has.
     """
-    if wanted is not None and wanted.format is ExportFormat.HUGGING_FACE and model.save_whole is None:
+    if wanted is None or wanted.format is not ExportFormat.HUGGING_FACE:
+        return
+    if model.save_whole is None:
         raise ConfigurationError(
             "export.format",
             "huggingFace is for models of ballast_trainer.models.hugging_face. To fix: safetensors or torch",
         )
+    check_unchanged_names(model, changes)
 
 
 def check_place(wanted: ExportConfig) -> None:
@@ -146,11 +150,10 @@ def whole_model(
         )
     device = torch.device("cpu")
     world = World(epoch=1, rank=0, size=1, processes=("local",), device=device)
-    plain: dict[int, str] = {}
+    plain = PlainNames()
 
     def prepare(index: int, module: nn.Module) -> nn.Module:
-        plain.clear()
-        plain.update({id(value): name for name, value in module.state_dict(keep_vars=True).items()})
+        plain.tensors = PlainNames.of(module).tensors
         for dynamic in dynamics:
             module = dynamic.prepare(index, module)
         return module
@@ -161,11 +164,10 @@ def whole_model(
         with host_seeded():
             layers.hold([layers.make(index)])
         module = layers[index].module
-        names = {
-            name: plain.get(id(value), name) for name, value in module.state_dict(keep_vars=True).items()
-        }
+        names, transposed = plain.now(module)
         tensors.load(world, layers, path, Patience(0), optimizer=False)
-        for name, value in _dense(module).items():
+        for name, tensor in _dense(module).items():
+            value = tensor.t() if name in transposed else tensor
             whole = model.name_of(index, names.get(name, name))
             if whole in found and model.tied and torch.equal(found[whole], value):
                 continue

@@ -10,7 +10,7 @@ import torch
 from ballast_trainer.checkpoints.manifest import Patience
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import as_remembered
-from ballast_trainer.dynamics.pruning.sparse_linear import without_masks
+from ballast_trainer.dynamics.pruning.orientation import as_pruned_now
 from ballast_trainer.errors import CheckpointError
 from ballast_trainer.layers.layer import OPTIMIZER, LayerSet
 from ballast_trainer.tensor_parallel.shards import assembled, needed_keys, stored_tensors
@@ -77,7 +77,7 @@ def load(world: World, layers: LayerSet, path: Path, patience: Patience, *, opti
         prefix = _layer_key(layer.index, "")
         stored = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         try:
-            fitting = without_masks(assembled(stored, layer, world.tensor), layer.module)
+            fitting = as_pruned_now(assembled(stored, layer, world.tensor), layer.module)
             layer.load(as_remembered(fitting, layer.module))
         except (RuntimeError, ValueError, KeyError) as error:
             reason = " ".join(str(error).split()[:40])

@@ -6,14 +6,31 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ballast_policies.contract.errors import camel
+from ballast_policies.contract.errors import camel, shown
 
 from ballast_trainer.errors import ConfigurationError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 as PyYAML reads it, but ``1e-3`` is a number, as in YAML 1.2 and in JSON, not a text."""
+    """YAML 1.1 as PyYAML reads it, but ``1e-3`` is a number, as in YAML 1.2 and in JSON, not a text.
 
+    A key that is given twice is an error: PyYAML itself would let the last one win, silently.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise yaml.composer.ComposerError(None, None, f"{key.value!r} is given twice", key.start_mark)
+            seen.add(key.value)
+        return node
+
+
+_UNREADABLE = (ValueError, AttributeError, LookupError, RecursionError, yaml.YAMLError)
+"""What PyYAML raises, also for impossible dates, tags that do not suit their text, and what is no text."""
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
@@ -33,9 +50,8 @@ def read_config(path: Path, assignments: tuple[str, ...]) -> dict[str, Any]:
     """
     try:
         value = yaml.load(path.read_text(), _Loader)
-    # ValueError: what is no text, an impossible date, a number of thousands of digits.
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = f"cannot read {path}: {error}. To fix: name a YAML or JSON file"
+    except (OSError, *_UNREADABLE) as error:
+        reason = f"cannot read {path}: {error}. To fix: a file of YAML or JSON"
         raise ConfigurationError("--config", reason) from error
     if not isinstance(value, dict):
         reason = f"{path} is not a mapping. To fix: begin with totalSteps: and model:"
@@ -61,11 +77,13 @@ def _assign(config: dict[str, Any], assignment: str) -> None:
             target[place] = {}
         target = target[place]
         if not isinstance(target, dict | list):
-            raise ConfigurationError("--set", f"{key!r}: {parent!r} is not an object")
+            reason = f"{key!r}: {parent!r} is {shown(target)}, no object. To fix: a field of an object"
+            raise ConfigurationError("--set", reason)
     try:
         target[_place(key, target, last)] = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ConfigurationError("--set", f"{key!r}: {text!r} is not YAML ({error})") from error
+    except _UNREADABLE as error:
+        reason = f"{key!r}: {shown(text)} is not YAML ({error}). To fix: a value as in the file"
+        raise ConfigurationError("--set", reason) from error
 
 
 def _place(key: str, target: Any, part: str) -> Any:

@@ -111,7 +111,7 @@ def shared_configuration(
 
 def _port(text: str) -> int:
     if not text.isdecimal():
-        raise ConfigurationError(METRICS_PORT_ENV, f"{text!r} is not a port")
+        raise ConfigurationError(METRICS_PORT_ENV, f"{text!r} is not a port. To fix: 1 to 65535, or unset")
     return int(text)
 
 

@@ -52,6 +52,25 @@ def _local_plan(ranks: int, per_pod: int) -> Plan:
     return Plan(job="local", epoch=1, launch=1, directive=Directive.RUN, ranks=members)
 
 
+def _unpartitioned(config: dict[str, Any]) -> dict[str, Any]:
+    """The whole model in one process, which is the reference for a mesh of ranks.
+
+    Args:
+        config: as the user wrote it; nothing is checked yet.
+    """
+    alone = {key: value for key, value in config.items() if key != "parallelism"}
+    changes = alone.get("dynamics")
+    if isinstance(changes, list):
+        # One rank shares its experts with nobody.
+        alone["dynamics"] = [
+            change | {"experts": {k: v for k, v in change["experts"].items() if k != "parallel"}}
+            if isinstance(change, dict) and isinstance(change.get("experts"), dict)
+            else change
+            for change in changes
+        ]
+    return alone
+
+
 def _open_store(launched: LaunchedRank, stop: StopSignal) -> Any:
     """The store under torchrun (the agent's) or of local ranks (rank 0's), under the attempt's prefix."""
     import torch.distributed as dist
@@ -95,8 +114,7 @@ def _run(
     stop = StopSignal()
     stop.install(interactive=True, seconds=stop_seconds(), overdue=end_on_lost_peer())
     if single_process:
-        # The whole model in one process is the reference for a mesh of ranks.
-        config = {key: value for key, value in config.items() if key != "parallelism"}
+        config = _unpartitioned(config)
     job = ValidatedJob.from_mapping(config)
     launched = LaunchedRank() if single_process else LaunchedRank.from_environment(os.environ)
     rank, ranks = launched.rank, launched.ranks

@@ -56,7 +56,9 @@ def trace(
 
     try:
         if out is not None and out.suffix not in FORMATS:
-            raise ConfigurationError("--out", f"{out} must end in one of {', '.join(FORMATS)}")
+            raise ConfigurationError(
+                "--out", f"{out} must end in one of {', '.join(FORMATS)}. To fix: e.g. step.json"
+            )
         if out is not None and not out.parent.is_dir():
             raise ConfigurationError("--out", f"no folder {out.parent}. To fix: make it, or write elsewhere")
         value = read_config(config_path, assignments)

@@ -22,6 +22,11 @@ def _corpus() -> torch.Tensor:
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
+def longest_context() -> int:
+    """Most positions of a sample of the text."""
+    return len(_corpus()) - 1
+
+
 def text_batch(seed: int, step: int, size: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets of a step: ``size`` random windows of the text.
 

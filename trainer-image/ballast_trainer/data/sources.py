@@ -86,11 +86,13 @@ def whole_batch(batch: Any, size: int, field: str = FIELD) -> Batch:
         ConfigurationError: it is not.
     """
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
-        raise ConfigurationError(field, f"gives {type(batch).__name__}, not a pair of inputs and targets")
+        reason = f"gives {type(batch).__name__}, not a pair of inputs and targets. To fix: return both"
+        raise ConfigurationError(field, reason)
     inputs, targets = batch
     for name, value in (("inputs", inputs), ("targets", targets)):
         if not isinstance(value, torch.Tensor):
-            raise ConfigurationError(field, f"{name} are {type(value).__name__}, not a tensor")
+            reason = f"{name} are {type(value).__name__}, not a tensor. To fix: return tensors"
+            raise ConfigurationError(field, reason)
         if value.dim() == 0 or len(value) != size:
             raise ConfigurationError(
                 field,
@@ -108,7 +110,7 @@ class ShuffledDataset:
 
     def __init__(self, dataset: Any) -> None:
         if len(dataset) == 0:
-            raise ConfigurationError(FIELD, "the dataset is empty")
+            raise ConfigurationError(FIELD, "the dataset has no sample. To fix: one at least")
         self._dataset = dataset
         self._permutation = functools.lru_cache(maxsize=_KEPT_PERMUTATIONS)(self._permuted)
 
@@ -168,7 +170,9 @@ class ReplayedLoader:
             self._epoch += 1
             with seeded_data(seed, -1 - self._epoch):
                 self._batches = iter(self._loader)
-        raise ConfigurationError(FIELD, "the loader yields no batch")
+        raise ConfigurationError(
+            FIELD, "the loader yields no batch. To fix: one at least, of globalBatchSize samples"
+        )
 
 
 def seeded_data(seed: int, part: int) -> contextlib.AbstractContextManager[None]:

@@ -54,6 +54,15 @@ class BlockChange(UnchangedHooks):
             return f"an index that everyBlocks: {self.every_blocks} passes over"
         return lacking(module, self.needs)
 
+    def without_effect(self, total_steps: int) -> str:
+        """Its strength stays 0."""
+        weak = "" if self.most_strength(total_steps) > 0 else "its target stays 0 to the job's last step"
+        return self._steps.too_late(total_steps) or weak
+
+    def most_strength(self, total_steps: int) -> float:
+        """At the last step of a job."""
+        return self._target * self._steps.progress(total_steps - 1)
+
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
         """Change a newly built layer."""
         return module if self.lacks(index, module) else self.change_block(module, index)

@@ -90,6 +90,12 @@ class Freezing(UnchangedHooks):
         count = math.floor(self._share * self._steps.progress(step) + 1e-9)
         return min(count, self._layer_count - 1)
 
+    def without_effect(self, total_steps: int) -> str:
+        """No layer is frozen by the end."""
+        most = self.frozen_count(total_steps - 1) if self._by_steps else self._most
+        few = f"target lets less than one of {self._layer_count} layers freeze in {total_steps} steps"
+        return self._steps.too_late(total_steps) or ("" if most else few)
+
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
         """With a criterion, room for what the layer has to remember."""
         if not self._by_steps:

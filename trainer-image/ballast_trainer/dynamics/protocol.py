@@ -31,6 +31,9 @@ class Dynamic(Protocol):
     def lacks(self, index: int, module: nn.Module) -> str:
         """What a layer has not that the change needs, as text after "has"; empty: it is changed."""
 
+    def without_effect(self, total_steps: int) -> str:
+        """Why its settings let it change nothing in a job of so many steps; empty: they do not."""
+
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
         """Make a newly built layer able to change; returns the module to use."""
 
@@ -68,6 +71,10 @@ class UnchangedHooks:
 
     def lacks(self, index: int, module: nn.Module) -> str:
         """Nothing."""
+        return ""
+
+    def without_effect(self, total_steps: int) -> str:
+        """Nothing speaks against an effect."""
         return ""
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:

@@ -54,7 +54,7 @@ def build_dynamics(
         if families and family not in {*families, _CUSTOM}:
             reason = (
                 f"{config.kind!r} changes models of the family {', '.join(sorted(families))}; "
-                f"this model's family is {family!r}"
+                f"this model's family is {family!r}. To fix: leave it out, or another model"
             )
             raise ConfigurationError("dynamics.kind", reason)
     pair = excluded_pair(config.kind for config in configs)
@@ -75,6 +75,27 @@ def build_dynamic(config: DynamicConfig, layer_count: int) -> Dynamic:
     build = load_callable(f"dynamics[{config.kind}]", find_dynamic(config.kind).build)
     built: Dynamic = build(config, layer_count)
     return built
+
+
+def check_dynamics(model: Model, configs: Sequence[DynamicConfig]) -> None:
+    """Refuse changes that do not suit the model, or each other.
+
+    Raises:
+        ConfigurationError: names the change and why.
+    """
+    build_dynamics(configs, model.layer_count, model.family)
+    check_changes(model, configs)
+    check_cached_outputs(model, configs)
+
+
+def warn_without_effect(configs: Sequence[DynamicConfig], layer_count: int, total_steps: int) -> None:
+    """Say of changes whose settings let them change nothing that they do not."""
+    for config in configs:
+        change = build_dynamic(config, layer_count)
+        # Kinds of other distributions need not tell.
+        why = change.without_effect(total_steps) if hasattr(change, "without_effect") else ""
+        if why:
+            logger.warning("dynamics: %s changes nothing in this job: %s", config.kind, why)
 
 
 def check_changes(model: Model, configs: Sequence[DynamicConfig]) -> None:

@@ -36,6 +36,12 @@ class ChangeSteps:
             return self.end
         return step - (step - self.start) % self.every
 
+    def too_late(self, total_steps: int) -> str:
+        """Why nothing happens in a job of so many steps; empty: something does."""
+        return (
+            "" if self.start < total_steps else f"startStep {self.start}, and the job has {total_steps} steps"
+        )
+
     def progress(self, step: int) -> float:
         """Fraction of the way from start to end at ``step``, as of the newest acting step."""
         last = self.last_at(step)

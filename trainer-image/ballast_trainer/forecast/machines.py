@@ -1,6 +1,7 @@
 """What a forecast takes the ranks and their links to be, and who of them is in which pipeline."""
 
 import dataclasses
+import math
 
 from ballast_policies.contract.job import JobConfig
 from ballast_policies.planning.schedules import Schedule
@@ -60,7 +61,9 @@ def positions_of(config: JobConfig, ranks: int) -> int:
         )
     if ranks % parallelism.data:
         raise ConfigurationError(
-            "parallelism.data", f"{ranks} ranks are no multiple of {parallelism.data} replicas"
+            "parallelism.data",
+            f"{ranks} ranks are no multiple of {parallelism.data} replicas. "
+            f"To fix: --ranks {math.lcm(ranks, parallelism.data)}, or another data",
         )
     return ranks // parallelism.data
 

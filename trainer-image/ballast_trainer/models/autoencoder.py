@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from ballast_trainer.data.corpus import VOCABULARY
+from ballast_trainer.models.arguments import check_arguments
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.text import text_model
 
@@ -68,8 +69,9 @@ def build_autoencoder(*, layers: int = 8, dim: int = 128, context: int = 32, dro
     """A model of ``layers`` layers, two of which are the encoder of the bag and the head.
 
     Raises:
-        ValueError: fewer than 3 layers.
+        ValueError: names the argument that no model can be built of.
     """
+    check_arguments(layers=layers, context=context, dropout=dropout, dim=dim)
     return text_model(
         ("encoder", lambda: BagEncoder(dim, dropout)),
         ("dense layer", lambda _: DenseLayer(dim, dropout)),

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from ballast_trainer.data.corpus import VOCABULARY
+from ballast_trainer.models.arguments import check_arguments, check_positive
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.text import text_model
 
@@ -150,8 +151,10 @@ def build_gpt(
         embedding_std: standard deviation of the tokens' initial vectors (GPT-2: 0.02, T5: 1).
 
     Raises:
-        ValueError: fewer than 3 layers, or ``dim`` is no multiple of ``heads``.
+        ValueError: names the argument that no model can be built of.
     """
+    check_arguments(layers=layers, context=context, dropout=dropout, dim=dim, heads=heads)
+    check_positive(embedding_std=embedding_std)
     if dim % heads:
         raise ValueError(f"dim {dim} is not a multiple of {heads} heads")
 

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from ballast_trainer.data.corpus import VOCABULARY
+from ballast_trainer.models.arguments import check_arguments
 from ballast_trainer.models.gpt import Head, cross_entropy
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.text import text_model
@@ -50,8 +51,9 @@ def build_recurrent(
     """A byte-level recurrent model of ``layers`` layers, two of which are the embedding and the head.
 
     Raises:
-        ValueError: fewer than 3 layers.
+        ValueError: names the argument that no model can be built of.
     """
+    check_arguments(layers=layers, context=context, dropout=dropout, dim=dim)
     return text_model(
         ("embedding", lambda: TokenEmbedding(dim, dropout)),
         ("recurrent layer", lambda _: RecurrentLayer(dim, dropout)),

@@ -2,13 +2,17 @@
 
 import dataclasses
 import importlib
+import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from ballast_policies.contract.errors import shown
 from ballast_policies.contract.job import DataConfig, ModelConfig
 
+from ballast_trainer.causes import with_place
 from ballast_trainer.data.sources import batches_from
-from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.models.autoencoder import build_autoencoder
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.models.protocol import Model, no_batch
@@ -22,20 +26,27 @@ MODELS: dict[str, Callable[..., Model]] = {
 }
 
 
+_ARGUMENTS = "To fix: the arguments that it takes, with values that it can use"
+
+
 def load_callable(field: str, name: str) -> Callable[..., Any]:
     """The callable that ``module:callable`` names.
 
     Raises:
-        ConfigurationError: there is no such module or callable.
+        ConfigurationError: there is no such module or callable, or the module fails as it is imported.
     """
     module_name, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
+        found = operator.attrgetter(attribute)(importlib.import_module(module_name))
     except (ImportError, AttributeError) as error:
         reason = f"cannot load {name!r}: {error}. To fix: name an importable module:callable"
         raise ConfigurationError(field, reason) from error
+    except Exception as error:  # a user's module may do anything as it is imported
+        reason = f"cannot load {name!r}: {with_place(error)}. To fix: the module {module_name}"
+        raise ConfigurationError(field, reason) from error
     if not callable(found):
-        raise ConfigurationError(field, f"{name!r} is not callable")
+        kind = type(found).__name__
+        raise ConfigurationError(field, f"{name!r} is no callable, but {kind}. To fix: name a function")
     loaded: Callable[..., Any] = found
     return loaded
 
@@ -61,28 +72,38 @@ def build_model(config: ModelConfig, data: DataConfig | None = None, *, seed: in
     arguments = dict(config.args)
     if config.layers is not None and builder in MODELS.values():
         arguments.setdefault("layers", config.layers)
+    given = shown(dict(config.args))
     try:
         with host_seeded(seed):
             model = builder(**arguments)
+    except TrainerError:
+        raise
     except ImportError as error:
-        reason = f"{config.name!r} needs a module that is not installed: {error}"
+        reason = f"{config.name!r} needs a module that is not installed: {error}. To fix: install it"
         raise ConfigurationError("model.name", reason) from error
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            "model.args", f"{dict(config.args)} do not fit {config.name!r}: {error}"
-        ) from error
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a user's builder may do anything with its arguments
+        reason = f"{given} do not fit {config.name!r}: {with_place(error)}. {_ARGUMENTS}"
+        raise ConfigurationError("model.args", reason) from error
     if not isinstance(model, Model):
-        raise ConfigurationError(
-            "model.name", f"{config.name!r} returned {type(model).__name__}, not a Model"
+        reason = f"{config.name!r} returned {type(model).__name__}, not a Model. To fix: return a Model"
+        raise ConfigurationError("model.name", reason)
+    if not isinstance(model.layer_count, int) or model.layer_count < 1:
+        reason = (
+            f"{config.name!r} with args {given} has layer_count {model.layer_count!r}. "
+            "To fix: a whole number from 1 on"
         )
+        raise ConfigurationError("model.args", reason)
     if config.layers is not None and model.layer_count != config.layers:
-        built = f"{config.name!r} with args {dict(config.args)} has {model.layer_count} layers"
-        reason = f"{config.layers}, but {built}"
+        built = f"{config.name!r} with args {given} has {model.layer_count} layers"
+        reason = f"{config.layers}, but {built}. To fix: {model.layer_count}, or leave it out"
         raise ConfigurationError("model.layers", reason)
     if data is not None:
         return dataclasses.replace(model, batch=batches_from(data_source(data)))
     if model.batch is no_batch:
-        raise ConfigurationError("data.name", f"missing: {config.name!r} brings no data of its own")
+        reason = f"missing: {config.name!r} brings no data of its own. To fix: name the training data"
+        raise ConfigurationError("data.name", reason)
     return model
 
 
@@ -99,8 +120,8 @@ def data_source(data: DataConfig, field: str = "data") -> Any:
     maker = load_callable(f"{field}.name", data.name)
     try:
         return maker(**data.args)
-    except (TypeError, ValueError, OSError) as error:
-        raise ConfigurationError(
-            f"{field}.args",
-            f"{dict(data.args)} do not fit {data.name!r}: {error}. To fix: the arguments that it takes",
-        ) from error
+    except (TrainerError, MemoryError):
+        raise
+    except Exception as error:  # a user's function may do anything with its arguments
+        reason = f"{shown(dict(data.args))} do not fit {data.name!r}: {with_place(error)}. {_ARGUMENTS}"
+        raise ConfigurationError(f"{field}.args", reason) from error

@@ -12,6 +12,7 @@ from torch import nn
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.ties import Member, Tie, TieSearch, merged
+from ballast_trainer.models.without_memory import buildable
 from ballast_trainer.seeding import host_seeded, seed_build
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ def find_ties(model: Model, *, seed: int) -> tuple[Tie, ...]:
         seed: as the job builds them.
 
     Raises:
-        ConfigurationError: layers share what cannot be tied.
+        ConfigurationError: a layer cannot be built, or layers share what cannot be tied.
     """
     search = TieSearch()
     began = time.monotonic()
@@ -60,7 +61,7 @@ def _built(model: Model, index: int, seed: int) -> nn.Module:
     # Not on the device meta, where the caller may count operations: a cache would keep it.
     with host_seeded(), torch.device("cpu"):
         seed_build(seed=seed, layer=index)
-        return model.build_layer(index)
+        return buildable(model, index)
 
 
 def with_ties(model: Model, ties: Sequence[Sequence[Member]], *, seed: int) -> Model:

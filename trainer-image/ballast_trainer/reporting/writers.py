@@ -63,7 +63,8 @@ class JsonLinesWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a")
         except OSError as error:
-            raise ConfigurationError("metrics.jsonLines", f"cannot write {path}: {error}") from error
+            reason = f"cannot write {path}: {error}. To fix: a file that rank 0 can write to"
+            raise ConfigurationError("metrics.jsonLines", reason) from error
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """One line."""
@@ -182,7 +183,10 @@ def writers_of(config: MetricsConfig) -> list[Writer]:
         made = load_callable("metrics.writer", config.writer)()
         missing = [name for name in ("scalars", "event", "close") if not callable(getattr(made, name, None))]
         if missing:
-            reason = f"{config.writer!r} returned a {type(made).__name__} without {', '.join(missing)}()"
+            reason = (
+                f"{config.writer!r} returned a {type(made).__name__} without {', '.join(missing)}(). "
+                "To fix: an object with the methods scalars, event and close"
+            )
             raise ConfigurationError("metrics.writer", reason)
         writers.append(made)
     if config.port is not None:

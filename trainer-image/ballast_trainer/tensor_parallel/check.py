@@ -6,6 +6,7 @@ from ballast_policies.contract.job import JobConfig
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.without_memory import buildable
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.slicing import slicings
 
@@ -23,9 +24,10 @@ def check_tensor_parallel(model: Model, config: JobConfig) -> None:
     with torch.random.fork_rng():
         for index in range(model.layer_count):
             try:
-                split = split_layer(model.build_layer(index), axis)
+                split = split_layer(buildable(model, index), axis)
             except ValueError as error:
-                raise ConfigurationError("parallelism.tensor", f"layer {index}: {error}") from error
+                reason = f"{size}: layer {index}: {error}. To fix: a divisor of it, or 1"
+                raise ConfigurationError("parallelism.tensor", reason) from error
             if slicings(split):
                 return
     raise ConfigurationError(

@@ -55,6 +55,12 @@ class DynamicConfig(Settings):
             reason="this kind of change does not follow steps: it holds from the first step on",
             fix="leave startStep, endStep and target out",
         ),
+        Rule(
+            condition=at("pruning.initial_sparsity") <= at("target"),
+            field="target",
+            reason="target is below pruning.initialSparsity, and what is pruned does not come back",
+            fix="raise target or lower initialSparsity",
+        ),
         *(
             Rule(
                 condition=absent(section) | at("kind").is_in([kind]),

@@ -139,6 +139,12 @@ class SparseAttention(BlockChange):
     order = 1
     part = ChosenAttention
 
+    def without_effect(self, total_steps: int) -> str:
+        """All stays dense: of a pattern that leaves out less than a half of the keys nothing is won."""
+        least = 1 - self.most_strength(total_steps)
+        dense = f"target keeps {least:.2g} of the keys, and attention is dense above {DENSE_ABOVE:g}"
+        return super().without_effect(total_steps) or ("" if least <= DENSE_ABOVE else dense)
+
     def __init__(self, config: DynamicConfig, layer_count: int) -> None:
         super().__init__(config, layer_count)
         self._settings = config.attention or AttentionSettings()

@@ -6,7 +6,6 @@ heads of queries share keys and values (grouped-query attention), they are one u
 
 import copy
 import dataclasses
-import math
 from typing import Any
 
 import torch
@@ -14,6 +13,8 @@ from torch import nn
 
 from ballast_trainer.dynamics.pruning.neurons import ShrinkingLinear, as_linear, cut, cut_outputs, with_best
 from ballast_trainer.layers.layer import Layer
+from ballast_trainer.models.blocks import set_submodule
+from ballast_trainer.seeding import host_seeded
 
 _HAD = "ballast_heads"
 """Attribute of an attention: how many units it had."""
@@ -21,10 +22,14 @@ _HAD = "ballast_heads"
 _FUSED_SPLIT = "split_size"
 """Attribute of GPT-2's attention: rows of the fused map that belong to each of query, key and value."""
 
-_KNOWN = ("ballast_trainer.", "transformers.")
-"""Modules whose attentions follow the number of heads from the shapes of their weights."""
+_OURS = "ballast_trainer."
+"""Of attentions that follow the number of heads from the shapes of their weights."""
 
-_tried: dict[type, str] = {}
+_TRIED_POSITIONS = 4
+_TRIED_DEVIATION = 0.1
+
+_tried: dict[str, str] = {}
+"""Own attentions that have been run with a head less, by class, sizes and settings: why they cannot."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,6 +78,18 @@ class Heads:
         cut(layer, self.out, "weight", keep.repeat_interleave(self.columns), 1)
         self.follow_shapes()
 
+    def drop_last(self) -> None:
+        """Remove the last unit, of modules that no optimizer knows."""
+        keep = torch.ones(self.kept, dtype=torch.bool)
+        keep[-1] = False
+        for linear, parts, rows in self.into:
+            mask = keep.repeat_interleave(rows).repeat(parts)
+            linear.weight = nn.Parameter(linear.weight[mask])
+            if linear.bias is not None:
+                linear.bias = nn.Parameter(linear.bias[mask])
+        self.out.weight = nn.Parameter(self.out.weight[:, : -self.columns])
+        self.follow_shapes()
+
     def follow_shapes(self) -> None:
         """Set the counts that the modules keep beside their weights, after these were cut or loaded."""
         for linear, parts, _ in self.into:
@@ -112,17 +129,20 @@ def heads_of(attention: nn.Module) -> Heads | str:
 def lacks(block: nn.Module, attention: nn.Module) -> str:
     """Why heads of a block's attention cannot be removed; empty: they can.
 
-    The attention of a user's block is run once with a head less, since its forward may count heads itself.
+    A block is run once with a head less: its forward may count heads itself, norm all of them together, or
+    have another order of heads, queries, keys and values in one map.
     """
     found = heads_of(attention)
     if isinstance(found, str):
         return found
     kind = type(found.attention)
-    if kind.__module__.startswith(_KNOWN):
+    if kind.__module__.startswith(_OURS):
         return ""
-    if kind not in _tried:
-        _tried[kind] = _fails(block, found.attention)
-    return _tried[kind]
+    plain = {name: of for name, of in vars(found.attention).items() if isinstance(of, str | int | float)}
+    tried = f"{kind.__module__} {found.attention!r} {plain}"
+    if tried not in _tried:
+        _tried[tried] = _fails(block, found)
+    return _tried[tried]
 
 
 def prepare(attention: nn.Module) -> None:
@@ -151,32 +171,54 @@ def _inner(attention: nn.Module) -> nn.Module:
     return attention
 
 
-def _fails(block: nn.Module, attention: nn.Module) -> str:
-    paths = [path for path, module in block.named_modules() if module is attention]
-    tried = copy.deepcopy(block).to("meta")
-    part = tried.get_submodule(paths[0])
-    prepare(part)
-    heads = heads_of(part)
-    assert isinstance(heads, Heads)
+@torch.no_grad()
+def _fails(block: nn.Module, heads: Heads) -> str:
+    """Why a block does not compute the same with a head less as with a head that gives nothing."""
     if heads.kept < 2:
         return ""
-    keep = torch.ones(heads.kept, dtype=torch.bool)
-    keep[-1] = False
-    for linear, parts, rows in heads.into:
-        mask = keep.repeat_interleave(rows).repeat(parts)
-        linear.weight = nn.Parameter(linear.weight[: int(mask.sum())])
-        if linear.bias is not None:
-            linear.bias = nn.Parameter(linear.bias[: int(mask.sum())])
-    heads.out.weight = nn.Parameter(heads.out.weight[:, : (heads.kept - 1) * heads.columns])
-    heads.follow_shapes()
-    width = heads.into[0][0].in_features
-    typed: Any = tried
-    try:
-        with torch.no_grad():
-            typed(torch.zeros(1, max(2, math.isqrt(width)), width, device="meta"))
-    except Exception as error:
-        return (
-            f"an attention ({type(attention).__name__}) that fails with a head less ({error}): its forward "
-            "has to take the number of heads from its weights' shapes, by -1 and head_dim"
-        )
-    return ""
+    with host_seeded(0):
+        tried = _alone(block)
+        width = heads.into[0][0].in_features
+        hidden = torch.randn(1, _TRIED_POSITIONS, width)
+        (path,) = [name for name, module in block.named_modules() if module is heads.attention]
+        prepare(tried.get_submodule(path))
+        whole = heads_of(tried.get_submodule(path))
+        assert isinstance(whole, Heads)
+        whole.out.weight[:, -whole.columns :] = 0
+        less = copy.deepcopy(tried)
+        fewer = heads_of(less.get_submodule(path))
+        assert isinstance(fewer, Heads)
+        fewer.drop_last()
+        name = type(heads.attention).__name__
+        try:
+            wanted = tried(hidden)
+        except Exception as error:  # a user's block may do anything with its input
+            return f"an attention ({name}) that cannot be tried: {error}"
+        try:
+            found = less(hidden)
+        except Exception as error:
+            return (
+                f"an attention ({name}) that fails with a head less ({error}): its forward has to take the "
+                "number of heads from its weights' shapes, by -1 and head_dim"
+            )
+    if torch.allclose(found, wanted, rtol=1e-3, atol=1e-4, equal_nan=True):
+        return ""
+    return (
+        f"an attention ({name}) that computes something else with a head less: heads have to be "
+        "apart from each other, and one map gives first all queries, then all keys, then all values"
+    )
+
+
+def _alone(block: nn.Module) -> nn.Module:
+    """A copy of a block on the CPU with random weights (its own may be zeros), and without its MLP."""
+    typed: Any = copy.deepcopy(block)
+    if hasattr(typed, "mlp_path"):
+        set_submodule(typed, typed.mlp_path(), nn.Identity())
+    if any(tensor.is_meta for tensor in (*typed.parameters(), *typed.buffers())):
+        typed.to_empty(device="cpu")
+        for buffer in typed.buffers():
+            buffer.zero_()
+    alone: nn.Module = typed.cpu().float().eval()
+    for parameter in alone.parameters():
+        parameter.normal_(std=_TRIED_DEVIATION)
+    return alone

@@ -4,20 +4,37 @@ A neuron is a row of each linear layer that widens, and the column of the one th
 removed wherever what lies between works element by element (GELU, SwiGLU).
 """
 
-from collections.abc import Callable
+import dataclasses
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ballast_trainer.layers.layer import Layer
+from ballast_trainer.seeding import host_seeded
+
+_HAD = "ballast_neurons"
+"""Attribute of an MLP: how many neurons it had, and which of its linear layers narrows."""
+
+_ORIGIN = "ballast_origin"
+"""Attribute of a parameter: what it was made from."""
 
 
 def as_linear(module: nn.Module) -> nn.Linear | None:
-    """``nn.Linear`` itself, GPT-2's ``Conv1D`` with its weight transposed; None: another module."""
+    """``nn.Linear`` itself, GPT-2's ``Conv1D`` with its weight transposed; None: another module.
+
+    A linear layer that computes otherwise (a forward of its own, a parametrized weight), or whose weight
+    another module computes with (``nn.MultiheadAttention``), is another module.
+    """
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return None
     if isinstance(module, nn.Linear):
-        return module
-    if type(module).__name__ != "Conv1D":
+        usual = type(module).forward is nn.Linear.forward and "weight" in module._parameters
+        return module if usual else None
+    if not is_conv1d(module):
         return None
     weight, bias = module.weight, module.bias
     assert isinstance(weight, nn.Parameter) and isinstance(bias, nn.Parameter)
@@ -25,7 +42,25 @@ def as_linear(module: nn.Module) -> nn.Linear | None:
     with torch.no_grad():
         linear.weight.copy_(weight.t())
         linear.bias.copy_(bias)
+    for parameter, origin in ((linear.weight, weight), (linear.bias, bias)):
+        setattr(parameter, _ORIGIN, weakref.ref(origin))
     return linear
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether it is transformers' linear layer of GPT-2, which has inputs first."""
+    return type(module).__name__ == "Conv1D"
+
+
+def came_from_conv1d(module: nn.Module) -> bool:
+    """Whether it is a linear layer, not loaded yet, that :func:`as_linear` has made of ``Conv1D``."""
+    return hasattr(module._parameters.get("weight"), _ORIGIN)
+
+
+def origin_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The parameter of ``Conv1D`` that a new one has taken the place of; None: none, or it is gone."""
+    reference: Callable[[], torch.Tensor | None] = getattr(tensor, _ORIGIN, lambda: None)
+    return reference()
 
 
 class ShrinkingLinear(nn.Linear):
@@ -40,39 +75,35 @@ class ShrinkingLinear(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class PrunableMlp(nn.Module):
-    """An MLP whose inner neurons can be removed, [..., D] -> [..., D].
+@dataclasses.dataclass(frozen=True, slots=True)
+class Neurons:
+    """The inner neurons of an MLP.
 
     Attributes:
-        neurons: how many it had.
+        mlp: the module.
+        wide: linear layers whose outputs they are.
+        narrow: the one whose inputs they are.
     """
 
-    def __init__(self, mlp: nn.Module) -> None:
-        """Take over an MLP for which :func:`lacks` finds nothing."""
-        super().__init__()
-        for child in list(mlp.modules()):
-            for name, part in list(child.named_children()):
-                linear = as_linear(part)
-                if linear is not None:
-                    linear.__class__ = ShrinkingLinear
-                    setattr(child, name, linear)
-        self.mlp = mlp
-        self.neurons = self.kept
+    mlp: nn.Module
+    wide: tuple[nn.Linear, ...]
+    narrow: nn.Linear
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As the MLP."""
-        mixed: torch.Tensor = self.mlp(hidden)
-        return mixed
+    @property
+    def had(self) -> int:
+        """How many there were."""
+        had: int = getattr(self.mlp, _HAD)[0]
+        return had
 
     @property
     def kept(self) -> int:
-        """How many neurons are left."""
-        return int(self._narrow.weight.shape[1])
+        """How many are left."""
+        return int(self.narrow.weight.shape[1])
 
     def scores(self) -> torch.Tensor:
         """Of each neuron left, float32: the norm of what leads to it times that of what leads away."""
-        into = torch.stack([linear.weight.detach().float().square().sum(1) for linear in self._wide]).sum(0)
-        away = self._narrow.weight.detach().float().square().sum(0)
+        into = torch.stack([linear.weight.detach().float().square().sum(1) for linear in self.wide]).sum(0)
+        away = self.narrow.weight.detach().float().square().sum(0)
         return torch.sqrt(into * away)
 
     def remove(self, keep: torch.Tensor, layer: Layer) -> None:
@@ -83,22 +114,38 @@ class PrunableMlp(nn.Module):
             layer: that the MLP is in.
         """
         keep = with_best(keep, self.scores)
-        for linear in self._wide:
+        for linear in self.wide:
             cut_outputs(layer, linear, keep)
-        cut(layer, self._narrow, "weight", keep, 1)
-        self._narrow.in_features = int(keep.sum())
+        cut(layer, self.narrow, "weight", keep, 1)
+        self.narrow.in_features = int(keep.sum())
 
-    @property
-    def _linears(self) -> list[nn.Linear]:
-        return [module for module in self.mlp.modules() if isinstance(module, nn.Linear)]
 
-    @property
-    def _wide(self) -> list[nn.Linear]:
-        return self._linears[:-1]
+def prepare(mlp: nn.Module) -> None:
+    """Make an MLP for which :func:`lacks` finds nothing able to lose neurons; its names stay."""
+    narrows_at = _narrows_at(mlp)
+    assert isinstance(narrows_at, int)
+    for child in list(mlp.modules()):
+        for name, part in list(child.named_children()):
+            linear = as_linear(part)
+            if linear is not None:
+                linear.__class__ = ShrinkingLinear
+                setattr(child, name, linear)
+    setattr(mlp, _HAD, (_linears(mlp)[narrows_at].in_features, narrows_at))
 
-    @property
-    def _narrow(self) -> nn.Linear:
-        return self._linears[-1]
+
+def prepared(module: nn.Module) -> list[Neurons]:
+    """The neurons of the MLPs in a layer that :func:`prepare` has seen."""
+    found = []
+    for mlp in module.modules():
+        if hasattr(mlp, _HAD):
+            wide = _linears(mlp)
+            narrow = wide.pop(getattr(mlp, _HAD)[1])
+            found.append(Neurons(mlp, tuple(wide), narrow))
+    return found
+
+
+def _linears(mlp: nn.Module) -> list[ShrinkingLinear]:
+    return [module for module in mlp.modules() if isinstance(module, ShrinkingLinear)]
 
 
 def with_best(keep: torch.Tensor, scores: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -133,23 +180,65 @@ def cut(layer: Layer, linear: nn.Linear, name: str, keep: torch.Tensor, dim: int
     layer.replace_parameter(old, new, cut)
 
 
-def _parts(mlp: nn.Module) -> tuple[list[nn.Linear], nn.Linear | None]:
-    linears = [linear for module in mlp.modules() if (linear := as_linear(module)) is not None]
-    return (linears[:-1], linears[-1]) if linears else ([], None)
-
-
 def lacks(mlp: nn.Module) -> str:
     """Why the inner neurons of an MLP cannot be told apart; empty: they can."""
-    wide, narrow = _parts(mlp)
-    shapes = [tuple(linear.weight.shape) for linear in [*wide, *([narrow] if narrow is not None else [])]]
-    if (
-        narrow is None
-        or not wide
-        or len({linear.weight.shape for linear in wide}) != 1
-        or wide[0].weight.shape != (narrow.weight.shape[1], narrow.weight.shape[0])
-    ):
+    found = _narrows_at(mlp)
+    return found if isinstance(found, str) else ""
+
+
+def _narrows_at(mlp: nn.Module) -> int | str:
+    """Which of the linear layers, as the MLP defines them, narrows again; as text why none can be found.
+
+    An MLP is run with a neuron less to find out, since it may name what narrows first, and what lies between
+    may be of the width that all neurons have.
+    """
+    linears = {name: linear for name, part in mlp.named_modules() if (linear := as_linear(part)) is not None}
+    shapes = [tuple(linear.weight.shape) for linear in linears.values()]
+    fitting = [at for at, shape in enumerate(shapes) if len(shapes) > 1 and _widen(shapes, at, shape)]
+    if not fitting:
         return (
             f"an MLP ({type(mlp).__name__}) that does not widen by linear layers of one shape and then "
             f"narrow by one: its weights are {shapes}"
         )
+    own = dict(mlp.named_modules())
+    if any(linear is not own[name] for name, linear in linears.items()):
+        # GPT-2's maps are of transformers, which narrows by the last one.
+        return fitting[-1]
+    running = [at for at in reversed(fitting) if not _error(mlp, linears, at, fewer=0)]
+    if not running:
+        # It cannot be run without data.
+        return fitting[-1]
+    errors = [_error(mlp, linears, at, fewer=1) for at in running]
+    if "" in errors:
+        return running[errors.index("")]
+    return f"an MLP ({type(mlp).__name__}) that fails with a neuron less ({errors[0]})"
+
+
+def _widen(shapes: list[tuple[int, ...]], at: int, narrow: tuple[int, ...]) -> bool:
+    """Whether all other layers have the shape that goes with one that narrows."""
+    return all(shape == narrow[::-1] for other, shape in enumerate(shapes) if other != at)
+
+
+def _error(mlp: nn.Module, linears: Mapping[str, nn.Linear], narrows_at: int, *, fewer: int) -> str:
+    """What an MLP raises with so many neurons less, run on tensors without data; empty: nothing."""
+    tensors = {
+        name: torch.empty_like(value, device="meta")
+        for name, value in (*mlp.named_parameters(), *mlp.named_buffers())
+    }
+    for at, (name, linear) in enumerate(linears.items()):
+        prefix = f"{name}." if name else ""
+        rows, columns = linear.weight.shape
+        if at == narrows_at:
+            columns -= fewer
+        else:
+            rows -= fewer
+            if linear.bias is not None:
+                tensors[f"{prefix}bias"] = torch.empty(rows, device="meta")
+        tensors[f"{prefix}weight"] = torch.empty(rows, columns, device="meta")
+    width = list(linears.values())[narrows_at].weight.shape[0]
+    try:
+        with torch.no_grad(), host_seeded():
+            torch.func.functional_call(mlp, tensors, (torch.zeros(1, 2, width, device="meta"),))
+    except Exception as error:  # a user's module may do anything with its input
+        return str(error) or type(error).__name__
     return ""

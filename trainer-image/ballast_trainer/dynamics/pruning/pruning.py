@@ -19,11 +19,11 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.dynamics.pruning import heads, neurons
 from ballast_trainer.dynamics.pruning.magnitude import largest_masks
-from ballast_trainer.dynamics.pruning.neurons import PrunableMlp, as_linear
+from ballast_trainer.dynamics.pruning.neurons import as_linear
 from ballast_trainer.dynamics.pruning.sparse_linear import PrunableLinear
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.layers.layer import Layer, LayerSet
-from ballast_trainer.models.blocks import lacking, set_submodule
+from ballast_trainer.models.blocks import lacking
 
 
 def build_pruning(config: DynamicConfig, layer_count: int) -> "GradualPruning":
@@ -43,6 +43,11 @@ class GradualPruning(UnchangedHooks):
         self._target = config.target
         self._initial = (config.pruning or PruningSettings()).initial_sparsity
         self._layer_count = layer_count
+
+    def without_effect(self, total_steps: int) -> str:
+        """Nothing is pruned by the end."""
+        sparsity = gradual_sparsity(self._steps.progress(total_steps - 1), self._target, self._initial)
+        return self._steps.too_late(total_steps) or ("" if sparsity > 0 else "target 0 prunes nothing")
 
     def counts(self, layer: Layer) -> tuple[int, int]:
         """How many units a layer had, and how many are left."""
@@ -104,31 +109,26 @@ class NeuronPruning(GradualPruning):
         return neurons.lacks(module.get_submodule(typed.mlp_path()))
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
-        """Wrap the block's MLP."""
+        """Let the block's MLP lose neurons."""
         if not self.lacks(index, module):
             typed: Any = module
-            path = typed.mlp_path()
-            set_submodule(module, path, PrunableMlp(module.get_submodule(path)))
+            neurons.prepare(module.get_submodule(typed.mlp_path()))
         return module
 
     def counts(self, layer: Layer) -> tuple[int, int]:
         """Neurons."""
-        mlps = _mlps(layer)
-        return sum(mlp.neurons for mlp in mlps), sum(mlp.kept for mlp in mlps)
+        found = neurons.prepared(layer.module)
+        return sum(one.had for one in found), sum(one.kept for one in found)
 
     def magnitudes(self, layer: Layer) -> torch.Tensor:
         """Of the neurons that are left."""
-        return torch.cat([mlp.scores() for mlp in _mlps(layer)])
+        return torch.cat([one.scores() for one in neurons.prepared(layer.module)])
 
     def keep(self, layer: Layer, mask: torch.Tensor) -> None:
         """Remove the others."""
-        mlps = _mlps(layer)
-        for mlp, part in zip(mlps, mask.split([mlp.kept for mlp in mlps]), strict=True):
-            mlp.remove(part, layer)
-
-
-def _mlps(layer: Layer) -> list[PrunableMlp]:
-    return [module for module in layer.module.modules() if isinstance(module, PrunableMlp)]
+        found = neurons.prepared(layer.module)
+        for one, part in zip(found, mask.split([one.kept for one in found]), strict=True):
+            one.remove(part, layer)
 
 
 class HeadPruning(GradualPruning):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ballast_trainer.dynamics.pruning.neurons import is_conv1d
 from ballast_trainer.layers.layer import MODULE, OPTIMIZER
 
 SPARSE_FROM = 0.85
@@ -173,6 +174,11 @@ class PrunableLinear(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+def has_dense_weight(module: nn.Module) -> bool:
+    """Whether it is a linear layer that is not pruned."""
+    return isinstance(module, nn.Linear) or is_conv1d(module)
+
+
 def _sparse_pays(mask: torch.Tensor) -> bool:
     # Torch's CSR products on the CPU need MKL.
     possible = mask.is_cuda or torch.backends.mkl.is_available()
@@ -189,7 +195,7 @@ def without_masks(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[s
     dense = dict(tensors)
     for name, child in module.named_modules():
         prefix = f"{name}." if name else ""
-        mask = dense.pop(f"{MODULE}{prefix}mask", None) if isinstance(child, nn.Linear) else None
+        mask = dense.pop(f"{MODULE}{prefix}mask", None) if has_dense_weight(child) else None
         if mask is None:
             continue
         kept = int(mask.sum())

@@ -1,0 +1,96 @@
+"""Blocks that are built in unusual ways: what cannot be pruned is refused, what can computes as before."""
+
+import pytest
+import torch
+from ballast_policies.contract.job import DynamicConfig, PruningSettings
+from ballast_trainer.dynamics.pruning import heads, neurons
+from ballast_trainer.dynamics.pruning.neurons import as_linear
+from ballast_trainer.dynamics.registry import build_dynamic
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
+
+
+class NarrowFirst(nn.Module):
+    """Names what narrows before what widens."""
+
+    def __init__(self, width=8, inner=24):
+        super().__init__()
+        self.down, self.up = nn.Linear(inner, width), nn.Linear(width, inner)
+
+    def forward(self, hidden):
+        return self.down(torch.relu(self.up(hidden)))
+
+
+class Layer:
+    """As little of a layer as pruning needs."""
+
+    optimizer = None
+
+    def replace_parameter(self, old, new, state):
+        pass
+
+
+@pytest.mark.parametrize("inner", [24, 8])
+def test_the_neurons_are_found_in_whatever_order_an_mlp_names_its_layers(inner):
+    """What is left computes as the whole with the others' outputs at zero."""
+    mlp = NarrowFirst(inner=inner)
+    assert neurons.lacks(mlp) == ""
+    up, down = mlp.up, mlp.down
+    hidden = torch.randn(2, 3, 8)
+    keep = torch.ones(inner, dtype=torch.bool)
+    keep[::2] = False
+    wanted = functional.linear(torch.relu(up(hidden)) * keep, down.weight, down.bias)
+    neurons.prepare(mlp)
+    (found,) = neurons.prepared(mlp)
+    assert (found.had, found.narrow) == (inner, mlp.down)
+    found.remove(keep, Layer())
+    torch.testing.assert_close(mlp(hidden), wanted)
+
+
+def test_an_mlp_whose_inside_has_a_fixed_width_is_refused():
+    """A norm between the layers knows how many neurons there are."""
+    mlp = nn.Sequential(nn.Linear(8, 24), nn.LayerNorm(24), nn.GELU(), nn.Linear(24, 8))
+    assert "fails with a neuron less" in neurons.lacks(mlp)
+    assert neurons.lacks(nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.Dropout(0.1), nn.Linear(24, 8))) == ""
+
+
+class Scaled(nn.Linear):
+    def forward(self, hidden):
+        return 2 * super().forward(hidden)
+
+
+@pytest.mark.parametrize(
+    "linear",
+    [Scaled(4, 4), weight_norm(nn.Linear(4, 4)), nn.MultiheadAttention(4, 2).out_proj],
+    ids=["own forward", "parametrized", "of MultiheadAttention"],
+)
+def test_a_linear_layer_that_computes_otherwise_is_left_alone(linear):
+    """Its weight alone does not say what it computes."""
+    assert as_linear(linear) is None
+    settings = PruningSettings(structure="weights")
+    change = build_dynamic(DynamicConfig(kind="pruning", target=0.9, pruning=settings), 3)
+    assert "no linear layer" in change.lacks(1, nn.Sequential(linear))
+
+
+class Attention(nn.Module):
+    """Counts its heads by -1, or has their number from its making."""
+
+    def __init__(self, counts):
+        super().__init__()
+        self.head_dim, self.heads = 4, 2 if counts else -1
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, hidden):
+        size, length = hidden.shape[:2]
+        q, k, v = self.qkv(hidden).view(size, length, 3, self.heads, 4).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(size, length, -1))
+
+
+def test_attentions_of_one_class_are_tried_each():
+    """Two layers may be made with other settings."""
+    for counts in (False, True):
+        attention = Attention(counts)
+        refused = heads.lacks(nn.Sequential(attention), attention)
+        assert ("fails with a head less" in refused) == counts
