@@ -20,8 +20,6 @@ def check_arguments(*, layers: int, context: int, dropout: float, **sizes: int) 
     for name, value in {"layers": layers, "context": context, **sizes}.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} {value!r} is no whole number from 1 on")
-    if layers < 3:
-        raise ValueError(f"{layers} layers: the two ends and at least one between make 3")
     if context > longest_context():
         raise ValueError(f"context {context}: the built-in text has samples of at most {longest_context()}")
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:

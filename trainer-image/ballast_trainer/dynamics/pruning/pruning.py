@@ -46,7 +46,8 @@ class GradualPruning(UnchangedHooks):
 
     def without_effect(self, total_steps: int) -> str:
         """Nothing is pruned by the end."""
-        sparsity = gradual_sparsity(self._steps.progress(total_steps - 1), self._target, self._initial)
+        progress = self._steps.progress(total_steps - 1)
+        sparsity = gradual_sparsity(progress, final=self._target, initial=self._initial)
         return self._steps.too_late(total_steps) or ("" if sparsity > 0 else "target 0 prunes nothing")
 
     def counts(self, layer: Layer) -> tuple[int, int]:
