@@ -29,7 +29,6 @@ Spelling = Callable[[str], str]
 
 _Reader = Callable[[Any, str, list[Problem]], Any]
 _FAILED: Any = object()
-_FLATTER = "To fix: fewer levels"
 _MOST_WHOLE = 2**63 - 1
 _DIGITS = 20
 """Longest decimal of a whole number of 64 bits, its sign included."""
@@ -169,8 +168,9 @@ def _reader(kind: Any, unknown: Unknown, spelling: Spelling) -> _Reader:
 
 
 def _anything(value: Any, path: str, problems: list[Problem]) -> Any:
-    deep = value_deeper(value, MESSAGE.depth)
-    return _fail(problems, path, f"nested deeper than {MESSAGE.depth} levels. {_FLATTER}") if deep else value
+    if not value_deeper(value, MESSAGE.depth):
+        return value
+    return _fail(problems, path, f"nested deeper than {MESSAGE.depth} levels. To fix: fewer levels")
 
 
 def _plain(kind: Any) -> _Reader:

@@ -264,49 +264,6 @@ def test_what_cannot_be_exported_after_the_last_step_is_refused_before_the_first
     assert not list(tmp_path.rglob("*.partial"))
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"kind": "mixtureOfExperts", "experts": {"everyBlocks": 1}}, "mixtureOfExperts adds 'layer.mlp"),
-        ({"kind": "mixtureOfDepths", "target": 0.5, "depths": {"everyBlocks": 1}}, "mixtureOfDepths adds"),
-        ({"kind": "earlyExit", "exits": {"confidence": "head"}}, "earlyExit adds"),
-        ({"kind": "pruning", "target": 0.5, "pruning": {"structure": "heads"}}, "pruning removes heads"),
-    ],
-)
-def test_a_folder_of_a_model_that_a_change_gives_other_tensors_is_refused_before_the_first_step(
-    job, tmp_path, change, words
-):
-    """``from_pretrained`` could not load it; what changes no tensors is no obstacle."""
-    pytest.importorskip("transformers")
-    model = {"name": "ballast_trainer.models.hugging_face:from_config", "args": LLAMA}
-    data = {"name": "tests.support.held_data:text", "args": {"context": 8}}
-    wanted = {"path": str(tmp_path / "model"), "format": "huggingFace"}
-    config = job(model=model, data=data, export=wanted, dynamics=[change])
-    config["evaluation"]["data"] = data
-    with pytest.raises(ConfigurationError, match=rf"export.format: .*{words}.*To fix: safetensors"):
-        ValidatedJob.from_mapping(config)
-    config["dynamics"] = [SLIGHTLY, FROZEN, {"kind": "sparseAttention"}, {"kind": "earlyExit"}]
-    ValidatedJob.from_mapping(config)
-
-
-def test_cut_maps_of_gpt2_are_exported_as_it_has_them(job, tmp_path):
-    """Under its names, inputs first; as many neurons less in one as in the other."""
-    pytest.importorskip("transformers")
-    model = {"name": "ballast_trainer.models.hugging_face:from_config", "args": GPT2}
-    data = {"name": "tests.support.held_data:text", "args": {"context": 8}}
-    change = PRUNED | {"target": 0.5, "pruning": {"structure": "neurons"}}
-    config = job(model=model, data=data, dynamics=[change], export={"path": str(tmp_path / "model")})
-    config["evaluation"]["data"] = data
-    train_here(config)
-    found = load_file(tmp_path / "model")
-    for block in range(2):
-        into = found[f"transformer.h.{block}.mlp.c_fc.weight"].shape
-        away = found[f"transformer.h.{block}.mlp.c_proj.weight"].shape
-        assert into == away[::-1]
-        assert into[0] == 16 and into[1] < 64
-    assert not [name for name in found if "mlp.mlp" in name]
-
-
 def test_a_directory_of_damaged_checkpoints_names_the_damage(job, tmp_path):
     """Each with its reason."""
     train_here(job())
