@@ -168,9 +168,8 @@ def _reader(kind: Any, unknown: Unknown, spelling: Spelling) -> _Reader:
 
 
 def _anything(value: Any, path: str, problems: list[Problem]) -> Any:
-    if not value_deeper(value, MESSAGE.depth):
-        return value
-    return _fail(problems, path, f"nested deeper than {MESSAGE.depth} levels. To fix: fewer levels")
+    reason = f"nested deeper than {MESSAGE.depth} levels. To fix: fewer levels"
+    return _fail(problems, path, reason) if value_deeper(value, MESSAGE.depth) else value
 
 
 def _plain(kind: Any) -> _Reader:
@@ -204,8 +203,8 @@ def _member(kind: type[enum.Enum]) -> _Reader:
     def read(value: Any, path: str, problems: list[Problem]) -> Any:
         if isinstance(value, str) and value in members:
             return members[value]
-        reason = not_among(value if isinstance(value, str) else "", members)
-        return _fail(problems, path, f"{shown(value)} {reason}")
+        name = value if isinstance(value, str) else ""
+        return _fail(problems, path, f"{shown(value)} {not_among(name, members)}")
 
     return read
 
@@ -262,10 +261,8 @@ def _object(kind: Any, unknown: Unknown, spelling: Spelling) -> _Reader:
         if unknown == "refuse":
             for key in value:
                 if key not in fields:
-                    reason = (
-                        f"there is no such field. To fix: leave it out, or {suggestion(str(key), fields)}"
-                    )
-                    _fail(problems, join_path(path, str(key)), reason)
+                    fix = f"leave it out, or {suggestion(str(key), fields)}"
+                    _fail(problems, join_path(path, str(key)), f"there is no such field. To fix: {fix}")
         for key, (field, inner, nullable, required) in fields.items():
             item = value.get(key)
             if item is None and not (key in value and nullable):
