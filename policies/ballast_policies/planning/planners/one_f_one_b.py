@@ -8,10 +8,19 @@ is a running maximum after subtracting the prefix sums.  Each link carries one t
 as in ``schedules.simulate`` with ``serial_links``.
 """
 
+from collections import deque
+from collections.abc import Sequence
+
 import numpy as np
 
 _ALIKE = 1e-13
 """Relative difference up to which two columns advance equally."""
+
+_LONGEST_PERIOD = 8
+"""Columns after which advances are compared, at most."""
+
+_State = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""When each stage, each link to the right and each to the left is free."""
 
 _PLAYED = 8192
 """Microbatches that are gone through at most."""
@@ -44,9 +53,8 @@ def backward_ends(
         clock[:, :last] = done
         sent = min(last, p - 1)
         to_right[:, :sent] = np.maximum(done[:, :sent], to_right[:, :sent]) + transfer[:, :sent]
-    k = 0
+    k, before = 0, deque([(clock, to_right, to_left)], maxlen=_LONGEST_PERIOD)
     while k < microbatches:
-        before = clock, to_right, to_left
         done = _chain(clock[:, ::-1], to_left[:, ::-1], transfer[:, ::-1], backward[:, ::-1])[:, ::-1]
         to_left = np.maximum(done[:, 1:], to_left) + transfer
         clock = done
@@ -67,13 +75,27 @@ def backward_ends(
         k += 1
         left = microbatches - p - 1 - k
         if left > 1 and k % 4 == 0:
-            steps = [now - past for now, past in zip((clock, to_right, to_left), before, strict=True)]
-            every = np.concatenate(steps, axis=1)
-            advance = every[:, :1]
-            if (np.abs(every - advance) <= _ALIKE * np.abs(clock).max(axis=1, keepdims=True)).all():
-                clock, to_right, to_left = (state + left * advance for state in (clock, to_right, to_left))
-                k += left
+            period, advance = _steady((clock, to_right, to_left), before)
+            skipped = left // period if period else 0
+            if skipped:
+                clock, to_right, to_left = (state + skipped * advance for state in (clock, to_right, to_left))
+                k += skipped * period
+        before.append((clock, to_right, to_left))
     return clock
+
+
+def _steady(now: _State, before: Sequence[_State]) -> tuple[int, np.ndarray]:
+    """(columns after which everything has advanced equally, by how much (n, 1)); (0, ...): not yet.
+
+    Where stages wait for each other across links, columns take turns: two and two take equally long.
+    """
+    here = np.concatenate(now, axis=1)
+    tolerance = _ALIKE * np.abs(now[0]).max(axis=1, keepdims=True)
+    for period in range(1, len(before) + 1):
+        every = here - np.concatenate(before[-period], axis=1)
+        if (np.abs(every - every[:, :1]) <= tolerance).all():
+            return period, every[:, :1]
+    return 0, here[:, :1]
 
 
 def _chain(ready: np.ndarray, arriving: np.ndarray, link: np.ndarray, work: np.ndarray) -> np.ndarray:

@@ -1,0 +1,104 @@
+"""Two real trainers on one time-sliced GPU of a process node: both run at once, and each pays half."""
+
+import json
+
+import pytest
+from ballast_localcluster.nodes.node import ProcessNode
+from ballast_operator.cli.main import main
+from click.testing import CliRunner
+
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+ENDLESS = 50_000
+PRICE = 36.0
+POLICIES = {"group": "ballast.dev", "version": "v1alpha1", "plural": "clusterpolicies"}
+POOL = {
+    "name": "small",
+    "nodeSelector": {"ballast.dev/pool": "small"},
+    "gpuType": "small",
+    "memoryPerGpu": "16G",
+    "pricePerGpuHour": PRICE,
+    "sharing": {"kind": "TimeSlicing", "jobsPerGpu": 2},
+}
+LABELS = {"nvidia.com/gpu.replicas": "2", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
+"""As the device plugin's feature discovery writes them."""
+
+
+def tuner(ballast, name, **spec):
+    """A small job of one GPU that shares it; its speed alone is stated."""
+    return ballast.demo_job(
+        "recurrent",
+        name,
+        **{
+            "totalSteps": ENDLESS,
+            "model": {"name": "recurrent", "layers": 4, "args": {"dim": 32}},
+            "pipeline": {"minStages": 1, "maxStages": 1, "microbatches": 4, "globalBatchSize": 16},
+            "gpuTypes": ["small"],
+            "throughput": [{"gpuType": "small", "stages": 1, "stepsPerSecond": 5.0}],
+            "sharesGpu": "Allowed",
+            "memoryPerGpu": "6G",
+            "dynamics": [],
+            **spec,
+        },
+    )
+
+
+def told(ballast, *command):
+    """What a command says of the cluster."""
+    result = CliRunner().invoke(main, [*command, "--kubeconfig", str(ballast.cluster.kubeconfig)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_two_jobs_train_on_one_gpu_at_the_same_time_and_each_pays_half(ballast):
+    """A third waits for a whole one; explain, top and cost name the partner; the last one pays all."""
+    before = ballast.custom.get_cluster_custom_object(**POLICIES, name="demo")["spec"]["nodePools"]
+    patch = {"spec": {"nodePools": [*before, POOL]}}
+    ballast.custom.patch_cluster_custom_object(**POLICIES, name="demo", body=patch)
+    ballast.cluster.add_node(ProcessNode(name="small-0", gpus=2, pool="small", labels=LABELS))
+    for name in ("left", "right"):
+        ballast.apply(tuner(ballast, name))
+    ballast.apply(tuner(ballast, "whole", sharesGpu="Never"))
+    with ballast.operator():
+        for name in ("left", "right"):
+            ballast.wait_for_report(name, step=1)
+        steps = {name: ballast.report(name)["step"] for name in ("left", "right")}
+        for name, step in steps.items():
+            ballast.wait_for_report(name, step=step + 5)
+        for name, other in (("left", "default/right"), ("right", "default/left")):
+            allocation = ballast.status(name)["allocation"]
+            assert allocation["nodes"] == ["small-0"]
+            assert allocation["sharedGpu"]["partner"] == other
+            (pod,) = ballast.pods(name)
+            assert pod.spec.containers[0].resources.limits["nvidia.com/gpu"] == "1"
+            assert pod.status.phase == "Running"
+        assert not ballast.status("whole").get("allocation")
+
+        assert "default/left is on its GPU as well" in told(ballast, "explain", "right")
+        rows = json.loads(told(ballast, "top", "--once", "--output", "json"))["jobs"]
+        assert {row["job"]: row["partner"] for row in rows} == {
+            "left": "default/right",
+            "right": "default/left",
+            "whole": "",
+        }
+        print(json.dumps(json.loads(told(ballast, "cost", "--output", "json")), indent=1))
+        print(
+            told(ballast, "top", "--once"),
+            told(ballast, "cost"),
+            told(ballast, "explain", "left"),
+            told(ballast, "explain", "whole"),
+        )
+        ballast.end_job("right")
+        eventually(
+            lambda: not ballast.status("left")["allocation"]["sharedGpu"].get("partner"), "left to be alone"
+        )
+        print(json.dumps(json.loads(told(ballast, "cost", "--output", "json")), indent=1))
+        print(
+            told(ballast, "top", "--once"),
+            told(ballast, "cost"),
+            told(ballast, "explain", "left"),
+            told(ballast, "explain", "whole"),
+        )
+        assert ballast.status("left")["launches"] == 1
