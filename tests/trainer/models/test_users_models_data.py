@@ -74,7 +74,7 @@ class Endless(torch.utils.data.IterableDataset):
         (Endless(), "yields samples"),
         (iter([1, 2]), "can be read twice"),
         ({"inputs": 1}, "is no batch function"),
-        ([], "is empty"),
+        ([], "has no sample"),
         (DataLoader(TensorDataset(torch.arange(3), torch.arange(3)), batch_size=2), "drop_last=True"),
         (DataLoader(TensorDataset(torch.arange(0), torch.arange(0)), batch_size=1), "yields no batch"),
         (DataLoader(TensorDataset(torch.arange(8)), batch_size=4), "pair of inputs and targets"),

@@ -157,7 +157,9 @@ def test_replicas_with_fewer_microbatches_than_stages_are_refused(small_config):
     """Torch would refuse them after the ranks have met, without naming the field."""
     job = ValidatedJob.from_mapping({**small_config(), "parallelism": {"data": 2}})
     job.check_ranks(4)
-    with pytest.raises(ConfigurationError, match=r"pipeline\.microbatches.*1F1B over 3.*has 2.*fewer ranks"):
+    with pytest.raises(
+        ConfigurationError, match=r"pipeline\.microbatches: 1F1B: 2 micro.*its 3 ranks.*fewer ranks"
+    ):
         job.check_ranks(6)
 
 
