@@ -120,8 +120,11 @@ def plan_pipeline(
         # One rank alone has the whole model as one stage, whatever the schedule.
         schedule, chunks = DEFAULT_SCHEDULE, 1
     built = build_schedule(schedule, ranks=ranks, microbatches=microbatches, chunks=chunks)
-    problem = _Problem(profile, tuple(gpus), built, validate(built), bandwidth, _form(schedule, built))
     stages = stages_of(schedule, ranks, chunks)
+    form = PipelineForm(
+        schedule=schedule, positions=ranks, microbatches=microbatches, stages_per_rank=stages // ranks
+    )
+    problem = _Problem(profile, tuple(gpus), built, validate(built), bandwidth, form)
     if profile.layers < stages:
         raise PlanningError(
             f"{profile.layers} layers cannot be cut into {stages} stages ({schedule} on {ranks} ranks). "
@@ -141,15 +144,6 @@ def plan_pipeline(
         imbalance=imbalance(trace.busy),
         bubble=split_bubble(built, costs),
         even_step_seconds=simulate(built, even).makespan,
-    )
-
-
-def _form(schedule: str, built: Schedule) -> PipelineForm:
-    return PipelineForm(
-        schedule=schedule,
-        positions=built.ranks,
-        microbatches=built.microbatches,
-        stages_per_rank=built.stages // built.ranks,
     )
 
 
@@ -182,10 +176,10 @@ class _Problem:
                 matrix, taken=self._stage_bytes(), memory=[self._stage_memory(types, s) for s in self._all]
             )
         except PlanningError:
+            if self._one_stage_a_rank:
+                raise
             # Stages that share a rank may fit its memory though each does not fit its part.
             start = self._emptiest(types)
-            if self._one_stage_a_rank or not self._fits(start, types):
-                raise
         starts = [start, even_partition(self.profile.layers, self.schedule.stages)]
         if self.bandwidth is not None:
             aware = network_aware_partition(
@@ -195,6 +189,9 @@ class _Problem:
                 speeds=speeds.tolist(),
             )
             starts.append(aware)
+        if not any(self._fits(each, types) for each in starts):
+            # What is there for a moment is too much for them.
+            starts.append(self._emptiest(types))
         actions = sum(len(row) for row in self.schedule.actions)
 
         def step(partition: Partition) -> float:
@@ -291,7 +288,11 @@ class _Problem:
 
     def _emptiest(self, types: Sequence[str]) -> Partition:
         even = even_partition(self.profile.layers, self.schedule.stages)
-        return refine(even, lambda partition: self._fullness(partition, types))
+        found = refine(even, lambda partition: self._fullness(partition, types))
+        if (part := self._fullness(found, types)) > ROUNDING:
+            need = f"the fullest GPU would need {part:.3g} times its memory"
+            raise PlanningError(f"layers do not fit: {need}. To fix: more GPUs or memory, or fewer chunks")
+        return found
 
     def _boundary_seconds(self) -> list[float]:
         assert self.bandwidth is not None

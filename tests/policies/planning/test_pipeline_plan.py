@@ -1,5 +1,7 @@
 """Whole pipeline plans: faster than the even split, within memory, and what they say holds together."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from ballast_policies.planning import PlanningError
@@ -69,6 +71,18 @@ def test_activations_in_flight_count_against_the_memory():
     assert max(stage.bytes for stage in plan.stages) <= 14.0
     with pytest.raises(PlanningError, match="fewer microbatches in flight"):
         plan_pipeline(profile, gpus, microbatches=16, schedule="GPipe")
+
+
+def test_what_is_there_for_a_moment_counts_against_the_memory():
+    """Two stages a rank, whose layers alone would fit: messages and outputs do not."""
+    profile = dataclasses.replace(make_profile([1.0] * 6, activation=0.0), output_bytes=(50,) * 6)
+    gpus = [GpuKind(gpu_type="a", count=2, memory_bytes=36.0)]
+    with pytest.raises(PlanningError, match="times its memory"):
+        plan_pipeline(profile, gpus, microbatches=2, schedule="LoopedBFS", chunks=2)
+    plan = plan_pipeline(
+        profile, [GpuKind(gpu_type="a", count=2)], microbatches=2, schedule="LoopedBFS", chunks=2
+    )
+    assert max(stage.bytes for stage in plan.stages) > 36.0
 
 
 def test_weight_versions_count_against_the_memory():
