@@ -17,6 +17,7 @@ from torch import nn
 
 from tests.support.examples import first_fast
 from tests.support.one_process import train_here
+from tests.trainer.checkpoints.small_families import GPT2, LLAMA
 
 PRUNED = {"kind": "pruning", "startStep": 1, "endStep": 3, "everySteps": 1, "target": 0.95}
 SLIGHTLY = PRUNED | {"target": 0.5}
@@ -150,18 +151,6 @@ def test_tied_weights_have_all_the_names_of_the_user_s_module(job, tmp_path):
     assert torch.equal(found["front.weight"], found["back.weight"])
     loss = nn.functional.mse_loss(module(torch.ones(1, 4)), torch.ones(1, 4))
     assert float(loss.detach()) == pytest.approx(told.evaluations()[4], abs=1e-6)
-
-
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 256,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-}
-GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
 
 
 @pytest.mark.slow

@@ -6,17 +6,8 @@ from ballast_trainer.launch import ValidatedJob
 from safetensors.torch import load_file
 
 from tests.support.one_process import train_here
+from tests.trainer.checkpoints.small_families import GPT2, LLAMA
 
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 256,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-}
-GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
 PRUNED = {"kind": "pruning", "startStep": 1, "endStep": 3, "everySteps": 1, "target": 0.5}
 FROZEN = {"kind": "freezing", "everySteps": 1, "target": 0.5, "freezing": {"criterion": "plasticity"}}
 DATA = {"name": "tests.support.held_data:text", "args": {"context": 8}}

@@ -37,15 +37,13 @@ def balanced_prices(rows: Rows, prices: np.ndarray, t: float, usual: float) -> n
         return None
     chosen, weight = stratified(rows.gpus, np.zeros(len(rows), dtype=np.intp), np.arange(len(rows)), SAMPLE)
     some = rows.take(chosen, capacity=rows.capacity, lift=rows.lift).standing_for(weight)
-    small = np.where(free, SMALL * usual * np.median(left[free]) / np.where(free, left, 1.0), 0.0)
-    small = np.where(free, np.clip(small, 0.01 * SMALL * usual, SMALL * usual), 0.0)
+    found, highest = prices.copy(), SMALL * usual
+    found[free] = np.clip(highest * np.median(left[free]) / left[free], 0.01 * highest, highest)
     for _ in range(STEPS):
-        load = respond(some, np.where(free, small, prices), t).used(some)[free] / left[free]
-        if load.max() <= 1.0:
-            found = np.where(free, small, prices)
-            used = respond(rows, found, t).used(rows)
-            if (used[free] <= left[free]).all():
-                return found
-        small[free] *= (np.maximum(load, LEAST_LOAD) / np.median(np.maximum(load, LEAST_LOAD))) ** STEP
-        small *= SMALL * usual / small.max()
+        load = respond(some, found, t).used(some)[free] / left[free]
+        if load.max() <= 1.0 and (respond(rows, found, t).used(rows)[free] <= left[free]).all():
+            return found
+        load = np.maximum(load, LEAST_LOAD)
+        found[free] *= (load / np.median(load)) ** STEP
+        found[free] *= highest / found[free].max()
     return None
