@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ballast_policies.contract import ExitReason
+from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.standalone import StandaloneChannel
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.launch import RankLaunch, ValidatedJob, train
@@ -41,7 +42,9 @@ class Told:
         return {e["step"]: e["validation_loss"] for e in self.events if e["event"] == "evaluation"}
 
 
-def train_here(config: Mapping[str, Any], *, stop_after: int | None = None) -> Told:
+def train_here(
+    config: Mapping[str, Any], *, stop_after: int | None = None, channel: Channel | None = None
+) -> Told:
     """Train the whole job, or up to a step after which it is told to stop."""
     stop = StopSignal()
 
@@ -54,7 +57,7 @@ def train_here(config: Mapping[str, Any], *, stop_after: int | None = None) -> T
         outcome = train(
             ValidatedJob.from_mapping(config).with_ties(),
             RankLaunch(plan=plan, process=plan.ranks[0].process),
-            channel=StandaloneChannel(plan),
+            channel=channel or StandaloneChannel(plan),
             reporter=told,
             stop=stop,
         )

@@ -1,5 +1,6 @@
 """The job's figures for rank 0's reports and step lines."""
 
+import logging
 import math
 import time
 from collections import deque
@@ -14,6 +15,8 @@ from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.flops import peak_flops as gpu_peak_flops
 from ballast_trainer.models.flops import step_flops
 from ballast_trainer.profiling.profile import LayerCosts
+
+logger = logging.getLogger(__name__)
 
 _MEASURED_STEPS = 3
 """Steps measured before a figure of them counts."""
@@ -44,6 +47,7 @@ class ProgressTracker:
         self._activation_bytes: tuple[int, ...] | None = None
         self._passing_bytes: tuple[tuple[int, ...], ...] = ((), (), ())
         self._loss: float | None = None
+        self._finite_loss = True
         self._rebalances = 0
         self._last_rebalance_step: int | None = None
         self._imbalance_before: float | None = None
@@ -71,7 +75,7 @@ class ProgressTracker:
             peak_flops: operations/s of all ranks by their data sheets; infinitely negative: unknown.
         """
         training = self._training
-        self._loss = loss
+        self._loss = self._finite(loss)
         self._done.append((time.monotonic(), training.step))
         self._step_seconds.append(seconds)
         self._costs = training.profile.costs() or self._costs
@@ -98,6 +102,19 @@ class ProgressTracker:
         if training.speed is not None:
             fields["emulated"] = training.speed.factor
         return fields
+
+    def _finite(self, loss: float) -> float | None:
+        """The loss for reports; None where it is not finite, of which the first step of several warns."""
+        training, was = self._training, self._finite_loss
+        self._finite_loss = math.isfinite(loss)
+        if was and not self._finite_loss and training.world.rank == 0:
+            logger.warning(
+                "the loss of step %d is %s; its gradients are finite, so training continues. To fix: targets "
+                "that count in every microbatch (not all of them ignored), or a loss that is finite without",
+                training.step,
+                loss,
+            )
+        return loss if self._finite_loss else None
 
     @property
     def costs(self) -> LayerCosts | None:

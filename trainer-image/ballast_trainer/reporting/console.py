@@ -1,7 +1,9 @@
 """Reporters: print each step and event on rank 0's standard output."""
 
 import json
+import math
 import sys
+from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
 from ballast_trainer.errors import OutputClosed
@@ -35,8 +37,8 @@ class JsonReporter:
         self._out = out if out is not None else sys.stdout
 
     def step(self, **fields: Any) -> None:
-        """``{"step": ..., "loss": ..., "step_seconds": ..., "stages": [...]}``."""
-        _print(json.dumps(fields), self._out)
+        """``{"step": ..., "loss": ..., "step_seconds": ..., "stages": [...]}``; ``loss`` may be null."""
+        _print(json.dumps(in_json(fields)), self._out)
 
     def event(self, name: str, **fields: Any) -> None:
         """``{"event": name, ...}``."""
@@ -68,6 +70,14 @@ class TextReporter:
         details = "  ".join(f"{key}={_short(value)}" for key, value in fields.items())
         erase = ProgressLine.ERASE if self._line is not None else ""
         _print(f"{erase}{name}  {details}", self._out)
+
+
+def in_json(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, with null for numbers that JSON does not have: a loss may be NaN."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in fields.items()
+    }
 
 
 def _print(line: str, out: TextIO) -> None:

@@ -30,7 +30,7 @@ from ballast_policies.contract.job import MetricsConfig
 
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.registry import load_callable
-from ballast_trainer.reporting.console import Reporter
+from ballast_trainer.reporting.console import Reporter, in_json
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class JsonLinesWriter:
         self._file.close()
 
     def _write(self, value: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps({"time": time.time(), **value}) + "\n")
+        self._file.write(json.dumps({"time": time.time(), **in_json(value)}) + "\n")
         self._file.flush()
 
 
