@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import os
+import shutil
 
 import pytest
 import torch
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.checkpoints.folder_lock import LOCK, FolderLock, Owner
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.errors import CheckpointError
+from ballast_trainer.errors import CheckpointError, CheckpointNotWritten
 
 from tests.trainer.checkpoints.test_checkpoint_folder import one_layer
 
@@ -135,6 +136,50 @@ def test_a_run_that_has_lost_its_lock_writes_no_checkpoint(tmp_path):
     checkpoints.close()
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]
     assert Owner.read(tmp_path / LOCK) == ELSEWHERE
+
+
+def test_a_folder_that_was_removed_while_the_job_runs_is_made_again(tmp_path, caplog):
+    """With the lock: the job trains on and says so, rather than taking itself for another run."""
+    folder = tmp_path / "saved"
+    checkpoints = Checkpoints(str(folder), keep=2, layer_count=1, seed=0)
+    checkpoints.open(ALONE)
+    checkpoints.save(ALONE, one_layer(), 5)
+    shutil.rmtree(folder)
+    checkpoints.save(ALONE, one_layer(), 10)
+    assert "saved: it was removed, with its checkpoints, and is made again" in caplog.text
+    with pytest.raises(CheckpointError, match="in use by another run"):
+        Checkpoints(str(folder), keep=2, layer_count=1, seed=0).open(ALONE)
+    checkpoints.close()
+    assert [path.name for path in folder.iterdir()] == ["step-00000010"]
+
+
+def test_a_folder_that_vanishes_during_a_checkpoint_costs_that_one_alone(tmp_path, monkeypatch):
+    """The next one is whole."""
+    folder = tmp_path / "saved"
+    checkpoints = Checkpoints(str(folder), keep=2, layer_count=1, seed=0)
+    checkpoints.open(ALONE)
+    with monkeypatch.context() as patched:
+        patched.setattr("ballast_trainer.checkpoints.tensors.save", lambda *_: shutil.rmtree(folder))
+        with pytest.raises(CheckpointNotWritten, match="To fix"):
+            checkpoints.save(ALONE, one_layer(), 5)
+    checkpoints.save(ALONE, one_layer(), 6)
+    checkpoints.close()
+    assert [path.name for path in folder.iterdir()] == ["step-00000006"]
+
+
+def test_a_run_whose_folder_another_run_has_had_in_the_meantime_ends(tmp_path):
+    """That one took the lock over, went further and gave it back."""
+    slow = Checkpoints(str(tmp_path), keep=2, layer_count=1, seed=0)
+    slow.open(ALONE)
+    slow.save(ALONE, one_layer(), 5)
+    (tmp_path / LOCK).unlink()
+    other = Checkpoints(str(tmp_path), keep=2, layer_count=1, seed=0)
+    other.open(ALONE)
+    other.save(ALONE, one_layer(), 20)
+    other.close()
+    with pytest.raises(CheckpointError, match="another run has taken over"):
+        slow.save(ALONE, one_layer(), 10)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000005", "step-00000020"]
 
 
 def test_a_damaged_lock_is_taken_over_when_it_is_not_touched(tmp_path):

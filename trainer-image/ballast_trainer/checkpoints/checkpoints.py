@@ -119,7 +119,7 @@ class Checkpoints:
         written, failure = False, None
         if world.rank == 0:
             try:
-                written = self._folder.make_room(final)
+                written = self._folder.make_room(final, self._lock)
                 if not written:
                     shutil.rmtree(temporary, ignore_errors=True)
                     temporary.mkdir(parents=True)
@@ -172,7 +172,7 @@ class Checkpoints:
             checksums = {name: crc for files, _ in found for name, crc in files.items()}
             manifest = dataclasses.replace(manifest, files=checksums)
             failure = self._put_in_place(temporary, final, manifest)
-        taken = self._lock is not None and not self._lock.held()
+        taken = world.rank == 0 and self._folder.is_taken(self._lock)
         reason: str | None
         reason, taken = world.from_rank_0((failure, taken), patient=True)
         if taken:
@@ -185,7 +185,7 @@ class Checkpoints:
         return reason
 
     def _put_in_place(self, temporary: Path, final: Path, manifest: Manifest) -> str | None:
-        if self._lock is not None and not self._lock.held():
+        if self._folder.is_taken(self._lock):
             return None
         missing = sorted(name for name in manifest.files if not (temporary / name).exists())
         if missing:

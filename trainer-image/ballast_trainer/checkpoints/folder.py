@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from ballast_trainer.checkpoints.folder_lock import FolderLock
 from ballast_trainer.checkpoints.manifest import (
     MANIFEST,
     Flaw,
@@ -74,17 +75,44 @@ class CheckpointFolder:
         """It was verified or written by this run."""
         self._sound.add(name)
 
+    def _keep_lock(self, lock: FolderLock | None) -> None:
+        if lock is None or not lock.gone() or self._has_others():
+            return
+        whole = self.path.exists()
+        if lock.retake():
+            lost = (
+                "its lock was removed" if whole else "it was removed, with its checkpoints, and is made again"
+            )
+            logger.warning("%s: %s while this run writes to it", self.path, lost)
+
+    def is_taken(self, lock: FolderLock | None) -> bool:
+        """Whether another run has the directory, or has had it since this one held its lock."""
+        if lock is None or lock.held():
+            return False
+        return not lock.gone() or self._has_others()
+
+    def _has_others(self) -> bool:
+        """Whether a checkpoint is newer than this run's, and neither written nor verified by it."""
+        newest = max(self._sound, default="")
+        try:
+            return any(name > newest and name not in self._unreadable for name in self.names())
+        except OSError:
+            return False
+
     def remove_partial(self) -> None:
         """Remove partial files of writers that have ended; none of them could be loaded."""
         for left in self.path.glob(f".{_PREFIX}*.partial"):
             shutil.rmtree(left, ignore_errors=True)
 
-    def make_room(self, final: Path) -> bool:
+    def make_room(self, final: Path, lock: FolderLock | None = None) -> bool:
         """Whether a whole checkpoint is there already; one that cannot be used is set aside.
 
+        Where this run's ``lock`` was removed, e.g. with the directory, both are made again.
+
         Raises:
-            OSError: it cannot be renamed.
+            OSError: it cannot be renamed, or the lock not taken.
         """
+        self._keep_lock(lock)
         if not final.exists():
             return False
         if final.name in self._sound:

@@ -140,8 +140,7 @@ class FolderLock:
             CheckpointError: another run holds it and lives.
             OSError: the folder cannot be written.
         """
-        fresh = self._path.with_name(f"{LOCK}-{self._owner.token}")
-        fresh.write_text(json.dumps(dataclasses.asdict(self._owner)))
+        fresh = self._write_fresh()
         try:
             while not self._create(fresh):
                 self._take_over(fresh)
@@ -159,12 +158,38 @@ class FolderLock:
             return True
         return found is not None and found.token == self._owner.token
 
+    def gone(self) -> bool:
+        """Whether there is no lock: removed with its folder, or by a run that took over and has ended."""
+        try:
+            return not self._path.exists()
+        except OSError:
+            return False
+
+    def retake(self) -> bool:
+        """Take a lock that is gone once more, in a new folder if need be; False where another run is faster.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self._write_fresh()
+        try:
+            self._create(fresh)
+        finally:
+            fresh.unlink(missing_ok=True)
+        return self.held()
+
     def release(self) -> None:
         """Give the lock back, if it is still this owner's."""
         self._released.set()
         with contextlib.suppress(OSError):
             if self.held():
                 self._path.unlink()
+
+    def _write_fresh(self) -> Path:
+        fresh = self._path.with_name(f"{LOCK}-{self._owner.token}")
+        fresh.write_text(json.dumps(dataclasses.asdict(self._owner)))
+        return fresh
 
     def _create(self, fresh: Path) -> bool:
         """Make the lock file, whole at once; False where there is one."""
