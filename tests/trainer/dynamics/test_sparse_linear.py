@@ -90,3 +90,29 @@ def test_pruning_further_keeps_the_values_that_stay():
     sparser = mask & (torch.rand(mask.shape) > 0.5)
     prunable.prune(sparser)
     assert torch.equal(prunable.dense(), before * sparser)
+
+
+class Reads(nn.Module):
+    """A layer that multiplies by its linear layer's weight itself."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x):
+        scale = self.linear.in_features**-0.5
+        return nn.functional.linear(x, self.linear.weight * scale, self.linear.bias) @ self.linear.weight
+
+
+@pytest.mark.parametrize("sparsity", [0.5, 0.95])
+def test_a_layer_may_read_the_weight_of_a_pruned_one(sparsity):
+    """Where it is sparse, too: the dense weight, whose gradient is that of the values that are left."""
+    prunable, twin, mask = masked_pair(sparsity)
+    inputs = torch.randn(3, 24)
+    results = [Reads(linear)(inputs) for linear in (prunable, twin)]
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+    for result in results:
+        result.square().sum().backward()
+    gradient = prunable.dense(prunable.learnt.grad) * mask
+    torch.testing.assert_close(gradient, twin.weight.grad * mask, atol=1e-4, rtol=1e-4)
+    assert "linear.weight" not in Reads(prunable).state_dict() or sparsity < SPARSE_FROM

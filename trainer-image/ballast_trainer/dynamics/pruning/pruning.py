@@ -223,8 +223,8 @@ class WeightPruning(GradualPruning):
         """A pruned weight has no gradient."""
         for layer in layers:
             for linear in prunable(layer.module):
-                if linear.weight is not None and linear.weight.grad is not None:
-                    linear.weight.grad.mul_(linear.mask)
+                if linear.values is None and linear.learnt.grad is not None:
+                    linear.learnt.grad.mul_(linear.mask)
 
     def after_optimizer(self, layers: LayerSet) -> None:
         """The weights have changed."""

@@ -79,7 +79,8 @@ class PrunableLinear(nn.Module):
     """``nn.Linear`` with a mask; takes over the parameters of the layer it replaces.
 
     Attributes:
-        weight: the dense weight [rows, columns]; None when sparse.
+        weight: the dense weight [rows, columns]; when sparse no parameter, but made at each read, for a layer
+            that reads it itself; its gradient goes to ``values``.
         values: the kept weights [count]; None when dense.
         mask: bool [rows, columns], True where a weight is kept.
     """
@@ -92,11 +93,21 @@ class PrunableLinear(nn.Module):
         self.weight: nn.Parameter | None = linear.weight
         self.values: nn.Parameter | None = None
         self.bias = linear.bias
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         self.register_buffer("mask", torch.ones(linear.weight.shape, dtype=torch.bool))
         self._structure: _Structure | None = None
         self._matrices: tuple[torch.Tensor, torch.Tensor] | None = None
         # In a list, or the module would register it as its parameter.
         self._matrices_of: list[nn.Parameter] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """Parameters, buffers and modules; see ``weight``."""
+        found = super().__getattr__(name)
+        if name != "weight" or found is not None or self.values is None:
+            return found
+        assert self._structure is not None
+        full = self.values.new_zeros(self.mask.numel())
+        return full.index_copy(0, self._structure.flat, self.values).view_as(self.mask)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., columns] -> [..., rows]."""
@@ -160,7 +171,8 @@ class PrunableLinear(nn.Module):
 
     def _become_sparse(self, mask: torch.Tensor) -> None:
         self._structure = _Structure(mask)
-        self.weight = None
+        if self.values is None:
+            self.weight = None
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         values = state_dict.get(prefix + "values")
