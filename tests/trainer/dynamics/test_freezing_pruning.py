@@ -213,6 +213,7 @@ def test_layers_freeze_as_their_plasticity_settles():
         value = tokens
         for layer in layers:
             value = layer.module(value)
+        dynamic.after_backward(layers)
         generator = torch.Generator().manual_seed(step)
         for layer in layers:
             settled = layer.index < 3 and step > 40
@@ -220,7 +221,6 @@ def test_layers_freeze_as_their_plasticity_settles():
                 if p.requires_grad and not settled:
                     with torch.no_grad():
                         p.add_(torch.randn(p.shape, generator=generator) * 0.2 * (step // 15 % 2))
-        dynamic.after_optimizer(layers)
         seen.append(sum(frozen(layers)))
     RUNNING.set(0, None)
     assert seen[40] == 0 and seen[-1] == 3
@@ -236,7 +236,7 @@ def test_what_plasticity_keeps_travels_with_the_layer():
         value = torch.randint(0, 256, (2, 8), generator=torch.Generator().manual_seed(step))
         for layer in layers:
             value = layer.module(value)
-        dynamic.after_optimizer(layers)
+        dynamic.after_backward(layers)
     RUNNING.set(0, None)
     for source, target in zip(layers, other, strict=True):
         target.load({name: value.clone() for name, value in source.state().items()})

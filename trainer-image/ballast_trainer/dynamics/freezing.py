@@ -18,6 +18,7 @@ import torch
 from ballast_policies.contract.job import DynamicConfig, FreezingCriterion, FreezingSettings
 from torch import nn
 
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics import plasticity
 from ballast_trainer.dynamics.protocol import UnchangedHooks
@@ -79,6 +80,7 @@ class Freezing(UnchangedHooks):
         self._share = target * layer_count
         self._layer_count = layer_count
         self._by_steps = self._settings.criterion == FreezingCriterion.SCHEDULE
+        self._replicas = Axis()
         self.outputs: FrozenOutputs | None = None
         if self._settings.cache_bytes is not None:
             self.outputs = FrozenOutputs(self._settings.cache_bytes)
@@ -126,7 +128,10 @@ class Freezing(UnchangedHooks):
         return True
 
     def after_backward(self, layers: LayerSet) -> None:
-        """Note the gradients' norms, for the criterion that reads them."""
+        """Note what the criterion compares at its next look: norms of gradients, or how alike outputs are."""
+        if self._settings.criterion == FreezingCriterion.PLASTICITY:
+            for layer in layers:
+                plasticity.noted(layer.module, self._replicas)
         if self._settings.criterion != FreezingCriterion.GRADIENT_NORM:
             return
         for layer in layers:
@@ -137,12 +142,6 @@ class Freezing(UnchangedHooks):
                 place.norm_sum += float(norms.square().sum().sqrt())
                 place.steps += 1
                 place.write(layer.module)
-
-    def after_optimizer(self, layers: LayerSet) -> None:
-        """The step after a look is over."""
-        if self._settings.criterion == FreezingCriterion.PLASTICITY:
-            for layer in layers:
-                plasticity.noted(layer.module)
 
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
         """Which layers are frozen, and the criterion's newest figure of those that learn."""
@@ -162,6 +161,7 @@ class Freezing(UnchangedHooks):
         return found
 
     def _look(self, step: int, layers: LayerSet, world: World) -> bool:
+        self._replicas = world.data
         mine, were = {}, {}
         for layer in layers:
             place = _Place.of(layer.module)

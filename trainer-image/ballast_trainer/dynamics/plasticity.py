@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.running import RUNNING
 from ballast_trainer.seeding import host_seeded
 
@@ -23,7 +24,7 @@ WINDOW = 4
 """Smoothed values through which the slope is laid."""
 _SMOOTHING = 0.5
 _NOTES = "ballast_notes_input"
-"""Attribute of a module whose input is noted in the step that runs."""
+"""Attribute of a module in the step in which its input is noted: whether it is still to come."""
 
 INPUT, LIKENESS, HISTORY = "ballast_probe_input", "ballast_probe_likeness", "ballast_probe_history"
 NAMES = (INPUT, LIKENESS, HISTORY)
@@ -50,18 +51,24 @@ def note_step(module: nn.Module) -> None:
     module.__dict__[_NOTES] = True
 
 
-def noted(module: nn.Module) -> None:
-    """That step is over: keep how alike the layer's outputs are."""
-    if module.__dict__.pop(_NOTES, False):
+def noted(module: nn.Module, replicas: Axis) -> None:
+    """The step's gradients are there: keep how alike the layer's outputs are; collective over the replicas.
+
+    Before its update, so that every look has an update to see.  All of them keep the sequence of the first,
+    which is that of one process.
+    """
+    if module.__dict__.pop(_NOTES, None) is not None:
         buffers: Any = module._buffers
         if buffers[INPUT].numel() > 0:
+            replicas.broadcast(buffers[INPUT], source=0)
             buffers[LIKENESS] = _likeness(module, buffers[INPUT])
 
 
 def _note_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
     if module.__dict__.get(_NOTES) and RUNNING.microbatch is not None:
-        # Of one sequence of the step's last microbatch.
-        module._buffers[INPUT] = inputs[0].detach()[:1].clone()
+        # One sequence of the step's first microbatch.
+        module._buffers[INPUT] = inputs[0].detach()[:1].clone(memory_format=torch.contiguous_format)
+        module.__dict__[_NOTES] = False
 
 
 def look(module: nn.Module) -> float | None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ballast_policies.contract.conditions import Condition, at
+from ballast_policies.contract.job.changes import FreezingCriterion
 from ballast_policies.contract.job.model import FAMILIES
 from ballast_policies.contract.row_conditions import each_row
 from ballast_policies.contract.rules import Rule
@@ -77,6 +78,25 @@ def _shares_experts(config: Any) -> bool:
 def _in_step(schedule: str) -> bool:
     kind = SCHEDULES.builtin.get(schedule)
     return kind is None or not (kind.splits_backward or kind.asynchronous)
+
+
+def comparing_sequences() -> tuple[Rule, ...]:
+    """Plasticity compares a layer on one sequence, which replicas of a stage would each choose for itself."""
+    reason = "plasticity compares layers on one sequence, and pipeline.replicas of a stage see different ones"
+    return (
+        Rule(
+            condition=lambda config: not _compares_sequences(config) or set(config.pipeline.replicas) <= {1},
+            field="dynamics",
+            reason=reason,
+            fix="freezing.criterion: weightChange or gradientNorm, or parallelism.data in place of replicas",
+            explain=lambda _: reason,
+        ),
+    )
+
+
+def _compares_sequences(config: Any) -> bool:
+    changes = (change.freezing for change in config.dynamics)
+    return any(f is not None and f.criterion is FreezingCriterion.PLASTICITY for f in changes)
 
 
 def caching_outputs() -> tuple[Rule, ...]:

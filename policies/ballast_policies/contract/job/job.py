@@ -11,6 +11,7 @@ from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.contract.job.evaluation import EVALUATION_RULES, EvaluationConfig
 from ballast_policies.contract.job.exclusions import (
     caching_outputs,
+    comparing_sequences,
     exclusions,
     sharing_experts,
     suiting_families,
@@ -190,6 +191,7 @@ _RULES = (
     *exclusions(),
     *sharing_experts(),
     *caching_outputs(),
+    *comparing_sequences(),
     *suiting_families(),
     *POD_RULES,
     Rule(
