@@ -2,14 +2,21 @@
 
 import traceback
 from pathlib import Path
+from typing import Any
 
 from ballast_trainer.errors import TrainerError
 
 _OURS = Path(__file__).parent
 
-DATA_NOTE = "while reading the data"
+SAMPLE_NOTE = "sample "
 LAYER_NOTE = "in layer "
 EVALUATION_NOTE = "in an evaluation"
+GIVEN_NOTE = "given "
+_OF_DATA = "To fix: data.name and model.args that suit each other, e.g. a vocabulary that has every token"
+
+_MAY_BE_THE_DATA = (IndexError, TypeError, ValueError, RuntimeError)
+_TOLD = (LAYER_NOTE, EVALUATION_NOTE, GIVEN_NOTE)
+"""Beginnings of the notes that users are told."""
 
 _WRAPPERS = ("failed to run forward", "Failed to run stage backward")
 """Texts of torch.distributed.pipelining around an error of a layer, which list tensors, not the error."""
@@ -35,10 +42,11 @@ def describe(error: BaseException) -> str:
     error = root_cause(error)
     if isinstance(error, TrainerError):
         return str(error)
-    notes = [note for note in notes_of(error) if note.startswith((LAYER_NOTE, DATA_NOTE, EVALUATION_NOTE))]
+    notes = [note for note in notes_of(error) if note.startswith(_TOLD)]
     place = f" ({', '.join(notes)})" if notes else ""
     origin = f", from {_named(error.__cause__)}" if error.__cause__ is not None else ""
-    return f"{_named(error)}{place}{origin}"
+    text = f"{_named(error)}{place}{origin}"
+    return f"{text}. {_OF_DATA}" if any(note.startswith(GIVEN_NOTE) for note in notes) else text
 
 
 def notes_of(error: BaseException) -> list[str]:
@@ -52,13 +60,31 @@ def note_layer(error: BaseException, layer: int, kind: str) -> None:
         error.add_note(f"{LAYER_NOTE}{layer}, {kind}")
 
 
+def note_given(error: BaseException, **tensors: Any) -> None:
+    """Note what a layer or the loss was given of the user's data: types, shapes and ranges, by name."""
+    of_memory = "OutOfMemory" in type(error).__name__
+    if isinstance(error, _MAY_BE_THE_DATA) and not of_memory:
+        error.add_note(
+            GIVEN_NOTE + " and ".join(f"{name} {_shown(value)}" for name, value in tensors.items())
+        )
+
+
+def _shown(tensor: Any) -> str:
+    text = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    try:
+        return f"{text} from {tensor.min().item():.6g} to {tensor.max().item():.6g}"
+    except Exception:  # it is empty, or its device has failed
+        return text
+
+
 def with_place(error: BaseException) -> str:
     """The error as text with the line that raised it: for users whose code failed in one of our calls."""
+    samples = [f", {note}" for note in notes_of(error) if note.startswith(SAMPLE_NOTE)]
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or Path(frames[-1].filename).is_relative_to(_OURS):
         # One of our checks, or a call whose arguments do not fit.
         return str(error) if isinstance(error, TypeError | ValueError) else _named(error)
-    return f"{_named(error)} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+    return f"{_named(error)} ({Path(frames[-1].filename).name}, line {frames[-1].lineno}{''.join(samples)})"
 
 
 def _named(error: BaseException) -> str:

@@ -8,6 +8,7 @@
     +-- Stopped              told to stop before the first step: exit code STOPPED
     +-- CheckpointError      a checkpoint cannot be written or read: exit code ERROR
     |   +-- CheckpointNotWritten  storage refuses it for now
+    +-- DataError            the user's data cannot be read: exit code ERROR
     +-- OutputClosed         the reader of rank 0's output has closed it: exit code ERROR
 """
 
@@ -61,6 +62,12 @@ class CheckpointError(TrainerError):
 
 class CheckpointNotWritten(CheckpointError):  # noqa: N818
     """Storage refuses a checkpoint, e.g. a full disk: training can continue, and try again later."""
+
+
+class DataError(TrainerError):
+    """The user's data cannot be read; the error of the user's code is its cause."""
+
+    shows_cause = True
 
 
 class OutputClosed(TrainerError):  # noqa: N818

@@ -40,6 +40,13 @@ def batches():
     return batch
 
 
+def wider():
+    def batch(seed, step, size):
+        more = (3,) if step == 3 else ()
+        return torch.randn(size, *more, 8), torch.zeros(size, *more, 1)
+    return batch
+
+
 def good_batches():
     return lambda seed, step, size: (torch.randn(size, 8), torch.zeros(size, 1))
 """
@@ -95,7 +102,23 @@ def test_a_data_set_whose_connection_fails_is_no_lost_rank(gang, config, tmp_pat
     """Its own error ends the job as failed, rather than as healthy ranks that a restart would help."""
     running = gang(config("batches"), ranks=1, folder=tmp_path)
     assert running.exit_codes() == {"rank-0": ExitCode.ERROR}
-    assert "ConnectionError: the bucket timed out (while reading the data)" in running.errors()
+    assert re.search(
+        r"TrainingFailed: data.name: 'users_failures:batches' does not give the batch of step 4: "
+        r"ConnectionError: the bucket timed out \(users_failures.py, line \d+\). To fix: ",
+        running.errors(),
+    )
+
+
+def test_a_batch_of_another_shape_than_the_first_is_told_by_the_rank_that_would_send_it(
+    gang, config, tmp_path
+):
+    """The stage after it waits for a message of that size, and another one would abort its process."""
+    running = gang(config("wider"), ranks=2, folder=tmp_path)
+    assert running.exit_codes() == {"rank-0": ExitCode.ERROR, "rank-1": ExitCode.PEER_LOST}
+    assert re.search(
+        r"layer 1 gives torch.float32 \[2, 3, 8\] in step 4, .* waits for torch.float32 \[2, 8\], .*To fix: ",
+        running.errors(),
+    )
 
 
 def test_an_error_of_a_layer_keeps_what_it_came_from():

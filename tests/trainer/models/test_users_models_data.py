@@ -1,12 +1,17 @@
 """Users' datasets, loaders and batch functions: any step's batch, in an order that the seed fixes."""
 
+import re
+
 import pytest
 import torch
-from ballast_trainer.data.sources import ReplayedLoader, ShuffledDataset, batches_from
-from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.causes import describe
+from ballast_trainer.data.sources import ReplayedLoader, ShuffledDataset, batches_from, read_batch
+from ballast_trainer.errors import ConfigurationError, DataError
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
+
+from tests.support.one_process import train_here
 
 
 @given(length=st.integers(1, 50), size=st.integers(1, 20), seed=st.integers(0, 9), epochs=st.integers(1, 4))
@@ -63,6 +68,115 @@ def test_a_batch_function_is_used_as_it_is():
     assert (inputs.tolist(), targets.tolist()) == ([9, 9], [3, 3])
 
 
+class Growing:
+    """A dataset to which another process adds samples."""
+
+    length = 3
+
+    def __len__(self):
+        self.length += 1
+        return self.length
+
+    def __getitem__(self, index):
+        return torch.tensor(index), torch.tensor(index)
+
+
+def test_epochs_of_a_dataset_that_grows_stay_as_long_as_the_first():
+    """Or a step's samples would depend on how often the length was asked for."""
+    dataset = ShuffledDataset(Growing())
+    order = [index for step in range(6) for index in dataset.indices(0, step, 2)]
+    assert [sorted(order[at : at + 4]) for at in (0, 4, 8)] == [[0, 1, 2, 3]] * 3
+
+
+class Unsized:
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        raise self.error
+
+    def __getitem__(self, index):
+        raise AssertionError("never asked")
+
+    def __iter__(self):
+        return iter(())
+
+
+class Once:
+    """A loader that is at its end when it is read a second time."""
+
+    def __init__(self):
+        self.left = [(torch.zeros(4), torch.zeros(4))] * 3
+
+    def __iter__(self):
+        while self.left:
+            yield self.left.pop()
+
+
+def test_a_loader_that_cannot_be_read_again_tells_after_how_many_batches_it_has_ended():
+    """It is not called empty."""
+    reader = ReplayedLoader(Once())
+    with pytest.raises(ConfigurationError, match=r"ended after 3 batches.*To fix: .*__iter__"):
+        [reader(0, step, 4) for step in range(5)]
+
+
+class Torn:
+    """Sample 2 is on a block that the disk has lost."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index == 2:
+            raise OSError(5, "Input/output error", "/data/shard-3")
+        return torch.tensor(index), torch.tensor(index)
+
+
+def stops(seed, step, size):
+    raise StopIteration
+
+
+def leaves(seed, step, size):
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (Torn(), r"OSError: .*/data/shard-3.* \(test_users_models_data.py, line \d+, sample 2\)"),
+        (stops, r"StopIteration \(test_users_models_data.py"),
+        (leaves, r"SystemExit: 0 \(test_users_models_data.py"),
+    ],
+)
+def test_data_that_fails_names_its_field_value_batch_and_place(source, words):
+    """Whatever the user's code raises, an end of the process too."""
+    with pytest.raises(DataError, match=rf"data.name: 'mine:data' does not give step 7: {words}.*To fix: "):
+        read_batch(batches_from(source), 0, 6, 4, field="data.name", name="mine:data", what="step 7")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"inputs": 64}, r"IndexError.*layer 0, .*given inputs int64 \[4, 8\] from \d+ to 64\)"),
+        ({"targets": 64}, r"IndexError.*given outputs .* and targets int64 \[4, 8\] from \d+ to 64\)"),
+        ({"length": 9}, r"layer 0, .*given inputs int64 \[4, 9\] from \d+ to \d+\)"),
+    ],
+)
+def test_samples_that_the_model_cannot_take_are_told_with_their_range(changes, words):
+    """A vocabulary or a context that is too small, found in a later step."""
+    args = {"step": 2, "vocabulary": 64, "length": 8, **changes}
+    config = {
+        "totalSteps": 4,
+        "model": {"name": "tests.trainer.models.small_vocabulary:build"},
+        "data": {"name": "tests.trainer.models.small_vocabulary:batches", "args": args},
+        "pipeline": {"microbatches": 1, "globalBatchSize": 4},
+        "rebalance": {"enabled": False},
+    }
+    with pytest.raises(Exception) as caught:
+        train_here(config)
+    assert re.search(words + r"\. To fix: data.name and model.args", describe(caught.value))
+
+
 class Endless(torch.utils.data.IterableDataset):
     def __iter__(self):
         return iter([])
@@ -75,6 +189,7 @@ class Endless(torch.utils.data.IterableDataset):
         (iter([1, 2]), "can be read twice"),
         ({"inputs": 1}, "is no batch function"),
         ([], "has no sample"),
+        (Unsized(RuntimeError("not built")), "len.. of the Unsized fails: RuntimeError: not built"),
         (DataLoader(TensorDataset(torch.arange(3), torch.arange(3)), batch_size=2), "drop_last=True"),
         (DataLoader(TensorDataset(torch.arange(0), torch.arange(0)), batch_size=1), "yields no batch"),
         (DataLoader(TensorDataset(torch.arange(8)), batch_size=4), "pair of inputs and targets"),

@@ -16,6 +16,13 @@ class Stream(IterableDataset):
         return iter([(torch.tensor(n), torch.tensor(n)) for n in range(10)])
 
 
+class Unsized(TensorDataset):
+    """One whose length is not known yet."""
+
+    def __len__(self):
+        raise RuntimeError("the index is not built")
+
+
 def numbers(kind="dataset", length=10, size=4, **settings):
     """Samples 0 to ``length`` - 1 in some form."""
     samples = TensorDataset(torch.arange(length), torch.arange(length))
@@ -25,6 +32,7 @@ def numbers(kind="dataset", length=10, size=4, **settings):
         "stream": lambda: DataLoader(Stream(), batch_size=size, drop_last=True),
         "samples": Stream,
         "function": lambda: lambda seed, number, size: (torch.full((size,), number), torch.rand(size)),
+        "unsized": lambda: Unsized(torch.arange(length)),
         "nothing": lambda: 7,
     }[kind]()
 
@@ -107,6 +115,7 @@ def test_the_model_s_own_data_is_drawn_by_another_seed():
         (None, {"kind": "stream"}, "evaluation.batches: missing"),
         (2, {"kind": "samples"}, "evaluation.data.name: Stream yields samples"),
         (2, {"kind": "nothing"}, "evaluation.data.name: a int is no batch function"),
+        (2, {"kind": "unsized"}, "evaluation.data.name: len() of the Unsized fails: RuntimeError: the index"),
         (2, {"length": "no"}, "evaluation.data.args: {'length': 'no'} do not fit"),
     ],
 )

@@ -17,8 +17,9 @@ from typing import Any
 import numpy
 import torch
 
+from ballast_trainer.causes import SAMPLE_NOTE, with_place
 from ballast_trainer.data.batch import Batch, BatchFunction
-from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.errors import ConfigurationError, DataError, TrainerError
 from ballast_trainer.seeding import host_seeded, mixed_key
 
 FIELD = "data.name"
@@ -56,6 +57,27 @@ def no_source(source: Any, field: str = FIELD) -> ConfigurationError:
         field,
         f"a {type(source).__name__} is no batch function, dataset or loader that can be read twice. "
         "To fix: return one of these",
+    )
+
+
+def length_of(dataset: Any, field: str = FIELD) -> int:
+    """``len()`` of a dataset.
+
+    Raises:
+        ConfigurationError: it raises.
+    """
+    try:
+        return len(dataset)
+    except Exception as error:  # a user's dataset may do anything there
+        raise no_length(dataset, error, field) from error
+
+
+def no_length(source: Any, error: Exception, field: str = FIELD) -> ConfigurationError:
+    """The error for a dataset or loader whose ``len()`` raises ``error``."""
+    return ConfigurationError(
+        field,
+        f"len() of the {type(source).__name__} fails: {with_place(error)}. "
+        "To fix: let it return how many samples there are",
     )
 
 
@@ -102,35 +124,75 @@ def whole_batch(batch: Any, size: int, field: str = FIELD) -> Batch:
     return inputs, targets
 
 
+def read_batch(
+    batch: BatchFunction, seed: int, number: int, size: int, *, field: str, name: str, what: str
+) -> Batch:
+    """A batch of the user's data, whose own errors are told in words.
+
+    Args:
+        batch: gives it.
+        seed: that ``batch`` is called with.
+        number: of the batch, from 0.
+        size: samples.
+        field: of the configuration that names the data.
+        name: its value.
+        what: the batch in words, e.g. ``the batch of step 4``.
+
+    Raises:
+        DataError: reading it fails.
+        ConfigurationError: it is no batch.
+    """
+    try:
+        return batch(seed, number, size)
+    except (TrainerError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except (Exception, SystemExit) as error:  # a user's data may do anything
+        raise DataError(
+            f"{field}: {name!r} does not give {what}: {with_place(error)}. "
+            "To fix: the data, or the code that reads it; then start again"
+        ) from error
+
+
 class ShuffledDataset:
     """A dataset that can be indexed, shuffled in every epoch.
 
-    Step s takes positions s * size to (s + 1) * size - 1 of the epochs laid end to end.
+    Step s takes positions s * size to (s + 1) * size - 1 of the epochs laid end to end.  An epoch is as
+    long as the dataset was when it was made.
     """
 
     def __init__(self, dataset: Any) -> None:
-        if len(dataset) == 0:
+        self._length = length_of(dataset)
+        if self._length == 0:
             raise ConfigurationError(FIELD, "the dataset has no sample. To fix: one at least")
         self._dataset = dataset
         self._permutation = functools.lru_cache(maxsize=_KEPT_PERMUTATIONS)(self._permuted)
 
     def _permuted(self, seed: int, epoch: int) -> numpy.ndarray:
-        return numpy.random.default_rng((seed, epoch)).permutation(len(self._dataset))
+        return numpy.random.default_rng((seed, epoch)).permutation(self._length)
 
     def indices(self, seed: int, step: int, size: int) -> list[int]:
         """Which samples the batch of ``step`` is made of."""
         positions = range(step * size, (step + 1) * size)
         found = []
         for position in positions:
-            epoch, offset = divmod(position, len(self._dataset))
+            epoch, offset = divmod(position, self._length)
             found.append(int(self._permutation(seed, epoch)[offset]))
         return found
 
     def __call__(self, seed: int, step: int, size: int) -> Batch:
         """Inputs and targets of ``step``."""
         with seeded_data(seed, step):
-            samples = [self._dataset[index] for index in self.indices(seed, step, size)]
+            samples = [sample_of(self._dataset, index) for index in self.indices(seed, step, size)]
         return whole_batch(torch.utils.data.default_collate(samples), size)
+
+
+def sample_of(dataset: Any, index: int) -> Any:
+    """A sample; its errors are noted with its index."""
+    try:
+        return dataset[index]
+    except Exception as error:
+        error.add_note(f"{SAMPLE_NOTE}{index}")
+        raise
 
 
 class ReplayedLoader:
@@ -170,9 +232,13 @@ class ReplayedLoader:
             self._epoch += 1
             with seeded_data(seed, -1 - self._epoch):
                 self._batches = iter(self._loader)
-        raise ConfigurationError(
-            FIELD, "the loader yields no batch. To fix: one at least, of globalBatchSize samples"
-        )
+        reason = "the loader yields no batch. To fix: one at least, of globalBatchSize samples"
+        if self._step >= 0:
+            reason = (
+                f"the loader has ended after {self._step + 1} batches, and yields none when read again. "
+                "To fix: let __iter__ begin anew, or return as many batches as totalSteps"
+            )
+        raise ConfigurationError(FIELD, reason)
 
 
 def seeded_data(seed: int, part: int) -> contextlib.AbstractContextManager[None]:

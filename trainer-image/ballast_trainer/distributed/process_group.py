@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from ballast_policies.contract import Plan
 
-from ballast_trainer.causes import DATA_NOTE, notes_of, root_cause
+from ballast_trainer.causes import notes_of, root_cause
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.stopping import StopSignal
@@ -60,9 +60,6 @@ def peer_failures() -> Iterator[None]:
 
 def _is_peer_failure(error: BaseException) -> bool:
     notes = notes_of(error)
-    if DATA_NOTE in notes:
-        # A data set may have its own connections.
-        return False
     words = _FAILURES_IN_LAYERS if notes else _PEER_FAILURES
     of_torch = isinstance(error, dist.DistError) or (isinstance(error, ConnectionError) and not notes)
     return of_torch or any(word in str(error) for word in words)

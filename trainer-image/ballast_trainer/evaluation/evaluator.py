@@ -12,7 +12,8 @@ import torch
 from ballast_policies.contract import Stage
 from ballast_policies.contract.job import JobConfig
 
-from ballast_trainer.causes import DATA_NOTE, EVALUATION_NOTE
+from ballast_trainer.causes import EVALUATION_NOTE
+from ballast_trainer.data.sources import read_batch
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.evaluation.forward_only import ForwardOnly
@@ -197,11 +198,15 @@ class Evaluator:
         if not forward.reads_data:
             return None, None
         size, world = self._training.config.pipeline.global_batch_size, self._training.world
-        try:
-            inputs, targets = data.batch(data.seed, number, size)
-        except Exception as error:
-            error.add_note(DATA_NOTE)
-            raise
+        inputs, targets = read_batch(
+            data.batch,
+            data.seed,
+            number,
+            size,
+            field=data.field,
+            name=data.name,
+            what=f"batch {number + 1} of an evaluation",
+        )
         share = size // world.data.size
         mine = slice(world.data.index * share, (world.data.index + 1) * share)
         device = self._training.device

@@ -4,7 +4,6 @@ The callable ``evaluation.data.name`` returns what ``data.name`` may return; a d
 whole batches count.
 """
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
@@ -17,8 +16,11 @@ from ballast_trainer.data.batch import Batch, BatchFunction
 from ballast_trainer.data.sources import (
     is_dataset,
     is_loader,
+    length_of,
+    no_length,
     no_source,
     refuse_samples,
+    sample_of,
     seeded_data,
     whole_batch,
 )
@@ -39,11 +41,15 @@ class ValidationData:
         batch: inputs and targets of batch ``number``, ``batch(seed, number, size)``.
         count: how many batches there are.
         seed: that ``batch`` is called with.
+        name: of what gives them, in the configuration.
+        field: where the name stands there.
     """
 
     batch: BatchFunction
     count: int
     seed: int
+    name: str = ""
+    field: str = FIELD
 
 
 def validation_data(config: JobConfig, model: Model) -> ValidationData | None:
@@ -58,21 +64,28 @@ def validation_data(config: JobConfig, model: Model) -> ValidationData | None:
     if evaluation.data is None:
         assert evaluation.batches is not None, "the contract refuses it"
         apart = mixed_key(seed, _VALIDATION) >> 33
-        return ValidationData(batch=model.batch, count=evaluation.batches, seed=apart)
+        return ValidationData(
+            batch=model.batch,
+            count=evaluation.batches,
+            seed=apart,
+            name=config.model_name,
+            field="model.name",
+        )
     source = data_source(evaluation.data, "evaluation.data")
     size = config.pipeline.global_batch_size
     refuse_samples(source, FIELD)
     batch: BatchFunction
     available: int | None
     if is_dataset(source):
-        available, batch = len(source) // size, OrderedDataset(source)
+        available, batch = length_of(source, FIELD) // size, OrderedDataset(source)
     elif is_loader(source):
         available, batch = _length(source), OrderedLoader(source)
     elif callable(source):
         available, batch = None, functools.partial(_checked, source)
     else:
         raise no_source(source, FIELD)
-    return ValidationData(batch=batch, count=_count(evaluation, available, size), seed=seed)
+    count = _count(evaluation, available, size)
+    return ValidationData(batch=batch, count=count, seed=seed, name=evaluation.data.name)
 
 
 def _count(evaluation: EvaluationConfig, available: int | None, size: int) -> int:
@@ -96,9 +109,12 @@ def _count(evaluation: EvaluationConfig, available: int | None, size: int) -> in
 
 
 def _length(loader: Any) -> int | None:
-    with contextlib.suppress(TypeError):
+    try:
         return len(loader)
-    return None
+    except TypeError:  # it has none
+        return None
+    except Exception as error:
+        raise no_length(loader, error, FIELD) from error
 
 
 def _checked(batch: BatchFunction, seed: int, number: int, size: int) -> Batch:
@@ -115,7 +131,7 @@ class OrderedDataset:
     def __call__(self, seed: int, number: int, size: int) -> Batch:
         """Inputs and targets of batch ``number``."""
         with seeded_data(seed, number):
-            samples = [self._dataset[index] for index in range(number * size, (number + 1) * size)]
+            samples = [sample_of(self._dataset, index) for index in range(number * size, (number + 1) * size)]
         return whole_batch(torch.utils.data.default_collate(samples), size, FIELD)
 
 

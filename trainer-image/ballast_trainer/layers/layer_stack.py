@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ballast_trainer.causes import note_layer
+from ballast_trainer.causes import note_given, note_layer
+from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.buffers import copies_of, in_place
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import Layer
@@ -47,6 +48,8 @@ class LayerStack(nn.Module):
         """Converts the last layer's output to the message to the next stage; None: no conversion."""
         self.sends = False
         """Whether the output goes to another stage: gloo sends contiguous tensors only."""
+        self.sent_as: tuple[tuple[int, ...], torch.dtype] | None = None
+        """Shape and type of the message to the next stage, which waits for that many bytes; None: any."""
         self.owns_output = False
         """Whether the output must not be a view: torch's split backward detaches it in place."""
 
@@ -83,6 +86,8 @@ class LayerStack(nn.Module):
                     value = self._run_layer(held, layer, key, value, kept)
                 except Exception as error:
                     note_layer(error, held.index, type(held.module).__name__)
+                    if index == 0:
+                        note_given(error, inputs=value)
                     raise
                 if kept is not None:
                     meter.add_output(index, value, source)
@@ -97,10 +102,23 @@ class LayerStack(nn.Module):
             value = self.exit(value)
         if self.sends:
             value = value.contiguous()
+            if self.sent_as is not None and microbatch is not None:
+                self._refuse_other_message(value, self.sent_as)
         if self.owns_output:
             value = own_storage(value)
         meter.message_bytes = value.nbytes
         return value
+
+    def _refuse_other_message(self, value: torch.Tensor, built: tuple[tuple[int, ...], torch.dtype]) -> None:
+        if (tuple(value.shape), value.dtype) == built:
+            return
+        shape, dtype = built
+        raise TrainerError(
+            f"layer {self.indices[-1]} gives {value.dtype} {list(value.shape)} in step "
+            f"{self._meter.step + 1}, and the stage after it waits for {dtype} {list(shape)}, as in the "
+            "first step. To fix: batches of data.name that have one shape, e.g. padded to one length, or "
+            "one rank"
+        )
 
     def _frozen_layers(self) -> int:
         """How many of the first layers are frozen, and keep no state that a forward changes."""

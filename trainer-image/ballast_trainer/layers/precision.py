@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 
+from ballast_trainer.causes import note_given
 from ballast_trainer.errors import ConfigurationError, TrainerError
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -42,10 +43,15 @@ def computing_in(precision: str, device: torch.device) -> contextlib.AbstractCon
 
 
 def in_full_precision(loss: Loss) -> Loss:
-    """``loss`` of outputs in full precision."""
+    """``loss`` of outputs in full precision; its errors tell what it was given."""
 
     def full(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return loss(output.float() if output.dtype in (torch.bfloat16, torch.float16) else output, target)
+        half = output.dtype in (torch.bfloat16, torch.float16)
+        try:
+            return loss(output.float() if half else output, target)
+        except Exception as error:
+            note_given(error, outputs=output, targets=target)
+            raise
 
     return full
 
@@ -104,7 +110,7 @@ class LossScale:
             raise TrainerError(
                 f"the gradients of step {step + 1} are not finite (sum of squares {squared_norm}); "
                 "the weights are not updated. To fix: lower training.learningRate, "
-                "warm up longer, or look for what divides by zero in the loss"
+                "warm up longer, or look for what is not finite in the data or divides by zero in the loss"
             )
         self.value, self._good_steps = self.value / 2, 0
         return False

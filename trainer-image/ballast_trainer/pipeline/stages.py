@@ -245,7 +245,7 @@ class PipelineBuilder:
             return LocalPipeline(stack, self.meter, self.loss, self.schedule.microbatches)
         return build_torch_pipeline(
             self._one_step,
-            self.stacks(),
+            self._sending(boundaries),
             boundaries,
             name=self.schedule.name,
             meter=self.meter,
@@ -259,7 +259,7 @@ class PipelineBuilder:
         schedule = self.schedule
         common: dict[str, Any] = {
             "rank": self.rank,
-            "stacks": self.stacks(),
+            "stacks": self._sending(boundaries),
             "boundaries": boundaries,
             "meter": self.meter,
             "loss": loss,
@@ -271,6 +271,14 @@ class PipelineBuilder:
             return ExecutedPipeline(self._one_step, **common)
         flush = dataclasses.replace(schedule, name="1F1B", stages_per_rank=None)
         return AsynchronousPipeline(flush.one_step(), schedule.run_of, **common)
+
+    def _sending(self, boundaries: Boundaries) -> dict[int, LayerStack]:
+        """The layers that this rank holds, by stage; messages of another shape would end the process."""
+        held = self.stacks()
+        for number, stack in held.items():
+            if number < len(boundaries):
+                stack.sent_as = boundaries[number].shape, boundaries[number].dtype
+        return held
 
     def _stack(self, indices: Iterable[int]) -> LayerStack:
         held = [self.layers[index] for index in indices]
