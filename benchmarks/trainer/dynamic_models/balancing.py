@@ -12,7 +12,7 @@ from ballast_policies.planning import (
     repack,
 )
 from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
-from ballast_policies.planning.looking import Waiting, lost_seconds
+from ballast_policies.planning.following.looking import Waiting, lost_seconds
 from load_curves import CURVES, pruning, strength_of, training
 
 SCALING = {

@@ -9,7 +9,7 @@ from ballast_policies.planning import (
     exact_partition,
 )
 from ballast_policies.planning.balancers import refine
-from ballast_policies.planning.looking import Waiting, lost_seconds
+from ballast_policies.planning.following.looking import Waiting, lost_seconds
 from ballast_policies.planning.step_time import simulated_step_seconds
 
 PAUSE_SECONDS = 0.05

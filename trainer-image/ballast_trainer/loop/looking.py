@@ -5,7 +5,7 @@ import statistics
 
 from ballast_policies.contract import Stage
 from ballast_policies.planning import PlanningError, predict_step_seconds
-from ballast_policies.planning.looking import Waiting, lost_seconds, measured_worse
+from ballast_policies.planning.following.looking import Waiting, lost_seconds, measured_worse
 from ballast_policies.planning.stages import partition_of
 
 from ballast_trainer.loop.progress import ProgressTracker
@@ -51,8 +51,10 @@ class Looks:
     def step_done(self) -> None:
         """A step is done under the partition in force."""
         training = self._training
-        costs = training.profile.costs()
-        if training.config.rebalance.every_steps is None and costs is not None:
+        if training.config.rebalance.every_steps is not None or training.world.rank != 0:
+            return
+        costs = training.profile.expected(coming=True)
+        if costs is not None:
             self._waiting = self._waiting.after_step(self.stretch() * self._lost(costs))
 
     def due(self) -> bool:
@@ -70,7 +72,7 @@ class Looks:
             measured: seconds of the last steps before.
         """
         self._waiting = self._waiting.after_look(moved=moved_from is not None)
-        costs = self._progress.costs
+        costs = self._costs()
         if moved_from is None or costs is None:
             return
         usual = self._predicted(moved_from, costs)
@@ -82,7 +84,7 @@ class Looks:
         Layers are measured in CPU seconds there, moves in seconds that pass: on a machine that is shared a
         step takes several times its CPU seconds, and so does what uneven ranks lose.
         """
-        measured, costs = self._progress.step_seconds(), self._progress.costs
+        measured, costs = self._progress.step_seconds(), self._costs()
         if not measured or costs is None:
             return 1.0
         predicted = self._predicted(self._training.stages, costs)
@@ -90,7 +92,7 @@ class Looks:
 
     def reverts_to(self) -> tuple[Stage, ...] | None:
         """The stages of before the last move, once it has measured worse; None: it stays."""
-        moved, costs = self._moved, self._training.profile.costs()
+        moved, costs = self._moved, self._training.profile.expected()
         after = self._progress.step_seconds()[1:]
         if moved is None or costs is None or len(after) < _STEPS_AFTER:
             return None
@@ -108,14 +110,14 @@ class Looks:
 
     def reverted(self, stages: tuple[Stage, ...]) -> None:
         """A move to ``stages`` was taken back: they wait until the layers' costs have changed."""
-        costs = self._training.profile.costs()
+        costs = self._training.profile.expected()
         self._moved = None
         if costs is not None:
             self._reverted[stages] = costs.total
 
     def was_worse(self, stages: tuple[Stage, ...]) -> bool:
         """Whether these stages measured worse than predicted, of layers that cost what they cost now."""
-        then, now = self._reverted.get(stages), self._training.profile.costs()
+        then, now = self._reverted.get(stages), self._training.profile.expected()
         if then is None or now is None:
             return False
         alike = [abs(a - b) <= CHANGED * max(a, b) for a, b in zip(then, now.total, strict=True)]
@@ -123,7 +125,7 @@ class Looks:
 
     def _lost(self, costs: LayerCosts) -> float:
         training = self._training
-        if training.world.rank != 0 or len(training.profile) < _FEWEST_MEASURED:
+        if len(training.profile) < _FEWEST_MEASURED:
             return 0.0
         # Costs change with a measured step alone, and playing a schedule takes milliseconds.
         if self._lost_by is None or self._lost_by[:2] != (training.stages, costs):
@@ -147,12 +149,16 @@ class Looks:
 
     def _cost(self) -> float:
         """Seconds of a look and a move; a step's before any was measured."""
-        progress, costs = self._progress, self._progress.costs
+        progress, costs = self._progress, self._costs()
         if progress.move_seconds is not None:
             return progress.move_seconds + progress.look_seconds
         if costs is None:
             return 0.0
         return self.stretch() * self._predicted(self._training.stages, costs) + progress.look_seconds
+
+    def _costs(self) -> LayerCosts | None:
+        """Of the layers by now; right after they were reset, the last measured."""
+        return self._training.profile.expected() or self._progress.costs
 
     def _predicted(self, stages: tuple[Stage, ...], costs: LayerCosts) -> float:
         known = self._played.get((stages, costs))

@@ -154,7 +154,7 @@ class PlanFollower:
         placement = training.placement(len(plan.ranks))
         stages: tuple[Stage, ...] = training.world.from_rank_0(
             usable_stages(plan.stages, placement, training.model.layer_count)
-            or best_stages(training, training.profile.costs(), placement)
+            or best_stages(training, training.profile.expected(), placement)
         )
         before, costs = training.world.size, self._rank_zero.progress.costs
         predicted = None
@@ -191,7 +191,7 @@ class PlanFollower:
         if training.world.positions == 1:
             return
         self._print_measured()
-        costs = training.profile.costs()
+        costs = training.profile.expected()
         if costs is not None:
             self._rank_zero.event("loads", seconds=[float(f"{value:.4g}") for value in costs.total])
         watch = Stopwatch()

@@ -125,7 +125,7 @@ def rebalance_decision(
     move_seconds: float | None,
     link_seconds: Sequence[float] | None = None,
 ) -> RebalanceDecision | None:
-    """Whether to move layers now, over the steps that are left.
+    """Whether to move layers now, over the steps that are left, by what layers are expected to cost.
 
     None before anything was measured, and where no partition fits the memory (which is logged).
 
@@ -135,7 +135,7 @@ def rebalance_decision(
         move_seconds: seconds of the last move; None before the first.
         link_seconds: one transfer over each link, for the balancer ``network``.
     """
-    costs = training.profile.costs()
+    costs = training.profile.expected(coming=True)
     if costs is None:
         return None
     settings = training.config.rebalance

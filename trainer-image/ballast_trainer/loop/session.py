@@ -223,8 +223,9 @@ class Session:
         training = self._training
         training.step += 1
         if done.measured:
-            # The optimizer's seconds among them are the last step's where it runs after the sum.
-            training.profile.add(agreed.seconds, agreed.activation_bytes, agreed.passing_bytes)
+            training.profile.add(
+                agreed.seconds, agreed.activation_bytes, agreed.passing_bytes, step=training.step - 1
+            )
             training.rank_speeds.add(agreed.probes)
         fields = self._progress.step_done(agreed.loss, done.seconds, agreed.peak_flops)
         self._rank_zero.reporter.step(**fields)

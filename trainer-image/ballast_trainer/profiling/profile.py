@@ -5,6 +5,8 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from ballast_policies.planning.following.expected import expected_costs
+
 KEPT_STEPS = 8
 """Steps whose median is a layer's cost."""
 MEASURED_EVERY = 8
@@ -37,11 +39,13 @@ class LayerCosts:
 
 
 class Profile:
-    """Layer costs as the median over the last steps, on every rank the same."""
+    """Layer costs by the last measured steps, on every rank the same: their median, and where they lead."""
 
     def __init__(self, layer_count: int) -> None:
         self.layer_count = layer_count
         self._steps: deque[list[float]] = deque(maxlen=KEPT_STEPS)
+        self._numbers: deque[int] = deque(maxlen=KEPT_STEPS)
+        self._expected: dict[bool, LayerCosts] = {}
         self._activation_bytes: deque[Sequence[float]] = deque(maxlen=KEPT_STEPS)
         self._passing_bytes: deque[Sequence[float]] = deque(maxlen=KEPT_STEPS)
         self._suspects: frozenset[tuple[int, bool]] = frozenset()
@@ -64,17 +68,27 @@ class Profile:
         seconds: list[float],
         activation_bytes: Sequence[float] = (),
         passing_bytes: Sequence[float] = (),
+        *,
+        step: int = 0,
     ) -> None:
-        """Add one step: the 3 L seconds of all ranks, summed, and L and 3 L bytes where they were counted."""
+        """Add one step.
+
+        Args:
+            seconds: the 3 L seconds of all ranks, summed; the optimizer's are of the step before where it
+                runs after the sum.
+            activation_bytes: L bytes where they were counted.
+            passing_bytes: 3 L bytes where they were counted.
+            step: its number; at least the one after the last added.
+        """
         suspects = self._changed(seconds)
         if suspects & self._suspects:
             # The costs have changed: only the two steps that show it count from here on.
-            newest = self._steps[-1]
-            self._steps.clear()
-            self._steps.append(newest)
+            newest, number = self._steps[-1], self._numbers[-1]
+            self._drop()
+            self._keep(newest, number)
             suspects = frozenset()
         self._suspects = suspects
-        self._steps.append(seconds)
+        self._keep(seconds, max(step, self._numbers[-1] + 1) if self._numbers else step)
         if len(self._steps) == KEPT_STEPS:
             self._every = max(1, self._every // 2) if self._drifts() else min(MEASURED_EVERY, self._every * 2)
         if activation_bytes:
@@ -84,11 +98,21 @@ class Profile:
 
     def forget(self) -> None:
         """Drop the measurements: the layers' costs have changed."""
-        self._steps.clear()
+        self._drop()
         self._activation_bytes.clear()
         self._passing_bytes.clear()
         self._suspects = frozenset()
         self._every = MEASURED_EVERY
+
+    def _keep(self, seconds: list[float], step: int) -> None:
+        self._steps.append(seconds)
+        self._numbers.append(step)
+        self._expected.clear()
+
+    def _drop(self) -> None:
+        self._steps.clear()
+        self._numbers.clear()
+        self._expected.clear()
 
     def _drifts(self) -> bool:
         """Whether the layers' seconds differ between the older and the newer half of the steps kept."""
@@ -135,12 +159,32 @@ class Profile:
         """The median step; None before the first."""
         if not self._steps:
             return None
-        medians = [statistics.median(column) for column in zip(*self._steps, strict=True)]
+        return self._as_costs([statistics.median(column) for column in zip(*self._steps, strict=True)])
+
+    def expected(self, *, coming: bool = False) -> LayerCosts | None:
+        """What a step costs by now; the median where there is no trend, and None before the first measured.
+
+        It changes with a measured step alone: "now" is midway to the next one.
+
+        Args:
+            coming: not by now, but over the steps for which layers would stay where they move: as far past the
+                last measured step as half of those kept span.
+        """
+        if not self._steps:
+            return None
+        found = self._expected.get(coming)
+        if found is None:
+            newest = self._numbers[-1]
+            awaited = 1 if self.wants(newest + 1) else self._every - newest % self._every
+            ahead = (newest - self._numbers[0]) / 2 if coming else (awaited - 1) / 2
+            found = self._as_costs(expected_costs(self._numbers, self._steps, newest + 1 + ahead))
+            self._expected[coming] = found
+        return found
+
+    def _as_costs(self, seconds: Sequence[float]) -> LayerCosts:
         n = self.layer_count
         return LayerCosts(
-            forward=tuple(medians[:n]),
-            backward=tuple(medians[n : 2 * n]),
-            optimizer=tuple(medians[2 * n :]),
+            forward=tuple(seconds[:n]), backward=tuple(seconds[n : 2 * n]), optimizer=tuple(seconds[2 * n :])
         )
 
 

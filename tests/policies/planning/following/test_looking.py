@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from ballast_policies.planning import Partition, RankCapacity, exact_partition, predict_step_seconds
 from ballast_policies.planning.balancers import StagedPipeline
-from ballast_policies.planning.looking import Waiting, lost_seconds, measured_worse
+from ballast_policies.planning.following.looking import Waiting, lost_seconds, measured_worse
 from ballast_policies.planning.schedules import build_schedule
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,0 +1,101 @@
+"""Costs on their way: decisions go by where they lead, and a move is judged by the same."""
+
+import math
+
+import pytest
+from ballast_policies.planning.stages import partition_of
+from ballast_trainer.loop.looking import Looks
+from ballast_trainer.loop.progress import ProgressTracker
+from ballast_trainer.loop.replanning import rebalance_decision
+from ballast_trainer.profiling.profile import Profile
+
+from tests.trainer.loop.test_rebalance import LAYERS, SIZES, job
+
+
+def add(profile, layers, step):
+    """One measured step: a third of a layer's seconds is its forward."""
+    profile.add([*(s / 3 for s in layers), *(s * 2 / 3 for s in layers), *[0.0] * len(layers)], step=step)
+
+
+def follow(profile, layers_at, steps):
+    """Measure the steps that the profile wants."""
+    for step in steps:
+        if profile.wants(step):
+            add(profile, layers_at(step), step)
+
+
+def test_costs_that_fall_slowly_are_known_as_they_are_now():
+    """One step in eight is measured by then: the median is as old as the middle of 56 steps."""
+    profile = Profile(2)
+
+    def layers_at(step):
+        return (10.0, 10.0 - step / 50)
+
+    follow(profile, layers_at, range(121))
+    now = layers_at(120)
+    assert profile.costs().total[1] > 1.05 * now[1]
+    assert profile.expected().total == pytest.approx(now, rel=0.02)
+    coming = profile.expected(coming=True)
+    assert coming.total[0] == 10.0 and coming.total[1] < now[1]
+    assert coming.forward[1] == pytest.approx(coming.total[1] / 3)
+    profile.forget()
+    assert profile.expected() is None
+
+
+def test_costs_that_do_not_change_are_the_median():
+    """Also the disturbed step of a noisy one."""
+    profile = Profile(2)
+    for step, second in enumerate([4.0, 4.2, 3.9, 50.0, 4.1, 3.8, 4.0, 4.1]):
+        add(profile, (4.0, second), step)
+    assert profile.expected() == profile.expected(coming=True) == profile.costs()
+
+
+def test_layers_move_before_costs_on_their_way_have_arrived():
+    """The last layers get cheaper in every step: what they cost when it was measured would leave them."""
+    training = job((0, 4, 8), minGain=0.05)
+    training.profile.forget()
+    for step in range(8):
+        falling = 0.3 - 0.01 * step
+        add(training.profile, [0.3] * 4 + [falling] * 4, step)
+    costs = training.profile.costs()
+    training.step = 8
+    decision = rebalance_decision(training, SIZES, move_seconds=0.01)
+    assert decision.partition.bounds == (0, 3, 8)
+    looks = Looks(training, ProgressTracker(training))
+    looks.step_done()
+    while not looks.due():
+        looks.step_done()
+    # A profile that stays at the measured median moves nothing.
+    training.profile.forget()
+    for step in range(8):
+        add(training.profile, costs.total, step)
+    assert not rebalance_decision(training, SIZES, move_seconds=0.01).rebalance
+
+
+@pytest.mark.parametrize("change", [-0.005, 0.005], ids=["cheaper", "dearer"])
+@pytest.mark.parametrize("slower", [1.0, 1.3])
+def test_a_move_is_judged_by_what_its_layers_cost_by_then(change, slower):
+    """Taken back where steps take longer than that explains, and not for costs that change."""
+    training = job((0, 4, 8), minGain=0.02)
+    progress = ProgressTracker(training)
+    looks = Looks(training, progress)
+    training.profile.forget()
+
+    def layers_at(step):
+        return [0.8 + change * step] * LAYERS
+
+    def train(steps, factor):
+        for step in steps:
+            if training.profile.wants(step):
+                add(training.profile, layers_at(step), step)
+            loads = partition_of(training.stages).loads(layers_at(step))
+            training.step = step + 1
+            progress.step_done(1.0, factor * (3 / 4 * loads.max() + loads.sum() / 4), -math.inf)
+
+    train(range(64), 1.0)
+    before = training.stages
+    looks.looked(moved_from=before, measured=progress.step_seconds())
+    progress.rebalanced(0.0, 10.0)
+    training.profile.forget()
+    train(range(64, 72), slower)
+    assert looks.reverts_to() == (before if slower > 1 else None)
