@@ -167,8 +167,8 @@ class Profile:
         It changes with a measured step alone: "now" is midway to the next one.
 
         Args:
-            coming: not by now, but over the steps for which layers would stay where they move: as far past the
-                last measured step as half of those kept span.
+            coming: not by now, but in the middle of the steps for which layers that move would stay: as far
+                past the last measured step as half of those kept span.
         """
         if not self._steps:
             return None
