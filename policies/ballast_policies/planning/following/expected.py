@@ -1,9 +1,9 @@
 """What layers are expected to cost at a step, from the last steps that were measured.
 
-Of measurements without a trend it is the median, which noise and single disturbed steps do not move.  But a
-median of measurements on their way is as old as their middle one.  So where they rise or fall beyond doubt, it
-is the line through them (Theil 1950, Sen 1968: the median slope of all pairs), and where they have jumped, the
-level that they have reached.
+Of measurements without a trend it is the median, which noise and single disturbed steps do not move.  But
+a median of measurements on their way is as old as their middle one.  So where they rise or fall beyond
+doubt, it is the line through them (Theil 1950, Sen 1968: the median slope of all pairs), and where they have
+jumped, the level that they have reached.
 """
 
 import math
