@@ -26,6 +26,9 @@ PUBLISHED = {
 }
 """Speed-ups by rebalancing that the paper reports, by case."""
 
+AT_KNOWN_STEPS = {"freezing", "pruning"}
+"""Cases whose loads a schedule changes; those of the others change by what is learnt, at no known step."""
+
 FORWARD, BACKWARD = 1 / 3, 2 / 3
 """Of an unchanged layer's seconds."""
 

@@ -3,22 +3,13 @@
 import itertools
 
 import numpy as np
-from ballast_policies.planning import (
-    decide_rebalance,
-    even_partition,
-    exact_partition,
-)
+from ballast_policies.planning import even_partition, exact_partition
 from ballast_policies.planning.balancers import refine
-from ballast_policies.planning.following.looking import Waiting, lost_seconds
 from ballast_policies.planning.step_time import simulated_step_seconds
+from rebalanced.following import follow
 
-PAUSE_SECONDS = 0.05
-
-DECIDE_SECONDS = 0.01
-
-MEASURED_STEPS = 3
-
-MIN_GAIN = 0.02
+PLAYED = 12
+"""Neighbours of the exact partition that are played to find the best cut."""
 
 
 def stretches(loads):
@@ -58,43 +49,30 @@ def simulated_step(row, partition, microbatches, action_seconds=0.0):
     )
 
 
-def simulate(loads, ranks, microbatches):
-    """Seconds of the training: static by partition, rebalanced, and how often it moved."""
+def best_cut(row, microbatches, start, action_seconds=0.0):
+    """Of known loads: the partition with the smallest largest stage, refined by playing the schedule."""
+
+    def played(partition):
+        return simulated_step(row, partition, microbatches, action_seconds)
+
+    exact = exact_partition(row.sum(axis=1), start.ranks)
+    return refine(min((exact, start), key=played), played, most_evaluations=PLAYED)
+
+
+def simulate(loads, ranks, microbatches, told):
+    """Seconds of the training: static by partition, rebalanced, and the best cut of every step; its moves."""
     start = even_partition(loads.shape[1], ranks)
     splits = {"start": start, "hindsight": hindsight(loads, ranks, microbatches)}
     spent = {
         name: sum(n * simulated_step(row, split, microbatches) for row, n in stretches(loads))
         for name, split in splits.items()
     }
-    partition, seconds, moves, cache, waiting = start, 0.0, 0, {}, Waiting()
-    for step, row in enumerate(loads):
-        # What the trainer knows of the layers is a few steps old.
-        known = microbatches * loads[max(0, step - MEASURED_STEPS)].sum(axis=1)
-        key = (row.tobytes(), known.tobytes(), partition.bounds)
+    followed = follow(microbatches * loads.sum(axis=2), start, microbatches, told=told)
+    seconds, best, cache = followed.overhead, 0.0, {}
+    for row, partition in zip(loads, followed.partitions, strict=True):
+        key = (row.tobytes(), partition.bounds)
         if key not in cache:
-            cache[key] = (
-                simulated_step(row, partition, microbatches),
-                lost_seconds(partition, known, microbatches=microbatches, min_gain=MIN_GAIN),
-            )
-        seconds += cache[key][0]
-        waiting = waiting.after_step(cache[key][1])
-        if waiting.is_over(PAUSE_SECONDS + DECIDE_SECONDS):
-            decision = decide_rebalance(
-                partition,
-                known,
-                microbatches=microbatches,
-                min_gain=MIN_GAIN,
-                horizon_steps=len(loads) - step,
-                move_seconds=PAUSE_SECONDS,
-            )
-            waiting = waiting.after_look(moved=decision.rebalance)
-            seconds += DECIDE_SECONDS
-            if decision.rebalance:
-                partition, moves = decision.partition, moves + 1
-                seconds += PAUSE_SECONDS
-    # The best cut in every step, known in time and free.
-    best = sum(
-        n * simulated_step(row, exact_partition(row.sum(axis=1), ranks), microbatches)
-        for row, n in stretches(loads)
-    )
-    return {**spent, "rebalanced": seconds}, moves, splits, best / seconds
+            cut = best_cut(row, microbatches, partition)
+            cache[key] = tuple(simulated_step(row, each, microbatches) for each in (partition, cut))
+        seconds, best = seconds + cache[key][0], best + cache[key][1]
+    return {**spent, "rebalanced": seconds, "best": best}, followed.moves, splits

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from ballast_policies.planning.stages import partition_of
 from ballast_trainer.loop.looking import Looks
@@ -99,3 +100,25 @@ def test_a_move_is_judged_by_what_its_layers_cost_by_then(change, slower):
     training.profile.forget()
     train(range(64, 72), slower)
     assert looks.reverts_to() == (before if slower > 1 else None)
+
+
+def test_layers_that_only_seem_uneven_stay():
+    """Noisy measurements whose medians differ: the same medians without noise move a layer."""
+    random, costs = np.random.default_rng(3), np.array([0.3, 0.3, 0.3, 0.05, 0.05, 0.3, 0.3, 0.3])
+    training = job((0, 4, 8), minGain=0.02)
+    training.profile.forget()
+    for step in range(8):
+        add(training.profile, costs * random.lognormal(0, 0.15, LAYERS), step)
+    medians = training.profile.costs().total
+    assert not rebalance_decision(training, SIZES, move_seconds=0.01).rebalance
+    looks = Looks(training, ProgressTracker(training))
+    for _ in range(100):
+        looks.step_done()
+    assert not looks.due()
+    training.profile.forget()
+    for step in range(8):
+        add(training.profile, medians, step)
+    decision = rebalance_decision(training, SIZES, move_seconds=0.01)
+    assert decision.rebalance
+    gain = 1 - decision.step_seconds_after / decision.step_seconds_before
+    assert 0.02 < gain < 0.1

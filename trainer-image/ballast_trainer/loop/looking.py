@@ -9,7 +9,7 @@ from ballast_policies.planning.following.looking import Waiting, lost_seconds, m
 from ballast_policies.planning.stages import partition_of
 
 from ballast_trainer.loop.progress import ProgressTracker
-from ballast_trainer.loop.replanning import rank_capacity, staged_pipeline, unit_costs
+from ballast_trainer.loop.replanning import least_gain_now, rank_capacity, staged_pipeline, unit_costs
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.profiling.profile import LayerCosts
 
@@ -140,7 +140,7 @@ class Looks:
                 partition_of(training.stages),
                 costs.total,
                 microbatches=training.microbatches_per_drain,
-                min_gain=training.config.rebalance.min_gain,
+                min_gain=least_gain_now(training),
                 capacity=capacity,
                 staged=staged_pipeline(training, costs, _placement(training.stages), capacity),
             )

@@ -19,6 +19,7 @@ from ballast_policies.planning import (
 )
 from ballast_policies.planning.balancers import StagedPipeline
 from ballast_policies.planning.balancers.place_memory import PlaceBytes
+from ballast_policies.planning.following.noise import least_gain
 from ballast_policies.planning.launch.first_cut import LaunchRanks, first_cut
 from ballast_policies.planning.memory.bounds import bytes_on_positions, reserves
 from ballast_policies.planning.memory.need import MemoryNeed
@@ -149,7 +150,7 @@ def rebalance_decision(
             partition_of(training.stages),
             costs.total,
             microbatches=training.microbatches_per_drain,
-            min_gain=settings.min_gain,
+            min_gain=least_gain_now(training),
             horizon_steps=training.config.total_steps - training.step,
             move_seconds=move_seconds,
             capacity=capacity,
@@ -161,6 +162,16 @@ def rebalance_decision(
     except PlanningError as error:
         logger.warning("layers stay where they are: %s", error)
         return None
+
+
+def least_gain_now(training: TrainingState) -> float:
+    """The gain from which layers move: ``rebalance.minGain``, or what the measured steps' noise may feign."""
+    return least_gain(
+        training.config.rebalance.min_gain,
+        training.profile.measured(),
+        partition_of(training.stages),
+        [stage.rank for stage in training.stages],
+    )
 
 
 def rank_capacity(training: TrainingState) -> RankCapacity:

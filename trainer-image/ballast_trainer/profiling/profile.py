@@ -161,6 +161,11 @@ class Profile:
             return None
         return self._as_costs([statistics.median(column) for column in zip(*self._steps, strict=True)])
 
+    def measured(self) -> list[list[float]]:
+        """Seconds of each layer in the steps kept, by step, shape (n, L)."""
+        n = self.layer_count
+        return [[sum(step[layer::n]) for layer in range(n)] for step in self._steps]
+
     def expected(self, *, coming: bool = False) -> LayerCosts | None:
         """What a step costs by now; the median where there is no trend, and None before the first measured.
 

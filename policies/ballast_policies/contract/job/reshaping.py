@@ -46,7 +46,8 @@ class RebalanceConfig(Settings):
     much time to uneven ranks as a decision and a move cost; of a schedule without a flush, every 20
     steps."""
     min_gain: float = setting(0.05, ge=0, le=1)
-    """Layers move where the predicted step time falls by at least this fraction."""
+    """Layers move where the predicted step time falls by at least this fraction; where what is measured is
+    noisy, by as much more as noise may feign, up to 0.1. 0: whatever is gained."""
     balancer: str = setting(DEFAULT_BALANCER, max_length=253, registry=BALANCERS)
     """How the partition is chosen: a name under [Balancers](#balancers), or ``prefix.name`` of a distribution
     that is installed in the operator's and the trainer's image."""
