@@ -43,7 +43,7 @@ def least_gain(
     stages = np.add.reduceat(seconds, partition.bounds[:-1], axis=1)
     ranks = np.arange(partition.ranks) if placement is None else np.asarray(placement)
     loads = np.zeros((len(seconds), int(ranks.max()) + 1))
-    np.add.at(loads, (slice(None), ranks), stages)
+    np.add.at(loads.T, ranks, stages.T)
     whole = loads.sum(axis=1, keepdims=True)
     if not (whole > 0).all():
         return min_gain
