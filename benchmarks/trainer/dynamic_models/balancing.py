@@ -12,8 +12,8 @@ from ballast_policies.planning import (
     repack,
 )
 from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
-from ballast_policies.planning.following.looking import Waiting, lost_seconds
-from load_curves import CURVES, pruning, strength_of, training
+from load_curves import AT_KNOWN_STEPS, CURVES, pruning, strength_of, training
+from rebalanced.following import PAUSE_SECONDS, follow
 
 SCALING = {
     # Layers: GPUs -> Megatron-LM's samples/s and the speed-up of the better balancer.
@@ -35,9 +35,9 @@ ITERATIONS = {
 
 BALANCERS = (("exact", False), ("exact", True), ("diffusion", False), ("diffusion", True))
 
-STEPS, CHANGED_EVERY, MEASURED_STEPS = 800, 20, 3
+STEPS, CHANGED_EVERY = 800, 20
 
-PAUSE_SECONDS, DECIDE_SECONDS, MIN_GAIN = 0.05, 0.005, 0.02
+MIN_GAIN = 0.02
 
 TRAINING, PRUNED_EVERY = 10_000, 1000
 
@@ -58,29 +58,15 @@ def followed(case, *, ranks, layers):
         return predict_step_seconds(cut.loads(row), MICROBATCHES)
 
     even, best_that_stays = even_partition(layers, ranks), exact_partition(loads.mean(axis=0), ranks)
-    spent, partition, waiting, moves, cache = np.zeros(4), even, Waiting(), 0, {}
-    for number, row in enumerate(unit * loads):
-        known = unit * loads[max(0, number - MEASURED_STEPS)]
-        key = (number // CHANGED_EVERY, known.tobytes(), partition.bounds)
+    followed = follow(unit * loads, even, MICROBATCHES, told=case in AT_KNOWN_STEPS, min_gain=MIN_GAIN)
+    spent, cache, moves = np.zeros(4), {}, followed.moves
+    for number, (row, partition) in enumerate(zip(unit * loads, followed.partitions, strict=True)):
+        key = (number // CHANGED_EVERY, partition.bounds)
         if key not in cache:
-            lost = lost_seconds(partition, known, microbatches=MICROBATCHES, min_gain=MIN_GAIN)
             ways = (even, best_that_stays, partition, exact_partition(row, ranks))
-            cache[key] = np.array([step(cut, row) for cut in ways]), lost
-        seconds, lost = cache[key]
-        spent += seconds
-        waiting = waiting.after_step(lost)
-        if waiting.is_over(PAUSE_SECONDS + DECIDE_SECONDS):
-            decision = decide_rebalance(
-                partition,
-                known,
-                microbatches=MICROBATCHES,
-                min_gain=MIN_GAIN,
-                horizon_steps=STEPS - number,
-                move_seconds=PAUSE_SECONDS,
-            )
-            waiting, partition = waiting.after_look(moved=decision.rebalance), decision.partition
-            moves += decision.rebalance
-            spent[2] += DECIDE_SECONDS + decision.rebalance * PAUSE_SECONDS
+            cache[key] = np.array([step(cut, row) for cut in ways])
+        spent += cache[key]
+    spent[2] += followed.overhead
     return {
         "case": case,
         "ranks": ranks,
@@ -88,7 +74,7 @@ def followed(case, *, ranks, layers):
         "stays": spent[1] / spent[2],
         "allowed": spent[1] / spent[3],
         "of_the_best": spent[3] / spent[2],
-        "moves": int(moves),
+        "moves": moves,
         "overhead": moves * PAUSE_SECONDS / spent[2],
     }
 

@@ -1,8 +1,9 @@
 # ruff: noqa: E501 - lines of the page are as long as those of other pages
 """The page on published dynamic models and stragglers, from what was recorded."""
 
-from dynamic_models.balancing import CHANGED_EVERY, MEASURED_STEPS, PAUSE_SECONDS, PAUSE_STEPS, STEPS
+from dynamic_models.balancing import CHANGED_EVERY, MIN_GAIN, PAUSE_STEPS, STEPS
 from load_curves import PUBLISHED
+from rebalanced.following import PAUSE_SECONDS
 
 
 def table(head, rows):
@@ -97,8 +98,8 @@ The paper prints speed-ups, not loads. So each case is a family of load curves w
 the published speed-up on 8 stages; the second column against the third is therefore no result. The fourth is lower because the layers
 get cheaper during the training, not before it. What the balancer adds is in the others: what it wins over the one partition that is
 best for the whole training, of what is to be won, and the part of the speed of a partition chosen again in every step, without cost
-and known in time. Loads change every {CHANGED_EVERY} of {STEPS} steps of about 0.1 s, are known {MEASURED_STEPS} steps later, and a move takes
-{1000 * PAUSE_SECONDS:.0f} ms.
+and known in time. Loads change every {CHANGED_EVERY} of {STEPS} steps of about 0.1 s, are followed by the trainer's own profile, looks and
+decisions (`minGain` {MIN_GAIN}), and a move takes {1000 * PAUSE_SECONDS:.0f} ms.
 
 The same on other numbers of ranks (speed-up over the even split, part of the best cut in every step), 6 layers a rank:
 

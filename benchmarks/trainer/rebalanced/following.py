@@ -44,7 +44,18 @@ class Followed:
         return self.looks * DECIDE_SECONDS + self.moves * PAUSE_SECONDS
 
 
-def follow(loads, start, microbatches, *, told=False, noise=0.0, seed=0, profile=Profile, min_gain=MIN_GAIN):
+def follow(
+    loads,
+    start,
+    microbatches,
+    *,
+    told=False,
+    noise=0.0,
+    seed=0,
+    profile=Profile,
+    min_gain=MIN_GAIN,
+    weighs_noise=True,
+):
     """Follow ``loads``, seconds a step, shape (steps, layers).
 
     Args:
@@ -56,6 +67,7 @@ def follow(loads, start, microbatches, *, told=False, noise=0.0, seed=0, profile
         seed: of the noise.
         profile: how costs are expected.
         min_gain: as ``rebalance.minGain``.
+        weighs_noise: whether a gain has to be more than noise may feign.
     """
     random, (steps, layers) = np.random.default_rng(seed), loads.shape
     known, waiting, partition, due = profile(layers), Waiting(), start, False
@@ -69,7 +81,7 @@ def follow(loads, start, microbatches, *, told=False, noise=0.0, seed=0, profile
             noisy = row * random.lognormal(0, noise, layers) if noise else row
             known.add([*noisy.tolist(), *[0.0] * 2 * layers], step=step)
             costs, lost = known.expected(coming=True).total, 0.0
-            least = least_gain(min_gain, known.measured(), partition)
+            least = least_gain(min_gain, known.measured(), partition) if weighs_noise else min_gain
             if len(known) >= FEWEST_MEASURED:
                 lost = lost_seconds(partition, costs, microbatches=microbatches, min_gain=least)
         asked, waiting = due, waiting.after_step(lost)
