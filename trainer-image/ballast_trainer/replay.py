@@ -1,6 +1,6 @@
 """Replay of a run's load curve: what following it wins over any cut that stays.
 
-A run prints the measured seconds of every layer at each look (event ``loads``), in ``--log json`` and in
+A run prints the seconds that every layer takes by each look (event ``loads``), in ``--log json`` and in
 ``metrics.jsonLines``.  From these the balancer's decisions are made again, for any number of ranks and any
 settings, without running anything; each look stands for the steps until the next.
 """
