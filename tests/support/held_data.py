@@ -37,6 +37,10 @@ class Gates:
         if self._closed:
             (self._folder / str(self._closed.pop(0))).touch()
 
+    def waiting(self) -> bool:
+        """Whether a rank waits for the next closed step: the one before it, with its evaluation, is over."""
+        return bool(self._closed) and (self._folder / f"waiting-{self._closed[0]}").exists()
+
 
 def batches(folder, steps, context):
     def batch(seed, step, size):
@@ -57,6 +61,8 @@ def own_batches(folder, steps, name, args):
 
 
 def wait(folder, steps, step):
+    if step in steps:
+        Path(folder, f"waiting-{step}").touch()
     while step in steps and not Path(folder, str(step)).exists():
         time.sleep(0.01)
 

@@ -190,7 +190,8 @@ def test_a_shrink_in_the_step_after_a_rebalance_keeps_curve_and_checkpoints(
     gates = Gates(tmp_path / "gates", 3, 4)
     channel = DirectoryChannel(tmp_path / "channel")
     running = gang(gates.hold(held), ranks=3, options=["--channel", str(tmp_path / "channel")])
-    running.wait_for_step(3)
+    # Before, an evaluation is under way, between two batches of which a plan takes effect, too.
+    until(running, gates.waiting)
     moved, fewer = stages_at((0, 2, 6, 8), range(3)), stages_at((0, 4, 8), range(2))
     if schedule == "ZeroBubbleV":
         moved = stages_at((0, 1, 2, 4, 6, 7, 8), (0, 1, 2, 2, 1, 0))
@@ -199,6 +200,7 @@ def test_a_shrink_in_the_step_after_a_rebalance_keeps_curve_and_checkpoints(
     until(running, functools.partial(running.has_read, 2))
     gates.open()
     until(running, functools.partial(has_acked, tmp_path, 2))
+    until(running, gates.waiting)
     kept = channel.read_plan().keep(channel.read_plan().pods[:2], "another job waits")
     channel.publish(dataclasses.replace(kept, stages=fewer))
     until(running, functools.partial(running.has_read, 3))
