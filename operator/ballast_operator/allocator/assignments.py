@@ -16,7 +16,8 @@ from ballast_policies.rounds.mixed import with_mixtures
 from ballast_policies.rounds.sizes import ElasticGang, extra_nodes, kept_ranks
 
 from ballast_operator.allocator.costs.data_told import data_told
-from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
+from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
+from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.assignment import Advice, Assignment, AssignmentAction

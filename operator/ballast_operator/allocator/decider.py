@@ -31,6 +31,7 @@ from ballast_operator.allocator.problem.inputs import (
     structure,
     values,
 )
+from ballast_operator.allocator.problem.jobs.snapshot_jobs import SnapshotJobs
 from ballast_operator.allocator.problem.snapshot import Snapshot, take_snapshot
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.reporting.policy_status import PolicyReport
@@ -95,6 +96,7 @@ class Decider:
         self.seen_nodes = SeenNodes()
         self.paid = Paid()
         self._admissions = Admissions()
+        self._made = SnapshotJobs()
 
     def ask(
         self,
@@ -137,6 +139,7 @@ class Decider:
             jobs=jobs,
             measurements=self.measurements,
             admissions=self._admissions,
+            made=self._made,
             now=started,
             spent=spent_budgets(policy, teams),
             regions={name: info.region for name, info in (pools or {}).items()},

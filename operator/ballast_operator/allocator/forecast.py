@@ -20,7 +20,8 @@ from ballast_operator.allocator.assignments import isolated_speeds
 from ballast_operator.allocator.costs.data_prices import at_placement
 from ballast_operator.allocator.decider import team_parts
 from ballast_operator.allocator.problem.inputs import CompletedProblem, complete, data_costs, price_classes
-from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
+from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
+from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.rounds import Rounds
 from ballast_operator.allocator.size_changes import DEFAULT_PAUSE_SECONDS, DEFAULT_RESTART_SECONDS
 from ballast_operator.api.cluster_policy import ClusterPolicy

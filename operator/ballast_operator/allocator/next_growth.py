@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Container
 
-from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
+from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
+from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.views.clock import Time
 
 

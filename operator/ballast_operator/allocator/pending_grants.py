@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from ballast_policies.rounds import Node, Placement, Round, in_whole_pods
 from ballast_policies.rounds.sizes import stays
 
-from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
+from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
+from ballast_operator.allocator.problem.snapshot import Snapshot
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 import dataclasses
 
 from ballast_operator.allocator.problem.capacity import Capacity
-from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
+from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
+from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.rounds import Rounds
 from ballast_operator.api.read import read_cluster_policy
 from ballast_policies.allocation.problem import Allocation, Job

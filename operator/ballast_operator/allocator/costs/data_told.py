@@ -6,7 +6,7 @@ from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.rounds import Placement
 
 from ballast_operator.allocator.costs.data_prices import at_placement
-from ballast_operator.allocator.problem.snapshot import SnapshotJob
+from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
 
 HOUR = 3600.0
 

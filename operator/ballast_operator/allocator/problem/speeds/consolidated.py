@@ -1,6 +1,7 @@
 """The condition ``Consolidated``: gangs on more nodes than would hold them."""
 
-from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
+from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
+from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.views.assignment import Advice
 
