@@ -6,6 +6,8 @@ Everything that reaches the API server from the operator's own code goes through
 
 import os
 import re
+import urllib.parse
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,7 +72,19 @@ async def connect(kubeconfig: str | None = None, *, request_seconds: float = 10.
         # What the loader lets through where a file is no kubeconfig at all.
         except (yaml.YAMLError, UnicodeDecodeError, TypeError, AttributeError) as error:
             raise kubernetes_config.ConfigException(f"{name} is not a kubeconfig: {error}") from error
+    # What the environment says of proxies is looked up here. With trust_env, aiohttp asks a thread for it and
+    # for ~/.netrc at each request, which on a busy event loop takes longer than the request.
+    configuration.client_session_kwargs = {"trust_env": False}
+    configuration.proxy = configuration.proxy or _proxy_to(configuration.host)
     return Cluster(kubernetes_client.ApiClient(configuration), request_seconds=request_seconds)
+
+
+def _proxy_to(address: str) -> str | None:
+    """The proxy that ``HTTPS_PROXY`` and the like name for an address; None: it is reached directly."""
+    url = urllib.parse.urlsplit(address)
+    if not url.hostname or urllib.request.proxy_bypass(url.hostname):
+        return None
+    return urllib.request.getproxies().get(url.scheme)
 
 
 class Cluster:
