@@ -11,7 +11,7 @@ from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
 
 from ballast_operator.api.conditions import JobCondition, JobReason, JobState
 from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
-from ballast_operator.api.schema.crd import RESOURCES, Resource, custom_resource_definitions
+from ballast_operator.api.schema.crd import RESOURCES, Resource, root_schema
 from ballast_operator.api.schema.docstrings import member_docs
 
 _HEAD = """<!-- Generated from the models in ballast_operator.api by `make generate`. Edit those. -->
@@ -49,9 +49,7 @@ def api_reference() -> str:
         for r in RESOURCES
     ]
     parts = [_HEAD.format(kinds="\n".join(f"| {' | '.join(row)} |" for row in kinds))]
-    for resource, definition in zip(RESOURCES, custom_resource_definitions(), strict=True):
-        schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-        parts.append(_kind(resource, schema))
+    parts += [_kind(resource, root_schema(resource)) for resource in RESOURCES]
     parts += [
         "## Values\n",
         _registered_table("Schedules", _SCHEDULES_HEAD, trained_schedules(), SCHEDULES),

@@ -51,6 +51,8 @@ async def carry_out_all(
     Raises:
         OperatorError: as :func:`carry_out`; what comes after is not carried out.
     """
+    if not actions:
+        return
     beside = [action for action in actions if isinstance(action, Apply) and action.beside]
     rest = [action for action in actions if not (isinstance(action, Apply) and action.beside)]
 
@@ -58,11 +60,16 @@ async def carry_out_all(
         for batch in groups:
             await together(*(carry_out(cluster, caches, view, action, now=now) for action in batch))
 
-    await together(in_order(batches(rest)), in_order([action] for action in beside))
+    works = [in_order(batches(rest))]
+    if beside:
+        works.append(in_order([action] for action in beside))
+    await together(*works)
 
 
 async def together(*works: Awaitable[Any]) -> list[Any]:
     """All at the same time; the error of the first that failed is raised once all have ended."""
+    if len(works) == 1:  # in this task: another one would wait for its turn of the event loop
+        return [await works[0]]
     results = await asyncio.gather(*works, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

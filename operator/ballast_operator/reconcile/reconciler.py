@@ -127,8 +127,8 @@ class Reconciler:
                 result = refused(view, error, now=self._clock(), settings=self._settings)
             self._avoid_nodes(view, result)
             # 4. Report.
-            again: float | None
-            again, _ = await together(self._report(view, item, result), self._prepare(view, result))
+            prepares = [self._prepare(view, result)] if result.meanwhile else []
+            again: float | None = (await together(self._report(view, item, result), *prepares))[0]
             self._observer.holders.reservations.pop(key, None)
         except Unavailable:
             self._unanswered.add(key)  # a launch may have been written: its GPUs stay reserved
@@ -151,7 +151,7 @@ class Reconciler:
     async def _prepare(self, view: JobView, result: StepResult) -> None:
         """Make what the launch that is being written needs first; what fails, the next pass tells."""
         allocation = result.status.allocation
-        if not result.meanwhile or allocation is None:
+        if allocation is None:
             return
         with contextlib.suppress(OperatorError):
             await carry_out_all(self._cluster, self._observer.caches, view, result.meanwhile, self._clock())

@@ -162,6 +162,14 @@ def test_a_rule_of_the_configuration(
     assert f"spec.{field}: " in refusal(api, "POST", job)
 
 
+def test_a_field_that_breaks_two_rules(api: client.ApiClient) -> None:
+    """Both are told, although the API server has one rule of them."""
+    job = changed(changed(JOB, "spec.repack.targetStages", 9), "spec.parallelism.gpusPerPod", 5)
+    message = refusal(api, "POST", job)
+    assert "repack.targetStages is above pipeline.maxStages" in message
+    assert "the ranks of repack.targetStages do not fill whole pods of gpusPerPod" in message
+
+
 def test_changes_that_make_sense(api: client.ApiClient, namespace: str) -> None:
     """Suspending, a new weight and training longer are accepted."""
     job = send(api, "POST", changed(JOB, "metadata.namespace", namespace))

@@ -105,7 +105,7 @@ def _read(condition: Condition) -> Iterator[str]:
 
 def cel_list(values: Iterable[Any]) -> str:
     """The values as a list in CEL."""
-    return f"[{', '.join(_constant(value) for value in values)}]"
+    return f"[{', '.join(literal(value) for value in values)}]"
 
 
 def _condition(condition: Condition, optional: Callable[[str], bool], nested: bool) -> str:
@@ -120,10 +120,10 @@ def _condition(condition: Condition, optional: Callable[[str], bool], nested: bo
         case Presence(path=path, expected=expected):
             return _has(path, optional) if expected else f"!{_has(path, optional)}"
         case Items(path=path, constant=constant, negated=True):
-            text = f"{_has(path, optional)} && !self.{json_path(path)}.all(x, x == {_constant(constant)})"
+            text = f"{_has(path, optional)} && !self.{json_path(path)}.all(x, x == {literal(constant)})"
             return f"({text})" if nested else text
         case Items(path=path, constant=constant):
-            text = f"!{_has(path, optional)} || self.{json_path(path)}.all(x, x == {_constant(constant)})"
+            text = f"!{_has(path, optional)} || self.{json_path(path)}.all(x, x == {literal(constant)})"
             return f"({text})" if nested else text
         case ItemRows(path=path, item=item):
             each = f"!(x.{json_path(item)} in {cel_list(condition.failing())})"
@@ -145,7 +145,7 @@ def _at_default(path: str, default: Any, optional: Callable[[str], bool]) -> str
     value = f"self.{json_path(path)}"
     if default is None:
         return f"!{_has(path, optional)}"
-    same = f"{value}.size() == 0" if default == () else f"{value} == {_constant(default)}"
+    same = f"{value}.size() == 0" if default == () else f"{value} == {literal(default)}"
     has = _has(path, optional)
     return f"(!{has} || {same})" if has else same
 
@@ -171,13 +171,14 @@ def _term(term: Term) -> str:
         case Field(path=path):
             return f"self.{json_path(path)}"
         case Literal(constant=constant):
-            return _constant(constant)
+            return literal(constant)
         case Arithmetic(operator=operator, left=left, right=right):
             return f"{_term(left)} {operator} {_term(right)}"
     raise TypeError(f"CEL cannot express {term!r}")
 
 
-def _constant(value: Any) -> str:
+def literal(value: Any) -> str:
+    """The value in CEL."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

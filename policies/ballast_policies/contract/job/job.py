@@ -88,7 +88,8 @@ _RULES = (
         fix="lower stagesPerRank or maxStages",
     ),
     Rule(
-        condition=at("repack.min_stages") <= at("pipeline.max_stages"),
+        # What most jobs have is asked for first: the API server reads one field of the two.
+        condition=(at("repack.min_stages") == 1) | (at("repack.min_stages") <= at("pipeline.max_stages")),
         field="repack.min_stages",
         reason="repack.minStages is above pipeline.maxStages: the job could never shrink",
         fix="lower repack.minStages",
@@ -151,7 +152,7 @@ _RULES = (
         fix="tensor: 1, or a schedule with a flush, e.g. 1F1B",
     ),
     Rule(
-        condition=at("pipeline.microbatches") % at("parallelism.data") == 0,
+        condition=(at("pipeline.microbatches") % at("parallelism.data") == 0) | (at("parallelism.data") == 1),
         field="parallelism.data",
         reason="pipeline.microbatches is not a multiple of parallelism.data, whose replicas share them",
         fix="choose a multiple",

@@ -6,6 +6,7 @@ import datetime
 import pytest
 from ballast_operator.allocator.problem import admission
 from ballast_operator.allocator.problem.admission import Admissions
+from ballast_operator.allocator.problem.jobs import snapshot_jobs
 from ballast_operator.allocator.problem.jobs.snapshot_jobs import SnapshotJobs
 from ballast_operator.allocator.problem.snapshot import take_snapshot
 from ballast_operator.allocator.problem.throughput import Measurements
@@ -204,14 +205,19 @@ TestKeptAdmissions = pytest.mark.slow(Decisions.TestCase)
 def test_a_decision_looks_at_the_jobs_that_have_changed_and_no_others(monkeypatch):
     """A hundred jobs wait, one arrives: one is looked at; a node that changes calls for all of them."""
     decisions = Decisions()
-    looked_at = []
-    original = admission._admit_one
+    looked_at, made = [], []
+    original, original_job = admission._admit_one, snapshot_jobs.snapshot_job
 
     def counted(spec, capacity, view, *others):
         looked_at.append(view.name)
         return original(spec, capacity, view, *others)
 
+    def counted_job(one, *others):
+        made.append(one.view.name)
+        return original_job(one, *others)
+
     monkeypatch.setattr(admission, "_admit_one", counted)
+    monkeypatch.setattr(snapshot_jobs, "snapshot_job", counted_job)
 
     def decide():
         looked_at.clear()
@@ -224,7 +230,10 @@ def test_a_decision_looks_at_the_jobs_that_have_changed_and_no_others(monkeypatc
             measurements=decisions.measurements,
             now=START,
             admissions=decisions.admissions,
+            made=decisions.made,
         )
+        assert made == looked_at
+        made.clear()
         return list(looked_at)
 
     for number in range(100):
