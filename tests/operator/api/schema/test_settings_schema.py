@@ -78,7 +78,9 @@ def rules(schema: dict[str, Any], field: str) -> list[str]:
 def test_a_field_that_the_api_server_fills_in_is_not_asked_for() -> None:
     """Each field that CEL reads costs the API server. Rules of an object whose default is {} do ask."""
     schema = settings_schema(JobConfig)
-    assert rules(schema, "repack.minStages") == ["self.repack.minStages <= self.pipeline.maxStages"]
+    assert rules(schema, "repack.minStages") == [
+        "self.repack.minStages == 1 || self.repack.minStages <= self.pipeline.maxStages"
+    ]
     assert rules(schema["properties"]["pipeline"], "minStages") == ["self.minStages <= self.maxStages"]
     repack = schema["properties"]["repack"]
     assert rules(repack, "targetStages") == [
