@@ -1,10 +1,19 @@
 """The load of a dynamic model's example moves, and the balancer follows it over four ranks."""
 
+import importlib
 import json
+import statistics
 from pathlib import Path
 
 import pytest
+import torch
+from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.main import main
+from ballast_trainer.config import read_job_config
+from ballast_trainer.dynamics.mixture_of_experts import Experts
+from ballast_trainer.dynamics.registry import build_dynamics
+from ballast_trainer.models.registry import build_model
+from ballast_trainer.seeding import seed_build
 from click.testing import CliRunner
 
 CURVES = sorted((Path(__file__).parent / "load_curves").glob("*.jsonl"))
@@ -29,3 +38,28 @@ def test_layers_move_three_times_as_the_recorded_load_changes(curve, tmp_path):
     replay = json.loads(result.stdout)["replay"]
     assert len(replay["moves"]) >= 3
     assert replay["bestSeconds"] <= replay["followedSeconds"] < replay["staticSeconds"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_the_routers_read_sets_the_load_of_the_experts_example(monkeypatch, seed):
+    """Of the same weights: prose and programs are spread over the experts, a map fills one."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    job = read_job_config(read_config(EXAMPLES / "mixture-of-experts.yaml", ()))
+    model, (change,) = build_model(job.model), build_dynamics(job.dynamics, job.model.layers)
+    layers = []
+    for index in range(model.layer_count):
+        seed_build(seed=seed, layer=index)
+        layers.append(change.prepare(index, model.build_layer(index)))
+    routed = [index for index, layer in enumerate(layers) if isinstance(getattr(layer, "mlp", None), Experts)]
+    assert routed == [17, 18, 19]
+    batch = importlib.import_module("topics").in_order(**job.data.args)
+    topics, fullest = job.data.args["topics"], {}
+    for number, topic in enumerate(topics):
+        hidden, _ = batch(seed, number * job.data.args["steps"], job.pipeline.global_batch_size)
+        with torch.no_grad():
+            for layer in layers[:-1]:
+                hidden = layer(hidden)
+        loads = [layers[index].mlp.loads for index in routed]
+        fullest[topic] = statistics.mean(max(of) / sum(of) for of in loads)
+        assert all(len(of) == 16 for of in loads)
+    assert 2 * max(fullest["prose"], fullest["programs"]) < fullest["map"]
