@@ -1,6 +1,7 @@
 """The commands, as they are called."""
 
 import json
+from pathlib import Path
 
 import pytest
 from ballast_operator.cli.main import main as ballast
@@ -126,6 +127,23 @@ def test_a_run_whose_output_is_closed_ends_with_a_message(tmp_path):
         "ballast-train: TrainingFailed: the reader has closed standard output. "
         "To fix: write to a file, or keep the reader open\n"
     )
+
+
+@pytest.mark.processes
+def test_a_full_disk_behind_standard_output_does_not_end_the_training(tmp_path):
+    """A warning, once; the job ends as it would."""
+    import subprocess
+    import sys
+
+    config = {"totalSteps": 3, "model": {"name": "recurrent", "layers": 4}, "rebalance": {"enabled": False}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "ballast_trainer", "run", "--log", "json", "--config", "config.json"]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(  # noqa: PLW1510 - its exit code is looked at
+            command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("standard output cannot be written: [Errno 28]") == 1
 
 
 @pytest.mark.processes

@@ -120,9 +120,9 @@ def _exit_code(codes: list[int], left_behind: set[int]) -> int:
 def _rank(environment: dict[str, str], body: Callable[[], int]) -> None:
     os.environ.update(environment)
     code = body()
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):
         sys.stdout.flush()
-    sys.stderr.flush()
+        sys.stderr.flush()
     # Threads of gloo and of the store may still hold sockets of ended ranks: exit at once.
     os._exit(code)
 

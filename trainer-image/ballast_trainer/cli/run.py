@@ -219,7 +219,7 @@ def run(
     if ranks is not None and ranks > 1 and not single_process and "RANK" not in os.environ:
         sys.exit(run_local_ranks(ranks, body, causes))
     code = body()
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):
         sys.stdout.flush()
     # Threads of gloo and of the store may still hold sockets of ranks that are gone: leave at once.
     os._exit(code)

@@ -1,6 +1,7 @@
 """Reporters: print each step and event on rank 0's standard output."""
 
 import json
+import logging
 import math
 import sys
 from collections.abc import Mapping
@@ -8,6 +9,8 @@ from typing import Any, Protocol, TextIO
 
 from ballast_trainer.errors import OutputClosed
 from ballast_trainer.reporting.progress_line import ProgressLine, step_words
+
+logger = logging.getLogger(__name__)
 
 
 class Reporter(Protocol):
@@ -34,15 +37,15 @@ class JsonReporter:
     """One JSON object a line."""
 
     def __init__(self, out: TextIO | None = None) -> None:
-        self._out = out if out is not None else sys.stdout
+        self._lines = _Lines(out if out is not None else sys.stdout)
 
     def step(self, **fields: Any) -> None:
         """``{"step": ..., "loss": ..., "step_seconds": ..., "stages": [...]}``; ``loss`` may be null."""
-        _print(json.dumps(in_json(fields)), self._out)
+        self._lines.print(json.dumps(in_json(fields)))
 
     def event(self, name: str, **fields: Any) -> None:
         """``{"event": name, ...}``."""
-        _print(json.dumps({"event": name, **fields}), self._out)
+        self._lines.print(json.dumps({"event": name, **fields}))
 
 
 class TextReporter:
@@ -50,6 +53,7 @@ class TextReporter:
 
     def __init__(self, total_steps: int, out: TextIO | None = None) -> None:
         self._out = out if out is not None else sys.stdout
+        self._lines = _Lines(self._out)
         self._total = total_steps
         self._line = ProgressLine(total_steps, self._out) if self._out.isatty() else None
         self._every = max(1, total_steps // 20)
@@ -63,13 +67,13 @@ class TextReporter:
         if step % self._every and step != self._total:
             return
         text = f"step {step}/{self._total}  {'  '.join(step_words(fields))}"
-        _print(text, self._out)
+        self._lines.print(text)
 
     def event(self, name: str, **fields: Any) -> None:
         """One line."""
         details = "  ".join(f"{key}={_short(value)}" for key, value in fields.items())
         erase = ProgressLine.ERASE if self._line is not None else ""
-        _print(f"{erase}{name}  {details}", self._out)
+        self._lines.print(f"{erase}{name}  {details}")
 
 
 def in_json(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,13 +84,30 @@ def in_json(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _print(line: str, out: TextIO) -> None:
-    try:
-        print(line, file=out, flush=True)
-    except BrokenPipeError as error:
-        raise OutputClosed(
-            "the reader has closed standard output. To fix: write to a file, or keep the reader open"
-        ) from error
+class _Lines:
+    """Lines of an output.  Training goes on where they cannot be written, e.g. to a full disk."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out, self._refused = out, ""
+
+    def print(self, line: str) -> None:
+        """Write one.
+
+        Raises:
+            OutputClosed: the reader has closed the output.
+        """
+        refused = ""
+        try:
+            print(line, file=self._out, flush=True)
+        except BrokenPipeError as error:
+            raise OutputClosed(
+                "the reader has closed standard output. To fix: write to a file, or keep the reader open"
+            ) from error
+        except OSError as error:
+            refused = str(error)
+            if refused != self._refused:
+                logger.warning("standard output cannot be written: %s; training continues without", error)
+        self._refused = refused
 
 
 def _short(value: Any) -> str:
