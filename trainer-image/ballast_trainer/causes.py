@@ -14,7 +14,7 @@ EVALUATION_NOTE = "in an evaluation"
 GIVEN_NOTE = "given "
 _OF_DATA = "To fix: data.name and model.args that suit each other, e.g. a vocabulary that has every token"
 
-_MAY_BE_THE_DATA = (IndexError, TypeError, ValueError, RuntimeError)
+_MAY_BE_THE_DATA = (IndexError, TypeError, RuntimeError)
 _TOLD = (LAYER_NOTE, EVALUATION_NOTE, GIVEN_NOTE)
 """Beginnings of the notes that users are told."""
 
@@ -63,7 +63,9 @@ def note_layer(error: BaseException, layer: int, kind: str) -> None:
 def note_given(error: BaseException, **tensors: Any) -> None:
     """Note what a layer or the loss was given of the user's data: types, shapes and ranges, by name."""
     of_memory = "OutOfMemory" in type(error).__name__
-    if isinstance(error, _MAY_BE_THE_DATA) and not of_memory:
+    # Torch's losses raise a ValueError for targets of another shape; a layer's own says what it wants.
+    kinds = (*_MAY_BE_THE_DATA, ValueError) if "targets" in tensors else _MAY_BE_THE_DATA
+    if isinstance(error, kinds) and not of_memory:
         error.add_note(
             GIVEN_NOTE + " and ".join(f"{name} {_shown(value)}" for name, value in tensors.items())
         )
