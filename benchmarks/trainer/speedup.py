@@ -31,7 +31,8 @@ step before the move counts 10 times and the faster one after it 90 times. Its o
 in seconds a decision and a move, and as a share of the time between two decisions at the default interval.
 ``expected`` is what the simulator says of the run's own partitions, once it is told what an action costs
 besides its layers here (as in ``prediction.py``, from the first step): four ranks share two
-cores, so each microbatch takes milliseconds that no partition saves.
+cores, so each microbatch takes milliseconds that no partition saves. ``possible`` is played with the same
+number: on a machine with other work, where that one step was no measure, more than all of it may be reached.
 
 The target is 98 % of what is allowed in the simulator, 95 % on real ranks, and an overhead under 1 %.
 """
