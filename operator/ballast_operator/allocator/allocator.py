@@ -92,9 +92,9 @@ class Allocator:
         self._loaded = store is None
         self._saved_until: float | None = None
 
-    def trigger(self, gpus_wait: bool = True) -> None:
-        """Ask for a decision, as something has changed; ``gpus_wait``: GPUs may wait for it."""
-        self.pace.ask(Rest.USUAL if gpus_wait else Rest.LONG)
+    def trigger(self) -> None:
+        """Ask for a decision soon: something has changed."""
+        self.pace.ask()
 
     def arrived(self, view: JobView) -> None:
         """A new job has come: it gets GPUs that nobody else could use, or a decision."""

@@ -21,9 +21,8 @@ class Rest(enum.Enum):
     NONE = 0.0
     """A new job may fit in GPUs that are free."""
     USUAL = 0.5
-    LONG = 2.0
-    """No GPUs wait for it: a new job can only be told why it waits, or one has begun to run. With thousands
-    of jobs, decisions take a third of the time; the rest is for writing what they have decided."""
+    LONG = 1.0
+    """A new job can only be told why it waits; with thousands of them, decisions take half of the time."""
 
 
 class Pace:

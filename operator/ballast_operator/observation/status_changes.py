@@ -34,14 +34,9 @@ def asks_or_frees(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
     return (
         (old.allocation != new.allocation and not launched)
         or old.finished != new.finished
-        or (old.is_true(JobCondition.RUNNING) and not new.is_true(JobCondition.RUNNING))
+        or old.is_true(JobCondition.RUNNING) != new.is_true(JobCondition.RUNNING)
         or len(old.repacks) != len(new.repacks)
     )
-
-
-def begins_to_run(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
-    """Whether the gang trains from now on: it may be resized and moved, which GPUs do not wait for."""
-    return new.is_true(JobCondition.RUNNING) and not old.is_true(JobCondition.RUNNING)
 
 
 def status_content(status: TrainingJobStatus) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from ballast_operator.observation.events import Notice, Recorder, flips
 from ballast_operator.observation.observer import Observer
 from ballast_operator.observation.status_changes import (
     asks_or_frees,
-    begins_to_run,
     progress_alone,
     reconciled,
     status_content,
@@ -62,7 +61,7 @@ class Reconciler:
         *,
         settings: JobSettings,
         metrics: Metrics,
-        allocate: Callable[[bool], None],
+        allocate: Callable[[], None],
         recorder: Recorder | None = None,
         look_at: Callable[[Key], None] = lambda key: None,
         seen: Callable[[JobView], None] = lambda view: None,
@@ -163,7 +162,7 @@ class Reconciler:
             return view
         resources = frozenset(pool.gpu_resource for pool in self._board.pools.values())
         if self._observer.block(view, await self._checks.why_blocked(view, resources)):
-            self._allocate(True)
+            self._allocate()
         return self._observer.job(view.key)
 
     def _decide(self, view: JobView) -> StepResult:
@@ -272,9 +271,8 @@ class Reconciler:
             for notice in notices:
                 logger.info("job=%s/%s reason=%s: %s", *view.key, notice.reason, notice.message)
             await self._recorder.post(JOB, view.key[0], view.name, view.uid, notices)
-        urgent = result.allocate or asks_or_frees(old, new)
-        if urgent or begins_to_run(old, new):
-            self._allocate(urgent)
+        if result.allocate or asks_or_frees(old, new):
+            self._allocate()
         return again
 
     def _too_soon(self, key: Key, old: TrainingJobStatus, new: TrainingJobStatus) -> float:
@@ -296,4 +294,4 @@ class Reconciler:
         self._progress_written.pop(key, None)
         self._unanswered.discard(key)
         self._observer.holders.reservations.pop(key, None)
-        self._allocate(True)
+        self._allocate()

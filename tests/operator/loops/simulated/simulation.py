@@ -183,7 +183,7 @@ class Simulation:
         self.allocator.arrived(view)
         self.asked_to_decide()
 
-    def asked_to_decide(self, gpus_wait: bool = True) -> None:
+    def asked_to_decide(self) -> None:
         """A watch or a pass has something new for the allocator."""
         self.asked = True
 
