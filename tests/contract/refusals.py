@@ -142,14 +142,6 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"pipeline": {"replicas": [2, 1]}, "dynamics": [PRUNING]}, "dynamics", "leave pruning or replicas out"),
     (
-        {
-            "pipeline": {"replicas": [2, 1]},
-            "dynamics": [{"kind": "freezing", "freezing": {"criterion": "plasticity"}}],
-        },
-        "dynamics",
-        "or parallelism.data in place of replicas",
-    ),
-    (
         {"pipeline": {"maxStages": 4}, "parallelism": {"tensor": 2, "gpusPerPod": 3}},
         "parallelism.gpusPerPod",
         "parallelism.gpusPerPod: 3, parallelism.tensor: 2",

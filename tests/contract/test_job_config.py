@@ -30,6 +30,14 @@ FIELDS = [
     ({"dynamics": [{**PRUNING, "kind": "thaw"}]}, "dynamics[0].kind", "'thaw' is not one of pruning"),
     ({"dynamics": [PRUNING, PRUNING]}, "dynamics", "'pruning' is given twice"),
     ({"dynamics": {}}, "dynamics", "expected a list, got {}"),
+    (
+        {
+            "pipeline": {"replicas": [2, 1]},
+            "dynamics": [{"kind": "freezing", "freezing": {"criterion": "plasticity"}}],
+        },
+        "dynamics",
+        "or parallelism.data in place of replicas",
+    ),
     ({"rebalance": {"everySteps": 0}}, "rebalance.everySteps", "0 is below 1"),
     ({"rebalance": {"balancer": "exakt"}}, "rebalance.balancer", "did you mean 'exact'?"),
     ({"rebalance": {"by": "weight"}}, "rebalance.by", "'weight' is not one of time, parameters"),
