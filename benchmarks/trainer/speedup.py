@@ -14,7 +14,8 @@ Two ceilings, and the part of each that is reached:
   draining the pipeline take their part of every step, whatever is moved: no partition reaches all of it.
 - ``possible``, ``percent_of_possible``: the time of the static split over that of the best cut of every step,
   known in advance and moved to for nothing, with the schedule played: what a partition can reach.
- The loads are curves whose one parameter
+
+The loads are curves whose one parameter
 makes the paper's speed-up possible on its 8 stages (``load_curves.py``), since the paper does not
 publish its loads; with fewer ranks and layers less is allowed.
 
