@@ -12,10 +12,12 @@ SAMPLE_NOTE = "sample "
 LAYER_NOTE = "in layer "
 EVALUATION_NOTE = "in an evaluation"
 GIVEN_NOTE = "given "
+RECEIVED_NOTE = "received "
 _OF_DATA = "To fix: data.name and model.args that suit each other, e.g. a vocabulary that has every token"
+_OF_LAYER = "To fix: the code or the arguments of that layer, or of the one whose output it received"
 
 _MAY_BE_THE_DATA = (IndexError, TypeError, RuntimeError)
-_TOLD = (LAYER_NOTE, EVALUATION_NOTE, GIVEN_NOTE)
+_TOLD = (LAYER_NOTE, EVALUATION_NOTE, GIVEN_NOTE, RECEIVED_NOTE)
 """Beginnings of the notes that users are told."""
 
 _WRAPPERS = ("failed to run forward", "Failed to run stage backward")
@@ -46,7 +48,10 @@ def describe(error: BaseException) -> str:
     place = f" ({', '.join(notes)})" if notes else ""
     origin = f", from {_named(error.__cause__)}" if error.__cause__ is not None else ""
     text = f"{_named(error)}{place}{origin}"
-    return f"{text}. {_OF_DATA}" if any(note.startswith(GIVEN_NOTE) for note in notes) else text
+    if any(note.startswith(GIVEN_NOTE) for note in notes):
+        return f"{text}. {_OF_DATA}"
+    in_layer = any(note.startswith(LAYER_NOTE) for note in notes) and not _of_memory(error)
+    return f"{text}. {_OF_LAYER}" if in_layer else text
 
 
 def notes_of(error: BaseException) -> list[str]:
@@ -62,13 +67,22 @@ def note_layer(error: BaseException, layer: int, kind: str) -> None:
 
 def note_given(error: BaseException, **tensors: Any) -> None:
     """Note what a layer or the loss was given of the user's data: types, shapes and ranges, by name."""
-    of_memory = "OutOfMemory" in type(error).__name__
     # Torch's losses raise a ValueError for targets of another shape; a layer's own says what it wants.
     kinds = (*_MAY_BE_THE_DATA, ValueError) if "targets" in tensors else _MAY_BE_THE_DATA
-    if isinstance(error, kinds) and not of_memory:
+    if isinstance(error, kinds) and not _of_memory(error):
         error.add_note(
             GIVEN_NOTE + " and ".join(f"{name} {_shown(value)}" for name, value in tensors.items())
         )
+
+
+def note_received(error: BaseException, value: Any) -> None:
+    """Note what a layer was given by the one before it."""
+    if not _of_memory(error):
+        error.add_note(f"{RECEIVED_NOTE}{_shown(value)}")
+
+
+def _of_memory(error: BaseException) -> bool:
+    return "OutOfMemory" in type(error).__name__
 
 
 def _shown(tensor: Any) -> str:

@@ -25,6 +25,27 @@ def batches(full, first, last):
     return batch
 """
 
+VANISHED_FOLDER = """
+import shutil
+from pathlib import Path
+
+from ballast_trainer.data.corpus import text_batch
+
+
+def batches(folder):
+    def batch(seed, step, size):
+        # In step 8 a file takes the place of the folder, until step 13.
+        path = Path(folder)
+        if step == 8 and path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+            path.write_text("a file")
+        if step == 12:
+            path.unlink(missing_ok=True)
+        return text_batch(seed, step, size, 16)
+
+    return batch
+"""
+
 CHANGES = [
     {"kind": "freezing", "startStep": 2, "endStep": 12, "everySteps": 5, "target": 0.4},
     {"kind": "pruning", "startStep": 2, "endStep": 8, "everySteps": 2, "target": 0.95},
@@ -163,6 +184,23 @@ def test_a_full_disk_is_survived_and_the_checkpoint_comes_when_there_is_room(
     assert [event["step"] for event in running.events("checkpoint")][:2] == [5, 12]
     assert running.losses().keys() == reference.keys()
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["step-00000012", "step-00000014"]
+
+
+def test_a_warning_names_no_checkpoint_that_has_vanished_with_its_folder(gang, small_config, tmp_path):
+    """Those written before are gone: there is none, until the next one is written."""
+    folder = tmp_path / "gang"
+    folder.mkdir()
+    (folder / "vanished_folder.py").write_text(VANISHED_FOLDER)
+    saved = tmp_path / "saved"
+    config = small_config(
+        totalSteps=14, data={"name": "vanished_folder:batches", "args": {"folder": str(saved)}}
+    )
+    running = gang(with_checkpoints(config, saved), ranks=1, folder=folder)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    (failed, *_) = running.events("checkpointFailed")
+    assert (failed["step"], failed["newest"]) == (10, None)
+    assert "step 10 is not saved, there is none: " in running.errors()
+    assert sorted(path.name for path in saved.iterdir()) == ["step-00000013", "step-00000014"]
 
 
 def test_a_run_that_cannot_read_its_checkpoints_does_not_start_from_step_0(gang, small_config, tmp_path):

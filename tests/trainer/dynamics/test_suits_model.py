@@ -1,5 +1,7 @@
 """Each kind of change applies to any transformer that has what it needs, or is refused at once."""
 
+import itertools
+
 import pytest
 import torch
 from ballast_policies.contract.job import DynamicConfig
@@ -183,6 +185,25 @@ def test_blocks_that_lack_what_a_change_needs_are_named(kind):
     assert kind in text and "(PlainBlock)" in text and "To fix" in text
     member = {"sparseAttention": "attention_path", "mixtureOfExperts": "mlp_path"}.get(kind, "run_at")
     assert member in text
+
+
+def test_the_last_block_is_looked_at_however_long_the_others_take_to_build(monkeypatch):
+    """The answer depends on the model, not on the machine's clock."""
+    clock = itertools.count(step=60.0)
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    whole = own(OwnBlock, depth=8)
+    built = []
+
+    def build_layer(index):
+        built.append(index)
+        return PlainBlock(16) if index == 6 else whole.build_layer(index)
+
+    model = Model(layer_count=8, build_layer=build_layer, loss=whole.loss)
+    with pytest.raises(ConfigurationError, match=r"layer 6 \(PlainBlock\) has no method run_at"):
+        check_changes(model, [DynamicConfig(kind="earlyExit")])
+    built.clear()
+    check_changes(model, [DynamicConfig(kind="sparseAttention")])
+    assert max(built) < 3, "one block that changes is enough to know that the change does something"
 
 
 def test_a_model_without_linear_layers_is_not_pruned_in_silence():

@@ -15,6 +15,11 @@ from torch import nn
 from ballast_trainer.models.protocol import Model
 
 
+class Narrow(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 8)
+
+
 class Full(nn.Module):
     def __init__(self):
         super().__init__()
@@ -29,6 +34,11 @@ class Full(nn.Module):
 
 def build():
     layers = [lambda: nn.Linear(8, 8), lambda: nn.Linear(8, 8), Full, lambda: nn.Linear(8, 1)]
+    return Model.from_layers(layers, loss=nn.functional.mse_loss)
+
+
+def mismatched():
+    layers = [lambda: nn.Linear(8, 8), lambda: nn.Linear(8, 8), Narrow, lambda: nn.Linear(8, 1)]
     return Model.from_layers(layers, loss=nn.functional.mse_loss)
 
 
@@ -56,10 +66,10 @@ def good_batches():
 def config(tmp_path):
     (tmp_path / "users_failures.py").write_text(MODEL)
 
-    def make(data):
+    def make(data, model="build"):
         return {
             "totalSteps": 20,
-            "model": {"name": "users_failures:build"},
+            "model": {"name": f"users_failures:{model}"},
             "data": {"name": f"users_failures:{data}"},
             "pipeline": {"microbatches": 2, "globalBatchSize": 4},
             "rebalance": {"enabled": False},
@@ -83,6 +93,17 @@ def test_out_of_memory_in_a_layer_is_the_last_line(config, tmp_path):
     assert ended.returncode == ExitCode.ERROR
     assert ended.stderr.strip().splitlines()[-1] == (
         "ballast-train: rank 1: OutOfMemoryError: tried to allocate 20.00 GiB (in layer 2, Full)"
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_layer_that_cannot_take_what_it_receives_is_told_with_what_that_is(gang, config, tmp_path, ranks):
+    """Any layer: its index and class, the shape that came, and what to change."""
+    running = gang(config("good_batches", "mismatched"), ranks=ranks, folder=tmp_path)
+    assert ExitCode.ERROR in running.exit_codes().values()
+    assert re.search(
+        r"RuntimeError: mat1 .* \(in layer 2, Narrow, received float32 \[2, 8\] from .*\)\. To fix: ",
+        running.errors(),
     )
 
 

@@ -62,8 +62,7 @@ class Checkpoints:
         self._layer_count = layer_count
         self._seed = seed
         self._optimizer, self._tied = optimizer, tied
-        self._start_over = start_over
-        self._retry_seconds = retry_seconds
+        self._start_over, self._retry_seconds = start_over, retry_seconds
         self._check, self._sleep = check, sleep
         self._folder = CheckpointFolder(self._path, keep=keep, patience=self._patience)
         self._lock: FolderLock | None = None
@@ -98,6 +97,11 @@ class Checkpoints:
     def path_of(self, step: int) -> str:
         """The directory of the checkpoint of a step."""
         return str(self._path / name_of(step))
+
+    def newest_left(self, world: World, step: int | None) -> int | None:
+        """``step``, or an older one where its checkpoint is gone; collective."""
+        left: int | None = world.from_rank_0(self._folder.newest_left(step) if world.rank == 0 else None)
+        return left
 
     def close(self) -> None:
         """Release the lock on the directory."""
@@ -229,9 +233,8 @@ class Checkpoints:
             return None
         if not self._start_over:
             raise CheckpointError(
-                f"{self._path} has checkpoints, and none can be used ({'; '.join(problems or aside)}). "
-                "None is removed. To fix: bring back the storage or a whole checkpoint, or start from step 0 "
-                "with checkpoint.startOver=true"
+                f"{self._path} has checkpoints, and none can be used ({'; '.join(problems or aside)}). None "
+                "is removed. To fix: bring back the storage or a checkpoint, or checkpoint.startOver=true"
             )
         if world.rank == 0:
             logger.warning("none of the checkpoints in %s can be used: starting from step 0", self._path)
@@ -257,8 +260,7 @@ class Checkpoints:
         )
         if isinstance(manifest, Flaw):
             return manifest
-        share = sorted(manifest.files)[world.rank :: world.size]
-        mine = list(flaws(path, manifest, share, patience))
+        mine = list(flaws(path, manifest, sorted(manifest.files)[world.rank :: world.size], patience))
         found = [flaw for flaws_there in world.gather(mine, patient=True) for flaw in flaws_there]
         if not found:
             return manifest
@@ -278,9 +280,7 @@ class Checkpoints:
         try:
             tensors.load(world, layers, path, self._patience())
         except OSError as error:
-            failure = CheckpointError(
-                f"{path} cannot be read: {error}. To fix: the storage; then start again"
-            )
+            failure = CheckpointError(f"{path} cannot be read: {error}. {_REPAIR}")
         except CheckpointError as error:
             failure = error
         # The others may read for long: wait for them here, without a limit.

@@ -75,6 +75,17 @@ class CheckpointFolder:
         """It was verified or written by this run."""
         self._sound.add(name)
 
+    def newest_left(self, step: int | None) -> int | None:
+        """``step``, or where its checkpoint is gone, that of the newest before it; None: there is none."""
+        if step is None or not _is_gone(self.path / name_of(step)):
+            return step
+        try:
+            names = [path.name for path in self.path.iterdir()]
+        except OSError:
+            return None
+        left = [int(name.removeprefix(_PREFIX)) for name in names if _is_complete(name)]
+        return max((older for older in left if older < step), default=None)
+
     def _keep_lock(self, lock: FolderLock | None) -> None:
         if lock is None or not lock.gone() or self._has_others():
             return
@@ -95,7 +106,9 @@ class CheckpointFolder:
         """Whether a checkpoint is newer than this run's, and neither written nor verified by it."""
         newest = max(self._sound, default="")
         try:
-            return any(name > newest and name not in self._unreadable for name in self.names())
+            # A folder that is gone will not appear by waiting, and training waits, too.
+            names = self.names() if self.path.is_dir() else []
+            return any(name > newest and name not in self._unreadable for name in names)
         except OSError:
             return False
 
@@ -183,6 +196,14 @@ def name_of(step: int) -> str:
 
 def _is_complete(name: str) -> bool:
     return name.startswith(_PREFIX) and name.removeprefix(_PREFIX).isdecimal()
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except OSError:
+        # Storage that does not answer may still have it.
+        return False
 
 
 def write_durably(path: Path, text: str) -> None:

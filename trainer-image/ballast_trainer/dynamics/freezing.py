@@ -23,20 +23,17 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics import plasticity
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.dynamics.schedule import ChangeSteps
+from ballast_trainer.dynamics.whole_layer import SKETCH, is_cut, sketch, squared_gradients
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import MODULE, Layer, LayerSet
-from ballast_trainer.seeding import mixed_key
 
 BUFFER = "ballast_freezing"
 """Buffer of a layer's module: the entries of :class:`_Place`, then the sketch of its weights."""
 REMEMBERED = (BUFFER, *plasticity.NAMES)
 """Buffers that freezing adds to a layer."""
 
-SKETCH = 256
-"""Numbers that stand for all weights of a layer; distances come out to about 6 % (Johnson-Lindenstrauss)."""
-
 _FIRST_LOOKS = 2
-"""Looks whose mean gradient norm later ones are compared with."""
+"""Looks whose mean gradient norm (root of the mean square) later ones are compared with."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -48,7 +45,7 @@ class _Place:
     frozen_at: float = 0.0
     looks: float = 0.0
     first_norm: float = 0.0
-    norm_sum: float = 0.0
+    squared_norms: float = 0.0
     steps: float = 0.0
     figure: float = math.inf
 
@@ -135,11 +132,10 @@ class Freezing(UnchangedHooks):
         if self._settings.criterion != FreezingCriterion.GRADIENT_NORM:
             return
         for layer in layers:
-            gradients = [p.grad for p in layer.module.parameters() if p.grad is not None]
-            if gradients:
+            squared = squared_gradients(layer.module)
+            if squared is not None:
                 place = _Place.of(layer.module)
-                norms = torch.stack(torch._foreach_norm(gradients)).double()
-                place.norm_sum += float(norms.square().sum().sqrt())
+                place.squared_norms += squared
                 place.steps += 1
                 place.write(layer.module)
 
@@ -163,6 +159,7 @@ class Freezing(UnchangedHooks):
     def _look(self, step: int, layers: LayerSet, world: World) -> bool:
         self._replicas = world.data
         mine, were = {}, {}
+        seen = self._seen(layers, world)
         for layer in layers:
             place = _Place.of(layer.module)
             were[layer.index] = bool(place.frozen)
@@ -171,10 +168,10 @@ class Freezing(UnchangedHooks):
                     plasticity.forget(layer.module)
                 place = _Place(first_norm=place.first_norm, looks=place.looks)
             elif not place.frozen:
-                figure = self._figure(layer, place)
+                figure = self._figure(layer, place, seen.get(layer.index))
                 held = place.held + 1 if figure < self._settings.threshold else 0.0
                 place = dataclasses.replace(
-                    place, held=held, figure=figure, looks=place.looks + 1, norm_sum=0.0, steps=0.0
+                    place, held=held, figure=figure, looks=place.looks + 1, squared_norms=0.0, steps=0.0
                 )
             place.write(layer.module)
             mine[layer.index] = bool(place.frozen) or place.held >= self._settings.patience
@@ -202,40 +199,45 @@ class Freezing(UnchangedHooks):
         after = self._settings.thaw_steps
         return after is not None and step - place.frozen_at >= after
 
-    def _figure(self, layer: Layer, place: _Place) -> float:
+    def _seen(self, layers: LayerSet, world: World) -> dict[int, torch.Tensor]:
+        """What the criterion looks at, of whole layers that learn; collective over a tensor group."""
+        parts: dict[int, torch.Tensor] = {}
+        for layer in layers:
+            place = _Place.of(layer.module)
+            if place.frozen:
+                continue
+            if self._settings.criterion == FreezingCriterion.WEIGHT_CHANGE:
+                parts[layer.index] = sketch(layer)
+            elif self._settings.criterion == FreezingCriterion.GRADIENT_NORM:
+                parts[layer.index] = torch.tensor([place.squared_norms], dtype=torch.float64)
+        cut = [layer.index for layer in layers if layer.index in parts and is_cut(layer.module)]
+        if cut:
+            summed = torch.stack([parts[index] for index in cut]).to(world.device)
+            parts |= dict(zip(cut, world.tensor.all_reduce(summed).cpu(), strict=True))
+        return parts
+
+    def _figure(self, layer: Layer, place: _Place, seen: torch.Tensor | None) -> float:
         """What the criterion compares with the threshold; infinite where it cannot tell yet."""
         if not any(True for _ in layer.module.parameters()):
             return 0.0
         if self._settings.criterion == FreezingCriterion.PLASTICITY:
             slope = plasticity.look(layer.module)
             return math.inf if slope is None else slope
+        assert seen is not None, "of every layer that learns"
         if self._settings.criterion == FreezingCriterion.GRADIENT_NORM:
             if place.steps == 0:
                 return math.inf
-            norm = place.norm_sum / place.steps
+            norm = math.sqrt(float(seen) / place.steps)
             if place.looks < _FIRST_LOOKS:
                 place.first_norm += norm / _FIRST_LOOKS
                 return math.inf
             return norm / place.first_norm if place.first_norm > 0 else 0.0
-        before = layer.module.get_buffer(BUFFER)[_HEAD:].clone()
-        after = self._sketch(layer)
+        before = layer.module.get_buffer(BUFFER)[_HEAD:].to(seen.device, copy=True)
+        layer.module.get_buffer(BUFFER)[_HEAD:] = seen
         if place.looks == 0:
             return math.inf
-        size = float(after.norm())
-        return float((after - before).norm()) / size / self._steps.every if size > 0 else 0.0
-
-    @staticmethod
-    def _sketch(layer: Layer) -> torch.Tensor:
-        """Write the sketch of the layer's weights, added up with random signs, into its buffer."""
-        total = torch.zeros(SKETCH, dtype=torch.float64)
-        for number, parameter in enumerate(layer.module.parameters()):
-            generator = torch.Generator().manual_seed(mixed_key(layer.index, number) >> 1)
-            flat = parameter.detach().reshape(-1).cpu().double()
-            signs = torch.randint(0, 2, flat.shape, generator=generator, dtype=torch.int8) * 2 - 1
-            signed = torch.nn.functional.pad(flat * signs, (0, -len(flat) % SKETCH))
-            total += signed.view(-1, SKETCH).sum(0)
-        layer.module.get_buffer(BUFFER)[_HEAD:] = total
-        return total
+        size = float(seen.norm())
+        return float((seen - before).norm()) / size / self._steps.every if size > 0 else 0.0
 
     @staticmethod
     def _freeze(layers: LayerSet, count: int) -> None:

@@ -1,7 +1,6 @@
 """Construction of the dynamic cases that a configuration names, and whether they suit its model."""
 
 import logging
-import time
 from collections.abc import Sequence
 
 from ballast_policies.contract.job import DynamicConfig
@@ -21,9 +20,6 @@ from ballast_trainer.models.registry import load_callable
 from ballast_trainer.models.without_memory import layer_without_memory
 
 logger = logging.getLogger(__name__)
-
-_LONGEST_SECONDS = 20.0
-"""Seconds after which no further layers are built and looked at."""
 
 _CUSTOM = "custom"
 """Family of models that name none: their layers tell what they are."""
@@ -101,33 +97,33 @@ def warn_without_effect(configs: Sequence[DynamicConfig], layer_count: int, tota
 def check_changes(model: Model, configs: Sequence[DynamicConfig]) -> None:
     """Refuse a change that would change no layer of the model, or break the layers that it does not know.
 
-    Layers are built one after the other, without memory for their weights where they allow that.
+    Layers are built one after the other, without memory for their weights where they allow that, until each
+    change has found one: a change of every layer looks at all of them.
 
     Raises:
         ConfigurationError: names the change, the layers, and what these have not.
     """
-    if not configs:
-        return
-    changes = {config.kind: build_dynamic(config, model.layer_count) for config in configs}
-    reasons: dict[str, list[Lacking]] = {kind: [] for kind in changes}
-    began, last = time.monotonic(), model.layer_count - 1
+    last = model.layer_count - 1
+    looking = {config.kind: build_dynamic(config, model.layer_count) for config in configs}
+    reasons: dict[str, list[Lacking]] = {kind: [] for kind in looking}
     for index in range(model.layer_count):
-        if time.monotonic() - began > _LONGEST_SECONDS:
-            logger.warning("dynamics: layers 0 to %d only were looked at: building takes long", index - 1)
+        if not looking:
             return
         module = layer_without_memory(model, index)
-        for kind, change in changes.items():
+        for kind, change in list(looking.items()):
             what = change.lacks(index, module)
             if what:
                 reasons[kind].append(Lacking(index, type(module).__name__, what))
-    for kind, change in changes.items():
+            elif not change.every_layer_between:
+                del looking[kind]
+    for kind, change in looking.items():
         found = reasons[kind]
         between = [reason for reason in found if 0 < reason.layer < last]
         if len(found) == model.layer_count or (change.every_layer_between and between):
-            changes_ = "cannot pass" if change.every_layer_between else "changes no layer of this model"
+            changes = "cannot pass" if change.every_layer_between else "changes no layer of this model"
             raise ConfigurationError(
                 "dynamics",
-                f"{kind} {changes_}: {described(between or found)}. To fix: leave {kind} out, or give the "
+                f"{kind} {changes}: {described(between or found)}. To fix: leave {kind} out, or give the "
                 "blocks what they lack (docs/trainer.md, Blocks that can change)",
             )
 

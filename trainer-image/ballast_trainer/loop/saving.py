@@ -60,10 +60,11 @@ class Saver:
             training.config.pipeline.schedule
         )
         self._checkpoints: Checkpoints | None = None
+        self._begun = False
         config = training.config
 
         def check() -> None:
-            if stop.received:
+            if stop.received and not self._begun:
                 raise Stopped("told to stop before the first step; nothing to save")
 
         if config.checkpoint.path is not None:
@@ -165,7 +166,7 @@ class Saver:
             return "no checkpoint.path, nothing is saved"
         if training.checkpoint_step == training.step:
             return "the state is saved"
-        watch = Stopwatch()
+        watch, self._begun = Stopwatch(), True
         try:
             self._checkpoints.save(
                 training.world, training.layers, training.step, loss_scale=training.loss_scale.state
@@ -173,7 +174,9 @@ class Saver:
         except CheckpointNotWritten as error:
             every = training.config.checkpoint.steps
             training.save_again_at = training.step + max(1, every // _RETRIES_PER_PERIOD)
-            newest = training.checkpoint_step
+            # Those of before may have vanished with their folder.
+            newest = self._checkpoints.newest_left(training.world, training.checkpoint_step)
+            training.checkpoint_step = newest
             text = (
                 f"the newest checkpoint is that of step {newest}" if newest is not None else "there is none"
             )
