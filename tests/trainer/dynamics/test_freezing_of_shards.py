@@ -7,9 +7,9 @@ from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import Freezing
 from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.layers.slicing import slicings
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.tensor_parallel.layers import split_layer
-from ballast_trainer.tensor_parallel.slicing import slicings
 
 from tests.trainer.tensor_parallel.ranks import on_ranks
 

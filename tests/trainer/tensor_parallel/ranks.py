@@ -13,6 +13,7 @@ from ballast_policies.contract.job import TrainingConfig
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join
 from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.layers.slicing import slicings
 from ballast_trainer.models.gpt import Block, build_gpt
 from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.pipeline.stages import PipelineBuilder
@@ -20,7 +21,6 @@ from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
 from ballast_trainer.tensor_parallel.parallel_pair import pairs
-from ballast_trainer.tensor_parallel.slicing import slicings
 
 from tests.support.gang import PRELOAD
 from tests.support.plans import local_plan

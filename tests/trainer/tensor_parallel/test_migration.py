@@ -3,11 +3,11 @@
 import pytest
 import torch
 from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.layers.slicing import Slicing
 from ballast_trainer.models.gpt import Block
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.migration import handed_over, numbers_per_unit, pack, unpack
 from ballast_trainer.tensor_parallel.parallel_pair import pairs
-from ballast_trainer.tensor_parallel.slicing import Slicing
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn

@@ -9,11 +9,9 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.layer import Layer
+from ballast_trainer.layers.slicing import Slicing, axis_of, slicings
 from ballast_trainer.seeding import mixed_key
-from ballast_trainer.tensor_parallel.parallel_pair import pairs
-from ballast_trainer.tensor_parallel.slicing import Slicing, slicings
 
 SKETCH = 256
 """Numbers that stand for all weights of a layer; distances come out to about 6 % (Johnson-Lindenstrauss)."""
@@ -30,11 +28,11 @@ def squared_gradients(module: nn.Module) -> float | None:
 def sketch(layer: Layer) -> torch.Tensor:
     """This rank's part of a layer's weights added up with random signs, float64, shape (SKETCH,)."""
     total = torch.zeros(SKETCH, dtype=torch.float64)
-    for number, (parameter, cut, counts) in enumerate(_parts(layer.module)):
+    axis = axis_of(layer.module)
+    for number, (parameter, slicing, counts) in enumerate(_parts(layer.module)):
         if not counts:
             continue
         part = parameter.detach().cpu().double()
-        slicing, axis = cut
         if slicing is not None:
             # In its place in the whole parameter, whose signs are those of one process.
             part = slicing.whole(
@@ -53,9 +51,8 @@ def is_cut(module: nn.Module) -> bool:
     return bool(slicings(module))
 
 
-def _parts(module: nn.Module) -> Iterator[tuple[nn.Parameter, tuple[Slicing | None, Axis], bool]]:
-    """Parameters, how each is cut over which ranks, and whether this rank counts it."""
-    cut = slicings(module)
-    axis = next((pair.axis for pair in pairs([module])), Axis()) if cut else Axis()
+def _parts(module: nn.Module) -> Iterator[tuple[nn.Parameter, Slicing | None, bool]]:
+    """Parameters, how each is cut, and whether this rank counts it."""
+    cut, first = slicings(module), axis_of(module).index == 0
     for name, parameter in module.named_parameters():
-        yield parameter, (cut.get(name), axis), name in cut or axis.index == 0
+        yield parameter, cut.get(name), first or name in cut

@@ -6,7 +6,7 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.buffers import StepBuffers
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import squared_gradient_norm
-from ballast_trainer.tensor_parallel.slicing import slicings
+from ballast_trainer.layers.slicing import slicings
 
 
 def average_over_replicas(world: World, layers: LayerSet) -> None:

@@ -5,10 +5,10 @@ from ballast_policies.contract.job import JobConfig
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.layers.slicing import slicings
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.without_memory import buildable
 from ballast_trainer.tensor_parallel.layers import split_layer
-from ballast_trainer.tensor_parallel.slicing import slicings
 
 
 def check_tensor_parallel(model: Model, config: JobConfig) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ballast_trainer.distributed.axis import Axis
-from ballast_trainer.tensor_parallel.slicing import SlicedModule, Slicing
+from ballast_trainer.layers.slicing import SlicedModule, Slicing
 
 
 class SlicedLinear(SlicedModule):
@@ -19,7 +19,7 @@ class SlicedLinear(SlicedModule):
 
     def __init__(self, whole: nn.Linear, axis: Axis, slicings: dict[str, Slicing]) -> None:
         super().__init__()
-        self.slicings = slicings
+        self.axis, self.slicings = axis, slicings
         for name, parameter in whole.named_parameters():
             held = parameter.detach()
             if name in slicings:

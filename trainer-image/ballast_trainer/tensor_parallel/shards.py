@@ -11,7 +11,7 @@ import torch
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.layer import MODULE, OPTIMIZER, Layer
-from ballast_trainer.tensor_parallel.slicing import Slicing, slicings
+from ballast_trainer.layers.slicing import Slicing, slicings
 
 _PART = re.compile(r"(?P<name>.+)@(?P<index>\d+)/(?P<size>\d+):(?P<dim>\d+)x(?P<blocks>\d+)")
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from ballast_trainer.distributed.axis import Axis
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Slicing:
@@ -43,10 +45,17 @@ class SlicedModule(nn.Module):
     """A module some of whose parameters are parts of the whole ones.
 
     Attributes:
+        axis: the ranks that have the parts.
         slicings: how, by the name of the parameter; the others are whole on every rank.
     """
 
+    axis: Axis
     slicings: dict[str, Slicing]
+
+
+def axis_of(module: nn.Module) -> Axis:
+    """The ranks that a layer is cut over; this one alone where it is whole."""
+    return next((child.axis for child in module.modules() if isinstance(child, SlicedModule)), Axis())
 
 
 def slicings(module: nn.Module) -> dict[str, Slicing]:
