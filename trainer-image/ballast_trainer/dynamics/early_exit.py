@@ -16,6 +16,7 @@ sampled; the exit heads of ``softmax`` learn from the targets themselves, all of
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -174,3 +175,7 @@ class EarlyExit(BlockChange):
                 layer.index: m.left for layer in layers for m in [layer.module] if isinstance(m, ExitingBlock)
             }
         }
+
+    def idle(self, figures: Mapping[str, Mapping[int, Any]]) -> str:
+        """No position is out."""
+        return "" if any(figures["layers"].values()) else "no position was confident enough to leave"

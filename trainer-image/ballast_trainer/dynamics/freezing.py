@@ -12,6 +12,7 @@ that came into it where its plasticity is measured.
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -155,6 +156,16 @@ class Freezing(UnchangedHooks):
             found["cached"] = dict(self.outputs.samples())
             found["cacheRefused"] = dict(self.outputs.refusals)
         return found
+
+    def idle(self, figures: Mapping[str, Mapping[int, Any]]) -> str:
+        """No layer is frozen."""
+        return "" if any(figures["layers"].values()) else self._none_frozen(figures.get("figures", {}))
+
+    def _none_frozen(self, figures: Mapping[int, Any]) -> str:
+        if not figures:
+            return "no layer is frozen"
+        least = min(figures.values())
+        return f"no layer is frozen: the least figure is {least:.3g}, threshold {self._settings.threshold:g}"
 
     def _look(self, step: int, layers: LayerSet, world: World) -> bool:
         self._replicas = world.data

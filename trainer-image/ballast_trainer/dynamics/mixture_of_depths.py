@@ -7,6 +7,7 @@ position alone whether it is picked (section 3.5), and decides in evaluation mod
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -99,3 +100,7 @@ class MixtureOfDepths(BlockChange):
             "layers": {index: block.agreement for index, block in found.items()},
             "computed": {index: block.computed for index, block in found.items()},
         }
+
+    def idle(self, figures: Mapping[str, Mapping[int, Any]]) -> str:
+        """All positions are computed."""
+        return "" if any(part < 1 for part in figures["computed"].values()) else "every position is computed"

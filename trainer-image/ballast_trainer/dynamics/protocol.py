@@ -5,6 +5,7 @@ every partition and after every restart; any further state travels as buffers of
 layer.  Activations between layers keep their shape, since stages exchange them by fixed shapes.
 """
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from torch import nn
@@ -17,12 +18,14 @@ class Dynamic(Protocol):
     """One kind of change.
 
     Attributes:
+        kind: its name in the configuration; set as it is built.
         needs_rebuild: whether a change of it alters which gradients stages exchange.
         measures: name of the event of the figures that it measures; None: none.
         order: changes with a lower one prepare a layer first: wrappers of whole blocks come last.
         every_layer_between: all layers between the first and the last have to be changed, not some.
     """
 
+    kind: str
     needs_rebuild: bool
     measures: str | None
     order: int
@@ -49,6 +52,9 @@ class Dynamic(Protocol):
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
         """Its newest figures by name and layer, of the layers held; ``layers`` is the main one."""
 
+    def idle(self, figures: Mapping[str, Mapping[int, Any]]) -> str:
+        """Why it changes nothing by the newest figures of all layers, as text; empty: it does."""
+
     def after_backward(self, layers: LayerSet) -> None:
         """Called when a step's gradients are complete, before their norm is taken."""
 
@@ -61,9 +67,19 @@ def is_built_in(dynamic: Dynamic) -> bool:
     return type(dynamic).__module__.startswith(__name__.partition(".")[0] + ".")
 
 
+def figures_of(dynamic: Dynamic, layers: LayerSet, world: World) -> dict[str, dict[int, Any]]:
+    """The newest figures of a change by name and layer, of all ranks' layers; collective."""
+    figures: dict[str, dict[int, Any]] = {}
+    for part in world.gather(dynamic.measured(layers)):
+        for name, values in part.items():
+            figures.setdefault(name, {}).update(values)
+    return {name: dict(sorted(values.items())) for name, values in figures.items()}
+
+
 class UnchangedHooks:
     """Default for the hooks that most changes do not need."""
 
+    kind = ""
     needs_rebuild = False
     measures: str | None = None
     order = 0
@@ -90,6 +106,10 @@ class UnchangedHooks:
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
         """Nothing."""
         return {}
+
+    def idle(self, figures: Mapping[str, Mapping[int, Any]]) -> str:
+        """Nothing is known of what it changes."""
+        return ""
 
     def after_backward(self, layers: LayerSet) -> None:
         """Nothing to do."""

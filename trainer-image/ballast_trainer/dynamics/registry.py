@@ -70,6 +70,7 @@ def build_dynamic(config: DynamicConfig, layer_count: int) -> Dynamic:
     """
     build = load_callable(f"dynamics[{config.kind}]", find_dynamic(config.kind).build)
     built: Dynamic = build(config, layer_count)
+    built.kind = config.kind
     return built
 
 

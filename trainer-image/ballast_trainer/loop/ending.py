@@ -94,6 +94,8 @@ class JobEnd:
         """
         training, rank_zero = self._training, self._rank_zero
         step, total = training.step, training.config.total_steps
+        if step > (rank_zero.progress.resumed_from_step or 0):
+            rank_zero.print_figures(at_end=True)
         self._saver.save_last()
         if self.early is not None:
             self._note(self.early)

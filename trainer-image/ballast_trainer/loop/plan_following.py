@@ -7,7 +7,6 @@ import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any
 
 from ballast_policies.contract import Directive, ExitReason, Plan, Proposal, Stage
 from ballast_policies.planning import RebalanceDecision
@@ -190,7 +189,7 @@ class PlanFollower:
         training, progress = self._training, self._rank_zero.progress
         if training.world.positions == 1:
             return
-        self._print_measured()
+        self._rank_zero.print_figures()
         costs = training.profile.expected()
         if costs is not None:
             self._rank_zero.event("loads", seconds=[float(f"{value:.4g}") for value in costs.total])
@@ -267,20 +266,6 @@ class PlanFollower:
         if isinstance(error, CutRefused):
             self._refused_cuts.add(stages)
             self._rank_zero.event("cutRefused", stages=stages_as_json(stages), reason=str(error))
-
-    def _print_measured(self) -> None:
-        """Print the figures that the dynamic cases measure of the data; collective."""
-        training = self._training
-        for dynamic in training.dynamics:
-            if dynamic.measures is None:
-                continue
-            figures: dict[str, dict[int, Any]] = {}
-            for part in training.world.gather(dynamic.measured(training.layers)):
-                for name, values in part.items():
-                    figures.setdefault(name, {}).update(values)
-            self._rank_zero.event(
-                dynamic.measures, **{n: dict(sorted(v.items())) for n, v in figures.items()}
-            )
 
     def propose_repack(self) -> None:
         """Propose to release ranks, if rank 0 finds that fewer keep the job's speed."""

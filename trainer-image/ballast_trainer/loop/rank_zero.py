@@ -1,15 +1,19 @@
 """The output of rank 0: lines for people and programs, messages to the operator."""
 
 import dataclasses
+import logging
 from typing import Any
 
 from ballast_policies.contract import Ack, ExitReason, Proposal
 
 from ballast_trainer.channel.channel_thread import ChannelThread
+from ballast_trainer.dynamics.protocol import figures_of
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.reshape import ReshapeResult
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.reporting.console import Reporter
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +105,21 @@ class RankZeroReporter:
             pause_ms=reshaped.pause_ms,
             phases_ms={phase: round(value, 2) for phase, value in reshaped.phases_ms.items()},
         )
+
+    def print_figures(self, *, at_end: bool = False) -> None:
+        """Print what the changes measure; ``at_end`` also says which of them change nothing. Collective."""
+        training = self.training
+        for dynamic in training.dynamics:
+            if dynamic.measures is None:
+                continue
+            figures = figures_of(dynamic, training.layers, training.world)
+            self.event(dynamic.measures, **figures)
+            # Kinds of other distributions need not tell.
+            why = dynamic.idle(figures) if at_end and hasattr(dynamic, "idle") else ""
+            if why and training.world.rank == 0:
+                logger.warning(
+                    "dynamics: %s changes nothing by step %d: %s", dynamic.kind, training.step, why
+                )
 
     def ended(self, reason: ExitReason, message: str) -> SessionOutcome:
         """Print the end, and return it."""

@@ -6,6 +6,7 @@ follows from queries and keys, and differs from layer to layer; ``target`` is th
 Attention is dense while more than half is kept: choosing costs more than it saves.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -131,6 +132,9 @@ class _Calls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+_DENSE = f"content keeps more than {DENSE_ABOVE:g} of the keys, and attention is dense"
+
+
 class SparseAttention(BlockChange):
     """Attention over the keys that the content chooses."""
 
@@ -166,3 +170,7 @@ class SparseAttention(BlockChange):
                 if isinstance(module, ChosenAttention)
             }
         }
+
+    def idle(self, figures: Mapping[str, Mapping[int, Any]]) -> str:
+        """All attention is dense."""
+        return "" if any(kept < 1 for kept in figures["layers"].values()) else _DENSE

@@ -76,6 +76,10 @@ class GradualPruning(UnchangedHooks):
         counted = {layer.index: self.counts(layer) for layer in layers}
         return {"layers": {index: 1 - left / had for index, (had, left) in counted.items() if had}}
 
+    def idle(self, figures: Mapping[str, Mapping[int, Any]]) -> str:
+        """All is left."""
+        return "" if any(figures["layers"].values()) else "nothing is pruned"
+
     def _prune(self, step: int, layers: LayerSet, world: World) -> bool:
         sparsity = gradual_sparsity(self._steps.progress(step), initial=self._initial, final=self._target)
         counted = [self.counts(layer) for layer in layers]
