@@ -63,7 +63,7 @@ _NEEDS: tuple[tuple[str, str, Callable[[JobConfig], bool]], ...] = (
         lambda config: config.pipeline.stages_per_rank in (None, 1) and not config.pipeline.used_replicas,
     ),
     (
-        "(self.parallelism.tensor == 1 && self.parallelism.data == 1)",
+        "!has(self.parallelism) || (self.parallelism.tensor == 1 && self.parallelism.data == 1)",
         "is for pipelines alone: ranks that share a stage would wait for the slowest GPU. "
         "To fix: parallelism.tensor: 1 and parallelism.data: 1, or leave mixedPools out",
         lambda config: config.parallelism.tensor == 1 and config.parallelism.data == 1,

@@ -31,15 +31,22 @@ class Shape:
         optional: whether the field at a dotted path, in Python's spelling, may be missing.
         typical: an object as most are; None: the parts of a rule keep their order.
         width: number of fields of the object at a dotted path, of ``self`` for the empty path; 0: no object.
+        default: of the field at a dotted path; most objects leave out what is optional and at its default.
     """
 
     optional: Callable[[str], bool]
     typical: Any = None
     width: Callable[[str], int] = lambda path: 0
+    default: Callable[[str], Any] = lambda path: None
 
     def present(self, path: str) -> bool:
         """Whether the typical object has the field."""
-        return Field(path).value(self.typical) not in (None, ())
+        parts, value = path.split("."), self.typical
+        for count, name in enumerate(parts, 1):
+            value, prefix = getattr(value, name), ".".join(parts[:count])
+            if value in (None, ()) or (self.optional(prefix) and value == self.default(prefix)):
+                return False
+        return True
 
     def cost(self, path: str) -> int:
         """Properties that the API server looks at when it reads the field of the typical object.
@@ -71,21 +78,38 @@ def cel_rule(rule: Rule, shape: Shape) -> str | None:
             prefix = ".".join(parts[:count])
             if shape.optional(prefix):
                 paths[prefix] = None
-    found: list[tuple[str, Condition]] = [(_absent(path), absent(path)) for path in paths]
-    disjuncts = _flat((rule.condition,))
+    disjuncts = list(_flat((rule.condition,)))
+    paths |= dict.fromkeys(filter(None, (_section(part, shape) for part in disjuncts)))
+    # Rules of one field that begin alike can be joined: the field's own object comes before others.
+    own = rule.field.partition(".")[0]
+    found: list[tuple[str, Condition]] = [
+        (f"!has(self.{json_path(path)})", absent(path))
+        for path in sorted(paths, key=lambda path: path != own)
+    ]
     found += [(_condition(part, shape.optional, isinstance(part, AllOf)), part) for part in disjuncts]
     if shape.typical is not None:
         found.sort(key=lambda each: _rank(each[1], shape))
-    return " || ".join(text for text, _ in found)
+    return " || ".join(dict.fromkeys(text for text, _ in found))
 
 
-def _absent(path: str) -> str:
-    return f"!has(self.{json_path(path)})"
+def _section(condition: Condition, shape: Shape) -> str:
+    """The object or list without which the condition holds, if that may be missing; empty: there is none."""
+    match condition:
+        case AtDefaults(leaves=leaves):
+            sections = {path.partition(".")[0] for path, _ in leaves}
+        case Items(path=path, negated=False) | ItemRows(path=path):
+            sections = {path.partition(".")[0]}
+        case _:
+            return ""
+    return "".join(sections) if len(sections) == 1 and shape.optional(*sections) else ""
 
 
 def _rank(part: Condition, shape: Shape) -> tuple[bool, int]:
     """Sorts first what holds of the typical object and reads little."""
-    passes = part.holds(shape.typical) and all(map(shape.present, part.fields()))
+    if isinstance(part, Presence):
+        passes = shape.present(part.path) is part.expected
+    else:
+        passes = part.holds(shape.typical) and all(map(shape.present, part.fields()))
     return not passes, sum(map(shape.cost, _read(part)))
 
 

@@ -40,7 +40,12 @@ def settings_schema(kind: type[Settings], *, typical: Settings | None = None) ->
     hints = _hints(kind)
     docs = field_docs(cast("Any", kind))
     properties, required = {}, required_fields(kind)
-    shape = Shape(lambda path: _optional(kind, path), typical, lambda path: _width(kind, path))
+    shape = Shape(
+        lambda path: _optional(kind, path),
+        typical,
+        lambda path: _width(kind, path),
+        lambda path: _default_at(kind, path),
+    )
     validations = [entry for rule in kind.RULES if (entry := _validation(shape, rule)) is not None]
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         facts = facts_of(field)
@@ -106,33 +111,36 @@ def _needed_with(kind: type[Settings]) -> list[dict[str, str]]:
     return found
 
 
-def _optional(kind: Any, path: str, *, filled_in: bool | None = None) -> bool:
+def _optional(kind: Any, path: str) -> bool:
     """Whether the field at ``path`` may be missing, where the parts above it are there.
 
-    The API server fills in the defaults of an object before it checks its rules. The exception is an object
-    that has a default itself: its rules are also checked on that one, ``{}``, as it is.
+    The API server fills in the defaults of an object that is there before it checks its rules.
 
     Args:
         kind: of the object.
         path: dotted, in Python's spelling.
-        filled_in: whether the object's defaults are; None: where it has no default itself.
     """
     first, _, rest = path.partition(".")
-    inner = _inner(_hints(kind)[first])
     if rest:
-        return _optional(inner, rest, filled_in=True)
+        return _optional(_inner(_hints(kind)[first]), rest)
     if first in required_fields(kind):
         return False
-    if filled_in is None:
-        filled_in = bool(required_fields(kind)) or not _says_something(kind, kind())
     (field,) = (field for field in dataclasses.fields(kind) if field.name == first)
-    return not filled_in or not _says_something(inner, _default(field, required=False))
+    default = _default(field, required=False)
+    return not worth_defaulting(
+        None if default is None else encode(default, without_none=True), is_model=False
+    )
 
 
-def _says_something(kind: Any, default: Any) -> bool:
-    """Whether the CRD states the default; see ``structural.worth_defaulting``."""
-    encoded = None if default is None else encode(default, without_none=True)
-    return worth_defaulting(encoded, is_model=_is_settings(kind))
+def _default_at(kind: Any, path: str) -> Any:
+    """The default of the field at ``path``; None: there is none."""
+    first, _, rest = path.partition(".")
+    if rest:
+        return _default_at(_inner(_hints(kind)[first]), rest)
+    (field,) = (field for field in dataclasses.fields(kind) if field.name == first)
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
 
 
 def _width(kind: Any, path: str) -> int:
@@ -157,8 +165,11 @@ def _field(field: "dataclasses.Field[Any]", hint: Any, doc: str, required: bool)
 
 
 def _default(field: "dataclasses.Field[Any]", *, required: bool) -> Any:
-    """What the schema says of a field that is left out; None: nothing."""
-    if required or facts_of(field).required_with:
+    """What the schema says of a field that is left out; None: nothing.
+
+    Objects stay left out: what the API server stores, checks and sends for each job is what the job says.
+    """
+    if required or facts_of(field).required_with or dataclasses.is_dataclass(field.default_factory):
         return None
     if field.default is not dataclasses.MISSING:
         return field.default

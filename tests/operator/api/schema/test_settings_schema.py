@@ -76,16 +76,23 @@ def rules(schema: dict[str, Any], field: str) -> list[str]:
 
 
 def test_a_field_that_the_api_server_fills_in_is_not_asked_for() -> None:
-    """Each field that CEL reads costs the API server. Rules of an object whose default is {} do ask."""
+    """Each field that CEL reads costs the API server. Fields of an object that is there are filled in."""
     schema = settings_schema(JobConfig)
     assert rules(schema, "repack.minStages") == [
-        "self.repack.minStages == 1 || self.repack.minStages <= self.pipeline.maxStages"
+        "!has(self.repack) || self.repack.minStages == 1 || self.repack.minStages <= self.pipeline.maxStages"
     ]
     assert rules(schema["properties"]["pipeline"], "minStages") == ["self.minStages <= self.maxStages"]
     repack = schema["properties"]["repack"]
-    assert rules(repack, "targetStages") == [
-        "!has(self.minStages) || !has(self.targetStages) || self.minStages <= self.targetStages"
-    ]
+    assert rules(repack, "targetStages") == ["!has(self.targetStages) || self.minStages <= self.targetStages"]
+
+
+def test_an_object_that_is_left_out_is_not_filled_in() -> None:
+    """The API server stores, checks and sends what a job says; each field of an object has its default."""
+    parts = settings_schema(JobConfig)["properties"]
+    objects = {name: part for name, part in parts.items() if part["type"] == "object"}
+    assert objects
+    assert not [name for name, part in objects.items() if "default" in part]
+    assert parts["training"]["properties"]["learningRate"]["default"] == 0.001
 
 
 TYPICAL = types.SimpleNamespace(x=1, y=4, a=None, b=types.SimpleNamespace(c=2))
@@ -102,6 +109,11 @@ WIDTH = {"": 4, "b": 1}
         ),
         (absent("b.c") | (at("x") == 3), "self.x == 3 || !has(self.b.c)"),
         ((at("x") == 3) & (at("y") == 4), "(self.x == 3 && self.y == 4)"),
+        (
+            given("b.c") | AtDefaults((("a.c", 2), ("a.d", 3))),
+            "!has(self.a) || "
+            "((!has(self.a) || self.a.c == 2) && (!has(self.a) || self.a.d == 3)) || has(self.b.c)",
+        ),
     ],
 )
 def test_what_a_typical_object_passes_by_stands_first(condition: Any, cel: str) -> None:
@@ -109,6 +121,13 @@ def test_what_a_typical_object_passes_by_stands_first(condition: Any, cel: str) 
     rule = Rule(condition=condition, field="x", reason="wrong", fix="change it")
     shape = Shape(lambda path: path in OPTIONAL, TYPICAL, lambda path: WIDTH.get(path, 0))
     assert cel_rule(rule, shape) == cel
+
+
+def test_what_is_optional_and_at_its_default_is_not_there() -> None:
+    """Most jobs leave it out, so its absence stands first, before the default itself."""
+    rule = Rule(condition=(at("b.c") == 2) | (at("y") == 5), field="x", reason="wrong", fix="change it")
+    shape = Shape(lambda path: path == "b", TYPICAL, lambda path: WIDTH.get(path, 0), {"b": TYPICAL.b}.get)
+    assert cel_rule(rule, shape) == "!has(self.b) || self.b.c == 2 || self.y == 5"
 
 
 def test_a_condition_that_cel_cannot_express() -> None:
