@@ -7,7 +7,7 @@ import numpy as np
 
 from ballast_policies.planning.partition import Partition
 
-STANDARD_ERRORS = 2.0
+STANDARD_ERRORS = 1.5
 """A gain below so many standard errors of the ranks' loads may be noise."""
 MOST = 0.1
 """A gain of this is never taken for noise: steps of small layers on a shared machine tell no less."""

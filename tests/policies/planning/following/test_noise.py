@@ -16,7 +16,7 @@ def noisy(noise, *, steps=8, seed=0):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("noise", "low", "high"), [(0.001, 0.02, 0.02), (0.1, 0.02, 0.06), (0.2, 0.03, 0.1)])
 def test_noise_raises_the_gain_that_is_asked_for(noise, low, high, seed):
-    """About twice the standard error of a rank's load: of six layers with a tenth each, 4 % of it."""
+    """About one and a half times the standard error of a rank's load: of six layers with a tenth each, 4 % of it."""
     assert low <= least_gain(0.02, noisy(noise, seed=seed), CUT) <= high
 
 
@@ -26,8 +26,8 @@ def test_more_layers_a_rank_and_more_steps_leave_less_noise():
         np.mean([least_gain(1e-9, noisy(0.1, steps=steps, seed=seed), cut) for seed in range(50)])
         for cut, steps in [(Partition(bounds=tuple(range(25))), 8), (CUT, 8), (CUT, 32)]
     ]
-    assert found[0] == pytest.approx(MOST, rel=0.1)
-    assert found[1] < 0.6 * found[0] and found[2] < 0.7 * found[1]
+    assert found[0] < MOST
+    assert found[1] < 0.5 * found[0] and found[2] < 0.7 * found[1]
 
 
 @pytest.mark.parametrize(
