@@ -32,7 +32,8 @@ step before the move counts 10 times and the faster one after it 90 times. Its o
 in seconds a decision and a move, and as a share of the time between two decisions at the default interval.
 ``expected`` is what the simulator says of the run's own partitions, once it is told what an action costs
 besides its layers here (as in ``prediction.py``, from the first step): four ranks share two
-cores, so each microbatch takes milliseconds that no partition saves. ``possible`` is played with the same
+cores, so each microbatch takes milliseconds that no partition saves; of stages as long as a GPU's
+(``--stage-milliseconds 100``), they are a small part. ``possible`` is played with the same
 number: on a machine with other work, where that one step was no measure, more than all of it may be reached.
 
 The target is 98 % of what is allowed in the simulator, 95 % on real ranks, and an overhead under 1 %.
@@ -59,11 +60,9 @@ STRETCHES = 8
 STEPS_A_STRETCH = 100
 STEPS_BEFORE_A_MOVE = 10
 DEFAULT_INTERVAL = 20
-STAGE_SECONDS = 0.025
-"""Of one microbatch on a stage of the settled model, evenly divided: forward and backward."""
 
 
-def run(loads, splits, microbatches):
+def run(loads, splits, microbatches, min_gain):
     """Measured seconds of the training by way, and the overhead of the rebalanced one."""
     ranks = splits["start"].ranks
     rows, counts = zip(*stretches(loads), strict=True)
@@ -95,7 +94,7 @@ def run(loads, splits, microbatches):
         ranks=ranks,
         bounds=splits["start"].bounds,
         microbatches=microbatches,
-        settings={"rebalance": {"enabled": True, "everySteps": 1}},
+        settings={"rebalance": {"enabled": True, "everySteps": 1, "minGain": min_gain}},
     )
     ran = calibrated.run(job)
     lines = [line for line in ran.lines if "event" not in line][1:]
@@ -176,9 +175,9 @@ def allowed_ratios(loads, splits):
     return {name: float(largest(loads, split) / best) for name, split in splits.items()}
 
 
-def measure(case, *, ranks, layers, microbatches, simulate_only):
+def measure(case, *, ranks, layers, microbatches, milliseconds, min_gain, simulate_only):
     settled = CURVES[case](layers, 1.0, strength_of(case)[0])
-    unit = STAGE_SECONDS * ranks / settled.sum()
+    unit = milliseconds / 1000 * ranks / settled.sum()
     strength, fitted = strength_of(case)
     slow = unit * training(case, layers=layers, steps=1600, stretch=10)
     spent, moves, slow_splits = simulate(slow, ranks, microbatches, case in AT_KNOWN_STEPS)
@@ -199,7 +198,7 @@ def measure(case, *, ranks, layers, microbatches, simulate_only):
             "start": even_partition(layers, ranks),
             "hindsight": hindsight(loads, ranks, microbatches),
         }
-        spent, expected, overhead = run(loads, splits, microbatches)
+        spent, expected, overhead = run(loads, splits, microbatches, min_gain)
         row["run"] = {
             "layers": calibrated.SAYS,
             **shares(spent, allowed_ratios(loads, splits)),
@@ -214,11 +213,25 @@ def measure(case, *, ranks, layers, microbatches, simulate_only):
 @click.option("--ranks", default=4, show_default=True)
 @click.option("--layers", default=24, show_default=True)
 @click.option("--microbatches", default=32, show_default=True)
+@click.option(
+    "--stage-milliseconds",
+    "milliseconds",
+    default=25.0,
+    show_default=True,
+    help="Forward and backward of a microbatch on a stage of the settled model, evenly divided.",
+)
+@click.option("--min-gain", default=0.05, show_default=True, help="rebalance.minGain of the run.")
 @click.option("--simulate", "simulate_only", is_flag=True, help="No run, only the simulator.")
-def main(cases, ranks, layers, microbatches, simulate_only):
+def main(cases, ranks, layers, microbatches, milliseconds, min_gain, simulate_only):
     for case in cases or CURVES:
         row = measure(
-            case, ranks=ranks, layers=layers, microbatches=microbatches, simulate_only=simulate_only
+            case,
+            ranks=ranks,
+            layers=layers,
+            microbatches=microbatches,
+            milliseconds=milliseconds,
+            min_gain=min_gain,
+            simulate_only=simulate_only,
         )
         click.echo(json.dumps(row))
 

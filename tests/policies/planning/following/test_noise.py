@@ -16,7 +16,7 @@ def noisy(noise, *, steps=8, seed=0):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("noise", "low", "high"), [(0.001, 0.02, 0.02), (0.1, 0.02, 0.06), (0.2, 0.03, 0.1)])
 def test_noise_raises_the_gain_that_is_asked_for(noise, low, high, seed):
-    """About one and a half times the standard error of a rank's load: of six layers with a tenth each, 4 % of it."""
+    """One and a half standard errors of a rank's load: of six layers with a tenth each, 3 % of it."""
     assert low <= least_gain(0.02, noisy(noise, seed=seed), CUT) <= high
 
 
