@@ -128,7 +128,7 @@ def record(folder, cases):
     options = [part for value in (*never, "pipeline.microbatches=2") for part in ("--set", value)]
     for case in cases:
         rows = [
-            json.dumps({key: line[key] for key in ("event", "step", "seconds")})
+            json.dumps({key: line[key] for key in ("event", "step", "seconds", "coming", "measured")})
             for _, line in lines(start(*options, example=case, ranks=2))
             if line.get("event") == "loads"
         ]

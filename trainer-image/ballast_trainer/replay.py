@@ -1,8 +1,10 @@
 """Replay of a run's load curve: what following it wins over any cut that stays.
 
-A run prints the seconds that every layer takes by each look (event ``loads``), in ``--log json`` and in
-``metrics.jsonLines``.  From these the balancer's decisions are made again, for any number of ranks and any
-settings, without running anything; each look stands for the steps until the next.
+A run prints by each look the seconds that every layer takes and what its decision reads of them (event
+``loads``), in ``--log json`` and in ``metrics.jsonLines``.  From these the decisions are made again, for any
+number of ranks and any settings, without running anything; each look stands for the steps until the next.
+Lines of older versions have the seconds alone: what is expected of the layers is then what they took, and
+the noise of the measurements is not known.
 """
 
 import dataclasses
@@ -20,6 +22,7 @@ from ballast_policies.planning import (
 )
 
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.pipeline.executor.drains import steps_between_drains
 
 EVENT = "loads"
 
@@ -30,11 +33,39 @@ class Look:
 
     Attributes:
         step: steps done.
-        seconds: of each layer, a step.
+        seconds: of each layer, a step, shape (L,).
+        coming: what each layer was expected to take, shape (L,).
+        measured: the steps that this follows from, shape (n, L).
+        move_seconds: what a move cost by then; None before the first.
     """
 
     step: int
     seconds: tuple[float, ...]
+    coming: tuple[float, ...]
+    measured: tuple[tuple[float, ...], ...] = ()
+    move_seconds: float | None = None
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> "Look":
+        """From a line's fields.
+
+        Raises:
+            ValueError, KeyError, TypeError: they are no look.
+        """
+        seconds = _load(row["seconds"], row["step"])
+        coming = _load(row.get("coming", seconds), row["step"])
+        measured = tuple(_load(step, row["step"]) for step in row.get("measured", ()))
+        if {len(coming), *map(len, measured)} != {len(seconds)}:
+            raise ValueError(f"step {row['step']} has loads of different numbers of layers")
+        cost = row.get("move_seconds")
+        return cls(int(row["step"]), seconds, coming, measured, None if cost is None else float(cost))
+
+
+def _load(values: Any, step: Any) -> tuple[float, ...]:
+    seconds = tuple(float(value) for value in values)
+    if not seconds or min(seconds) < 0 or sum(seconds) <= 0:
+        raise ValueError(f"seconds {list(seconds)[:4]} ... of step {step} are not a load")
+    return seconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +108,7 @@ def read_loads(path: Path) -> tuple[Look, ...]:
         for line in path.read_text().splitlines():
             row = parse_json(line) if line.startswith("{") and f'"{EVENT}"' in line else None
             if isinstance(row, dict) and row.get("event") == EVENT:
-                seconds = tuple(float(value) for value in row["seconds"])
-                if not seconds or min(seconds) < 0 or sum(seconds) <= 0:
-                    raise ValueError(f"seconds {list(seconds)[:4]} ... of step {row['step']} are not a load")
-                looks.append(Look(int(row["step"]), seconds))
+                looks.append(Look.of(row))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError("--loads", f"{path} cannot be read: {error}. {_FIX}") from error
     if not looks:
@@ -102,13 +130,19 @@ def replay(config: JobConfig, looks: Sequence[Look], *, ranks: int) -> Replay:
         ranks: one stage each.
 
     Raises:
-        ConfigurationError: more ranks than layers.
+        ConfigurationError: more ranks than layers, or what is balanced is not seconds.
         PlanningError: the balancer needs what a load curve has not, e.g. links.
     """
     layers = len(looks[0].seconds)
     if ranks > layers:
         raise ConfigurationError("--ranks", f"{ranks} ranks for {layers} layers. To fix: fewer ranks")
-    microbatches, settings = config.pipeline.microbatches, config.rebalance
+    settings = config.rebalance
+    if settings.by != "time":
+        raise ConfigurationError(
+            "rebalance.by",
+            f"{str(settings.by)!r}: a load curve has seconds alone. To fix: --set rebalance.by=time",
+        )
+    microbatches = config.pipeline.microbatches // config.parallelism.data * steps_between_drains(config)
 
     def step_seconds(cut: Partition, look: Look) -> float:
         return predict_step_seconds(cut.loads(look.seconds), microbatches)
@@ -129,10 +163,12 @@ def replay(config: JobConfig, looks: Sequence[Look], *, ranks: int) -> Replay:
             totals[place] += span * step_seconds(cut, look)
         decision = decide_rebalance(
             following,
-            look.seconds,
+            look.coming,
             microbatches=microbatches,
             min_gain=settings.min_gain,
             horizon_steps=max(1, sum(spans[number:])),
+            measured=look.measured,
+            move_seconds=look.move_seconds,
             method=settings.balancer,
         )
         if decision.rebalance:

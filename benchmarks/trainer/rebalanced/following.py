@@ -94,8 +94,9 @@ def follow(
                 partition,
                 costs,
                 microbatches=microbatches,
-                min_gain=least,
+                min_gain=min_gain,
                 horizon_steps=steps - step,
+                measured=known.measured() if weighs_noise else (),
                 move_seconds=pause,
             )
             waiting, partition = waiting.after_look(moved=decision.rebalance), decision.partition

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ballast_policies.planning.balancers.network import steady_period_seconds
 from ballast_policies.planning.balancers.registry import BALANCERS, BalancerInput
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
+from ballast_policies.planning.following.noise import least_gain
 from ballast_policies.planning.moves import Move, moves_between
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
@@ -54,6 +55,8 @@ def decide_rebalance(
     microbatches: int,
     min_gain: float,
     horizon_steps: int,
+    measured: Sequence[Sequence[float]] = (),
+    placement: Sequence[int] | None = None,
     capacity: RankCapacity = UNLIMITED,
     move_seconds: float | None = None,
     balanced: Sequence[float] | None = None,
@@ -65,11 +68,13 @@ def decide_rebalance(
 
     Args:
         partition: the one in force.
-        seconds: measured seconds per step of each layer, shape (L,).
+        seconds: that each layer is expected to take per step, shape (L,).
         microbatches: per step.
-        min_gain: least relative gain in step time, 0.05 is 5 %; below it nothing moves, so that
-            noise in the measurement does not send layers back and forth.
+        min_gain: least relative gain in step time, 0.05 is 5 %; below it nothing moves.
         horizon_steps: steps over which the move has to pay for itself.
+        measured: what ``seconds`` follow from, by measured step, shape (n, L): the gain has to be more than
+            their noise may feign, so that it does not send layers back and forth.  Empty: it is not known.
+        placement: rank of each stage, shape (stages,); None: one stage a rank.
         capacity: speed and memory of the ranks, and bytes of the layers.
         move_seconds: what the last move cost; None: not known yet, taken as one step.
         balanced: what is balanced in place of the seconds, e.g. each layer's parameters; the gain is
@@ -104,7 +109,8 @@ def decide_rebalance(
     before, after = step_seconds(partition), step_seconds(candidate)
     cost = before if move_seconds is None else move_seconds
     moves = moves_between(partition, candidate)
-    pays, why = _pays(len(moves), before, after, cost=cost, min_gain=min_gain, horizon_steps=horizon_steps)
+    least = least_gain(min_gain, measured, partition, placement)
+    pays, why = _pays(len(moves), before, after, cost=cost, min_gain=least, horizon_steps=horizon_steps)
     return RebalanceDecision(
         rebalance=pays,
         partition=candidate if pays else partition,

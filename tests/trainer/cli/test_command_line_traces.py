@@ -57,6 +57,61 @@ def test_a_recorded_load_curve_is_replayed(call, tmp_path):
     assert "3 moves over 3 ranks" in call("simulate", "--ranks", "3", "--loads", str(path)).stdout
 
 
+def test_a_replay_decides_as_the_trainer_does(call, tmp_path):
+    """By what is expected of the coming steps, and not where the gain is less than noise may feign."""
+    even = [0.1] * 5 + [0.04] * 2 + [0.1] * 5
+    layers = [0.116] * 5 + [0.04] * 2 + [0.1] * 5
+    # Moving layer 5 wins a fifteenth, and the halves' shares of a step swing by a tenth.
+    noisy = [
+        [value * (1 + 0.1 * (-1) ** (layer // 6 + step)) for layer, value in enumerate(layers)]
+        for step in range(4)
+    ]
+    rows = {
+        "seconds alone": {},
+        "quiet": {"measured": [layers] * 4},
+        "noisy": {"measured": noisy},
+        "coming": {"coming": even, "measured": [layers] * 4},
+    }
+    moves = {}
+    for name, fields in rows.items():
+        first = {"event": "loads", "step": 10, "seconds": even}
+        lines = [first, *({"event": "loads", "step": 10 * n, "seconds": layers, **fields} for n in (2, 3, 4))]
+        path = tmp_path / "run.jsonl"
+        path.write_text("\n".join(map(json.dumps, lines)))
+        result = call(
+            "simulate", "--output", "json", "--ranks", "2", "--loads", str(path), rebalance={"minGain": 0.01}
+        )
+        assert result.exit_code == 0, result.output
+        moves[name] = json.loads(result.stdout)["replay"]["moves"]
+    assert moves == {"seconds alone": [20], "quiet": [20], "noisy": [], "coming": []}
+
+
+def test_a_load_curve_cannot_be_balanced_by_parameters(call, tmp_path):
+    """Refused in words: it has seconds alone."""
+    path = tmp_path / "run.jsonl"
+    path.write_text(json.dumps({"event": "loads", "step": 10, "seconds": [0.1] * 12}))
+    result = call("simulate", "--loads", str(path), rebalance={"by": "parameters"})
+    assert result.exit_code == 2
+    assert "rebalance.by: 'parameters': a load curve has seconds alone. To fix: " in result.output
+
+
+@pytest.mark.processes
+def test_what_a_run_prints_by_each_look_is_replayed(gang, small_config, call, tmp_path):
+    """With the decision's inputs: what layers are expected to take, and the steps that this follows from."""
+    config = small_config(totalSteps=14, rebalance={"enabled": True, "everySteps": 4, "minGain": 0.99})
+    running = gang(config, ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    looks = running.events("loads")
+    assert [look["step"] for look in looks] == [4, 8, 12]
+    for look in looks:
+        assert 2 <= len(look["measured"]) <= 8
+        assert len(look["seconds"]) == len(look["coming"]) == len(look["measured"][0]) == 8
+    path = tmp_path / "run.jsonl"
+    path.write_text("\n".join(map(json.dumps, running.lines("rank-0"))))
+    result = call("simulate", "--output", "json", "--ranks", "2", "--loads", str(path))
+    assert json.loads(result.stdout)["replay"]["looks"] == 3
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -68,6 +123,7 @@ def test_a_recorded_load_curve_is_replayed(call, tmp_path):
         ),
         ('{"event": "loads", "step": 1}', "cannot be read"),
         ('{"event": "loads", "step": 1, "seconds": [NaN]}', "cannot be read"),
+        ('{"event": "loads", "step": 1, "seconds": [1, 1], "coming": [1]}', "different numbers of layers"),
     ],
 )
 def test_what_is_no_load_curve_is_refused(call, tmp_path, text, why):

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Any
 
 from ballast_policies.contract import Directive, ExitReason, Plan, Proposal, Stage
 from ballast_policies.planning import RebalanceDecision
@@ -31,6 +32,7 @@ from ballast_trainer.loop.replanning import (
 from ballast_trainer.loop.reshape import CutRefused, grow, move_layers, shrink
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.profiling.link_times import link_seconds
+from ballast_trainer.profiling.profile import LayerCosts
 from ballast_trainer.profiling.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
@@ -192,7 +194,7 @@ class PlanFollower:
         self._rank_zero.print_figures()
         costs = training.profile.expected()
         if costs is not None:
-            self._rank_zero.event("loads", seconds=[float(f"{value:.4g}") for value in costs.total])
+            self._rank_zero.event("loads", **self._loads(costs))
         watch = Stopwatch()
         sizes = layer_sizes(training)
         links = None
@@ -241,16 +243,30 @@ class PlanFollower:
         self._rank_zero.report(now=True)
         training.profile.forget()
 
+    def _loads(self, costs: LayerCosts) -> dict[str, Any]:
+        """What the layers take, and what the decision reads of them, for ``simulate --loads``."""
+        coming = self._training.profile.expected(coming=True)
+        rows = [costs.total, (coming or costs).total, *self._training.profile.measured()]
+        seconds, expected, *measured = [[float(f"{value:.4g}") for value in row] for row in rows]
+        return {
+            "seconds": seconds,
+            "coming": expected,
+            "measured": measured,
+            "move_seconds": self._move_seconds(),
+        }
+
+    def _move_seconds(self) -> float | None:
+        """What a move costs, in the seconds in which layers are measured; None before the first."""
+        taken = self._rank_zero.progress.move_seconds
+        return None if taken is None else taken / self.looks.stretch()
+
     def _decided(self, sizes: LayerSizes, links: Sequence[float] | None) -> RebalanceDecision | None:
         """Rank 0's decision: the balancer's, or back where the last move measured worse."""
         training = self._training
         back = self.looks.reverts_to()
         if back is not None:
             return revert(partition_of(training.stages), partition_of(back))
-        cost = self._rank_zero.progress.move_seconds
-        if cost is not None:
-            cost /= self.looks.stretch()
-        decided = rebalance_decision(training, sizes, move_seconds=cost, link_seconds=links)
+        decided = rebalance_decision(training, sizes, move_seconds=self._move_seconds(), link_seconds=links)
         if decided is None or not decided.rebalance:
             return decided
         stages = stages_over(decided.partition, training.placement(training.world.size))

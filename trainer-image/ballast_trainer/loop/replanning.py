@@ -144,14 +144,17 @@ def rebalance_decision(
     if settings.memory_bytes is not None:
         capacity = within_memory(training, sizes, capacity, settings.memory_bytes)
     costs = unit_costs(training, costs)
-    staged = staged_pipeline(training, costs, [stage.rank for stage in training.stages], capacity, sizes)
+    placement = [stage.rank for stage in training.stages]
+    staged = staged_pipeline(training, costs, placement, capacity, sizes)
     try:
         return decide_rebalance(
             partition_of(training.stages),
             costs.total,
             microbatches=training.microbatches_per_drain,
-            min_gain=least_gain_now(training),
+            min_gain=settings.min_gain,
             horizon_steps=training.config.total_steps - training.step,
+            measured=training.profile.measured(),
+            placement=placement,
             move_seconds=move_seconds,
             capacity=capacity,
             balanced=sizes.parameters if settings.by == "parameters" else None,
