@@ -149,11 +149,10 @@ def _check_changes(model: Model, index: int, ties: Sequence[Tie], changes: Seque
             # It may change values or shape of any parameter of the layer.
             lost = list(ties)
         if lost:
-            name = type(change).__name__
             raise ConfigurationError(
                 "dynamics",
-                f"{name} changes the parameters of layer {index}, and {as_text(lost[0])} are one parameter. "
-                f"To fix: leave that change out (pruning: structure neurons or heads), or {_UNTIE}",
+                f"{change.kind} changes the parameters of layer {index}, and {as_text(lost[0])} are one "
+                f"parameter. To fix: leave that change out (pruning: structure neurons or heads), or {_UNTIE}",
             )
 
 

@@ -182,7 +182,7 @@ PRUNING = {"kind": "pruning", "startStep": 1, "endStep": 2, "everySteps": 1, "ta
         ({"pipeline": {"schedule": "PipeDream2BW"}}, "pipeline.schedule", "To fix: a schedule with a flush"),
         ({"pipeline": {"schedule": "PipeDream"}}, "pipeline.schedule", "at a time of its own"),
         ({"dynamics": [FREEZING]}, "dynamics", "freezing may stop layer 0 from learning"),
-        ({"dynamics": [PRUNING]}, "dynamics", "WeightPruning changes the parameters of layer 5"),
+        ({"dynamics": [PRUNING]}, "dynamics", "pruning changes the parameters of layer 5"),
     ],
 )
 def test_what_cannot_be_right_with_tied_weights_is_refused(fields, field, reason):

@@ -6,9 +6,10 @@ apart.  Whether the layers one after the other compute what the model computes i
 """
 
 import dataclasses
+import difflib
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -129,20 +130,51 @@ def from_config(*, model_type: str, **config: Any) -> Model:
     Args:
         model_type: ``llama``, ``qwen3``, ``gpt2`` and so on, as transformers names it.
         config: fields of the family's configuration; its own defaults count, e.g. tied weights in GPT-2.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
 
+    Raises:
+        ValueError: it is no decoder whose layers can run one after the other.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+
+    if model_type not in CONFIG_MAPPING:
+        near = ", ".join(difflib.get_close_matches(model_type, list(CONFIG_MAPPING), n=3)) or "llama, gpt2"
+        raise ValueError(f"transformers has no model_type {model_type!r}. To fix: e.g. {near}")
     made = AutoConfig.for_model(model_type, **config)
     build: Any = AutoModelForCausalLM
-    return decoder(build.from_config(made, attn_implementation="sdpa"))
+    return decoder(_causal(made, lambda: build.from_config(made, attn_implementation="sdpa")))
 
 
 def pretrained(*, checkpoint: str) -> Model:
-    """A decoder with the weights of a folder that ``save_pretrained`` wrote, or of a name on the hub."""
-    from transformers import AutoModelForCausalLM
+    """A decoder with the weights of a folder that ``save_pretrained`` wrote, or of a name on the hub.
+
+    Raises:
+        ValueError: it is no decoder whose layers can run one after the other.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     build: Any = AutoModelForCausalLM
-    return decoder(build.from_pretrained(checkpoint, attn_implementation="sdpa"))
+    made = AutoConfig.from_pretrained(checkpoint)
+    return decoder(_causal(made, lambda: build.from_pretrained(checkpoint, attn_implementation="sdpa")))
+
+
+def _causal(config: Any, build: Callable[[], Any]) -> Any:
+    """The causal language model of a configuration, which attends by ``scaled_dot_product_attention``.
+
+    Raises:
+        ValueError: transformers has none.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if getattr(config, "is_encoder_decoder", False) or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        both = " (it has an encoder and a decoder)" if getattr(config, "is_encoder_decoder", False) else ""
+        raise ValueError(f"{config.model_type!r} is no decoder that predicts the next token{both}. {_FIX}")
+    try:
+        return build()
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        reason = f"{config.model_type!r} of this transformers does not attend by scaled_dot_product_attention"
+        raise ValueError(f"{reason}. {_FIX}") from error
 
 
 def _refuse_masks(causal_model: Any, name: str) -> None:

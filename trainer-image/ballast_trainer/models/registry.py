@@ -84,7 +84,7 @@ def build_model(config: ModelConfig, data: DataConfig | None = None, *, seed: in
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a user's builder may do anything with its arguments
-        reason = f"{given} do not fit {config.name!r}: {with_place(error)}. {_ARGUMENTS}"
+        reason = f"{given} do not fit {config.name!r}: {_with_fix(error)}"
         raise ConfigurationError("model.args", reason) from error
     if not isinstance(model, Model):
         reason = f"{config.name!r} returned {type(model).__name__}, not a Model. To fix: return a Model"
@@ -107,6 +107,12 @@ def build_model(config: ModelConfig, data: DataConfig | None = None, *, seed: in
     return model
 
 
+def _with_fix(error: Exception) -> str:
+    """The error of a user's callable as text, with what to change unless it says so itself."""
+    text = with_place(error)
+    return text if "To fix: " in text else f"{text}. {_ARGUMENTS}"
+
+
 def data_source(data: DataConfig, field: str = "data") -> Any:
     """What the callable that a configuration names returns: a batch function, a dataset or a loader.
 
@@ -123,5 +129,5 @@ def data_source(data: DataConfig, field: str = "data") -> Any:
     except (TrainerError, MemoryError):
         raise
     except Exception as error:  # a user's function may do anything with its arguments
-        reason = f"{shown(dict(data.args))} do not fit {data.name!r}: {with_place(error)}. {_ARGUMENTS}"
+        reason = f"{shown(dict(data.args))} do not fit {data.name!r}: {_with_fix(error)}"
         raise ConfigurationError(f"{field}.args", reason) from error
