@@ -152,7 +152,8 @@ def _check_changes(model: Model, index: int, ties: Sequence[Tie], changes: Seque
             raise ConfigurationError(
                 "dynamics",
                 f"{change.kind} changes the parameters of layer {index}, and {as_text(lost[0])} are one "
-                f"parameter. To fix: leave that change out (pruning: structure neurons or heads), or {_UNTIE}",
+                "parameter. To fix: leave that change out (pruning: structure neurons or heads), or "
+                f"{_UNTIE}",
             )
 
 
