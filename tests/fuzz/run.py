@@ -41,6 +41,7 @@ def _with_coverage(atheris: Any, chosen: argparse.Namespace) -> int:
         provider = atheris.FuzzedDataProvider(data)
         attempt(parser, lambda below: provider.ConsumeIntInRange(0, below - 1))
 
+    _say_start()
     limits = [f"-max_total_time={chosen.seconds}", "-max_len=256", "-timeout=20", "-rss_limit_mb=4096"]
     atheris.Setup([sys.argv[0], *limits, *filter(None, [chosen.corpus])], one)
     atheris.Fuzz()  # ends the process
@@ -52,6 +53,7 @@ def _at_random(chosen: argparse.Namespace) -> int:
 
     parser, seed, runs = BY_NAME[chosen.parser], time.time_ns(), 0
     generator = random.Random(seed)
+    _say_start()
     end = time.monotonic() + chosen.seconds
     while time.monotonic() < end:
         runs += 1
@@ -62,6 +64,12 @@ def _at_random(chosen: argparse.Namespace) -> int:
             return 1
     sys.stderr.write(f"Done {runs} runs, at random: atheris is not installed\n")
     return 0
+
+
+def _say_start() -> None:
+    """What imports have cost is not time that a parser was fuzzed for."""
+    sys.stderr.write(f"Started after {time.process_time():.1f} CPU s\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":
