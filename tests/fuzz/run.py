@@ -15,6 +15,12 @@ from typing import Any
 
 PACKAGES = ["ballast_policies.contract", "ballast_policies", "ballast_operator", "ballast_trainer.config"]
 
+MOST_CPU_SECONDS = 20
+"""For one input; more is a finding."""
+
+HANGS_SECONDS = 1200
+"""Of the clock, for one input: a machine with other work may not turn to this process for minutes."""
+
 
 def main() -> int:
     """Run it."""
@@ -39,10 +45,13 @@ def _with_coverage(atheris: Any, chosen: argparse.Namespace) -> int:
 
     def one(data: bytes) -> None:
         provider = atheris.FuzzedDataProvider(data)
+        before = time.process_time()
         attempt(parser, lambda below: provider.ConsumeIntInRange(0, below - 1))
+        if (took := time.process_time() - before) > MOST_CPU_SECONDS:
+            raise RuntimeError(f"{parser.name} took {took:.0f} CPU s for one input")
 
     _say_start()
-    limits = [f"-max_total_time={chosen.seconds}", "-max_len=256", "-timeout=20", "-rss_limit_mb=4096"]
+    limits = [f"-max_total_time={chosen.seconds}", "-max_len=256", f"-timeout={HANGS_SECONDS}", "-rss_limit_mb=4096"]
     atheris.Setup([sys.argv[0], *limits, *filter(None, [chosen.corpus])], one)
     atheris.Fuzz()  # ends the process
     return 0

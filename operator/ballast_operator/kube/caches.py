@@ -2,6 +2,7 @@
 
 A store keeps the newest version of each object by resourceVersion, so that feeds may overlap: the
 answer to a write is in the store before the watch brings it, and an old watch event cannot undo it.
+What two fresh lists in succession contradict is not believed any more, whatever its resourceVersion.
 Reading never blocks; objects are shared and must not be changed. They are slim: see :mod:`.slim`.
 """
 
@@ -52,6 +53,7 @@ class Store:
         self._stored = stored
         self._objects: dict[Key, Object] = {}
         self._deleted: dict[str, int] = {}
+        self._doubted: dict[Key, int] = {}
         self._by_job: defaultdict[Key, set[Key]] = defaultdict(set)
         self._of_no_job: set[Key] = set()
         self._by_node: defaultdict[str, set[Key]] = defaultdict(set)
@@ -98,15 +100,16 @@ class Store:
 
     def lacks(self, item: Object) -> bool:
         """Whether ``item``, of which metadata is enough, is newer than what is known of it."""
-        if item["metadata"].get("uid", "") in self._deleted:
+        # An object that leaves a watch's selector is told of as deleted, and may come back.
+        if version_of(item) <= self._deleted.get(item["metadata"].get("uid", ""), -1):
             return False
         known = self._objects.get(key_of(item))
         return known is None or version_of(known) < version_of(item)
 
-    def remove(self, item: Object) -> bool:
-        """The object with this uid is gone for good."""
+    def remove(self, item: Object, version: int | None = None) -> bool:
+        """The object with this uid is gone, as of ``version``; None: of its own."""
         key, uid = key_of(item), item["metadata"].get("uid", "")
-        self._deleted[uid] = version_of(item)
+        self._deleted[uid] = version_of(item) if version is None else max(version, version_of(item))
         while len(self._deleted) > 4096:
             self._deleted.pop(next(iter(self._deleted)))
         known = self._objects.get(key)
@@ -124,6 +127,35 @@ class Store:
             for item in self._objects.values()
             if item["metadata"].get("uid", "") not in uids and version_of(item) <= version
         ]
+
+    def doubt(self, present: Iterable[Object], version: int) -> list[Object]:
+        """Forget what this list contradicts as the one before did; returns it.
+
+        A list says what is true when it is asked for. What came in meanwhile may be newer, once; an object
+        that is known in a version that two lists do not have was told of wrongly, or the API server's
+        storage was set back to a backup.
+        """
+        listed = {key_of(item): item for item in present}
+        doubted = {}
+        for key, known in self._objects.items():
+            item, own = listed.get(key), version_of(known)
+            if own > (version if item is None else version_of(item)):
+                doubted[key] = own
+        for key, item in listed.items():
+            deleted = self._deleted.get(item["metadata"].get("uid", ""), -1)
+            if key not in self._objects and version_of(item) <= deleted:
+                doubted[key] = deleted
+        twice = [key for key, own in doubted.items() if self._doubted.get(key) == own]
+        self._doubted = {key: own for key, own in doubted.items() if key not in twice}
+        forgotten = []
+        for key in twice:
+            if key in listed:
+                self._deleted.pop(listed[key]["metadata"].get("uid", ""), None)
+            if key in self._objects:
+                forgotten.append(self._objects[key])
+                self._forget(key)
+                self._stored(self._kind, forgotten[-1], None)
+        return forgotten
 
     def _forget(self, key: Key) -> None:
         known = self._objects.pop(key, None)
@@ -194,6 +226,18 @@ class Caches:
         if kind in self.stores:
             self.stores[kind].put(item)
 
+    def doubt(self, kind: Kind, present: list[Object], version: int) -> None:
+        """Before a list is taken in: see :meth:`Store.doubt`. ``present``: at least metadata of all."""
+        forgotten = self.stores[kind].doubt(present, version)
+        if forgotten:
+            logger.warning(
+                "%d %s were known otherwise than two lists show them: the lists are believed",
+                len(forgotten),
+                kind.plural,
+            )
+        for item in forgotten:
+            self._tell(kind, item)
+
     def listed(
         self, kind: Kind, items: list[Object], version: int, *, present: list[Object] | None = None
     ) -> int:
@@ -201,20 +245,23 @@ class Caches:
 
         ``present``: metadata of all that there are, where ``items`` are only those that the caches lacked.
         """
-        store = self.stores[kind]
-        changed = [item for item in items if store.put(item)]
-        gone = [
-            item
-            for item in store.missing_from(items if present is None else present, version)
-            if store.remove(item)
-        ]
+        changed = [item for item in items if self.stores[kind].put(item)]
+        gone = self.left_out(kind, items if present is None else present, version)
         if changed or gone:
             self.lagging_since.setdefault(kind, time.monotonic())
         else:
             self.lagging_since.pop(kind, None)
-        for item in changed + gone:
+        for item in changed:
             self._tell(kind, item)
         return len(changed) + len(gone)
+
+    def left_out(self, kind: Kind, present: list[Object], version: int) -> list[Object]:
+        """Forget, and return, what a fresh list does not have; ``present``: at least the UIDs of all."""
+        store = self.stores[kind]
+        gone = [item for item in store.missing_from(present, version) if store.remove(item, version)]
+        for item in gone:
+            self._tell(kind, item)
+        return gone
 
     def _stored(self, kind: Kind, old: Object | None, new: Object | None) -> None:
         for listener in self.store_listeners:

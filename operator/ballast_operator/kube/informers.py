@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import kopf
+from kopf._cogs.structs.references import Insights
 
-from ballast_operator.kube.caches import Caches
+from ballast_operator.errors import Unavailable
+from ballast_operator.kube.caches import WATCHED, Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.streams import list_until_complete, resync, watch_registry, watch_settings
 from ballast_operator.metrics import Metrics
@@ -154,15 +156,33 @@ class Informers:
 
     async def _watch(self) -> None:
         await self._listed.wait()
+        found = Insights()
         tasks = await kopf.spawn_tasks(
             registry=watch_registry(self.caches, self._cluster),
             settings=watch_settings(request_seconds=self._settings.request_seconds),
             clusterwide=not self._namespace,
             namespaces=[self._namespace] if self._namespace else [],
             standalone=True,
+            insights=found,
         )
         self._take_signals()  # kopf has just taken them
-        await kopf.run_tasks(tasks, ignored=_OthersTasks())
+        served = asyncio.create_task(_all_served(found))
+        await kopf.run_tasks([*tasks, served], ignored=_OthersTasks())
+
+
+async def _all_served(found: Insights) -> None:
+    """Wait for ever where kopf has found all kinds: it asks once, and never watches what was not there then.
+
+    Raises:
+        Unavailable: the API server has not named one of them. Right after a definition was made it may list
+            its objects and not yet say so.
+    """
+    await found.ready_resources.wait()
+    there = {(resource.group, resource.plural) for resource in found.watched_resources}
+    missing = [kind.plural for kind in WATCHED if (kind.group, kind.plural) not in there]
+    if missing:
+        raise Unavailable(f"the API server does not name {', '.join(missing)} among what it serves")
+    await asyncio.Event().wait()
 
 
 class _OthersTasks(Collection["asyncio.Task[object]"]):

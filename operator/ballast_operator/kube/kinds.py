@@ -1,6 +1,7 @@
 """The kinds the operator reads and writes, and their paths."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,11 @@ class Kind:
     plural: str
     namespaced: bool = True
 
+    @property
+    def group(self) -> str:
+        """The API group; empty: the core's."""
+        return self.api_version.rpartition("/")[0]
+
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
         """The URL path of a collection, an object, or a part of it."""
         root = "/api/" if "/" not in self.api_version else "/apis/"
@@ -33,6 +39,9 @@ class Kind:
             parts.append(subresource)
         return "/".join(parts)
 
+
+VERSION = re.compile(r"[0-9]{1,20}")
+"""A resourceVersion, as the API server writes it."""
 
 JOB = Kind("ballast.dev/v1alpha1", "TrainingJob", "trainingjobs")
 POLICY = Kind("ballast.dev/v1alpha1", "ClusterPolicy", "clusterpolicies", namespaced=False)
@@ -67,3 +76,22 @@ def key_of(item: Object) -> Key:
 def version_of(item: Object) -> int:
     """The object's resourceVersion as a number: larger is newer (KEP-5504 makes this comparison official)."""
     return int(item["metadata"].get("resourceVersion") or 0)
+
+
+def check(kind: Kind, item: Object) -> None:
+    """See that an object is one of the kind, by what the caches need of it.
+
+    Raises:
+        ValueError, TypeError, LookupError, AttributeError: it is not.
+    """
+    metadata = item["metadata"]
+    if item.get("kind", kind.kind) != kind.kind:
+        raise ValueError(f"a {item['kind']!s:.63}")
+    if not VERSION.fullmatch(metadata["resourceVersion"]):
+        raise ValueError("no resourceVersion")
+    for key in ("name", "uid") + ("namespace",) * kind.namespaced:
+        if not isinstance(metadata[key], str) or not metadata[key]:
+            raise ValueError(f"no {key}")
+    for key, shape in (("labels", dict), ("annotations", dict), ("ownerReferences", list)):
+        if not isinstance(metadata.get(key), shape | None):
+            raise ValueError(f"{key} of a wrong kind")

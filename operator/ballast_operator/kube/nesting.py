@@ -16,6 +16,9 @@ import aiohttp
 from aiohttp.connector import Connection
 from ballast_policies.contract.limits import nested_deeper
 
+MOST_LINE = 2**25
+"""Bytes of one event; objects have a few million at most."""
+
 MOST_LEVELS = 100
 """Of an answer, with the levels of the list and the object around a value."""
 
@@ -74,14 +77,27 @@ class _ShallowLines:
         return getattr(self._stream, name)
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """One or more lines at a time, of JSON each."""
+        """One or more lines at a time, of JSON each; what is no text is given as it is.
+
+        Raises:
+            aiohttp.ClientPayloadError: a line does not end.
+        """
         kept: list[bytes] = []
         async for data in self._stream.iter_chunked(size):  # type: ignore[union-attr]
             *lines, rest = data.split(b"\n")
             if lines:
                 lines[0] = b"".join([*kept, lines[0]])
                 kept = []
-                yield b"".join(shallow(line.decode()).encode() + b"\n" for line in lines)
+                yield b"".join(_shallow_line(line) + b"\n" for line in lines)
             kept.append(rest)
+            if sum(map(len, kept)) > MOST_LINE:
+                raise aiohttp.ClientPayloadError(f"a line of more than {MOST_LINE} bytes")
         if last := b"".join(kept):
-            yield shallow(last.decode()).encode()
+            yield _shallow_line(last)
+
+
+def _shallow_line(line: bytes) -> bytes:
+    try:
+        return shallow(line.decode()).encode()
+    except UnicodeDecodeError:
+        return line

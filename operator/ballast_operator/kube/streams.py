@@ -34,12 +34,12 @@ def watch_registry(caches: Caches, cluster: Cluster) -> kopf.OperatorRegistry:
 
 
 def _feed(registry: kopf.OperatorRegistry, caches: Caches, kind: Kind) -> None:
-    group, _, version = kind.api_version.rpartition("/")
+    version = kind.api_version.rpartition("/")[2]
 
     async def seen(event: Any, **_: Any) -> None:
         caches.watched(kind, event["type"], event["object"])  # what the connection did not know as an event
 
-    kopf.on.event(group, version, kind.plural, registry=registry, id=f"seen-{kind.plural}")(seen)
+    kopf.on.event(kind.group, version, kind.plural, registry=registry, id=f"seen-{kind.plural}")(seen)
 
 
 def watch_settings(*, request_seconds: float) -> kopf.OperatorSettings:
@@ -51,7 +51,7 @@ def watch_settings(*, request_seconds: float) -> kopf.OperatorSettings:
     settings.watching.connect_timeout = request_seconds
     settings.networking.request_timeout = request_seconds
     settings.networking.connect_timeout = request_seconds
-    settings.networking.enforce_retry_after = True
+    settings.networking.error_backoffs = RETRY_PAUSES
     settings.scanning.disabled = True
     settings.queueing.exit_timeout = 0.2  # handlers only fill caches: nothing is lost
     settings.process.ultimate_exiting_timeout = 30
@@ -75,6 +75,10 @@ READ_SINGLY = (JOB, POD, CONFIG_MAP, LEASE)
 
 MOST_READ_SINGLY = 100
 """Objects that are read one by one; of more, a whole list costs less."""
+
+
+RETRY_PAUSES = (0.5, 1.0, 2.0, 4.0)
+"""Seconds between kopf's tries of one request; :mod:`.feeding` sees to it that it begins anew afterwards."""
 
 
 class NoStates(kopf.DiffBaseStorage):  # type: ignore[misc]
@@ -153,6 +157,7 @@ async def _list(caches: Caches, cluster: Cluster, kind: Kind, namespace: str) ->
     store = caches[kind]
     if kind in READ_SINGLY and len(store) > MOST_READ_SINGLY:
         present, version = await cluster.list_metadata(kind, **where)
+        caches.doubt(kind, present, version)
         lacking = [key_of(item) for item in present if store.lacks(item)]
         if len(lacking) <= MOST_READ_SINGLY:
             items = []
@@ -162,6 +167,7 @@ async def _list(caches: Caches, cluster: Cluster, kind: Kind, namespace: str) ->
             caches.listed(kind, items, version, present=present)
             return
     items, version = await cluster.list(kind, **where)
+    caches.doubt(kind, items, version)
     caches.listed(kind, items, version)
 
 
