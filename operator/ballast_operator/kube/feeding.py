@@ -76,7 +76,10 @@ def feeding(caches: Caches) -> type[ShallowResponse]:
             """
             await super().start(connection)
             kind = watched_kind(self.url)
-            if kind is None or self.status == _UNAUTHORIZED:  # kopf logs in anew
+            if kind is None:
+                return self
+            if self.status == _UNAUTHORIZED:  # kopf logs in anew, at once
+                await pauses.pause(kind)
                 return self
             if "watch" not in self.url.query:
                 if self.status >= 400:
@@ -237,6 +240,8 @@ class _Events:
         except aiohttp.ClientError:
             await self._rest(began)
             raise
+        except RuntimeError as error:  # kopf has logged in anew for another watch, and closed this session
+            raise aiohttp.ClientConnectionError(str(error)) from error
         await self._rest(began)
 
     async def _rest(self, began: float) -> None:
