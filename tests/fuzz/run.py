@@ -51,7 +51,12 @@ def _with_coverage(atheris: Any, chosen: argparse.Namespace) -> int:
             raise RuntimeError(f"{parser.name} took {took:.0f} CPU s for one input")
 
     _say_start()
-    limits = [f"-max_total_time={chosen.seconds}", "-max_len=256", f"-timeout={HANGS_SECONDS}", "-rss_limit_mb=4096"]
+    limits = [
+        f"-max_total_time={chosen.seconds}",
+        "-max_len=256",
+        f"-timeout={HANGS_SECONDS}",
+        "-rss_limit_mb=4096",
+    ]
     atheris.Setup([sys.argv[0], *limits, *filter(None, [chosen.corpus])], one)
     atheris.Fuzz()  # ends the process
     return 0
