@@ -70,11 +70,12 @@ def _load(values: Any, step: Any) -> tuple[float, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A run's load curve under three ways to cut it.
+    """A run's load curve under four ways to cut it.
 
     Attributes:
         looks: how many there are.
         moves: steps after which layers moved.
+        first_seconds: mean step of the best cut for the first look, if it stays.
         static_seconds: mean step of the cut that is best for the mean of all looks.
         followed_seconds: of the cuts that the balancer chose, one look late, as in a run.
         best_seconds: of the best cut for each look.
@@ -82,6 +83,7 @@ class Replay:
 
     looks: int
     moves: tuple[int, ...]
+    first_seconds: float
     static_seconds: float
     followed_seconds: float
     best_seconds: float
@@ -91,6 +93,7 @@ class Replay:
         return {
             "looks": self.looks,
             "moves": list(self.moves),
+            "firstSeconds": self.first_seconds,
             "staticSeconds": self.static_seconds,
             "followedSeconds": self.followed_seconds,
             "bestSeconds": self.best_seconds,
@@ -122,7 +125,7 @@ _FIX = "To fix: give what 'ballast-train run --log json' printed, with rebalance
 
 
 def replay(config: JobConfig, looks: Sequence[Look], *, ranks: int) -> Replay:
-    """Cut the layers over ``ranks`` ranks by three rules.
+    """Cut the layers over ``ranks`` ranks by four rules.
 
     Args:
         config: its settings of rebalancing, and its microbatches.
@@ -156,10 +159,11 @@ def replay(config: JobConfig, looks: Sequence[Look], *, ranks: int) -> Replay:
         for layer in range(layers)
     ]
     static, following = exact_partition(mean, ranks), exact_partition(looks[0].seconds, ranks)
-    totals, moves = [0.0, 0.0, 0.0], []
+    first = following
+    totals, moves = [0.0] * 4, []
     for number, (span, look) in enumerate(zip(spans, looks, strict=True)):
         best = exact_partition(look.seconds, ranks)
-        for place, cut in enumerate((static, following, best)):
+        for place, cut in enumerate((first, static, following, best)):
             totals[place] += span * step_seconds(cut, look)
         decision = decide_rebalance(
             following,
@@ -178,7 +182,8 @@ def replay(config: JobConfig, looks: Sequence[Look], *, ranks: int) -> Replay:
     return Replay(
         looks=len(looks),
         moves=tuple(moves),
-        static_seconds=means[0],
-        followed_seconds=means[1],
-        best_seconds=means[2],
+        first_seconds=means[0],
+        static_seconds=means[1],
+        followed_seconds=means[2],
+        best_seconds=means[3],
     )
