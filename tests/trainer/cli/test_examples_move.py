@@ -35,8 +35,8 @@ def test_every_kind_of_change_has_a_curve():
 def test_layers_move_three_times_as_the_recorded_load_changes(curve, tmp_path):
     """From the even split that a run begins with, by the example's own settings.
 
-    ``benchmarks/trainer/pause.py --record`` has measured the seconds of the layers in a run of the example, and
-    what its decisions read of them; replaying them depends on nothing that a machine does.
+    ``benchmarks/trainer/pause.py --record`` has measured the seconds of the layers in a run of the example,
+    and what its decisions read of them; replaying them depends on nothing that a machine does.
     """
     first = json.loads(curve.read_text().splitlines()[0])
     alike = {"event": "loads", "step": 0, "seconds": [0.01] * len(first["seconds"])}
