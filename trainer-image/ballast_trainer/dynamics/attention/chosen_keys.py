@@ -1,9 +1,7 @@
-"""Causal attention over the keys that the content chooses, for tensors [B, H, S, d] of any length S.
+"""Causal attention over the blocks of keys that the content chooses, for [B, H, S, d] of any length S.
 
-``block_attention`` is block-routed attention with a coverage instead of a count: each block of queries scores
-pooled keys and keeps the fewest blocks whose softmax makes up the coverage.  ``hash_attention`` keeps the
-keys in a query's bucket of a random rotation (Reformer, section 2), queries and keys hashed apart as in
-hash-sparse flash attention (Pagliardini et al. 2023), and the query's own key, so that none is left without.
+Block-routed attention with a coverage instead of a count: each block of queries scores pooled keys and keeps
+the fewest blocks whose softmax makes up the coverage.
 """
 
 import dataclasses
@@ -76,8 +74,13 @@ def block_attention(
         allowed = (key[:, None, :] <= query[:, :, None]) & used[:, None, :]
         parts.append(
             functional.scaled_dot_product_attention(
-                q[group, block], keys, values, attn_mask=allowed, dropout_p=dropout, scale=scale
-            )
+                q[group, block][:, None],
+                keys[:, None],
+                values[:, None],
+                attn_mask=allowed[:, None],
+                dropout_p=dropout,
+                scale=scale,
+            )[:, 0]
         )
         rows.append(row)
     back = torch.argsort(torch.cat(rows))
@@ -103,70 +106,3 @@ def _chosen_blocks(
     keep = 1 + (covered < coverage).sum(-1)
     floor = torch.ceil(least * (place + 1)).long()
     return order, torch.minimum(torch.maximum(keep, floor), place + 1)
-
-
-def hash_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    rotation: torch.Tensor,
-    dense_above: float,
-    scale: float,
-    dropout: float,
-) -> Attended:
-    """Attention over the keys in a query's bucket, and its own.
-
-    Args:
-        q: queries [B, H, S, d].
-        k: keys [B, H, S, d].
-        v: values [B, H, S, dv], often of the same width.
-        rotation: [d, buckets / 2]; a vector's bucket is the largest of its product and of minus that.
-        dense_above: kept fraction above which nothing is computed.
-        scale: of the scores.
-        dropout: probability.
-    """
-    shape, length = q.shape, q.shape[2]
-    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
-    q_bucket, k_bucket = (_bucket(x.detach(), rotation) for x in (q, k))
-    # By position, how many keys up to it each bucket has: a query computes those of its own, and its own key.
-    so_far = functional.one_hot(k_bucket, 2 * rotation.shape[1]).cumsum(1)
-    pairs = so_far.gather(2, q_bucket.unsqueeze(-1)).sum() + (q_bucket != k_bucket).sum()
-    fraction = float(pairs) / (len(q) * length * (length + 1) / 2)
-    if fraction > dense_above:
-        return Attended(None, fraction)
-    mixed = torch.zeros_like(v)
-    own_score = (q * k).sum(-1) * scale
-    for bucket in range(2 * rotation.shape[1]):
-        queries, q_valid = _members(q_bucket == bucket)
-        if queries.shape[1] == 0:
-            continue
-        keys, k_valid = _members(k_bucket == bucket)
-        part_q, part_k, part_v, own_v = _take(q, queries), _take(k, keys), _take(v, keys), _take(v, queries)
-        allowed = k_valid[:, None, :] & (keys[:, None, :] <= queries[:, :, None])
-        # A query's own key may be in another bucket.
-        apart = (k_bucket != bucket).gather(1, queries)
-        scores = (part_q @ part_k.transpose(-1, -2) * scale).masked_fill(~allowed, -math.inf)
-        own = own_score.gather(1, queries).masked_fill(~apart & q_valid, -math.inf).unsqueeze(-1)
-        shares = functional.dropout(torch.softmax(torch.cat([scores, own], -1), -1), dropout)
-        part = shares[..., :-1] @ part_v + shares[..., -1:] * own_v
-        index = queries.unsqueeze(-1).expand(-1, -1, v.shape[-1])
-        # What fills up a shorter row adds nothing.
-        mixed = mixed.scatter_add(1, index, part.to(mixed.dtype) * q_valid.unsqueeze(-1))
-    return Attended(mixed.view(shape[0], shape[1], length, -1), fraction)
-
-
-def _bucket(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-    turned = x.float() @ rotation
-    return torch.cat([turned, -turned], dim=-1).argmax(-1)
-
-
-def _members(inside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places of the members of each row, in order [G, most], and which of them are no filling."""
-    most = int(inside.sum(1).max())
-    order = torch.sort((~inside).to(torch.int8), dim=1, stable=True).indices[:, :most]
-    return order, inside.gather(1, order)
-
-
-def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    return x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))

@@ -3,7 +3,7 @@
 The attention of any block is changed that calls torch's ``scaled_dot_product_attention``, causal and without
 a mask: the call is answered by :mod:`~ballast_trainer.dynamics.attention.chosen_keys`.  How much is kept
 follows from queries and keys, and differs from layer to layer; ``target`` is the most that may be left out.
-Attention is dense while more than half is kept: choosing costs more than it saves.
+Attention is dense while more than ``DENSE_ABOVE`` is kept: choosing costs more than it saves.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,16 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ballast_trainer.dynamics.attention.chosen_keys import Attended, block_attention, hash_attention
+from ballast_trainer.dynamics.attention.chosen_keys import Attended, block_attention
+from ballast_trainer.dynamics.attention.hashed_keys import hash_attention
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.blocks import set_submodule
 
-DENSE_ABOVE = 0.5
-"""Kept fraction above which attention stays dense."""
+DENSE_ABOVE = {Pattern.BLOCKS: 0.5, Pattern.HASH: 0.3}
+"""Kept fraction above which attention stays dense; above, choosing costs about what it saves
+(``benchmarks/trainer/attention.py``)."""
 
 
 class ChosenAttention(ChangingModule):
@@ -105,14 +107,14 @@ class ChosenAttention(ChangingModule):
                 size=settings.block_size,
                 coverage=settings.coverage,
                 least=1 - self.strength,
-                dense_above=DENSE_ABOVE,
+                dense_above=DENSE_ABOVE[Pattern.BLOCKS],
                 scale=scale,
                 dropout=dropout,
             )
         # Drawn again for each microbatch; the layer's seed makes it the same under every partition.
         rotation = torch.randn(q.shape[-1], settings.buckets // 2, device=q.device)
         found = hash_attention(
-            q, k, v, rotation=rotation, dense_above=DENSE_ABOVE, scale=scale, dropout=dropout
+            q, k, v, rotation=rotation, dense_above=DENSE_ABOVE[Pattern.HASH], scale=scale, dropout=dropout
         )
         return found if found.kept >= 1 - self.strength else Attended(None, found.kept)
 
@@ -132,9 +134,6 @@ class _Calls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_DENSE = f"content keeps more than {DENSE_ABOVE:g} of the keys, and attention is dense"
-
-
 class SparseAttention(BlockChange):
     """Attention over the keys that the content chooses."""
 
@@ -144,14 +143,15 @@ class SparseAttention(BlockChange):
     part = ChosenAttention
 
     def without_effect(self, total_steps: int) -> str:
-        """All stays dense: of a pattern that leaves out less than a half of the keys nothing is won."""
+        """All stays dense: of a pattern that keeps more than this of the keys nothing is won."""
         least = 1 - self.most_strength(total_steps)
-        dense = f"target keeps {least:.2g} of the keys, and attention is dense above {DENSE_ABOVE:g}"
-        return super().without_effect(total_steps) or ("" if least <= DENSE_ABOVE else dense)
+        dense = f"target keeps {least:.2g} of the keys, and attention is dense above {self._dense_above:g}"
+        return super().without_effect(total_steps) or ("" if least <= self._dense_above else dense)
 
     def __init__(self, config: DynamicConfig, layer_count: int) -> None:
         super().__init__(config, layer_count)
         self._settings = config.attention or AttentionSettings()
+        self._dense_above = DENSE_ABOVE[self._settings.pattern]
 
     def change_block(self, block: nn.Module, index: int) -> nn.Module:
         """Wrap the attention."""
@@ -173,4 +173,6 @@ class SparseAttention(BlockChange):
 
     def idle(self, figures: Mapping[str, Mapping[int, Any]]) -> str:
         """All attention is dense."""
-        return "" if any(kept < 1 for kept in figures["layers"].values()) else _DENSE
+        if any(kept < 1 for kept in figures["layers"].values()):
+            return ""
+        return f"content keeps more than {self._dense_above:g} of the keys, and attention is dense"
