@@ -1,8 +1,8 @@
 """Dynamic sparse attention: queries attend to the keys that their content chooses.
 
 The attention of any block is changed that calls torch's ``scaled_dot_product_attention``, causal and without
-a mask: the call is answered by :mod:`~ballast_trainer.dynamics.attention.chosen_keys`.  How much is kept
-follows from queries and keys, and differs from layer to layer; ``target`` is the most that may be left out.
+a mask: the call is answered by ``chosen_keys`` or ``hashed_keys``.  How much is kept follows from
+queries and keys, and differs from layer to layer; ``target`` is the most that may be left out.
 Attention is dense while more than ``DENSE_ABOVE`` is kept: choosing costs more than it saves.
 """
 
@@ -24,7 +24,7 @@ from ballast_trainer.models.blocks import set_submodule
 
 DENSE_ABOVE = {Pattern.BLOCKS: 0.5, Pattern.HASH: 0.3}
 """Kept fraction above which attention stays dense; above, choosing costs about what it saves
-(``benchmarks/trainer/attention.py``)."""
+(``benchmarks/trainer/dynamic_models/sparse_attention.py``)."""
 
 
 class ChosenAttention(ChangingModule):

@@ -4,7 +4,7 @@
 random states; ``crowded``, half of the heads have states that lean one way, so that most of their keys are in
 few buckets, or in blocks that look at few others. ``kept``: the fraction of the pairs (or blocks) computed.
 
-    python benchmarks/trainer/attention.py [--device cuda]
+    python benchmarks/trainer/dynamic_models/sparse_attention.py [--device cuda]
 """
 
 import json
