@@ -40,11 +40,16 @@ def asks_or_frees(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
 
 
 def status_content(status: TrainingJobStatus) -> dict[str, Any]:
-    """The status as the API has it.
+    """The status as the API has it, without what is empty: absent means that, for every reader.
+
+    Most jobs wait, and have never been launched. Server-side apply removes what was there before.
 
     Raises:
         pydantic.ValidationError: a value is outside its schema; a bug of a step.
     """
     content = status.to_dict()
     TrainingJobStatus.model_validate(content)
-    return content
+    return {name: value for name, value in content.items() if value != _EMPTY.get(name)}
+
+
+_EMPTY = TrainingJobStatus().to_dict()
