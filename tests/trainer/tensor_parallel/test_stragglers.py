@@ -16,6 +16,7 @@ from ballast_trainer.models.gpt import Block
 from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer
 from ballast_trainer.tensor_parallel.importance import ColumnImportance
 from ballast_trainer.tensor_parallel.layers import split_layer
+from ballast_trainer.tensor_parallel.parallel_pair import pairs
 from ballast_trainer.tensor_parallel.straggler_mitigation import StragglerMitigation
 
 from tests.support.ports import free_port
@@ -218,6 +219,32 @@ def test_a_decision_after_which_steps_are_no_shorter_is_taken_back(after, acts):
     assert acted[3:6] == [True] * 3
     assert acted[6:18] == [acts] * 12
     assert acted[-1], "a rank that is late otherwise is decided on again"
+
+
+@pytest.mark.usefixtures("ticking")
+def test_a_layer_that_arrives_is_resized_at_once_and_the_decision_is_made_again():
+    """Not at the next epoch; seconds of before the move do not tell whether the decision has helped."""
+    exchanges.clear()
+    torch.manual_seed(0)
+    axis = TwoRanks(ranks=(0, 1))
+    layers = [SimpleNamespace(index=at, module=split_layer(Block(32, 8, 0.0), axis)) for at in (0, 1)]
+    mitigation = StragglerMitigation(
+        StragglersConfig(policy="resize", epoch_steps=100), torch.device("cpu"), None, seed=0
+    )
+    acted, resized, wanted = [], [], False
+    # The late rank's step is a second longer with the second layer, whatever is left out.
+    for step, seconds in enumerate([2.0] * 3 + [1.6] * 2 + [3.0] * 4):
+        held = layers[: 1 + (step >= 5)]
+        mitigation.begin_step(step, held, axis, microbatches=1, exchange=wanted)
+        acted.append(mitigation.decision is not None and mitigation.decision.acts)
+        resized.append([all(pair.selections for pair in pairs([layer.module])) for layer in held])
+        for layer in held:
+            layer.module(torch.randn(2, 4, 32, requires_grad=True)).sum().backward()
+        mitigation.finish_step(seconds, microbatches=1)
+        wanted = mitigation.wants_exchange
+    assert resized[3:6] == [[True], [True], [True, True]]
+    assert all(acted[3:]), "three seconds with two layers are no sign that it was in vain"
+    assert len(exchanges) == 2
 
 
 def test_an_emulated_straggler_is_slow_in_its_products_alone():

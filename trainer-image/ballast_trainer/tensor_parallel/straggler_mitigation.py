@@ -77,6 +77,8 @@ class StragglerMitigation:
         self._baseline: float | None = None
         self._unjudged = False
         """Whether the ranks have yet to tell what the newest decision has changed."""
+        self._moved = False
+        """Whether layers have come or gone since the newest decision."""
         self._costs: MoveCosts | None = None
         self._before: tuple[float, ...] = ()
         """T of each rank before the decision in force, where that acts."""
@@ -118,7 +120,7 @@ class StragglerMitigation:
         self.changed = False
         if axis.size == 1 or not self._clock.running:
             return
-        held = self._hold(layers)
+        held, arrived = self._hold(layers)
         if not self.active or not held:
             # Layers with pairs have moved to other ranks.
             self.wants_exchange = False
@@ -135,12 +137,12 @@ class StragglerMitigation:
             return
         fractions = [count / COLUMNS for count in self.decision.migrated]
         begin_migration([layer.pairs for layer in held], fractions, axis, microbatches=microbatches)
-        if resizes and (epoch or self.changed):
-            self._resize(held, axis)
+        if resizes:
+            self._resize(held if epoch or self.changed else arrived, axis)
 
-    def _hold(self, layers: Iterable[Layer]) -> list[_Held]:
-        """The layers with pairs; a layer that has just arrived starts without history."""
-        held = {}
+    def _hold(self, layers: Iterable[Layer]) -> tuple[list[_Held], list[_Held]]:
+        """The layers with pairs, and those that have just arrived, which start without history."""
+        held, arrived = {}, []
         for layer in layers:
             found = pairs([layer.module])
             known = self._held.get(layer.index)
@@ -148,10 +150,16 @@ class StragglerMitigation:
                 known = _Held(layer.index, found, self._importance(layer.index, found))
                 for pair in found:
                     pair.clock = self._clock
+                if found:
+                    arrived.append(known)
             if found:
                 held[layer.index] = known
+        if self._held and (arrived or held.keys() != self._held.keys()):
+            # Seconds of other layers tell neither whether a rank is late nor whether a decision has helped.
+            self._measured.clear()
+            self._baseline, self._unjudged, self._moved = None, False, True
         self._held = held
-        return [held[index] for index in sorted(held)]
+        return [held[index] for index in sorted(held)], arrived
 
     def _importance(self, index: int, found: list[ParallelPair]) -> dict[tuple[int, str], ColumnImportance]:
         return {
@@ -185,7 +193,7 @@ class StragglerMitigation:
             if self.changed and axis.index == 0:
                 logger.info("tensor group of rank %d: %s", axis.ranks[0], decision.why)
         self._measured.clear()
-        self._baseline, self.wants_exchange = None, False
+        self._baseline, self._moved, self.wants_exchange = None, False, False
 
     def _decided(
         self,
@@ -263,4 +271,4 @@ class StragglerMitigation:
         if self._baseline is None:
             self._baseline = median
         stale = mean_is_stale(self._baseline, median)
-        self.wants_exchange = self.decision is None or stale or self._unjudged
+        self.wants_exchange = self.decision is None or stale or self._unjudged or self._moved
