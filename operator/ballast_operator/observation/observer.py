@@ -197,6 +197,7 @@ class Observer:
             spec=spec,
             spec_problem=problem,
             deleting=bool(metadata.get("deletionTimestamp")),
+            orphans="orphan" in (metadata.get("finalizers") or ()),
             status=status,
             pods=tuple(sorted(pods, key=lambda pod: (pod.launch, pod.rank))),
             lease=self._lease(key, metadata["uid"]),

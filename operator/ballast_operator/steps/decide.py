@@ -11,6 +11,7 @@ from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.errors import NameTaken, NotAllowed, OperatorError
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import (
+    DeletePod,
     ReconcileContext,
     StepResult,
     apply_allocator_conditions,
@@ -60,7 +61,7 @@ def decide(
         partner_left: when the partner that its allocation names last left a GPU; None: not known.
     """
     if view.deleting:
-        return StepResult(status=view.status)  # the garbage collector deletes what the job owns
+        return StepResult(status=view.status, actions=_last_deletions(view))
     view = dataclasses.replace(view, status=view.status.replace(observed_generation=view.generation))
     if view.spec is None:
         return StepResult(status=_misconfigured(view, now))
@@ -156,3 +157,13 @@ def lacks_right(view: JobView, message: str, *, now: Time) -> StepResult:
             generation=view.generation,
         )
     return StepResult(status=status, requeue_after_seconds=LACKS_RIGHT_SECONDS)
+
+
+def _last_deletions(view: JobView) -> tuple[DeletePod, ...]:
+    """Pods of a job that is being deleted, so that their GPUs do not wait for a finalizer of somebody else.
+
+    What the job owns beside them is the garbage collector's, and so are pods that the deletion is to leave.
+    """
+    if view.orphans:
+        return ()
+    return tuple(DeletePod(pod.name, pod.uid) for pod in view.pods if pod.alive and not pod.leaving)

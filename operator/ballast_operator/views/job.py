@@ -46,6 +46,7 @@ class JobView:
 
     Attributes:
         spec: None where it cannot be used; ``spec_problem`` says why.
+        orphans: its deletion is to leave its pods.
         pods: by launch and rank.
         lease: None before it exists.
         plan: the newest plan; None before the first launch.
@@ -65,6 +66,7 @@ class JobView:
     spec: JobSpec | None
     spec_problem: str = ""
     deleting: bool = False
+    orphans: bool = False
     status: TrainingJobStatus = dataclasses.field(default_factory=TrainingJobStatus)
     pods: tuple[PodView, ...] = ()
     lease: LeaseView | None = None

@@ -23,6 +23,9 @@ from ballast_operator.views.notices import Leaving, read_leaving
 from ballast_operator.views.shared_gpus import shared_gpus
 from ballast_operator.views.taints import GONE_KEYS, Taint, blocking, read_taints
 
+MOST_GPUS = 1024
+"""Of one node. Where more are told of, its device plugin, or whoever wrote its status, is wrong."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -47,8 +50,9 @@ class NodeView:
     created: Time | None = None
 
     def gpus(self, resource: str) -> int:
-        """How many GPUs of ``resource`` it offers to pods."""
-        return gpu_count(str(self.allocatable.get(resource, "0")))
+        """How many GPUs of ``resource`` it offers to pods; none where it says that it has impossibly many."""
+        count = gpu_count(str(self.allocatable.get(resource, "0")))
+        return count if count <= MOST_GPUS else 0
 
 
 def read_node(item: Object) -> NodeView:
@@ -69,6 +73,8 @@ def read_node(item: Object) -> NodeView:
         closed = f"gone, by taint {gone[0]}"
     elif content.get("unschedulable", False):
         closed = "cordoned"
+    elif impossible := _impossible(status.get("allocatable") or {}):
+        closed = impossible
     else:
         closed = shared_gpus(labels)
     return NodeView(
@@ -89,10 +95,21 @@ def read_node(item: Object) -> NodeView:
 def gpu_count(quantity: str) -> int:
     """GPUs in a Kubernetes quantity such as "8" or "2k"; 0, with a warning, where it cannot be read."""
     try:
-        return int(parse_quantity(quantity))
+        count = int(parse_quantity(quantity))
+        if count > MOST_GPUS:
+            logger.warning("%s GPUs are more than a node can have: %d", quantity, MOST_GPUS)
+        return min(count, MOST_GPUS + 1)
     except (ValueError, ArithmeticError):
         logger.warning("quantity %r of GPUs cannot be read and counts as 0", quantity)
         return 0
+
+
+def _impossible(allocatable: Mapping[str, str]) -> str:
+    """What a node says of its GPUs, where that cannot be; empty: it can."""
+    for name, quantity in allocatable.items():
+        if "gpu" in name and gpu_count(str(quantity)) > MOST_GPUS:
+            return f"said to have {str(quantity)[:40]} of {name}, more than {MOST_GPUS}"
+    return ""
 
 
 def pod_gpus(pod: Object, resource: str) -> int:

@@ -2,7 +2,7 @@
 
 from ballast_localcluster.rest import CallError
 
-from tests.chaos.processes import combined_faults, control_faults, worker_faults
+from tests.chaos.processes import control_faults, worker_faults
 from tests.chaos.processes.episode import Episode
 from tests.chaos.processes.kinds import KINDS
 
@@ -16,4 +16,4 @@ def apply(episode: Episode, what: str, number: int) -> bool:
     return True
 
 
-__all__ = ["KINDS", "apply", "combined_faults", "control_faults", "worker_faults"]
+__all__ = ["KINDS", "apply", "control_faults", "worker_faults"]

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from ballast_operator.api.cause import Cause
 from ballast_operator.settings import JobSettings
-from ballast_operator.steps.context import WritePlan
+from ballast_operator.steps.context import DeletePod, WritePlan
 from ballast_operator.steps.decide import decide, lacks_right, refused
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive
@@ -35,11 +35,20 @@ def ending(result):
     return None if allocation is None or allocation.ending is None else allocation.ending.cause
 
 
-def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector():
-    """No action, the status as it was."""
+def test_pods_of_a_job_that_is_being_deleted_do_not_wait_for_a_finalizer_of_somebody_else():
+    """They are deleted, once, and get the time to save; the status stays as it was."""
     view = dataclasses.replace(a_running_view(), deleting=True)
     result = decided(view, assignment=release())
-    assert (result.status, result.actions) == (view.status, ())
+    assert result.status == view.status
+    assert result.actions == tuple(DeletePod(pod.name, pod.uid) for pod in view.pods)
+    leaving = tuple(dataclasses.replace(pod, leaving=True) for pod in view.pods)
+    assert decided(dataclasses.replace(view, pods=leaving), assignment=release()).actions == ()
+
+
+def test_pods_that_a_deletion_is_to_leave_are_left():
+    """By ``kubectl delete --cascade=orphan``."""
+    view = dataclasses.replace(a_running_view(), deleting=True, orphans=True)
+    assert decided(view, assignment=release()).actions == ()
 
 
 def test_a_spec_that_cannot_be_used_is_reported_on_the_job():
