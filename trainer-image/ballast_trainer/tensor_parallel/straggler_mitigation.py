@@ -219,7 +219,7 @@ class StragglerMitigation:
         decided = decide_workload(
             self._config.policy, own, products, columns, costs=costs, tolerance=tolerance
         )
-        if decided.acts and (not acts or mean_is_stale(max(self._before), max(own))):
+        if decided.acts and (not acts or self._moved or mean_is_stale(max(self._before), max(own))):
             self._before, self._unjudged = own, True
         return decided
 

@@ -136,6 +136,8 @@ def lacks(block: nn.Module, attention: nn.Module) -> str:
     if isinstance(found, str):
         return found
     kind = type(found.attention)
+    if found.kept < 2:
+        return f"an attention ({kind.__name__}) with one head of keys, and the best of a layer stays"
     if kind.__module__.startswith(_OURS):
         return ""
     plain = {name: of for name, of in vars(found.attention).items() if isinstance(of, str | int | float)}
@@ -174,8 +176,6 @@ def _inner(attention: nn.Module) -> nn.Module:
 @torch.no_grad()
 def _fails(block: nn.Module, heads: Heads) -> str:
     """Why a block does not compute the same with a head less as with a head that gives nothing."""
-    if heads.kept < 2:
-        return ""
     with host_seeded(0):
         tried = _alone(block)
         width = heads.into[0][0].in_features
