@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pickle
+import tracemalloc
 import warnings
 
 import pytest
@@ -83,3 +84,24 @@ def test_damaged_bytes_are_refused_or_read_as_an_index(folder, at, byte, length)
         IndexReader(str(path)).read_metadata()
     except CheckpointError as error:
         assert "To fix: " in str(error)
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        b"r" + (2**24).to_bytes(4, "little"),
+        b"p16777216\n",
+        b"\x96" + (2**30).to_bytes(8, "little") + b"short",
+    ],
+    ids=["far place", "far place as text", "long value"],
+)
+def test_an_index_of_a_few_bytes_takes_no_gigabytes(folder, bomb):
+    """Found by fuzzing: the unpickler makes room for what a changed byte says."""
+    (folder / ".metadata").write_bytes(b"\x80\x04N" + bomb + b".")
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            IndexReader(folder).read_metadata()
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()

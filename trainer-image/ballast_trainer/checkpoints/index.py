@@ -7,6 +7,7 @@ name nothing but the classes that an index is made of; the tensors themselves ar
 
 import io
 import pickle
+import pickletools
 from pathlib import PurePath
 from typing import Any
 
@@ -66,8 +67,24 @@ class IndexReader(FileSystemReader):
         return index
 
 
+_PLACES = {"PUT", "BINPUT", "LONG_BINPUT"}
+"""They say where a value is kept. The unpickler makes room up to there: gigabytes, for five bytes."""
+
+
+def _refuse_far_places(content: bytes) -> None:
+    """See that nothing is kept further away than the pickle has bytes, nor said to be longer than it is.
+
+    Raises:
+        ValueError: it is.
+    """
+    for instruction, argument, _ in pickletools.genops(content):
+        if instruction.name in _PLACES and argument > len(content):
+            raise ValueError(f"it keeps a value at place {argument} of at most {len(content)}")
+
+
 def _read_index(content: bytes) -> Metadata:
     try:
+        _refuse_far_places(content)
         index = _IndexUnpickler(io.BytesIO(content)).load()
     except OSError:
         raise
