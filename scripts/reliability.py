@@ -91,10 +91,11 @@ def _fuzzing(rows: list[dict]) -> str:
 `scripts/fuzz`: {runs:,} inputs to {len(rows)} parsers of what pods, users, files, clouds and older
 operators have written, in {seconds / 60:.0f} minutes of CPU, steered by coverage or at random. {_found(rows)}
 
-`python -m pytest tests/operator/kube/test_hostile_watches.py`: an HTTP server in the API server's place answers the operator's watches and
-lists by pages, torn, endless and deeply nested lines, text that is none, errors of every kind, resets, events of other kinds, out of order, twice,
-of absurd versions, and definitions that go and come back. Each time the operator knows in the end what there is, without a
-list that it would not have made by itself, and the watches of the other kinds stay open.
+`python -m pytest tests/operator/kube/test_hostile_watches.py`: an HTTP server in the API server's place
+answers the operator's watches and lists by pages, torn, endless and deeply nested lines, what is no text,
+errors of every kind, resets, events of other kinds, out of order, twice, of absurd versions, and definitions
+that go and come back. Each time the operator knows in the end what there is, and the watches of the other
+kinds stay open.
 
 | parser | CPU s | inputs |
 |---|---|---|
@@ -108,8 +109,8 @@ def _found(rows: list[dict]) -> str:
     if not found:
         return "None raised anything but its documented error."
     return (
-        f"{', '.join(found)} once did something else than raise a documented error, or took memory or time without "
-        "bound; each input is a test, and is refused now."
+        f"{', '.join(found)} once did something else than raise a documented error, or took memory or "
+        "time without bound; each such input is a test, and is refused now."
     )
 
 
