@@ -78,7 +78,7 @@ def _refuse_far_places(content: bytes) -> None:
         ValueError: it is.
     """
     for instruction, argument, _ in pickletools.genops(content):
-        if instruction.name in _PLACES and argument > len(content):
+        if instruction.name in _PLACES and int(argument or 0) > len(content):
             raise ValueError(f"it keeps a value at place {argument} of at most {len(content)}")
 
 
