@@ -3,15 +3,21 @@
 A pod of the API server takes some 15 kB as Python values, most of it bookkeeping; a slim one takes 3.
 """
 
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ballast_operator.kube.kinds import NODE, POD, Kind, Object
+from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, RANK_LABEL
+
+from ballast_operator.kube.kinds import JOB, NODE, POD, Kind, Object
 from ballast_operator.kube.notice_kinds import CONDITIONS, LEAVES_AT_ANNOTATIONS
 
 LONGEST_SHARED = 80
 """Characters of a string that is worth a look whether an equal one is there."""
+
+_LAUNCH_AND_RANK = re.compile(r"-([0-9]{1,10})-([0-9]{1,10})")
+"""What follows the job in the name of its pod: :func:`ballast_policies.contract.names.pod_name`."""
 
 _POD_STATUS = ("phase", "podIP", "reason", "message")
 _POD_SPEC = ("nodeName", "affinity", "priorityClassName", "schedulerName", "terminationGracePeriodSeconds")
@@ -34,6 +40,7 @@ def _slim(kind: Kind, item: Object) -> Object:
     metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
     if kind is POD:
         metadata.pop("annotations", None)
+        metadata = _with_own_labels(metadata)
         parts = {"spec": _pod_spec(item.get("spec") or {}), "status": _pod_status(item.get("status") or {})}
     elif kind is NODE:
         notes = metadata.pop("annotations", None) or {}
@@ -45,6 +52,22 @@ def _slim(kind: Kind, item: Object) -> Object:
     names = {key: item[key] for key in ("apiVersion", "kind") if key in item}
     shared: dict[str, Any] = _shared({**names, "metadata": metadata, **parts})
     return shared
+
+
+def _with_own_labels(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Metadata of a pod; those of a job's pod with the labels that its controller and its name tell.
+
+    Whoever edits them does not take the pod out of its gang, nor put it into another.
+    """
+    for owner in metadata.get("ownerReferences") or ():
+        if not owner.get("controller") or owner.get("kind") != JOB.kind:
+            continue
+        job = owner.get("name", "")
+        match = _LAUNCH_AND_RANK.fullmatch(metadata["name"].removeprefix(job))
+        if match:
+            own = {JOB_LABEL: job, LAUNCH_LABEL: match[1], RANK_LABEL: match[2]}
+            return {**metadata, "labels": {**(metadata.get("labels") or {}), **own}}
+    return metadata
 
 
 def _pod_spec(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -112,3 +112,28 @@ async def test_rights_that_somebody_deletes_are_put_back_when_the_trainer_falls_
     simulation.trainers["one"].silent = False
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     assert simulation.status("one").launches == 1
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"ballast.dev/job": "two"},
+        {"ballast.dev/job": None},
+        {"ballast.dev/rank": "1"},
+        {"ballast.dev/rank": "x"},
+    ],
+    ids=str,
+)
+async def test_labels_that_somebody_edits_take_no_pod_out_of_its_gang(labels):
+    """The gang trains on in its first launch, and no GPU is given twice."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)})
+    simulation.add_job("one")
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    pod = simulation.pods("one")[0]["metadata"]["name"]
+    simulation.world.patch(POD, NAMESPACE, pod, {"metadata": {"labels": labels}})
+    await simulation.tick()
+    await simulation.tick()
+    assert simulation.state("one") == "Running"
+    assert simulation.status("one").launches == 1
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    assert simulation.status("one").restarts == {}
