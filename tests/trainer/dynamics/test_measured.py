@@ -63,3 +63,5 @@ def test_a_change_that_the_data_never_reaches_says_so(gang, small_config, kind):
     running = gang(small_config(totalSteps=7, dynamics=[fields], rebalance={"enabled": False}), ranks=2)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert f"dynamics: {kind} changes nothing by step 7: " in running.errors()
+    if kind == "freezing":
+        assert "layer 0 would be the first, its figure is " in running.errors()

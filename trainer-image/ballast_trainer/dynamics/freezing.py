@@ -159,13 +159,17 @@ class Freezing(UnchangedHooks):
 
     def idle(self, figures: Mapping[str, Mapping[int, Any]]) -> str:
         """No layer is frozen."""
-        return "" if any(figures["layers"].values()) else self._none_frozen(figures.get("figures", {}))
-
-    def _none_frozen(self, figures: Mapping[int, Any]) -> str:
-        if not figures:
+        learns, seen = figures["layers"], figures.get("figures", {})
+        if any(learns.values()):
+            return ""
+        # Layers freeze from the front.
+        first = min(learns, default=0)
+        if first not in seen:
             return "no layer is frozen"
-        least = min(figures.values())
-        return f"no layer is frozen: the least figure is {least:.3g}, threshold {self._settings.threshold:g}"
+        return (
+            f"no layer is frozen: layer {first} would be the first, its figure is {seen[first]:.3g}, and has "
+            f"to be below {self._settings.threshold:g} at {self._settings.patience} looks in a row"
+        )
 
     def _look(self, step: int, layers: LayerSet, world: World) -> bool:
         self._replicas = world.data
