@@ -14,6 +14,10 @@ FOUND = {
     "a profile nested deeply": ("profile-file", "[" * 20_000),
     "a plan of an endless epoch": ("client-plan", '{"epoch": Infinity, "ranks": [], "directive": "run"}'),
     "a lock nested deeply": ("folder-owner", "[" * 20_000),
+    "an index that keeps a value far away": (
+        "checkpoint-index",
+        b"\x80\x04Nr" + (2**24).to_bytes(4, "little") + b".",
+    ),
     "a lock with a launch that is no number": (
         "folder-owner",
         '{"token":"t","run":"team/a","launch":"x","host":"h","machine":"m","pid":1,"started":"1"}',
