@@ -5,6 +5,7 @@ import base64
 import contextlib
 import json
 import logging
+import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
@@ -35,9 +36,16 @@ class ApiError(Exception):
 
     @property
     def is_passing(self) -> bool:
-        """Whether the same call may well succeed in a moment."""
-        return self.status in (408, 429) or self.status >= 500
+        """Whether the same call may well succeed in a moment.
 
+        So may one that its rights do not allow: an API server that has just started has not read them yet.
+        """
+        by_rights = self.status == 403 and _BY_RIGHTS.search(str(self)) is not None
+        return by_rights or self.status in (408, 429) or self.status >= 500
+
+
+_BY_RIGHTS = re.compile(r"cannot \w+ resource")
+"""What a refusal for lack of rights says, and one by a quota or an admission plugin does not."""
 
 UNREACHABLE = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 """What a call raises when the API server cannot be reached."""
@@ -110,6 +118,7 @@ class Api:
             except ApiError as error:
                 if not error.is_passing:
                     raise
+                log.info("%s %s: %s; again in %s s", method, path, error, _RETRY_SECONDS)
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def follow(self, path: str, query: Mapping[str, str]) -> AsyncIterator[list[Manifest] | Manifest]:
