@@ -187,7 +187,8 @@ def test_a_layer_that_fails_in_an_evaluation_is_named():
     }
     with pytest.raises(ValueError, match="only trained") as caught:
         train_here(config)
-    assert describe(caught.value) == "ValueError: only trained (in layer 0, Failing, in an evaluation)"
+    said, _, fix = describe(caught.value).partition(". To fix: ")
+    assert said == "ValueError: only trained (in layer 0, Failing, in an evaluation)" and "that layer" in fix
     assert not isinstance(caught.value, TrainerError)
 
 
