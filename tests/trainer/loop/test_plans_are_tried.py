@@ -77,7 +77,7 @@ def test_a_cut_on_which_the_job_would_end_is_tried_once_and_not_made(gang, singl
     running = gang(config, ranks=2)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     (refused,) = running.events("cutRefused")
-    assert "rank 1: LookupError: layer 0 is not in this process (in layer 1, Slow)" in refused["reason"]
+    assert "rank 1: LookupError: layer 0 is not in this process (in layer 1, Slow, " in refused["reason"]
     assert not running.events("rebalance")
     losses, expected = running.losses(), single_process_losses(config)
     assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5

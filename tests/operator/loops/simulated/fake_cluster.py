@@ -164,7 +164,7 @@ class FakeCluster:
         assert allocation.ending is None, "a pod was made for a launch that is ending"
 
     def _release_is_acknowledged(self, pod: Mapping[str, Any]) -> None:
-        """A running gang loses a pod only after the plan left it out and rank 0 said so."""
+        """A gang of a job that stays loses a pod only after the plan left it out and rank 0 said so."""
         namespace, labels = pod["metadata"]["namespace"], pod["metadata"]["labels"]
         job = self.world.get(JOB, namespace, labels[JOB_LABEL])
         allocation = read_job_status(job).allocation if job is not None else None
@@ -172,6 +172,7 @@ class FakeCluster:
             allocation is None
             or allocation.ending is not None
             or allocation.launch != int(labels[LAUNCH_LABEL])
+            or job["metadata"].get("deletionTimestamp")
         ):
             return
         config = self.world.get(CONFIG_MAP, namespace, plan_config_map_name(labels[JOB_LABEL]))
