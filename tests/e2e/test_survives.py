@@ -166,7 +166,7 @@ def test_a_pod_that_a_drain_evicts_is_left_live(ballast):
         )
         ballast.wait_for_report("drained", step=shrunk["step"] + 3)
         status = ballast.status("drained")
-        assert (status["launches"], status.get("restarts", {}), status.get("lostSteps", 0)) == (1, {}, 0)
+        assert (status["launches"], status["restarts"], status["lostSteps"]) == (1, {}, 0)
         ballast.core.patch_node(second.spec.node_name, {"spec": {"unschedulable": False}})
         ballast.end_job("drained")
 

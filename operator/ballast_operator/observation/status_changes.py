@@ -40,15 +40,18 @@ def asks_or_frees(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
 
 
 def status_content(status: TrainingJobStatus) -> dict[str, Any]:
-    """The status as the API has it, without what is empty: absent means that, for every reader.
+    """The status as the API has it; until its first launch, without what is empty.
 
-    Most jobs wait, and have never been launched. Server-side apply removes what was there before.
+    Thousands of jobs may arrive and wait. Absent means empty, for every reader; server-side apply removes
+    what was there before.
 
     Raises:
         pydantic.ValidationError: a value is outside its schema; a bug of a step.
     """
     content = status.to_dict()
     TrainingJobStatus.model_validate(content)
+    if status.launches:
+        return content
     return {name: value for name, value in content.items() if value != _EMPTY.get(name)}
 
 

@@ -18,6 +18,12 @@ def test_what_is_empty_is_not_written():
     assert TrainingJobStatus.model_validate(content) == status
 
 
+def test_a_job_that_was_launched_has_all_counts():
+    """What scripts read of it is there, 0 or not."""
+    content = status_content(TrainingJobStatus(launches=1))
+    assert (content["launches"], content["restarts"], content["lostSteps"]) == (1, {}, 0)
+
+
 @pytest.mark.api
 async def test_what_has_become_empty_is_removed(control_plane, namespace):
     """By the API server, since the operator has written it before."""
@@ -25,8 +31,8 @@ async def test_what_has_become_empty_is_removed(control_plane, namespace):
         await cluster.create(JOB, changed(TRANSLATOR, "metadata.namespace", namespace))
         name = {"namespace": namespace, "name": TRANSLATOR["metadata"]["name"]}
         for seconds in (3.0, 0.0):
-            status = status_content(TrainingJobStatus(launches=2, suspended_seconds=seconds))
+            status = status_content(TrainingJobStatus(observed_generation=2, suspended_seconds=seconds))
             body = {"apiVersion": JOB.api_version, "kind": JOB.kind, "metadata": name, "status": status}
             answer = await cluster.apply(JOB, body, subresource="status")
             assert TrainingJobStatus.model_validate(answer["status"]).suspended_seconds == seconds
-        assert answer["status"] == {"launches": 2}
+        assert answer["status"] == {"observedGeneration": 2}
