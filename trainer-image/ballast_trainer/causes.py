@@ -75,9 +75,11 @@ def note_given(error: BaseException, **tensors: Any) -> None:
         )
 
 
-def note_received(error: BaseException, value: Any) -> None:
-    """Note what a layer was given by the one before it."""
-    if not _of_memory(error):
+def note_input(error: BaseException, layer: int, value: Any) -> None:
+    """Note what a layer was given: the first one the user's data, another what the one before it returned."""
+    if layer == 0:
+        note_given(error, inputs=value)
+    elif not _of_memory(error):
         error.add_note(f"{RECEIVED_NOTE}{_shown(value)}")
 
 

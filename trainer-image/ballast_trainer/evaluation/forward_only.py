@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ballast_policies.contract import Stage
 from ballast_policies.planning.schedules import Action, Kind, Schedule
 
-from ballast_trainer.causes import note_given, note_layer, note_received
+from ballast_trainer.causes import note_input, note_layer
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import computing_in
@@ -151,10 +151,7 @@ class ForwardOnly:
                         raise TypeError(f"it returns {type(value).__name__}, not a tensor")
                 except Exception as error:
                     note_layer(error, index, type(module).__name__)
-                    if index == 0:
-                        note_given(error, inputs=value)
-                    else:
-                        note_received(error, value)
+                    note_input(error, index, value)
                     raise
         return value
 

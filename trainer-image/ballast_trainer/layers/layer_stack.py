@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ballast_trainer.causes import note_given, note_layer, note_received
+from ballast_trainer.causes import note_input, note_layer
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.buffers import copies_of, in_place
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
@@ -86,10 +86,7 @@ class LayerStack(nn.Module):
                     value = self._run_layer(held, layer, key, value, kept)
                 except Exception as error:
                     note_layer(error, held.index, type(held.module).__name__)
-                    if index == 0:
-                        note_given(error, inputs=value)
-                    else:
-                        note_received(error, value)
+                    note_input(error, index, value)
                     raise
                 if kept is not None:
                     meter.add_output(index, value, source)
