@@ -1,8 +1,12 @@
 """What the changes measure is printed at each look and at the end; one that changes nothing says so."""
 
 import pytest
+from ballast_policies.contract.job import DynamicConfig
+from ballast_policies.planning.dynamics import DYNAMICS
+from ballast_trainer.dynamics.registry import build_dynamic
 
 from tests.support.changes import change
+from tests.support.distributions import install
 
 IDLE = {
     "earlyExit": {"exits": {"confidence": "softmax", "threshold": 1.0, "vocabulary": 256}},
@@ -65,3 +69,36 @@ def test_a_change_that_the_data_never_reaches_says_so(gang, small_config, kind):
     assert f"dynamics: {kind} changes nothing by step 7: " in running.errors()
     if kind == "freezing":
         assert "layer 0 would be the first, its figure is " in running.errors()
+
+
+@pytest.fixture
+def fixed(tmp_path, monkeypatch):
+    """The name of a kind of another distribution, whose objects cannot be changed."""
+    code = """
+import dataclasses
+
+from ballast_policies.planning.dynamics import DynamicCase
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fixed:
+    config: object
+    layers: int
+
+
+ROW = DynamicCase(summary="Nothing changes.", build="acme_fixed:Fixed")
+"""
+    rows, modules = {"acme.fixed": "acme_fixed:ROW"}, {"acme_fixed": code}
+    install(tmp_path, "acme-fixed", "ballast.dynamics", rows, modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    DYNAMICS.rescan()
+    yield "acme.fixed"
+    monkeypatch.undo()
+    DYNAMICS.rescan()
+
+
+def test_a_change_of_another_distribution_may_be_immutable(fixed):
+    """Nothing is written into what its code returns."""
+    config = DynamicConfig(kind=fixed)
+    built = build_dynamic(config, 3)
+    assert (built.config, built.layers) == (config, 3)

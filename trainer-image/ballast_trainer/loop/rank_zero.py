@@ -7,7 +7,7 @@ from typing import Any
 from ballast_policies.contract import Ack, ExitReason, Proposal
 
 from ballast_trainer.channel.channel_thread import ChannelThread
-from ballast_trainer.dynamics.protocol import figures_of
+from ballast_trainer.dynamics.protocol import UnchangedHooks, figures_of
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.reshape import ReshapeResult
 from ballast_trainer.loop.state import TrainingState
@@ -115,7 +115,7 @@ class RankZeroReporter:
             figures = figures_of(dynamic, training.layers, training.world)
             self.event(dynamic.measures, **figures)
             # Kinds of other distributions need not tell.
-            why = dynamic.idle(figures) if at_end and hasattr(dynamic, "idle") else ""
+            why = dynamic.idle(figures) if at_end and isinstance(dynamic, UnchangedHooks) else ""
             if why and training.world.rank == 0:
                 logger.warning(
                     "dynamics: %s changes nothing by step %d: %s", dynamic.kind, training.step, why
