@@ -83,6 +83,7 @@ check: $(STAMP) ## format, lint, types, import contracts, generated files, docum
 	@$(MAKE) --no-print-directory generate
 	@git diff --exit-code -- crds charts docs || { echo "generated files differ: commit the result of 'make generate'"; exit 1; }
 	@$(MAKE) --no-print-directory docs
+	@scripts/longest
 
 format: $(STAMP) ## format, and fix what can be fixed
 	@$(BIN)/ruff format .
