@@ -11,7 +11,7 @@ One configuration (examples/trainer/freezing.yaml, four ranks over gloo) is run 
 
 Each live pause is also printed in steps: over the median step before it.  Beside these, ``changes`` has
 the pauses of changes that plans ask for, of a model that does not change: rebalances of four ranks, a
-repack to three, and a growth to four again, with rank 0's milliseconds by phase (``docs/trainer.md``).
+repack to three, and a growth to four again, with rank 0's milliseconds by phase (docs/trainer-reshaping.md).
 ``--changes`` prints these alone.
 
     python benchmarks/trainer/pause.py --own-devices

@@ -88,7 +88,7 @@ def page(found):
 Written by `python benchmarks/trainer/published_page.py` from `published_recorded.json`: values that DynMo (its supplement and its
 reviews) and SEMI-migration (Wang et al., arXiv 2401.11469) print, beside ours. **Everything here is simulated**: there are no 8 to 720
 GPUs here. What real ranks show is in [figures.md](figures.md); how to make the balancer follow your model, in
-[trainer.md](trainer.md).
+[trainer-changes.md](trainer-changes.md).
 
 ## Six dynamic models on 8 GPUs (reviews)
 

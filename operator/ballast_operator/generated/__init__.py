@@ -29,7 +29,7 @@ _SECTIONS = {
         "balancers": balancers_table(),
         "schedules": schedules_table(),
     },
-    "docs/trainer.md": {"dynamics": dynamics_table()},
+    "docs/trainer-changes.md": {"dynamics": dynamics_table()},
 }
 """Pages that people write, with tables that are made: path -> name of the section -> text."""
 

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("transformers")
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-FIX = "To fix: give the layers to Model.from_layers (docs/trainer.md, A model of your own)"
+FIX = "To fix: give the layers to Model.from_layers (docs/trainer-models.md, A model of your own)"
 
 
 def job(**args):

@@ -265,7 +265,7 @@ def test_an_optimizers_numbers_travel_with_the_layer(users_module):
 @pytest.mark.processes
 def test_the_example_in_the_documentation_runs_as_it_is_printed(gang, tmp_path):
     """Both files of the page, copied: three ranks learn what one process learns."""
-    page = (Path(__file__).parents[3] / "docs/trainer.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/trainer-models.md").read_text()
     module, text = re.search(r"```python\n(.*?)```.*?```yaml\n(.*?)```", page, re.DOTALL).groups()
     config = yaml.safe_load(text)
     assert config["model"]["name"] == "my_model:build"

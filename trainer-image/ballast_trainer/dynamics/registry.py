@@ -127,7 +127,7 @@ def check_changes(model: Model, configs: Sequence[DynamicConfig]) -> None:
             raise ConfigurationError(
                 "dynamics",
                 f"{kind} {changes}: {described(between or found)}. To fix: leave {kind} out, or give the "
-                "blocks what they lack (docs/trainer.md, Blocks that can change)",
+                "blocks what they lack (docs/trainer-changes.md, Blocks that can change)",
             )
 
 

@@ -33,7 +33,7 @@ class ReshapeResult:
     Attributes:
         migration: layers moved and bytes sent.
         pause_ms: how long training paused.
-        phases_ms: this rank's part of the pause, by phase; see ``docs/trainer.md``.
+        phases_ms: this rank's part of the pause, by phase; see ``docs/trainer-reshaping.md``.
         released: this rank is not part of the new plan.
     """
 

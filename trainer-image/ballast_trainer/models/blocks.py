@@ -1,6 +1,6 @@
 """What a transformer block tells about itself, so that a dynamic case can change it: four members.
 
-A block implements those that its cases need; ``docs/trainer.md`` has the table.  :class:`Block` of our GPT
+A block implements those that its cases need; docs/trainer-changes.md has the table. :class:`Block` of our GPT
 and the decoder layers of :mod:`ballast_trainer.models.hugging_face` have all of them.
 """
 

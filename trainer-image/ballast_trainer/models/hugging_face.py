@@ -220,7 +220,7 @@ def _gpt2_like(causal_model: Any, name: str) -> list[nn.Module]:
     ]
 
 
-_FIX = "To fix: give the layers to Model.from_layers (docs/trainer.md, A model of your own)"
+_FIX = "To fix: give the layers to Model.from_layers (docs/trainer-models.md, A model of your own)"
 
 
 def _refuse_missing(causal_model: Any, missing: list[str]) -> None:
