@@ -4,6 +4,7 @@ Everything that reaches the API server from the operator's own code goes through
 (kopf has its own connection for watching).
 """
 
+import json
 import os
 import re
 import urllib.parse
@@ -155,8 +156,10 @@ class Cluster:
         metadata = body["metadata"]
         path = kind.path(metadata.get("namespace", ""), metadata["name"], subresource)
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        # A text goes out as it is only where the media type has a parameter.
+        content_type = "application/apply-patch+yaml; charset=utf-8"
         return await self._write(
-            "patch", kind, path, body=body, query=query, content_type="application/apply-patch+yaml"
+            "patch", kind, path, body=apply_text(body), query=query, content_type=content_type
         )
 
     async def create(self, kind: Kind, body: Object) -> Object:
@@ -215,7 +218,7 @@ class Cluster:
         kind: Kind,
         path: str,
         *,
-        body: Object | None = None,
+        body: Object | str | None = None,
         query: dict[str, Any] | None = None,
         content_type: str | None = None,
         accept: str = "",
@@ -243,6 +246,24 @@ class Cluster:
             raise failed from error
         self.on_answer(verb, kind, None)
         return response
+
+
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters that a YAML reader refuses or takes for a line's end, and JSON's writer leaves as they are."""
+
+_HALVES = re.compile("[\ud800-\udfff]")
+"""Halves of a surrogate pair without the other: no character."""
+
+
+def apply_text(body: Object) -> str:
+    """The body of a server-side apply: JSON that a YAML reader takes, whatever texts are in it.
+
+    The API server reads these bodies alone as YAML, which has no pairs of escapes: a character outside the
+    Basic Multilingual Plane goes out as it is. Half a pair, of which no reader makes a character, becomes
+    U+FFFD, as in a body that is read as JSON.
+    """
+    text = _HALVES.sub("\ufffd", json.dumps(body, ensure_ascii=False))
+    return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _summary(error: DynamicApiError) -> str:
