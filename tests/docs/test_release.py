@@ -70,7 +70,7 @@ def test_what_is_no_version_is_refused(release, version):
 
 def test_the_changelog_has_a_section_for_the_release_notes(release):
     """A version without a section stops the release."""
-    assert "### Added" in release("changelog-section", "Unreleased").stdout
+    assert "`TrainingJob` and `ClusterPolicy`" in release("changelog-section", "Unreleased").stdout
     refused = release("changelog-section", "9.9.9")
     assert refused.returncode != 0
     assert "no section '## 9.9.9'" in refused.stderr
