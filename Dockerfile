@@ -15,6 +15,7 @@ COPY operator/pyproject.toml operator/
 COPY trainer-image/pyproject.toml trainer-image/
 COPY client/pyproject.toml client/
 COPY localcluster/pyproject.toml localcluster/
+COPY lab/pyproject.toml lab/
 
 FROM workspace AS build-operator
 RUN --mount=type=cache,target=/root/.cache/uv \

@@ -13,11 +13,11 @@ from pathlib import Path
 from string import Template
 
 import numpy as np
+from ballast_lab.prices.logs.folder import excerpt
+from ballast_lab.prices.market import Market
+from ballast_lab.spot.engine import replay
+from ballast_lab.spot.settings import SpotJob, SpotSettings
 from ballast_policies.prices.hazard import Hazard
-from ballast_policies.prices.logs.folder import excerpt
-from ballast_policies.prices.market import Market
-from ballast_policies.simulator.spot.engine import replay
-from ballast_policies.simulator.spot.settings import SpotJob, SpotSettings
 from ballast_policies.throughput.gavel_file import built_in_table
 from ballast_policies.throughput.table import JobType
 

@@ -13,12 +13,12 @@ import random
 from pathlib import Path
 from typing import Any
 
-from ballast_policies.prices.logs.folder import excerpt, read_market
-from ballast_policies.prices.market import Market
-from ballast_policies.simulator.spot.engine import replay
-from ballast_policies.simulator.spot.jobs import spot_job
-from ballast_policies.simulator.spot.result import JobOutcome, SpotResult
-from ballast_policies.simulator.spot.settings import SpotJob, SpotSettings
+from ballast_lab.prices.logs.folder import excerpt, read_market
+from ballast_lab.prices.market import Market
+from ballast_lab.spot.engine import replay
+from ballast_lab.spot.jobs import spot_job
+from ballast_lab.spot.result import JobOutcome, SpotResult
+from ballast_lab.spot.settings import SpotJob, SpotSettings
 from ballast_policies.simulator.workloads.generate import continuous
 from ballast_policies.throughput.gavel_file import built_in_table
 

@@ -14,6 +14,7 @@ FILES = (
     "trainer-image/pyproject.toml",
     "client/pyproject.toml",
     "localcluster/pyproject.toml",
+    "lab/pyproject.toml",
     "uv.lock",
     "charts/ballast/Chart.yaml",
     "CHANGELOG.md",
@@ -43,7 +44,7 @@ def release(tmp_path):
 def test_a_tags_version_is_written_everywhere(release):
     """Packages, their pins of each other, the lock file and the chart."""
     assert release("set-version", "7.8.9").returncode == 0
-    for name in FILES[:5]:
+    for name in FILES[:6]:
         text = (release.folder / name).read_text()
         assert 'version = "7.8.9"' in text
         assert set(re.findall(r"ballast-[a-z]+(?:\[[a-z]+\])?==([^\"]+)", text)) <= {"7.8.9"}

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 from ballast_client.messages import read_plan as read_clients_plan
+from ballast_lab.prices.logs.folder import read_market
 from ballast_localcluster.default_nodes import read_nodes
 from ballast_localcluster.errors import NodesFileError
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
@@ -20,7 +21,6 @@ from ballast_policies.gpus.catalogue import CatalogueError, parse_gpus
 from ballast_policies.gpus.labels import gpu_of_node
 from ballast_policies.prices.errors import PriceLogError
 from ballast_policies.prices.feed import FeedPrice, read_feed
-from ballast_policies.prices.logs.folder import read_market
 from ballast_policies.simulator.elastic.workload_file import read_workload
 from ballast_trainer.checkpoints.folder_lock import Owner
 from ballast_trainer.checkpoints.index import _read_index

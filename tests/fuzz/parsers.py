@@ -4,6 +4,9 @@ import dataclasses
 from typing import Any
 
 import click
+from ballast_lab.prices.logs.availability_log import parse_availability
+from ballast_lab.prices.logs.azure_prices import parse_azure_prices
+from ballast_lab.prices.logs.gcp_prices import parse_gcp_prices
 from ballast_operator.allocator.saved_state import decode as read_saved_state
 from ballast_operator.api.read import (
     InvalidObject,
@@ -32,11 +35,8 @@ from ballast_policies.contract import (
 from ballast_policies.contract.job import JobConfig
 from ballast_policies.contract.messages import read_finished_step
 from ballast_policies.planning.profile_file import read_profile
+from ballast_policies.prices.clouds.aws_prices import parse_aws_prices
 from ballast_policies.prices.errors import PriceLogError
-from ballast_policies.prices.logs.availability_log import parse_availability
-from ballast_policies.prices.logs.aws_prices import parse_aws_prices
-from ballast_policies.prices.logs.azure_prices import parse_azure_prices
-from ballast_policies.prices.logs.gcp_prices import parse_gcp_prices
 from ballast_policies.prices.offers import parse_catalogue
 from ballast_policies.simulator.workloads.trace import parse_trace
 from ballast_policies.simulator.workloads.workload import WorkloadError

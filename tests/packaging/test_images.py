@@ -17,6 +17,7 @@ PACKAGES = {
     "trainer-image": "ballast_trainer",
     "client": "ballast_client",
     "localcluster": "ballast_localcluster",
+    "lab": "ballast_lab",
 }
 UV = shutil.which("uv") or shutil.which("uv", path=ROOT / ".venv-tools" / "bin")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ballast_operator.cli.laboratory import from_lab
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
 from ballast_operator.cli.live.whatif_spot import limited, priced_pools, with_spot_limits
 from ballast_operator.cli.option_names import with_option
@@ -141,8 +142,7 @@ def whatif(
 def _replay(
     prices: str, policy: str | None, days: float, start: str | None, kubeconfig: str | None, output: str
 ) -> None:
-    from ballast_operator.cli.live.whatif_prices import replay_cluster
-
+    replay_cluster = from_lab("whatif-prices", "--prices FOLDER")
     chosen = policy or "min-cost-slo"
     with cluster_errors():
         replay_cluster(prices, policy=chosen, days=days, start=start, kubeconfig=kubeconfig, output=output)

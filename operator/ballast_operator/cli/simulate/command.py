@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ballast_operator.cli.laboratory import from_lab
 from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.own_modules import import_from_here
 from ballast_operator.cli.simulate.elastic import elastic_options, simulate_elastic
@@ -21,7 +22,6 @@ from ballast_operator.cli.simulate.progress import progress_bar
 from ballast_operator.cli.simulate.spot import (
     ONLY_HERE,
     is_folder_of_prices,
-    simulate_spot,
     spot_options,
 )
 
@@ -187,6 +187,7 @@ def simulate(
     given = {name for name in context.params if context.get_parameter_source(name) == COMMANDLINE}
     if prices is not None and is_folder_of_prices(prices):
         others = {name: value for name, value in context.params.items() if name not in which_jobs}
+        simulate_spot = from_lab("prices", "--prices FOLDER")
         simulate_spot(prices, policy=policy, which_jobs=which_jobs, given=given, others=others)
         return
     if misplaced := [name for name in ONLY_HERE if name in given]:

@@ -1,48 +1,15 @@
-"""``ballast simulate --prices FOLDER``: jobs in clouds whose prices change, replayed from logs."""
+"""Options of ``ballast simulate --prices FOLDER``, a replay of price logs by the distribution ballast-lab."""
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from ballast_operator.cli.option_names import with_option
-from ballast_operator.cli.simulate import input as workload_input
-from ballast_operator.cli.simulate.input import WorkloadOptions, read_amounts, table_of, window_of
-from ballast_operator.cli.simulate.progress import progress_bar
-
-if TYPE_CHECKING:
-    from ballast_policies.prices.market import Market
-    from ballast_policies.simulator.spot.result import SpotResult
-    from ballast_policies.simulator.spot.settings import SpotJob
-    from ballast_policies.simulator.workloads.workload import Workload
-    from ballast_policies.throughput.table import ThroughputTable
-
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-LEFT_OUT: dict[str, Any] = {
-    "elastic": None,
-    "workload": None,
-    "gpus_per_node": None,
-    "agnostic": False,
-    "space_sharing": False,
-    "ideal": False,
-    "weights": False,
-    "stop_seconds": 0.0,
-    "min_run_seconds": 0.0,
-    "max_moves_per_hour": None,
-    "pause_seconds": 1.0,
-    "growth_seconds": 0.0,
-    "end_seconds": 0.0,
-    "plot": None,
-}
-"""Options that have no meaning in a replay of prices, and their values where they are left out."""
 
 ONLY_HERE = ("start", "checkpoint_seconds", "hysteresis", "oracle")
 """Options of a replay only."""
-
-OPTIONS = {**workload_input.OPTIONS, "review_seconds": "--round"}
 
 BUILT_IN = "excerpt"
 """Name of the logs that come with Ballast."""
@@ -82,137 +49,3 @@ def spot_options(command: Command) -> Command:
 def is_folder_of_prices(prices: str | None) -> bool:
     """Whether ``--prices`` names logs; prices themselves are TYPE=USD."""
     return prices is not None and (prices == BUILT_IN or "=" not in prices or Path(prices).is_dir())
-
-
-def simulate_spot(
-    prices: str, *, policy: str, which_jobs: dict[str, Any], given: set[str], others: dict[str, Any]
-) -> None:
-    """Replay and print the result.
-
-    Args:
-        prices: a folder, or :data:`BUILT_IN`.
-        policy: a policy that chooses among prices.
-        which_jobs: the options of the workload.
-        given: options that stand on the command line.
-        others: all other options.
-
-    Raises:
-        UsageError: the logs or an option cannot be used.
-    """
-    from ballast_policies.prices.errors import PriceLogError
-    from ballast_policies.prices.logs.folder import excerpt, read_market
-    from ballast_policies.prices.logs.times import seconds_of
-    from ballast_policies.simulator.settings import SettingsError
-    from ballast_policies.simulator.spot.engine import replay
-    from ballast_policies.simulator.spot.settings import SpotSettings
-    from ballast_policies.simulator.workloads.workload import WorkloadError
-    from ballast_policies.throughput.table import ThroughputError
-
-    for name, left_out in LEFT_OUT.items():
-        if {**which_jobs, **others}.get(name, left_out) != left_out:
-            option = "--" + name.replace("_", "-")
-            raise click.UsageError(
-                f"{option}: not with --prices FOLDER, which replays prices. To fix: leave it out"
-            )
-    jobs = WorkloadOptions(**which_jobs)
-    chosen: dict[str, Any] = {
-        name: others[name] for name in ("checkpoint_seconds", "hysteresis") if others[name] is not None
-    }
-    chosen |= {name: others[name] for name in ("launch_seconds", "notice_seconds") if name in given}
-    if others["round_seconds"] is not None:
-        chosen["review_seconds"] = others["round_seconds"]
-    if others["cluster"] is not None:
-        chosen["quota"] = read_amounts(others["cluster"], "--cluster", int)
-    try:
-        if others["start"] is not None:
-            chosen["start"] = seconds_of(others["start"], where="--start")
-        settings = SpotSettings(policy=policy, seed=jobs.seed, oracle=others["oracle"], **chosen)
-        table = table_of(others["throughputs"])
-        market = excerpt() if prices == BUILT_IN and not Path(prices).is_dir() else read_market(Path(prices))
-        workload = list(_jobs(jobs.workload(table), table, market, others["measure"]))
-        with progress_bar(others["output"]) as progress:
-            result = replay(market, workload, settings, progress=progress)
-    except PriceLogError as error:
-        raise click.UsageError(f"--prices: {error}") from error
-    except (SettingsError, WorkloadError, ThroughputError) as error:
-        raise click.UsageError(with_option(str(error), OPTIONS)) from error
-    if others["output"] == "json":
-        click.echo(json.dumps(result.to_json(per_job=others["per_job"]), indent=2))
-    else:
-        print_result(result, per_job=others["per_job"])
-
-
-def _jobs(
-    workload: "Workload", table: "ThroughputTable", market: "Market", measure: str | None
-) -> "Iterator[SpotJob]":
-    from ballast_policies.simulator.spot.jobs import spot_job
-
-    window = window_of(measure)
-    if workload.endless and window is None:
-        raise click.UsageError("--generate without an end. To fix: --measure 0:100, the first hundred jobs")
-    first, end = (0, None) if window is None else window
-    types = {offer.gpu_type for offer in market.spot}
-    for number, job in enumerate(workload.jobs):
-        if end is not None and number >= end:
-            return
-        if number >= first:
-            yield spot_job(job, f"job-{number}", table, types)
-
-
-def print_result(result: "SpotResult", *, per_job: bool) -> None:
-    """The result as tables."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    found = result.to_json(per_job=False)
-    deadlines = found["deadlines"]
-    table = Table(
-        title=f"{found['policy']}, {found['start']} to {found['end']}",
-        show_header=False,
-        title_justify="left",
-    )
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-
-    def usd(value: float | None) -> str:
-        return "-" if value is None else f"{value:,.2f} USD"
-
-    for name, value in (
-        ("jobs", f"{found['jobs_measured']}"),
-        ("cost", usd(found["cost_usd"])),
-        ("  on demand only", usd(found["on_demand_usd"])),
-        ("  at least, with the future known", usd(found["oracle_usd"])),
-        ("  of it start-ups", usd(found["startup_usd"])),
-        ("preemptions, moves by choice", f"{found['preemptions']}, {found['moves']}"),
-        ("steps done twice", f"{found['steps_done_twice_part']:.3%}"),
-        ("deadlines kept", f"{deadlines['met']} of {deadlines['jobs']} ({deadlines['feasible']} feasible)"),
-        ("average completion time", f"{found['average_jct_hours']:.2f} h"),
-    ):
-        table.add_row(name, value)
-    console.print(table)
-    for sentence in (*found["outliers"][:5], *found["ignored"][:5]):
-        console.print(f"left out: {sentence}", style="yellow", highlight=False)
-    if per_job:
-        console.print(_rows(result))
-
-
-def _rows(result: "SpotResult") -> Any:
-    from rich.table import Table
-
-    rows = Table(title="jobs")
-    rows.add_column("job")
-    for heading in ("h", "USD", "on demand", "future known", "preemptions", "moves", "deadline"):
-        rows.add_column(heading, justify="right")
-    for each in result.outcomes:
-        rows.add_row(
-            each.job.name,
-            f"{(each.finish - each.arrival) / 3600:.2f}",
-            f"{each.usd:.2f}",
-            f"{each.on_demand.usd:.2f}",
-            f"{each.oracle_usd:.2f}",
-            f"{each.preemptions}",
-            f"{each.moves}",
-            {None: "-", True: "kept", False: "missed"}[each.in_time],
-        )
-    return rows

@@ -4,9 +4,9 @@ import datetime
 from collections.abc import Iterable
 from typing import Any
 
+from ballast_policies.prices.clouds.aws_prices import PRODUCT, PriceRow, aws_price_row
 from ballast_policies.prices.clouds.wanted import AwsSpotPrice
 from ballast_policies.prices.errors import PriceLogError
-from ballast_policies.prices.logs.aws_prices import PRODUCT, PriceRow, aws_price_row
 
 PRODUCTS = (PRODUCT, f"{PRODUCT} (Amazon VPC)")
 """Machines with Linux; the second name is that of accounts made before 2013."""

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from ballast_policies.prices.availability import AvailabilityLog, Span
+from ballast_lab.prices.availability import AvailabilityLog, Span
+from ballast_lab.prices.market import Market
+from ballast_lab.spot.engine import replay
+from ballast_lab.spot.settings import SpotJob, SpotSettings
 from ballast_policies.prices.history import PriceSeries
-from ballast_policies.prices.market import Market
 from ballast_policies.prices.offers import Offer
 from ballast_policies.simulator.settings import SettingsError
-from ballast_policies.simulator.spot.engine import replay
-from ballast_policies.simulator.spot.settings import SpotJob, SpotSettings
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -20,15 +20,16 @@ def replay_cluster(
     Raises:
         UsageError: logs or options cannot be used.
     """
+    from ballast_operator.cli.simulate.spot import BUILT_IN
     from ballast_policies.prices.errors import PriceLogError
-    from ballast_policies.prices.logs.folder import excerpt, read_market
-    from ballast_policies.prices.logs.times import seconds_of
+    from ballast_policies.prices.times import seconds_of
     from ballast_policies.simulator.settings import SettingsError
-    from ballast_policies.simulator.spot.engine import replay
-    from ballast_policies.simulator.spot.settings import SpotSettings
 
-    from ballast_operator.cli.simulate.spot import BUILT_IN, print_result
-    from ballast_operator.report.replayed import replayed_jobs
+    from ballast_lab.commands.simulate_prices import print_result
+    from ballast_lab.prices.logs.folder import excerpt, read_market
+    from ballast_lab.spot.cluster_jobs import replayed_jobs
+    from ballast_lab.spot.engine import replay
+    from ballast_lab.spot.settings import SpotSettings
 
     try:
         market = excerpt() if prices == BUILT_IN and not Path(prices).is_dir() else read_market(Path(prices))

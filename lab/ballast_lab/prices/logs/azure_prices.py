@@ -4,11 +4,11 @@ import csv
 import itertools
 from collections.abc import Iterator
 
+from ballast_policies.prices.clouds.aws_prices import PriceRow
 from ballast_policies.prices.errors import PriceLogError
 from ballast_policies.prices.history import Point
-from ballast_policies.prices.logs.aws_prices import PriceRow
-from ballast_policies.prices.logs.times import seconds_of
 from ballast_policies.prices.offers import usd
+from ballast_policies.prices.times import seconds_of
 
 MOST_COLUMNS = 200
 

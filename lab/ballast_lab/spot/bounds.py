@@ -4,11 +4,11 @@ import dataclasses
 import math
 
 import numpy as np
-
 from ballast_policies.prices.hazard import RestartCosts
-from ballast_policies.simulator.spot.machines import Machines
-from ballast_policies.simulator.spot.oracle import least_usd
-from ballast_policies.simulator.spot.settings import SpotJob
+
+from ballast_lab.spot.machines import Machines
+from ballast_lab.spot.oracle import least_usd
+from ballast_lab.spot.settings import SpotJob
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ import datetime
 import json
 
 import pytest
-from ballast_operator.cli.live import whatif_prices
+from ballast_lab.commands import whatif_prices
+from ballast_lab.spot.cluster_jobs import replayed_jobs
 from ballast_operator.cli.live.whatif import whatif
-from ballast_operator.report.replayed import replayed_jobs
 from click.testing import CliRunner
 
 NOW = datetime.datetime.now(datetime.UTC)

@@ -5,12 +5,12 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-
 from ballast_policies.simulator.settings import SettingsError
-from ballast_policies.simulator.spot.machines import Machines
-from ballast_policies.simulator.spot.result import JobOutcome
-from ballast_policies.simulator.spot.settings import SpotJob, SpotSettings
-from ballast_policies.simulator.spot.stint import Stint
+
+from ballast_lab.spot.machines import Machines
+from ballast_lab.spot.result import JobOutcome
+from ballast_lab.spot.settings import SpotJob, SpotSettings
+from ballast_lab.spot.stint import Stint
 
 
 @dataclasses.dataclass(slots=True, eq=False)

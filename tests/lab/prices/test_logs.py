@@ -4,12 +4,12 @@ import itertools
 import json
 
 import pytest
+from ballast_lab.prices.logs.availability_log import parse_availability
+from ballast_lab.prices.logs.azure_prices import parse_azure_prices
+from ballast_lab.prices.logs.folder import excerpt, read_market
+from ballast_lab.prices.logs.gcp_prices import parse_gcp_prices
+from ballast_policies.prices.clouds.aws_prices import parse_aws_prices
 from ballast_policies.prices.errors import PriceLogError
-from ballast_policies.prices.logs.availability_log import parse_availability
-from ballast_policies.prices.logs.aws_prices import parse_aws_prices
-from ballast_policies.prices.logs.azure_prices import parse_azure_prices
-from ballast_policies.prices.logs.folder import excerpt, read_market
-from ballast_policies.prices.logs.gcp_prices import parse_gcp_prices
 from ballast_policies.prices.offers import Pool, built_in_catalogue, parse_catalogue, usd
 
 ROW = {

@@ -10,8 +10,8 @@ from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.limits import FILE, Limits
 from ballast_policies.prices.errors import PriceLogError
 from ballast_policies.prices.history import Point
-from ballast_policies.prices.logs.times import seconds_of
 from ballast_policies.prices.offers import usd
+from ballast_policies.prices.times import seconds_of
 
 LIMITS: Limits = dataclasses.replace(FILE, depth=8)
 PRODUCT = "Linux/UNIX"

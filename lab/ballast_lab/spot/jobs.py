@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 
 from ballast_policies.simulator.settings import SettingsError
-from ballast_policies.simulator.spot.settings import SpotJob
 from ballast_policies.simulator.workloads.workload import TraceJob
 from ballast_policies.throughput.table import ThroughputTable
+
+from ballast_lab.spot.settings import SpotJob
 
 REFERENCE_TYPE = "v100"
 """GPU type in whose time deadlines are stated, where the job runs on it; else its fastest."""

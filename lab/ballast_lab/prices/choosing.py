@@ -12,9 +12,9 @@ import math
 from typing import Literal
 
 import numpy as np
-
 from ballast_policies.prices.hazard import RestartCosts, checkpoint_interval, saving_part
-from ballast_policies.prices.options import Options, on_hull, usd_per_step
+
+from ballast_lab.prices.options import Options, on_hull, usd_per_step
 
 WAIT = -1
 """Instead of an offer: rent nothing now."""
@@ -84,7 +84,7 @@ def choose(situation: Situation, options: Options, preferences: Preferences, use
         situation: of the job.
         options: of this moment.
         preferences: of the policy.
-        useful: :func:`~ballast_policies.prices.options.useful_parts` of the options.
+        useful: :func:`~ballast_lab.prices.options.useful_parts` of the options.
     """
     cost = usd_per_step(options, useful)
     if not preferences.may_use_spot:

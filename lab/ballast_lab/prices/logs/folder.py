@@ -6,15 +6,9 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 
-from ballast_policies.prices.availability import AvailabilityLog, Span
+from ballast_policies.prices.clouds.aws_prices import PriceRow, parse_aws_prices
 from ballast_policies.prices.errors import PriceLogError
 from ballast_policies.prices.history import Point, series
-from ballast_policies.prices.logs.availability_log import parse_availability
-from ballast_policies.prices.logs.aws_prices import PriceRow, parse_aws_prices
-from ballast_policies.prices.logs.azure_prices import parse_azure_prices
-from ballast_policies.prices.logs.gcp_prices import parse_gcp_prices
-from ballast_policies.prices.logs.times import seconds_of
-from ballast_policies.prices.market import Market, instance_of
 from ballast_policies.prices.offers import (
     Catalogue,
     InstanceType,
@@ -23,6 +17,13 @@ from ballast_policies.prices.offers import (
     built_in_catalogue,
     parse_catalogue,
 )
+from ballast_policies.prices.times import seconds_of
+
+from ballast_lab.prices.availability import AvailabilityLog, Span
+from ballast_lab.prices.logs.availability_log import parse_availability
+from ballast_lab.prices.logs.azure_prices import parse_azure_prices
+from ballast_lab.prices.logs.gcp_prices import parse_gcp_prices
+from ballast_lab.prices.market import Market, instance_of
 
 MOST_FILES = 10_000
 MOST_BYTES = 64 * 2**20
@@ -69,7 +70,7 @@ def read_market(folder: Path) -> Market:
 
 def excerpt() -> Market:
     """The logs that come with Ballast: four weeks of those of the dissertation's chapter 6."""
-    with resources.as_file(resources.files("ballast_policies.prices") / "data" / "excerpt") as folder:
+    with resources.as_file(resources.files("ballast_lab.prices") / "data" / "excerpt") as folder:
         return read_market(folder)
 
 

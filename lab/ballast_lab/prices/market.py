@@ -6,10 +6,11 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 
-from ballast_policies.prices.availability import AvailabilityLog, Span, pooled
 from ballast_policies.prices.hazard import Hazard
 from ballast_policies.prices.history import PriceSeries
 from ballast_policies.prices.offers import Catalogue, InstanceType, Offer, Pool
+
+from ballast_lab.prices.availability import AvailabilityLog, Span, pooled
 
 _COUNTED = re.compile(r"(?P<type>.+) x (?P<gpus>\d{1,4})")
 

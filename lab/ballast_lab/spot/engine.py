@@ -4,31 +4,31 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from ballast_policies.prices.hazard import Hazard, checkpoint_interval
+from ballast_policies.simulator.progress import OnProgress, SimulationProgress
+from ballast_policies.simulator.settings import SettingsError
 
-from ballast_policies.prices.choosing import (
+from ballast_lab.prices.choosing import (
     WAIT,
     Choice,
     Preferences,
     Situation,
     choose,
 )
-from ballast_policies.prices.hazard import Hazard, checkpoint_interval
-from ballast_policies.prices.market import Market
-from ballast_policies.prices.options import Options, useful_parts
-from ballast_policies.simulator.progress import OnProgress, SimulationProgress
-from ballast_policies.simulator.settings import SettingsError
-from ballast_policies.simulator.spot.bounds import on_demand_bound, oracle_usd
-from ballast_policies.simulator.spot.machines import Machines, machines_of
-from ballast_policies.simulator.spot.observed import Observed
-from ballast_policies.simulator.spot.result import SpotResult
-from ballast_policies.simulator.spot.running import Running, arrived, urgency
-from ballast_policies.simulator.spot.settings import (
+from ballast_lab.prices.market import Market
+from ballast_lab.prices.options import Options, useful_parts
+from ballast_lab.spot.bounds import on_demand_bound, oracle_usd
+from ballast_lab.spot.machines import Machines, machines_of
+from ballast_lab.spot.observed import Observed
+from ballast_lab.spot.result import SpotResult
+from ballast_lab.spot.running import Running, arrived, urgency
+from ballast_lab.spot.settings import (
     LONGEST_REPLAY_SECONDS,
     NOTICE_SECONDS,
     SpotJob,
     SpotSettings,
 )
-from ballast_policies.simulator.spot.stint import Ended, Stint, run_until
+from ballast_lab.spot.stint import Ended, Stint, run_until
 
 SLOTS_AT_ONCE = 512
 """Reviews for which prices are looked up together."""

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-
-from ballast_policies.prices.availability import Span
 from ballast_policies.prices.history import PriceSeries
-from ballast_policies.prices.market import Market
 from ballast_policies.prices.offers import Offer
-from ballast_policies.simulator.spot.settings import LONGEST_LIFE_SECONDS
+
+from ballast_lab.prices.availability import Span
+from ballast_lab.prices.market import Market
+from ballast_lab.spot.settings import LONGEST_LIFE_SECONDS
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

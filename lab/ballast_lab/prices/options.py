@@ -3,7 +3,6 @@
 import dataclasses
 
 import numpy as np
-
 from ballast_policies.prices.hazard import RestartCosts, checkpoint_interval
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from ballast_policies.prices.hazard import Hazard
 from ballast_policies.prices.offers import Offer
-from ballast_policies.simulator.spot.bounds import OnDemand
-from ballast_policies.simulator.spot.settings import SpotJob, SpotSettings
-from ballast_policies.simulator.spot.stint import Ended, Stint
+
+from ballast_lab.spot.bounds import OnDemand
+from ballast_lab.spot.settings import SpotJob, SpotSettings
+from ballast_lab.spot.stint import Ended, Stint
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)

@@ -4,9 +4,10 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from ballast_policies.prices.choosing import Preferences
 from ballast_policies.prices.hazard import RestartCosts
 from ballast_policies.simulator.settings import SettingsError
+
+from ballast_lab.prices.choosing import Preferences
 
 POLICIES = {
     "min-cost": "where its steps are cheapest, deadlines not read",

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ballast_policies.simulator.spot.settings import SpotJob
-
 from ballast_operator.kube.kinds import Object
+
+from ballast_lab.spot.settings import SpotJob
 
 SECONDS_PER_DAY = 86_400.0
 

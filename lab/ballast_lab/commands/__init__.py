@@ -1,0 +1,1 @@
+"""What the commands of ``ballast`` reach here, by the entry points of group ``ballast.simulations``."""

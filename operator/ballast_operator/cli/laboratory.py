@@ -1,0 +1,29 @@
+"""The parts of commands that the distribution ballast-lab registers, found without importing it."""
+
+from typing import Any
+
+import click
+from ballast_policies.registry import Registry, RegistryError
+
+SIMULATIONS: Registry[Any] = Registry("simulation", group="ballast.simulations", row_type=object, rows={})
+
+
+def from_lab(name: str, option: str) -> Any:
+    """What ballast-lab registers as ``lab.NAME``.
+
+    Args:
+        name: without the prefix.
+        option: that asks for it, as on the command line, for the message.
+
+    Raises:
+        ClickException: it is not installed, or cannot be loaded.
+    """
+    try:
+        return SIMULATIONS[f"lab.{name}"]
+    except KeyError as error:
+        raise click.ClickException(
+            f"{option}: needs the Python distribution 'ballast-lab', which reproduces other people's results "
+            "and is not installed. To fix: pip install ballast-lab"
+        ) from error
+    except RegistryError as error:
+        raise click.ClickException(f"{option}: {error}") from error
