@@ -27,6 +27,9 @@ class JobSettings:
     bind_seconds: float = 120.0
     """A gang whose pods are not all running with an address by then is rolled back: all or none."""
 
+    pull_seconds: float = 1800.0
+    """The same, while the nodes of all pods that do not run yet pull their images, where that is longer."""
+
     start_seconds: float = 300.0
     """From the plan's writing to rank 0's first acknowledgement (imports, rendezvous, checkpoint)."""
 

@@ -143,11 +143,18 @@ class ReconcileContext:
 
     @property
     def bind_seconds(self) -> float:
-        """How long the pods of a launch or a growth may take until all run; more where nodes have to come."""
+        """How long the pods of a launch or a growth may take until all run.
+
+        More where nodes have to come, and while images are all that is missing: to give up then would start
+        the same pull on another node.
+        """
         allocation = self.view.status.allocation
         waits = () if allocation is None else allocation.pools_to_grow
         slowest = max((self.pools.named(pool).start_seconds for pool in waits), default=0.0)
-        return self.settings.bind_seconds + slowest
+        not_ready = [pod for pod in self.view.gang if not pod.ready_for_plan]
+        pulls = bool(not_ready) and all(pod.pulling for pod in not_ready)
+        limit = self.settings.bind_seconds
+        return slowest + (max(limit, self.settings.pull_seconds) if pulls else limit)
 
     def new_node_of(self, pod: str) -> NewNode:
         """Where the pod goes, if its node does not exist yet."""

@@ -5,7 +5,7 @@ from ballast_policies.protocol.moves import End, Why
 
 from ballast_operator.api.job_allocation import NodesLeaving
 from ballast_operator.steps.context import ReconcileContext
-from ballast_operator.steps.gang import waits
+from ballast_operator.steps.gang import some_of, waits
 from ballast_operator.views.clock import show
 from ballast_operator.views.pod import PodView
 
@@ -17,9 +17,8 @@ def leaving_text(leaving: NodesLeaving | None) -> str:
     """Which nodes go, when, and what has said so."""
     if leaving is None:
         return "a node of the gang is about to go"
-    several = len(leaving.nodes) > 1
-    names = ", ".join(leaving.nodes[:5]) + (f" and {len(leaving.nodes) - 5} more" * (len(leaving.nodes) > 5))
-    return f"node{'s' * several} {names} {'go' if several else 'goes'} at {show(leaving.at)}, by {leaving.by}"
+    nodes, go = ("nodes", "go") if len(leaving.nodes) > 1 else ("node", "goes")
+    return f"{nodes} {some_of(leaving.nodes)} {go} at {show(leaving.at)}, by {leaving.by}"
 
 
 def describe(pod: PodView) -> str:
@@ -63,6 +62,9 @@ def why_it_ends(context: ReconcileContext, end: End) -> str:
                 return f"{describe(pod)}; no other rank is to blame"
             return describe(pod) if pod.node_ready else f"node {pod.node} is lost; {describe(pod)}"
         case Why.POD_DELETED:
+            dead = ", ".join(sorted({pod.node for pod in pods if not pod.node_ready}))
+            if dead:
+                return f"node {dead} is lost: it is not ready, and pod {', '.join(end.pods)} is being deleted"
             return f"pod {', '.join(end.pods)} is being deleted by someone else"
         case Why.POD_MISSING:
             return f"deleted by someone else: {', '.join(end.pods)}"

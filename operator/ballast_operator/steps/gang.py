@@ -26,6 +26,9 @@ from ballast_operator.steps.costs.accounting import accrue_cost
 from ballast_operator.steps.observed import seconds_left
 from ballast_operator.views.pod import PodView
 
+MOST_NAMES = 5
+"""Names of pods or nodes in one sentence."""
+
 
 def await_pods(context: ReconcileContext, missing: tuple[str, ...]) -> StepResult:
     """Not all pods of the gang run: create those that are ``missing``, and what they need."""
@@ -177,9 +180,14 @@ def tell_address(
 
 def waits(context: ReconcileContext) -> str:
     """Which pods do not run yet, and why, as text to append."""
-    found = [
-        f"{pod.name}: {pod.reason} {pod.detail}".strip()
-        for pod in context.view.gang
-        if pod.reason and not pod.ready_for_plan
-    ]
-    return "; " + "; ".join(found) if found else ""
+    found: dict[str, list[str]] = {}
+    for pod in context.view.gang:
+        if pod.reason and not pod.ready_for_plan:
+            found.setdefault(f"{pod.reason} {pod.detail}".strip(), []).append(pod.name)
+    return "".join(f"; {some_of(pods)}: {why}" for why, pods in found.items())
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first names of a list, and how many more there are."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more

@@ -214,6 +214,7 @@ def _pod(pod: PodView, *, leaves: bool) -> Pod:
         failure=failure,
         node_ready=pod.node_ready,
         leaves=leaves,
+        broken=pod.broken,
     )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 
 from ballast_policies.contract import (
     LAUNCH_LABEL,
@@ -17,6 +18,14 @@ from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.notices import Leaving, deleted, evicted
 
 _SIGKILL, _SIGTERM = 137, 143
+
+_BROKEN = frozenset({"CreateContainerConfigError", "InvalidImageName", "ErrImageNeverPull"})
+"""What the kubelet says of a container that cannot be made as it is described."""
+_NAMES_NOTHING = re.compile(r'code = NotFound|manifest unknown|persistentvolumeclaim ".*" not found')
+"""Said of a pod whose image the registry does not have, or whose volume claim is not there.
+
+A registry that cannot be reached, or that asks for a password, may answer in an hour: that does not match."""
+_WAITS_FOR_NAMES = frozenset({"ErrImagePull", "ImagePullBackOff", "Unschedulable"})
 
 USUAL_GRACE_SECONDS = 30
 """Seconds from SIGTERM to SIGKILL unless the template sets them; Kubernetes' default."""
@@ -38,9 +47,11 @@ class PodView:
         reason: Kubernetes' reason of an end or a wait (OOMKilled, Evicted, ImagePullBackOff...).
         detail: the same in a sentence.
         disrupted: the cluster ended it (eviction, preemption by a higher priority, taint).
+        pulling: all that it waits for is its image, which the node fetches.
         node_ready: whether its node is there and Ready.
-        leaves: its node is about to go, or the cluster is about to end it: it still runs.
-        deletion: it is being deleted, and runs until its grace is over; None: it is not.
+        leaves: its node is about to go, or the cluster is about to end it: it still runs. One that is
+            evicted from a node which is not ready does not: nothing of it can be saved.
+        deletion: it is being deleted, and runs until its grace is over; None: it is not, or its node is dead.
         ended_at: when the trainer's container ended, by its node's clock; None: not known.
         grace_seconds: from SIGTERM to SIGKILL when it is deleted.
     """
@@ -58,6 +69,7 @@ class PodView:
     reason: str = ""
     detail: str = ""
     disrupted: bool = False
+    pulling: bool = False
     node_ready: bool = True
     leaves: Leaving | None = None
     deletion: Leaving | None = None
@@ -87,6 +99,14 @@ class PodView:
         return self.exit_code is not None and self.exit_code not in innocent
 
     @property
+    def broken(self) -> bool:
+        """It has not run, and cannot until somebody changes the job or makes what it names."""
+        if self.phase != "Pending":
+            return False
+        missing = self.reason in _WAITS_FOR_NAMES and _NAMES_NOTHING.search(self.detail) is not None
+        return missing or self.reason in _BROKEN
+
+    @property
     def lost_peer(self) -> bool:
         """It ended because another did."""
         return self.phase == "Failed" and self.exit_code == ExitCode.PEER_LOST
@@ -106,13 +126,16 @@ def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) 
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     conditions = {c["type"]: c for c in status.get("conditions") or []}
     reason, detail = _reason(status, ended, waiting, conditions.get("PodScheduled", {}))
+    pulling = _pulls(waiting, conditions)
+    if pulling:
+        reason, detail = "PullingImage", ""
     message = _message(ended.get("message", ""))
     if message is None:
         detail = detail or _last_line(ended.get("message", ""))
     target = conditions.get("DisruptionTarget", {})
     grace = content.get("terminationGracePeriodSeconds")
     disrupted, alive = target.get("status") == "True", status.get("phase") not in ("Succeeded", "Failed")
-    if leaving is None and disrupted:
+    if leaving is None and disrupted and node_ready:
         leaving = evicted(metadata.get("deletionTimestamp"), target.get("reason", ""))
     return PodView(
         name=metadata["name"],
@@ -128,9 +151,10 @@ def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) 
         reason=reason,
         detail=detail,
         disrupted=disrupted or status.get("reason") in EVICTION_REASONS,
+        pulling=pulling,
         node_ready=node_ready,
         leaves=leaving if alive else None,
-        deletion=deleted(metadata.get("deletionTimestamp")) if alive else None,
+        deletion=deleted(metadata.get("deletionTimestamp")) if alive and node_ready else None,
         ended_at=_time(ended.get("finishedAt")),
         grace_seconds=USUAL_GRACE_SECONDS if grace is None else int(grace),
     )
@@ -151,6 +175,15 @@ def _reason(status: Object, ended: Object, waiting: Object, scheduled: Object) -
     if not reason and scheduled.get("status") == "False":
         return scheduled.get("reason", ""), scheduled.get("message", "")
     return reason, status.get("message") or waiting.get("message") or ""
+
+
+def _pulls(waiting: Object, conditions: Mapping[str, Object]) -> bool:
+    """Whether its node pulls its image: volumes and network are there, and nothing has failed.
+
+    Kubelets before 1.29 do not set ``PodReadyToStartContainers``; there no pull is known of.
+    """
+    prepared = conditions.get("PodReadyToStartContainers", {}).get("status") == "True"
+    return prepared and waiting.get("reason") == "ContainerCreating"
 
 
 def _last_line(text: str) -> str:

@@ -19,7 +19,7 @@ class Cause(enum.StrEnum):
     NAME_TAKEN = "NameTaken"
     """An object of somebody else has the name of one that the launch needs."""
     USER_ERROR = "UserError"
-    """The user's model, data, configuration or memory limit failed. Counts toward ``backoffLimit``."""
+    """The user's model, data, configuration, image or memory limit failed. Counts toward ``backoffLimit``."""
     HUNG = "Hung"
     """Pods ran, but the lease was not renewed or the start took too long. Counts toward ``backoffLimit``."""
     POD_LOST = "PodLost"

@@ -88,7 +88,7 @@ def _responsible(seen: Observed) -> list[Pod]:
 def _lost(seen: Observed, gang: list[Pod]) -> SeenFailure | None:
     for pod in gang:
         if pod.leaving and pod.alive and not pod.leaves:
-            return Cause.POD_LOST, Why.POD_DELETED, (pod.name,)
+            return (Cause.POD_LOST if pod.node_ready else Cause.NODE_LOST), Why.POD_DELETED, (pod.name,)
         if pod.phase is Phase.FAILED and pod.failure is not Failure.PEER_LOST:
             return (Cause.POD_LOST if pod.node_ready else Cause.NODE_LOST), Why.POD_FAILED, (pod.name,)
     dead = tuple(pod.name for pod in gang if not pod.node_ready)

@@ -131,7 +131,10 @@ def _starting(seen: Observed) -> Decision:
     if all(name in pods and seen.may_start(pods[name]) for name in gang.pods):
         return Decision(State.STARTING, WritePlan(seen.next_epoch, Directive.RUN, gang.pods))
     if Deadline.BIND in seen.over:
-        return Decision(State.STARTING, end(seen, Cause.NOT_BOUND, Why.NOT_RUNNING_IN_TIME))
+        # What is wrong with the job does not pass: it counts, so that the job fails in the end.
+        broken = tuple(pod.name for pod in pods.values() if pod.broken)
+        cause = Cause.USER_ERROR if broken else Cause.NOT_BOUND
+        return Decision(State.STARTING, end(seen, cause, Why.NOT_RUNNING_IN_TIME, broken))
     if not pods and not seen.gpus_free:
         # A leader that has just lost its lease may have written this launch while another was written.
         return Decision(State.STARTING, end(seen, Cause.NOT_BOUND, Why.GPUS_TAKEN))

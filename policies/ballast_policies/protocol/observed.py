@@ -42,6 +42,7 @@ class Pod:
         failure: how it failed; None unless ``phase`` is FAILED.
         node_ready: whether its node is there and ready.
         leaves: its node has announced that it goes, or the cluster is about to end the pod; it still runs.
+        broken: it cannot run until somebody changes the job, or makes what the job names.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Pod:
     failure: Failure | None = None
     node_ready: bool = True
     leaves: bool = False
+    broken: bool = False
 
     @property
     def alive(self) -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from ballast_operator.api.cause import Cause
 from ballast_operator.steps.context import Apply, CreatePod, WritePlan
 from ballast_operator.steps.take_step import take_step
@@ -65,6 +66,46 @@ def test_a_gang_that_is_not_complete_in_time_is_taken_back():
     result = take_step(a_context(with_pod(launched(), 2, phase="Pending", address=""), seconds=121))
     assert result.status.allocation.ending.cause is Cause.NOT_BOUND
     assert "only 3 of 4 pods ran within 120 s" in result.status.allocation.ending.message
+
+
+def not_running(reason, detail="", *, pulling=False):
+    view = launched()
+    for rank in range(4):
+        view = with_pod(
+            view, rank, phase="Pending", address="", reason=reason, detail=detail, pulling=pulling
+        )
+    return view
+
+
+def test_a_gang_whose_images_are_pulled_is_given_longer():
+    """Half an hour in place of two minutes, as long as nothing else is missing."""
+    pulls = not_running("PullingImage", pulling=True)
+    result = take_step(a_context(pulls, seconds=1000))
+    assert (result.actions, result.requeue_after_seconds) == ((), 800.0)
+    assert result.status.condition("Running").message == (
+        "0 of 4 pods run; job-1-0, job-1-1, job-1-2, job-1-3: PullingImage"
+    )
+    assert take_step(a_context(pulls, seconds=1801)).status.allocation.ending.cause is Cause.NOT_BOUND
+    other = with_pod(pulls, 3, reason="Unschedulable", pulling=False)
+    assert take_step(a_context(other, seconds=121)).status.allocation.ending.cause is Cause.NOT_BOUND
+
+
+@pytest.mark.parametrize(
+    ("reason", "detail", "cause"),
+    [
+        ("CreateContainerConfigError", "container has runAsNonRoot and image will run as root", "UserError"),
+        ("ImagePullBackOff", "rpc error: code = NotFound desc = failed to pull", "UserError"),
+        ("Unschedulable", '0/3 nodes are available: persistentvolumeclaim "nope" not found.', "UserError"),
+        ("ErrImagePull", "rpc error: code = Unavailable desc = connection refused", "NotBound"),
+        ("Unschedulable", "pod has unbound immediate PersistentVolumeClaims", "NotBound"),
+        ("ContainerCreating", "", "NotBound"),
+    ],
+)
+def test_a_launch_that_can_never_start_counts_as_the_users(reason, detail, cause):
+    """What may pass by itself does not."""
+    result = take_step(a_context(not_running(reason, detail), seconds=121))
+    ending = result.status.allocation.ending
+    assert (ending.cause, reason in ending.message) == (cause, True)
 
 
 def test_a_complete_gang_gets_a_plan_with_every_address():

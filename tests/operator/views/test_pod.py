@@ -74,6 +74,37 @@ def test_a_pod_that_waits_says_for_what():
     assert read_pod(item, node_ready=True).detail == "0/3 nodes"
 
 
+@pytest.mark.parametrize(
+    ("prepared", "reason", "pulls"),
+    [
+        ("True", "ContainerCreating", True),
+        ("False", "ContainerCreating", False),
+        ("True", "ErrImagePull", False),
+        ("True", "CreateContainerConfigError", False),
+    ],
+)
+def test_a_pod_whose_volumes_and_network_are_there_pulls_its_image(prepared, reason, pulls):
+    """Before, it waits for a volume or a network; after a failed pull, it waits for the registry."""
+    item = ended(0)
+    item["status"] = {
+        "phase": "Pending",
+        "conditions": [{"type": "PodReadyToStartContainers", "status": prepared}],
+        "containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": reason}}}],
+    }
+    pod = read_pod(item, node_ready=True)
+    assert (pod.pulling, pod.reason) == (pulls, "PullingImage" if pulls else reason)
+
+
+@pytest.mark.parametrize("node_ready", [True, False])
+def test_a_pod_that_is_evicted_from_a_dead_node_has_no_time_to_save(node_ready):
+    """The taint manager deletes pods of nodes that went without a word: nobody there hears of it."""
+    item = ended(0, conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "x"}])
+    item["status"]["phase"] = "Running"
+    item["metadata"]["deletionTimestamp"] = "2026-11-24T10:00:30Z"
+    pod = read_pod(item, node_ready=node_ready)
+    assert ((pod.leaves is not None), (pod.deletion is not None)) == (node_ready, node_ready)
+
+
 def test_a_process_without_a_message_of_its_own_is_explained_by_the_end_of_its_log():
     """The kubelet hands over the log's last lines; of a traceback the last one has the error."""
     log = "Traceback (most recent call last):\n  File 'train.py', line 3\nValueError: no such column\n\n"

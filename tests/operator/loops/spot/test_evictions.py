@@ -120,3 +120,15 @@ async def test_pods_of_a_job_that_is_deleted_make_it_no_smaller():
     for _ in range(3):
         await simulation.tick()
     assert plan_of(simulation).directive is Directive.RUN
+
+
+async def test_a_pod_that_the_cluster_deletes_on_a_dead_node_is_lost_at_once():
+    """The taint manager's condition is no notice: nobody there can save, so no grace is waited for."""
+    simulation = await elastic(FOUR_NODES, stages=(2, 4))
+    dead = node_of_rank(simulation, 1)
+    down = {"type": "Ready", "status": "Unknown"}
+    simulation.world.patch(NODE, "", dead, {"status": {"conditions": [down]}})
+    at = end_of_rank(simulation, 1, reason="DeletionByTaintManager")
+    await simulation.until(lambda: simulation.status("a").launches == 2, ticks=25)
+    assert simulation.now < at
+    assert dict(simulation.status("a").restarts) == {"NodeLost": 1}
