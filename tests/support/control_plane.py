@@ -49,7 +49,7 @@ def control_plane() -> Iterator[ControlPlane]:
     """A real API server with controllers and scheduler, no nodes, and the files of ``crds/`` installed."""
     if path := os.environ.get(KUBECONFIG_VARIABLE):
         plane = ControlPlane(kubeconfig=Path(path), cluster=None)
-        _apply_crds(plane)
+        apply_crds(plane)
         yield plane
     else:
         with LocalCluster(crds=CRDS) as cluster:
@@ -84,7 +84,8 @@ def fresh_namespace(plane: ControlPlane) -> Iterator[str]:
             core.delete_namespace(name)
 
 
-def _apply_crds(plane: ControlPlane) -> None:
+def apply_crds(plane: ControlPlane) -> None:
+    """Has the files of ``crds/`` installed, and waits until their kinds are served."""
     import yaml
     from kubernetes import client
     from kubernetes.dynamic import DynamicClient

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +45,6 @@ EVERYTHING: dict[str, Any] = {
     "admissionPolicies": {"enabled": True, "namespaceSelector": {"matchLabels": {"ballast": "yes"}}},
 }
 """Everything that can be switched on."""
-
-
-@pytest.fixture(scope="module")
-def chart() -> Iterator[Any]:
-    with helm.Chart.load(CHART) as loaded:
-        yield loaded
 
 
 def render(
