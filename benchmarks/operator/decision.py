@@ -29,7 +29,12 @@ class Silent:
     def __init__(self) -> None:
         self.writes = 0
 
-    async def apply(self, kind: Any, body: Any, *, subresource: str = "") -> Any:
+    async def write_status(self, kind: Any, body: Any) -> Any:
+        """Nothing happens."""
+        self.writes += 1
+        return body
+
+    async def apply(self, kind: Any, body: Any) -> Any:
         """Nothing happens."""
         self.writes += 1
         return body

@@ -148,18 +148,37 @@ class Cluster:
                 return items, int(page["metadata"]["resourceVersion"])
             query["continue"] = page["metadata"]["continue"]
 
-    async def apply(self, kind: Kind, body: Object, *, subresource: str = "") -> Object:
+    async def apply(self, kind: Kind, body: Object) -> Object:
         """Server-side apply as the operator's field manager, taking over fields that others changed.
 
         With ``metadata.resourceVersion`` in the body, an object that has changed since is a Conflict.
         """
         metadata = body["metadata"]
-        path = kind.path(metadata.get("namespace", ""), metadata["name"], subresource)
+        path = kind.path(metadata.get("namespace", ""), metadata["name"])
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         # A text goes out as it is only where the media type has a parameter.
         content_type = "application/apply-patch+yaml; charset=utf-8"
         return await self._write(
             "patch", kind, path, body=apply_text(body), query=query, content_type=content_type
+        )
+
+    async def write_status(self, kind: Kind, body: Object) -> Object:
+        """Replace the whole status: the operator's alone, it keeps nothing that anybody else has put there.
+
+        With ``metadata.resourceVersion`` in the body, an object that has changed since is a Conflict.
+        """
+        metadata = body["metadata"]
+        parts = [{"op": "add", "path": "/status", "value": body["status"]}]
+        if "resourceVersion" in metadata:
+            version = metadata["resourceVersion"]
+            parts.append({"op": "add", "path": "/metadata/resourceVersion", "value": version})
+        return await self._write(
+            "patch",
+            kind,
+            kind.path(metadata.get("namespace", ""), metadata["name"], "status"),
+            body=parts,
+            query={"fieldManager": FIELD_MANAGER},
+            content_type="application/json-patch+json",
         )
 
     async def create(self, kind: Kind, body: Object) -> Object:
@@ -218,7 +237,7 @@ class Cluster:
         kind: Kind,
         path: str,
         *,
-        body: Object | str | None = None,
+        body: Object | Objects | str | None = None,
         query: dict[str, Any] | None = None,
         content_type: str | None = None,
         accept: str = "",

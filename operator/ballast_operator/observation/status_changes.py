@@ -42,8 +42,8 @@ def asks_or_frees(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
 def status_content(status: TrainingJobStatus) -> dict[str, Any]:
     """The status as the API has it; until its first launch, without what is empty.
 
-    Thousands of jobs may arrive and wait. Absent means empty, for every reader; server-side apply removes
-    what was there before.
+    Thousands of jobs may arrive and wait. Absent means empty, for every reader; what was
+    there before goes, as the whole status is replaced.
 
     Raises:
         pydantic.ValidationError: a value is outside its schema; a bug of a step.

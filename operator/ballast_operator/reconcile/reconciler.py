@@ -249,7 +249,7 @@ class Reconciler:
             },
             "status": {**foreign, **status_content(status)},
         }
-        self._observer.caches.wrote(JOB, await self._cluster.apply(JOB, body, subresource="status"))
+        self._observer.caches.wrote(JOB, await self._cluster.write_status(JOB, body))
 
     async def _report(self, view: JobView, item: Object, result: StepResult) -> float | None:
         """Write the status that was decided on ``item``."""

@@ -54,7 +54,7 @@ async def write_and_read(control_plane, namespace, texts):
         costs = tuple(TeamPart(team=team, cost=1.0) for team in teams)
         status = TrainingJobStatus(last_decision=Decision(why="".join(want)), team_costs=costs)
         body = {"apiVersion": JOB.api_version, "kind": JOB.kind, "metadata": name}
-        answer = await cluster.apply(JOB, {**body, "status": status_content(status)}, subresource="status")
+        answer = await cluster.write_status(JOB, {**body, "status": status_content(status)})
         assert answer["status"].get("lastDecision", {}).get("why", "") == "".join(want)
         assert [cost["team"] for cost in answer["status"].get("teamCosts", [])] == teams
 

@@ -1,12 +1,13 @@
 """What a real API server refuses, and objects of others in the way: named on the job, and waited for."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client
 
-from tests.operator.live.conftest import Stage
+from tests.operator.live.conftest import JOBS, Stage
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.slow]
@@ -82,10 +83,31 @@ def test_a_character_outside_the_basic_plane_is_in_a_status_and_stops_nothing(st
         )
         assert "\U0001f917" in admitted(stage, "wrong")["message"]
         stage.wait_for("team", "Succeeded")
-        policies = {"group": "ballast.dev", "version": "v1alpha1", "plural": "clusterpolicies"}
+        policies = {**JOBS, "plural": "clusterpolicies"}
 
         def teams() -> list[str]:
             status = stage.custom.get_cluster_custom_object(name="live", **policies).get("status") or {}
             return [team["team"] for team in status.get("teams") or []]
 
         eventually(lambda: "\U0001f917" in teams(), "the policy's status to have the team")
+
+
+def test_a_status_that_a_person_has_edited_is_the_operators_again(stage: Stage, tmp_path: Path) -> None:
+    """A field of the allocation that the person's tool owns from then on does not outlive the allocation."""
+    finish = tmp_path / "finish"
+    edits = {"nodes": ["gone", "gone"], "launch": 7}
+    with stage.operator():
+        for field, value in edits.items():
+            stage.add_job(field, script={"total": 5, "finishFile": str(finish)})
+            stage.wait_for(field, "Running")
+            stage.custom.patch_namespaced_custom_object_status(
+                namespace=stage.namespace,
+                name=field,
+                body={"status": {"allocation": {field: value}}},
+                field_manager="kubectl-edit",
+                **JOBS,
+            )
+        finish.touch()
+        for field in edits:
+            stage.wait_for(field, "Succeeded")
+            assert "allocation" not in stage.status(field)

@@ -33,6 +33,6 @@ async def test_what_has_become_empty_is_removed(control_plane, namespace):
         for seconds in (3.0, 0.0):
             status = status_content(TrainingJobStatus(observed_generation=2, suspended_seconds=seconds))
             body = {"apiVersion": JOB.api_version, "kind": JOB.kind, "metadata": name, "status": status}
-            answer = await cluster.apply(JOB, body, subresource="status")
+            answer = await cluster.write_status(JOB, body)
             assert TrainingJobStatus.model_validate(answer["status"]).suspended_seconds == seconds
         assert answer["status"] == {"observedGeneration": 2}

@@ -76,7 +76,6 @@ def policy_status(
         conditions = set_condition(conditions, kind, value, reason, message, now=now, generation=generation)
     conditions = tuple(sorted(conditions, key=lambda condition: order.index(condition.type)))
     notices = flips(before, conditions)
-    # A map that server-side apply empties ends as null, which the CRD refuses: empty ones are left out.
     status = _status(report, conditions, generation)
     status = status.replace(bill=_bill(old, report, status, now), bill_at=now, prices=_prices(old, report))
     status = status.replace(teams=next_team_costs(old, report.policy, report.paid, now))

@@ -85,6 +85,6 @@ class PolicyReporter:
         body, notices = await asyncio.to_thread(policy_status, item, report, now=self._clock())
         if body is None:
             return
-        self._caches.wrote(POLICY, await self._cluster.apply(POLICY, body, subresource="status"))
+        self._caches.wrote(POLICY, await self._cluster.write_status(POLICY, body))
         metadata = item["metadata"]
         await self._recorder.post(POLICY, "", metadata["name"], metadata["uid"], notices)

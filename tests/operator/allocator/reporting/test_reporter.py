@@ -20,7 +20,7 @@ class Answers:
     def __init__(self, *answers):
         self.answers, self.written, self.done = list(answers), [], asyncio.Event()
 
-    async def apply(self, kind, body, *, subresource):
+    async def write_status(self, kind, body):
         answer = self.answers.pop(0)
         if not self.answers:
             self.done.set()

@@ -95,6 +95,9 @@ class FakeCluster:
             return self._end(kind, "patch", old)
         return self._end(kind, "patch", self.world.put(kind, new))
 
+    async def write_status(self, kind: Kind, body: Any) -> dict[str, Any]:
+        return await self.apply(kind, body, subresource="status")
+
     async def try_create(self, kind: Kind, body: Any) -> None:
         has_right("create", kind)
         self.world.dry_runs += 1
