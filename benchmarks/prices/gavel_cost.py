@@ -12,6 +12,7 @@ import json
 import random
 from typing import Any
 
+from ballast_lab.gavel.rules import GAVEL_RULES
 from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.settings import SimulatedCluster, SimulationSettings
 from ballast_policies.simulator.workloads.workload import TraceJob, Workload
@@ -43,7 +44,7 @@ def run(count: int, batch_size: int) -> dict[str, Any]:
     cluster = SimulatedCluster(gpus=dict.fromkeys(PRICES, count), prices=PRICES)
     found: dict[str, Any] = {"batch_size": batch_size}
     for policy in POLICIES:
-        settings = SimulationSettings(policy=policy, ideal=True)
+        settings = SimulationSettings(policy=policy, ideal=True, rules=GAVEL_RULES)
         result = simulate(workload(count, batch_size), cluster, built_in_table(), settings)
         found[policy] = {
             "cost_usd": result.cost,

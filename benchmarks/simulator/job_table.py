@@ -14,7 +14,7 @@ job wait for its first round.
 import itertools
 import random
 
-from ballast_policies.simulator.workloads.generate import JOB_TABLES, _draw_duration, _draw_gpus
+from ballast_policies.simulator.workloads.generate import DISTRIBUTED, _draw_duration, _draw_gpus
 from ballast_policies.throughput.gavel_file import built_in_table
 from ballast_policies.throughput.table import JobType
 from published_figures import MULTIPLE, PUBLISHED, SINGLE
@@ -58,7 +58,7 @@ def unhurried(table: Table, *, several_gpus: bool) -> tuple[float, float, float]
 
 def main() -> None:
     families: dict[str, list[tuple[str, bool]]] = {}
-    for name, distributed in JOB_TABLES["gavel"]:
+    for name, distributed in DISTRIBUTED:
         families.setdefault(name.split(" (")[0], []).append((name, distributed))
     orders: dict[tuple[bool, ...], list[tuple[str, ...]]] = {}
     for order in itertools.permutations(families):

@@ -4,6 +4,8 @@ import dataclasses
 import json
 from pathlib import Path
 
+from ballast_lab.gavel import job_table
+from ballast_lab.gavel.rules import RULES as GAVELS_RULES
 from ballast_policies.simulator.settings import RULES, SimulatedCluster, SimulationSettings
 from ballast_policies.simulator.workloads.generate import continuous, static
 from ballast_policies.simulator.workloads.trace import read_trace
@@ -15,7 +17,7 @@ PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
 SIMULATED = SimulatedCluster(gpus={"v100": 36, "p100": 36, "k80": 36})
 PHYSICAL = SimulatedCluster(gpus={"v100": 8, "p100": 16, "k80": 24})
 MEASURED = (4000, 5000)
-JOB_TABLE = "published"
+ALL_RULES = GAVELS_RULES | RULES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,14 +165,14 @@ def workload_of(
         trace = PHYSICAL_PUBLISHED[curve.key][0]
         return read_trace(Path(trace)), PHYSICAL, built_in_table("physical_cluster")
     if figure == "makespan":
-        return static(table, count=int(at), seed=seed, job_table=JOB_TABLE), SIMULATED, table
+        return static(table, count=int(at), seed=seed, job_table=job_table.PUBLISHED), SIMULATED, table
     jobs = continuous(
         table,
         jobs_per_hour=at,
         seed=seed,
         several_gpus=chosen.several_gpus,
         weights=chosen.weights,
-        job_table=JOB_TABLE,
+        job_table=job_table.PUBLISHED,
     )
     return jobs, SIMULATED, table
 
@@ -183,7 +185,7 @@ def settings_of(
         policy=curve.policy,
         agnostic=curve.agnostic,
         space_sharing=curve.space_sharing,
-        rules=RULES[rules or ("gavel" if figure == "physical" else "published")],
+        rules=ALL_RULES[rules or ("gavel" if figure == "physical" else "published")],
         seed=seed,
         measure=None if figure in ("physical", "makespan") else measured,
     )

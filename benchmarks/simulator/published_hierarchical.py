@@ -16,7 +16,7 @@ from typing import Any
 
 from ballast_policies.allocation.problem import Entity, Job, Problem
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.simulator.workloads.generate import JOB_TABLES
+from ballast_policies.simulator.workloads.generate import DISTRIBUTED
 from ballast_policies.throughput.gavel_file import built_in_table
 from ballast_policies.throughput.table import JobType
 from published import keep
@@ -36,7 +36,7 @@ def problem(inside: str, count: int) -> Problem:
     draw, table = random.Random(0), built_in_table()
     jobs = []
     for i in range(count):
-        kind = JobType(name=draw.choice(JOB_TABLES["gavel"])[0])
+        kind = JobType(name=draw.choice(DISTRIBUTED)[0])
         jobs.append(
             Job(
                 name=f"{i:02d}",

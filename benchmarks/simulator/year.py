@@ -14,6 +14,7 @@ import json
 import sys
 import time
 
+from ballast_lab.gavel.rules import RULES as GAVELS_RULES
 from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.progress import SimulationProgress
 from ballast_policies.simulator.settings import RULES, SimulatedCluster, SimulationSettings
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("--jobs-per-hour", type=float, default=200.0)
     parser.add_argument("--round", type=float, default=3600.0, help="seconds")
     parser.add_argument("--policy", default="max-min-fairness")
-    parser.add_argument("--rules", choices=sorted(RULES), default="whole-rounds")
+    parser.add_argument("--rules", choices=sorted(GAVELS_RULES | RULES), default="whole-rounds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--measure", help="jobs measured, FIRST:END; default: all")
     options = parser.parse_args()
@@ -48,7 +49,7 @@ def main() -> None:
     workload = Workload(name=f"{options.days:g} days, {options.jobs_per_hour:g} jobs/h", jobs=jobs)
     settings = SimulationSettings(
         policy=options.policy,
-        rules=RULES[options.rules],
+        rules=(GAVELS_RULES | RULES)[options.rules],
         round_seconds=options.round,
         seed=options.seed,
         record_jobs=False,

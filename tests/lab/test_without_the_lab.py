@@ -25,9 +25,13 @@ def without_the_lab(monkeypatch):
     SIMULATIONS.rescan()
 
 
+SMALL = ["--policy", "fifo", "--static", "3", "--cluster", "v100=8"]
 COMMANDS = [
     (simulate, ["--policy", "min-cost", "--static", "3", "--prices", "excerpt"], "--prices FOLDER"),
     (whatif, ["--policy", "min-cost", "--prices", "excerpt"], "--prices FOLDER"),
+    (simulate, [*SMALL, "--rules", "gavel"], "--rules gavel"),
+    (simulate, [*SMALL, "--rules", "published"], "--rules published"),
+    (simulate, [*SMALL, "--rules", "ballast", "--job-table", "published"], "--job-table published"),
 ]
 
 
@@ -38,6 +42,13 @@ def test_the_error_names_the_distribution_and_how_to_install_it(command, argumen
     assert done.exit_code == 1
     assert done.output.startswith(f"Error: {option}: needs the Python distribution 'ballast-lab'")
     assert "To fix: pip install ballast-lab" in done.output
+
+
+@pytest.mark.parametrize("rules", ["ballast", "whole-rounds"])
+def test_the_operators_own_rules_need_no_lab(rules, without_the_lab):
+    """The error of the default, Gavel's rules, names them."""
+    assert "or choose --rules ballast" in CliRunner().invoke(simulate, SMALL).output
+    assert CliRunner().invoke(simulate, [*SMALL, "--rules", rules, "--output", "json"]).exit_code == 0
 
 
 def test_a_lab_that_cannot_be_loaded_is_named(without_the_lab, tmp_path, monkeypatch):

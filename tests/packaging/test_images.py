@@ -119,10 +119,18 @@ def test_the_installed_command_simulates(operator_image):
     done = ballast(
         operator_image,
         *("simulate", "--policy", "max-min-fairness", "--static", "5", "--seed", "0"),
-        *("--cluster", "v100=8,p100=8,k80=8", "--output", "json"),
+        *("--cluster", "v100=8,p100=8,k80=8", "--rules", "ballast", "--output", "json"),
     )
     assert done.returncode == 0, done.stderr
     assert '"jobs_measured": 5' in done.stdout
+
+
+def test_the_operators_image_names_the_laboratory_that_it_lacks(operator_image):
+    """Gavel's rules, the default, come with ballast-lab."""
+    done = ballast(operator_image, "simulate", "--policy", "fifo", "--static", "5", "--cluster", "v100=8")
+    assert done.returncode == 1
+    assert "To fix: pip install ballast-lab" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("command", ["up", "demo"])

@@ -8,12 +8,13 @@ from ballast_policies.registry import Registry, RegistryError
 SIMULATIONS: Registry[Any] = Registry("simulation", group="ballast.simulations", row_type=object, rows={})
 
 
-def from_lab(name: str, option: str) -> Any:
+def from_lab(name: str, option: str, *, instead: str = "") -> Any:
     """What ballast-lab registers as ``lab.NAME``.
 
     Args:
         name: without the prefix.
         option: that asks for it, as on the command line, for the message.
+        instead: an option that does without it.
 
     Raises:
         ClickException: it is not installed, or cannot be loaded.
@@ -24,6 +25,7 @@ def from_lab(name: str, option: str) -> Any:
         raise click.ClickException(
             f"{option}: needs the Python distribution 'ballast-lab', which reproduces other people's results "
             "and is not installed. To fix: pip install ballast-lab"
+            + (f", or choose {instead}" if instead else "")
         ) from error
     except RegistryError as error:
         raise click.ClickException(f"{option}: {error}") from error

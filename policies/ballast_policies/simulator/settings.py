@@ -2,7 +2,15 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from ballast_policies.allocation.problem import Problem
+
+if TYPE_CHECKING:
+    from ballast_policies.simulator.ledger import Ledger
 
 LIST_PRICES = {"v100": 2.48, "p100": 1.46, "k80": 0.45}
 """USD per GPU hour on demand at Google Cloud, us-central1, in 2020: the default prices."""
@@ -43,6 +51,32 @@ class SimulatedCluster:
                 raise SettingsError(f"gpus_per_node: {gpu_type}={count} must be at least 1")
 
 
+Entries = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Job rows, partner rows (-1: alone), (entries, k) shares."""
+
+PairRates = Callable[[int, int, int], tuple[float, float]]
+"""(row, other row, column of a GPU type) -> steps/s of both on the same GPUs."""
+
+
+class OwnPolicies(Protocol):
+    """The policies of rules that answer some themselves, with what they remember of one simulation.
+
+    Attributes:
+        status: of their answers, as a solver's.
+    """
+
+    status: str
+
+    def answers(self, rows: np.ndarray) -> bool:
+        """Whether they have the policy that is asked for, for these jobs."""
+
+    def solve(self, rows: np.ndarray, posed: Callable[[], Problem]) -> tuple[Entries, float]:
+        """The entries for ``rows``, and the wall seconds they took."""
+
+
+MakeOwnPolicies = Callable[["Ledger", "SimulationSettings", PairRates], OwnPolicies]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """How rounds are made from allocations.
@@ -60,10 +94,8 @@ class Rules:
         end_with_last_job: the next round begins when the last job of this one is done, if that is sooner.
         keeps_accounts: time promised and received is kept, and slowly forgotten, when shares
             change; else every allocation begins a new account.
-        gavels_policies: AlloX, FIFO, Gandiva and max-min fairness as in Gavel; else as the operator has them.
-        interior: with ``gavels_policies``: of all optimal shares the middle ones, as Gavel's interior-point
-            solver returns them; else a vertex, as HiGHS does where Gavel is made to use that.
         newcomers_block: a job that has no share yet may be granted idle GPUs, which then stay idle.
+        own_policies: makes the policies that the rules answer themselves; None: all are the operator's.
     """
 
     name: str
@@ -74,28 +106,9 @@ class Rules:
     whole_steps: bool
     end_with_last_job: bool
     keeps_accounts: bool
-    gavels_policies: bool
-    interior: bool
     newcomers_block: bool
+    own_policies: MakeOwnPolicies | None = None
 
-
-GAVEL_RULES = Rules(
-    name="gavel",
-    least_seconds_between_solves=1920.0,
-    by_type=True,
-    shuffle_types=True,
-    deficits=True,
-    whole_steps=True,
-    end_with_last_job=True,
-    keeps_accounts=False,
-    gavels_policies=True,
-    interior=False,
-    newcomers_block=True,
-)
-"""The rules of Gavel's simulator, for comparison with its published figures."""
-
-PUBLISHED_RULES = dataclasses.replace(GAVEL_RULES, name="published", interior=True)
-"""Gavel's simulator with the solver of its published curves."""
 
 BALLAST_RULES = Rules(
     name="ballast",
@@ -106,8 +119,6 @@ BALLAST_RULES = Rules(
     whole_steps=False,
     end_with_last_job=False,
     keeps_accounts=True,
-    gavels_policies=False,
-    interior=False,
     newcomers_block=False,
 )
 """The rules of the operator: every change leads to a new allocation; rounds as ``decide_round`` decides."""
@@ -115,7 +126,8 @@ BALLAST_RULES = Rules(
 WHOLE_ROUND_RULES = dataclasses.replace(BALLAST_RULES, name="whole-rounds", end_with_last_job=True)
 """The operator's priorities and accounts, decided once a round: for years of thousands of GPUs."""
 
-RULES = {rules.name: rules for rules in (GAVEL_RULES, PUBLISHED_RULES, BALLAST_RULES, WHOLE_ROUND_RULES)}
+RULES = {rules.name: rules for rules in (BALLAST_RULES, WHOLE_ROUND_RULES)}
+"""Ballast's own; those of other simulators come from the distribution ballast-lab."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +156,7 @@ class SimulationSettings:
     space_sharing: bool = False
     ideal: bool = False
     round_seconds: float = 360.0
-    rules: Rules = GAVEL_RULES
+    rules: Rules = BALLAST_RULES
     seed: int = 0
     measure: tuple[int, int] | None = None
     record_timeline: bool = False

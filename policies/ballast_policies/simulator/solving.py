@@ -9,7 +9,6 @@ from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.policy import SpaceSharing
 from ballast_policies.allocation.problem import Allocation, Job, Pair, Problem
 from ballast_policies.allocation.registry import allocate, find_policy, solve
-from ballast_policies.simulator.gavel.shares import GavelPolicies
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.settings import SimulationSettings
 from ballast_policies.throughput.table import JobType
@@ -45,13 +44,15 @@ class ShareSolver:
         always = find_policy(settings.policy).space_sharing is SpaceSharing.ALWAYS
         self._shares_gpus = settings.space_sharing or always
         self._pair_rates: dict[tuple[JobType, JobType], dict[str, tuple[float, float]]] = {}
-        self._gavel = GavelPolicies(ledger, settings, self.shared_rates)
+        make = settings.rules.own_policies
+        self._own = None if make is None else make(ledger, settings, self.shared_rates)
 
     def solve(self, rows: np.ndarray, now: float) -> Shares:
         """Shares for the jobs ``rows`` (in order of arrival)."""
-        if self._settings.rules.gavels_policies and self._gavel.answers(rows):
-            (job, partner, share), seconds = self._gavel.solve(rows, lambda: self.problem(rows, now))
-            return Shares(job=job, partner=partner, share=share, solve_seconds=seconds, status="as Gavel")
+        if self._own is not None and self._own.answers(rows):
+            (job, partner, share), seconds = self._own.solve(rows, lambda: self.problem(rows, now))
+            status = self._own.status
+            return Shares(job=job, partner=partner, share=share, solve_seconds=seconds, status=status)
         if not self._shares_gpus:
             return self._solve_alone(rows, now)
         problem = self.problem(rows, now)

@@ -3,11 +3,10 @@
 import itertools
 
 import pytest
+from ballast_lab.gavel.rules import GAVEL_RULES, PUBLISHED_RULES
 from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.settings import (
     BALLAST_RULES,
-    GAVEL_RULES,
-    PUBLISHED_RULES,
     WHOLE_ROUND_RULES,
     SettingsError,
     SimulatedCluster,
@@ -38,7 +37,7 @@ def job(name="a", steps=720.0, arrival=0.0, gpus=1, **rest):
 
 
 def run(jobs, gpus, oracle, **settings):
-    settings = {"policy": "max-min-fairness", **settings}
+    settings = {"policy": "max-min-fairness", "rules": GAVEL_RULES, **settings}
     workload = Workload(name="test", jobs=tuple(jobs))
     return simulate(
         workload, SimulatedCluster(gpus=gpus, prices={"fast": 2.0}), oracle, SimulationSettings(**settings)
@@ -192,7 +191,7 @@ def test_what_cannot_be_simulated_is_said():
             Workload(name="endless", jobs=(job(),), endless=True),
             SimulatedCluster(gpus={"fast": 1}),
             FAST,
-            SimulationSettings(policy="max-min-fairness"),
+            SimulationSettings(policy="max-min-fairness", rules=GAVEL_RULES),
         )
     with pytest.raises(SettingsError, match="goes beyond the 1 jobs"):
         run([job()], {"fast": 1}, FAST, measure=(0, 5))
@@ -209,7 +208,7 @@ def test_progress_counts_the_measured_jobs():
         Workload(name="test", jobs=(job(), job("b"))),
         SimulatedCluster(gpus={"fast": 1}),
         FAST,
-        SimulationSettings(policy="max-min-fairness"),
+        SimulationSettings(policy="max-min-fairness", rules=GAVEL_RULES),
         progress=lambda moment: seen.append((moment.done, moment.total)),
     )
     assert seen[-1] == (2, 2)

@@ -107,27 +107,3 @@ def test_a_workload_can_be_begun_again():
     workload = static(built_in_table(), count=20, seed=5)
     assert list(workload.jobs) == list(workload.jobs)
     assert {job.arrival for job in workload.jobs} == {0.0}
-
-
-def test_the_published_job_table_gives_the_longest_jobs_of_the_published_makespan():
-    """Published: 161.164 h for 100 to 300 jobs, seeds 0 to 2, the mean of the three longest jobs."""
-    table = built_in_table()
-    for count in (100, 300):
-        longest = []
-        for seed in range(3):
-            jobs = first(static(table, count=count, seed=seed, job_table="published"), count)
-            fastest = (max(table.alone(job.type, kind) for kind in table.gpu_types) for job in jobs)
-            longest.append(max(job.steps / rate / 3600 for job, rate in zip(jobs, fastest, strict=True)))
-        assert sum(longest) / 3 == pytest.approx(161.164, abs=0.001)
-
-
-def test_job_tables_share_durations_on_one_gpu_and_differ_in_types():
-    """Only which model a job trains changes; an unknown table is named."""
-    table = built_in_table()
-    now = first(continuous(table, jobs_per_hour=4.0, seed=0, several_gpus=False), 200)
-    then = first(continuous(table, jobs_per_hour=4.0, seed=0, several_gpus=False, job_table="published"), 200)
-    durations = [[job.steps / table.alone(job.type, "v100") for job in jobs] for jobs in (now, then)]
-    assert durations[0] == pytest.approx(durations[1])
-    assert [job.type for job in now] != [job.type for job in then]
-    with pytest.raises(WorkloadError, match="job_table: 'mine' is not known"):
-        continuous(table, jobs_per_hour=4.0, seed=0, several_gpus=False, job_table="mine")

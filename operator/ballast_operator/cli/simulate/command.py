@@ -223,7 +223,7 @@ def simulate(
             space_sharing=space_sharing,
             ideal=ideal,
             round_seconds=360.0 if round_seconds is None else round_seconds,
-            rules=settings.RULES[rules],
+            rules=settings.RULES.get(rules) or from_lab(rules, f"--rules {rules}", instead="--rules ballast"),
             seed=jobs.seed,
             measure=window_of(measure),
             record_timeline=plot is not None,

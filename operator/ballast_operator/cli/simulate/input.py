@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from ballast_operator.cli.laboratory import from_lab
+
 if TYPE_CHECKING:
     from ballast_policies.simulator.workloads.workload import Workload
     from ballast_policies.throughput.table import ThroughputTable
@@ -70,13 +72,16 @@ class WorkloadOptions:
         Raises:
             WorkloadError: the trace cannot be read, or a number is impossible.
         """
-        from ballast_policies.simulator.workloads.generate import continuous, static
+        from ballast_policies.simulator.workloads.generate import DISTRIBUTED, continuous, static
         from ballast_policies.simulator.workloads.trace import read_trace
 
         if self.trace is not None:
             if self.generate is not None or self.static_jobs is not None:
                 raise click.UsageError("--trace excludes --generate and --static")
             return read_trace(self.trace)
+        job_table = DISTRIBUTED
+        if self.job_table == "published":
+            job_table = from_lab("published-job-table", "--job-table published")
         if self.static_jobs is not None:
             return static(
                 table,
@@ -85,7 +90,7 @@ class WorkloadOptions:
                 several_gpus=self.generate != "single",
                 weights=self.weights,
                 deadlines=self.deadlines,
-                job_table=self.job_table,
+                job_table=job_table,
             )
         if self.generate is None:
             raise click.UsageError(
@@ -100,7 +105,7 @@ class WorkloadOptions:
             several_gpus=self.generate == "multiple",
             weights=self.weights,
             deadlines=self.deadlines,
-            job_table=self.job_table,
+            job_table=job_table,
         )
 
 

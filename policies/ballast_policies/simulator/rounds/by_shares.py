@@ -54,7 +54,7 @@ class SimulatedRounds:
         self._settings = settings
         self._shuffler = random.Random(settings.seed + SHUFFLER_STREAM)
         # Gavel's FIFO leaves GPUs idle of which no job has a share; the operator's rounds do not.
-        self._backfill = settings.policy != "fifo" or not settings.rules.gavels_policies
+        self._backfill = settings.policy != "fifo" or settings.rules.own_policies is None
         # The last tie of ``decide_round`` is the pool's name.
         self._by_name = np.argsort(np.argsort(ledger.gpu_types))
         k = len(ledger.gpu_types)

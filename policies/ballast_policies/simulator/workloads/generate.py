@@ -28,29 +28,17 @@ _FAMILIES: Mapping[str, tuple[tuple[str, bool], ...]] = {
     "CycleGAN": (("CycleGAN", False),),
 }
 
+JobTable = tuple[tuple[str, bool], ...]
+"""Job types in the order from which they are drawn, and whether they run on several GPUs."""
 
-def _in_order(*families: str) -> tuple[tuple[str, bool], ...]:
+
+def in_order(*families: str) -> JobTable:
+    """The types of Gavel's families, one family after the other."""
     return tuple(kind for family in families for kind in _FAMILIES[family])
 
 
-DISTRIBUTED = _in_order("ResNet-18", "ResNet-50", "Transformer", "LM", "Recommendation", "A3C", "CycleGAN")
-"""Gavel's 26 job types in the order from which it draws, and whether they run on several GPUs."""
-
-JOB_TABLES = {
-    "gavel": DISTRIBUTED,
-    "published": _in_order(
-        "ResNet-18", "ResNet-50", "LM", "A3C", "Transformer", "Recommendation", "CycleGAN"
-    ),
-}
-"""The order from which types are drawn.
-
-``gavel``: the order of Gavel's last published code.  ``published``: the order with which its published curves
-were drawn, found from them: of all orders of the seven families it alone gives the longest
-jobs of seeds 0, 1 and 2 (165.545, 155.888 and 162.057 h, whose mean is the published makespan of 100 to 300
-jobs, 161.164 h) together with the completion times at 0.4 jobs/h, where no job waits
-(docs/published.md).  The order matters because a gang's type is drawn until one comes that runs on several
-GPUs: other refusals, other draws from then on.
-"""
+DISTRIBUTED = in_order("ResNet-18", "ResNet-50", "Transformer", "LM", "Recommendation", "A3C", "CycleGAN")
+"""Gavel's 26 job types in the order of its last published code."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +54,7 @@ class Generated:
         deadlines: jobs have one of :data:`DEADLINE_FACTORS`.
         count: number of jobs; None: endless.
         reference_type: GPU type on which a duration is meant.
-        job_table: which of :data:`JOB_TABLES` types are drawn from.
+        job_table: the types, in the order from which they are drawn.
     """
 
     table: ThroughputTable
@@ -77,13 +65,7 @@ class Generated:
     deadlines: bool = False
     count: int | None = None
     reference_type: str = "v100"
-    job_table: str = "gavel"
-
-    def __post_init__(self) -> None:
-        if self.job_table not in JOB_TABLES:
-            raise WorkloadError(
-                f"job_table: {self.job_table!r} is not known. To fix: one of {', '.join(JOB_TABLES)}"
-            )
+    job_table: JobTable = DISTRIBUTED
 
     def __iter__(self) -> Iterator[TraceJob]:
         """The jobs in order of arrival."""
@@ -99,10 +81,9 @@ class Generated:
         gpus = _draw_gpus(jobs)  # drawn for single-GPU workloads too, so that both share their durations
         duration = _draw_duration(jobs)
         gpus = gpus if self.several_gpus else 1
-        table = JOB_TABLES[self.job_table]
-        name, distributed = jobs.choice(table)
+        name, distributed = jobs.choice(self.job_table)
         while gpus > 1 and not distributed:
-            name, distributed = jobs.choice(table)
+            name, distributed = jobs.choice(self.job_table)
         job_type = JobType(name=name, gpus=gpus)
         steps = duration * self.table.alone(job_type, self.reference_type)
         weight = 5.0 if self.weights and jobs.uniform(0, 1) <= 0.2 else 1.0
@@ -137,12 +118,12 @@ def continuous(
     several_gpus: bool,
     weights: bool = False,
     deadlines: bool = False,
-    job_table: str = "gavel",
+    job_table: JobTable = DISTRIBUTED,
 ) -> Workload:
     """An endless workload: ``jobs_per_hour`` arrive on average.
 
     Raises:
-        WorkloadError: the rate is not positive, or there is no such job table.
+        WorkloadError: the rate is not positive.
     """
     if not (jobs_per_hour > 0 and math.isfinite(jobs_per_hour)):
         raise WorkloadError(f"jobs_per_hour: {jobs_per_hour} must be positive")
@@ -169,12 +150,12 @@ def static(
     several_gpus: bool = True,
     weights: bool = False,
     deadlines: bool = False,
-    job_table: str = "gavel",
+    job_table: JobTable = DISTRIBUTED,
 ) -> Workload:
     """``count`` jobs that all arrive at 0.
 
     Raises:
-        WorkloadError: the count is not positive, or there is no such job table.
+        WorkloadError: the count is not positive.
     """
     if count < 1:
         raise WorkloadError(f"count: {count} jobs must be at least 1")

@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
+from ballast_lab.gavel.rules import GAVEL_RULES
 from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.settings import (
     BALLAST_RULES,
-    GAVEL_RULES,
     SettingsError,
     SimulatedCluster,
     SimulationSettings,

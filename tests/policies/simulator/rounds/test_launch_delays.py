@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
+from ballast_lab.gavel.rules import GAVEL_RULES
 from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.settings import (
     BALLAST_RULES,
-    GAVEL_RULES,
     SettingsError,
     SimulatedCluster,
     SimulationSettings,

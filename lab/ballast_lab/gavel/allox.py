@@ -10,9 +10,8 @@ would end.
 """
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
-
 from ballast_policies.simulator.ledger import Ledger
+from scipy.optimize import linear_sum_assignment
 
 
 class AlloX:

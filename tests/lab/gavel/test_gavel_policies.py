@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from ballast_policies.simulator.gavel import fairness
-from ballast_policies.simulator.gavel.allox import AlloX
-from ballast_policies.simulator.gavel.fifo import Fifo
-from ballast_policies.simulator.gavel.gandiva import Gandiva
+from ballast_lab.gavel import fairness
+from ballast_lab.gavel.allox import AlloX
+from ballast_lab.gavel.fifo import Fifo
+from ballast_lab.gavel.gandiva import Gandiva
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.rounds.share_accounts import ShareAccounts
 from ballast_policies.simulator.settings import SimulatedCluster

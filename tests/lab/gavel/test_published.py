@@ -7,12 +7,12 @@ two right simulators differ by one to three percent.
 from pathlib import Path
 
 import pytest
+from ballast_lab.gavel.job_table import PUBLISHED
+from ballast_lab.gavel.rules import GAVEL_RULES, PUBLISHED_RULES
 from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.result import HOUR
 from ballast_policies.simulator.settings import (
     BALLAST_RULES,
-    GAVEL_RULES,
-    PUBLISHED_RULES,
     SimulatedCluster,
     SimulationSettings,
 )
@@ -96,7 +96,7 @@ def test_makespan_of_100_generated_jobs_is_the_published_one(hours, settings):
     """Mean over seeds 0 to 2 on 36 GPUs of each type, within 2 %."""
     table, found = built_in_table(), []
     for seed in range(3):
-        workload = static(table, count=100, seed=seed, job_table="published")
+        workload = static(table, count=100, seed=seed, job_table=PUBLISHED)
         chosen = SimulationSettings(rules=PUBLISHED_RULES, seed=seed, **settings)
         found.append(simulate(workload, SIMULATED, table, chosen).makespan / HOUR)
     assert sum(found) / 3 == pytest.approx(hours, rel=0.02)

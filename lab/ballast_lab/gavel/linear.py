@@ -9,7 +9,6 @@ has them, the same one as Gavel gets when it is made to use HiGHS.
 
 import highspy
 import numpy as np
-
 from ballast_policies.allocation.columns import Columns
 from ballast_policies.allocation.solvers.linear import SolverError
 

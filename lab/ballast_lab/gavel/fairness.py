@@ -8,12 +8,12 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-
 from ballast_policies.allocation.columns import Columns
 from ballast_policies.allocation.problem import Problem
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.simulator.gavel.linear import alone, solve
 from ballast_policies.simulator.ledger import Ledger
+
+from ballast_lab.gavel.linear import alone, solve
 
 TIGHT = 1e-6
 """By so much less than the optimum is asked for, so that there is an inside."""

@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable
 
 import numpy as np
-
 from ballast_policies.simulator.ledger import Ledger
 
 PACKING_THRESHOLD = 1.5

@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable
 
 import numpy as np
-
 from ballast_policies.simulator.ledger import Ledger
 
 

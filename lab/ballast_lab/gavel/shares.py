@@ -4,33 +4,43 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-
 from ballast_policies.allocation.problem import Problem
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.simulator.gavel import fairness
-from ballast_policies.simulator.gavel.allox import AlloX
-from ballast_policies.simulator.gavel.fifo import Fifo
-from ballast_policies.simulator.gavel.gandiva import Gandiva
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.settings import SimulationSettings
+from ballast_policies.simulator.settings import Entries, PairRates, SimulationSettings
 
-Entries = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Job rows, partner rows (-1: alone), (entries, k) shares."""
+from ballast_lab.gavel import fairness
+from ballast_lab.gavel.allox import AlloX
+from ballast_lab.gavel.fifo import Fifo
+from ballast_lab.gavel.gandiva import Gandiva
 
 INTERIOR = ("finish-time-fairness", "makespan")
 """Policies of which there is an own version where the middle of the optimum is asked for."""
 
 
 class GavelPolicies:
-    """Gavel's AlloX, FIFO and Gandiva with what they remember, and its LPs as its solver answers them."""
+    """Gavel's AlloX, FIFO and Gandiva with what they remember, and its LPs as its solver answers them.
+
+    Args:
+        ledger: the jobs.
+        settings: of the simulation.
+        shared_rates: speeds of two jobs on the same GPUs.
+        interior: of all optimal shares the middle ones, as Gavel's interior-point solver returns them;
+            else a vertex, as HiGHS does where Gavel is made to use that.
+    """
+
+    status = "as Gavel"
 
     def __init__(
         self,
         ledger: Ledger,
         settings: SimulationSettings,
-        shared_rates: Callable[[int, int, int], tuple[float, float]],
+        shared_rates: PairRates,
+        *,
+        interior: bool = False,
     ) -> None:
         self._ledger, self._settings, self._shared_rates = ledger, settings, shared_rates
+        self._interior = interior
         self._fifo = Fifo(
             ledger,
             agnostic=settings.agnostic,
@@ -48,7 +58,7 @@ class GavelPolicies:
             return True
         if policy == "allox":
             return bool((self._ledger.gpus[rows] == 1).all())
-        return settings.rules.interior and policy in INTERIOR and not settings.space_sharing
+        return self._interior and policy in INTERIOR and not settings.space_sharing
 
     def solve(self, rows: np.ndarray, posed: Callable[[], Problem]) -> tuple[Entries, float]:
         """The entries for ``rows``, and the wall seconds they took."""
@@ -58,7 +68,6 @@ class GavelPolicies:
 
     def _entries(self, rows: np.ndarray, posed: Callable[[], Problem]) -> Entries:
         settings, ledger = self._settings, self._ledger
-        interior = settings.rules.interior
         if settings.policy == "allox":
             return self._allox.solve(rows)
         if settings.policy == "fifo":
@@ -66,10 +75,10 @@ class GavelPolicies:
         if settings.policy == "gandiva":
             return self._gandiva.solve(rows)
         if settings.policy == "max-min-fairness" and settings.space_sharing:
-            return fairness.paired(ledger, rows, self._shared_rates, interior=interior)
+            return fairness.paired(ledger, rows, self._shared_rates, interior=self._interior)
         if settings.policy == "max-min-fairness":
             shares = fairness.least_attained_service(
-                ledger, rows, agnostic=settings.agnostic, interior=interior
+                ledger, rows, agnostic=settings.agnostic, interior=self._interior
             )
         elif settings.policy == "makespan":
             shares = fairness.makespan(ledger, rows, least=allocate("makespan", posed()).objective)
