@@ -1,6 +1,6 @@
 """Figures 5.12 and 5.13: three teams of six jobs on 3 V100, 3 P100 and 3 K80, one job more at a time.
 
-    python benchmarks/simulator/published_hierarchical.py [--keep]
+    python lab/benchmarks/simulator/published_hierarchical.py [--keep]
 
 The recipe is that of Gavel's notebook (evaluation/hierarchical.ipynb): job types drawn by Python's
 generator with seed 0 from Gavel's job table, teams of weight 1, 2 and 3, jobs of weight 1 and 2 by turns
@@ -70,7 +70,7 @@ def record(figure: str, curve: str, count: int) -> dict[str, Any]:
         "measured": "",
         "values": {"total": sum(volumes), "volumes": [round(volume, 4) for volume in volumes]},
         "wall_seconds": round(time.perf_counter() - started, 3),
-        "command": "python benchmarks/simulator/published_hierarchical.py",
+        "command": "python lab/benchmarks/simulator/published_hierarchical.py",
     }
 
 

@@ -1,8 +1,8 @@
 """docs/spot-figures.md: chapter 6 of the dissertation beside our figures from the same logs.
 
-python benchmarks/prices/weeks.py > benchmarks/prices/weeks.json     # minutes
-python benchmarks/prices/gavel_cost.py > benchmarks/prices/gavel_cost.json  # seconds
-python benchmarks/prices/page.py                                     # the page, seconds
+python lab/benchmarks/prices/weeks.py > lab/benchmarks/prices/weeks.json     # minutes
+python lab/benchmarks/prices/gavel_cost.py > lab/benchmarks/prices/gavel_cost.json  # seconds
+python lab/benchmarks/prices/page.py                                     # the page, seconds
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from ballast_policies.prices.hazard import Hazard
 from ballast_policies.throughput.gavel_file import built_in_table
 from ballast_policies.throughput.table import JobType
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GAVEL_COST = Path(__file__).with_name("gavel_cost.json")
 WEEKS = Path(__file__).with_name("weeks.json")
 WORDS = Path(__file__).with_name("page.md")

@@ -1,6 +1,6 @@
 """A hundred weeks in the clouds of 2020, against on-demand machines and against knowing the future.
 
-    python benchmarks/prices/weeks.py [--weeks 100] [--prices FOLDER]
+    python lab/benchmarks/prices/weeks.py [--weeks 100] [--prices FOLDER]
 
 Each week begins at another moment of the logs and has twenty jobs of Gavel's 26 types, with its durations and
 deadlines, arriving over three days.  Without ``--prices`` the logs are those that come with Ballast.

@@ -1,7 +1,7 @@
 """Average completion time of elastic jobs, beside Sia's reference runs where its workloads are available.
 
-    python benchmarks/simulator/elastic.py --file sia-elastic.json --workload philly/workload-1
-    python benchmarks/simulator/elastic.py
+    python lab/benchmarks/simulator/elastic.py --file sia-elastic.json --workload philly/workload-1
+    python lab/benchmarks/simulator/elastic.py
 
 Sia's workloads (github.com/siasosp23/artifacts) carry no licence to redistribute, so they are not in this
 repository: the first form reads a file that has them.  The second runs generated jobs (Amdahl's law).
@@ -15,7 +15,7 @@ from pathlib import Path
 from ballast_policies.simulator.elastic.engine import simulate
 from ballast_policies.simulator.elastic.workload_file import Sizes, read_workload
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.support.elastic_workloads import file
 
 SIA_SECONDS = {"philly/workload-1": 1969.0, "saturn/workload-1": 2135.0}

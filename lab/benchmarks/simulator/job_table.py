@@ -1,6 +1,6 @@
 """With which order of its job types were Gavel's published curves drawn?
 
-    python benchmarks/simulator/job_table.py
+    python lab/benchmarks/simulator/job_table.py
 
 Tries the 5,040 orders of the seven families of models. First, where it is decided which draws are
 refused (a gang's type is drawn until one comes that runs on several GPUs): the longest jobs of seeds 0,

@@ -1,9 +1,9 @@
 """Our simulator beside Gavel's published figures: run, compare, keep.
 
-    python benchmarks/simulator/published.py                    # the four runs on physical traces, seconds
-    python benchmarks/simulator/published.py --figure 5.9 --at 2.0 4.0
-    python benchmarks/simulator/published.py --figure makespan --at 100 700 --seeds 0 1 2 --keep
-    python benchmarks/simulator/published_page.py               # docs/published.md from what was kept
+    python lab/benchmarks/simulator/published.py                  # the four runs on physical traces, seconds
+    python lab/benchmarks/simulator/published.py --figure 5.9 --at 2.0 4.0
+    python lab/benchmarks/simulator/published.py --figure makespan --at 100 700 --seeds 0 1 2 --keep
+    python lab/benchmarks/simulator/published_page.py               # docs/published.md from what was kept
 
 ``--keep`` enters the runs in ``published_runs.json`` (what was run, with its seconds), from which
 the page is made; ``--missing`` leaves out those that are there. Published values: printed outputs of
@@ -64,7 +64,9 @@ def record(figure: str, curve: Curve, at: float, seed: int, options: argparse.Na
         values["rho"] = sum(job.completion_time / other.completion_time for job, other in pairs) / len(
             result.jobs
         )
-    again = f"python benchmarks/simulator/published.py --figure {figure} --curves '{curve.key}' --at {at:g}"
+    again = (
+        f"python lab/benchmarks/simulator/published.py --figure {figure} --curves '{curve.key}' --at {at:g}"
+    )
     return {
         "figure": figure,
         "curve": curve.key,

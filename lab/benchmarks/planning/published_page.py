@@ -1,7 +1,7 @@
 # ruff: noqa: E501 - lines of the page are as long as those of other pages
 """Write docs/published-planners.md: tables of the planners' papers beside what our functions give.
 
-    python benchmarks/planning/published_page.py
+    python lab/benchmarks/planning/published_page.py
 
 Published values are from D. Narayanan's dissertation (tables 2.2, 4.1, 4.2 and section 4.5.1) and AMP's
 supplement (tables 6 to 11); nothing is run.
@@ -20,7 +20,7 @@ from ballast_policies.planning.planners import (
     training_seconds,
 )
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "published-planners.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "published-planners.md"
 DAY = 86_400.0
 SIZES = (1.7, 3.6, 7.5, 18.4, 39.1, 76.1, 145.6, 310.1, 529.6, 1008.0)
 HIDDEN = (2304, 3072, 4096, 6144, 8192, 10240, 12288, 16384, 20480, 25600)
@@ -167,7 +167,7 @@ def amp():
 def page():
     return f"""# Published planners
 
-Written by `python benchmarks/planning/published_page.py`: values that the planners' papers print, beside what our functions
+Written by `python lab/benchmarks/planning/published_page.py`: values that the planners' papers print, beside what our functions
 of the same formulas give. The dissertation is D. Narayanan, *Resource-Efficient Execution of Deep Learning Computations*
 (2021).
 

@@ -1,6 +1,6 @@
 """Gavel's cost experiment (dissertation section 5.7.3): 500 jobs, ResNet-50 and A3C, with and without SLOs.
 
-    python benchmarks/prices/gavel_cost.py [--jobs 500] > benchmarks/prices/gavel_cost.json
+    python lab/benchmarks/prices/gavel_cost.py [--jobs 500] > lab/benchmarks/prices/gavel_cost.json
 
 Durations of 0.5 to 8 days alone on a V100, deadlines of 1.2, 2 or 10 times that.  The dissertation states
 neither cluster, arrivals nor batch size.  Here 500 GPUs of each type, so that no job waits and every deadline
