@@ -1,8 +1,9 @@
 """A registry: name -> row, ours first, then those of installed distributions (entry points).
 
-Ballast's own names have no dot. A distribution registers a row under a name with a prefix of its own,
-in one of the groups ``ballast.policies``, ``ballast.elastic_policies``, ``ballast.schedules``,
-``ballast.balancers``, ``ballast.planners`` and ``ballast.dynamics``::
+Ballast's own names have no dot, those of its laboratory ``ballast-lab`` among them. Another distribution
+registers a row under a name with a prefix of its own, in one of the groups ``ballast.policies``,
+``ballast.elastic_policies``, ``ballast.schedules``, ``ballast.balancers``, ``ballast.planners`` and
+``ballast.dynamics``::
 
     [project.entry-points."ballast.policies"]
     "acme.longest-first" = "acme_policies.longest_first:POLICY"
@@ -21,6 +22,9 @@ Row = TypeVar("Row")
 
 PREFIXED = r"[A-Za-z][-A-Za-z0-9_]*(\.[A-Za-z0-9][-A-Za-z0-9_]*)+"
 """Names that distributions may register: a prefix of their own, a dot, a name."""
+
+LABORATORY = "ballast-lab"
+"""Ballast's own distribution for other people's results: its names need no prefix."""
 
 
 class RegistryError(ValueError):
@@ -131,7 +135,8 @@ class Registry(Mapping[str, Row], Generic[Row]):
         usable, refused = {}, {}
         for name, entries in sorted(by_name.items()):
             distributions = sorted({_distribution(entry) for entry in entries.values()})
-            if not re.fullmatch(PREFIXED, name):
+            ours = {entry.dist.name if entry.dist else "" for entry in entries.values()} == {LABORATORY}
+            if not ours and not re.fullmatch(PREFIXED, name):
                 refused[name] = (
                     f"{self.what} {name!r} of {', '.join(distributions)} is not used: names without a prefix "
                     f"are Ballast's own. To fix: register it with a prefix, e.g. acme.{name or 'name'}"

@@ -6,6 +6,7 @@ import pytest
 from ballast_operator.cli.laboratory import SIMULATIONS
 from ballast_operator.cli.live.whatif import whatif
 from ballast_operator.cli.simulate.command import simulate
+from ballast_policies.elastic.registry import ELASTIC_POLICIES
 from click.testing import CliRunner
 
 from tests.support.distributions import install
@@ -20,15 +21,18 @@ def without_the_lab(monkeypatch):
         return [entry for entry in real(**query) if entry.dist is None or entry.dist.name != "ballast-lab"]
 
     monkeypatch.setattr(importlib.metadata, "entry_points", others)
-    SIMULATIONS.rescan()
+    for registry in (SIMULATIONS, ELASTIC_POLICIES):
+        registry.rescan()
     yield
-    SIMULATIONS.rescan()
+    for registry in (SIMULATIONS, ELASTIC_POLICIES):
+        registry.rescan()
 
 
 SMALL = ["--policy", "fifo", "--static", "3", "--cluster", "v100=8"]
 COMMANDS = [
     (simulate, ["--policy", "min-cost", "--static", "3", "--prices", "excerpt"], "--prices FOLDER"),
     (whatif, ["--policy", "min-cost", "--prices", "excerpt"], "--prices FOLDER"),
+    (simulate, ["--policy", "sia", "--elastic", "jobs.json"], "--policy sia"),
     (simulate, [*SMALL, "--rules", "gavel"], "--rules gavel"),
     (simulate, [*SMALL, "--rules", "published"], "--rules published"),
     (simulate, [*SMALL, "--rules", "ballast", "--job-table", "published"], "--job-table published"),

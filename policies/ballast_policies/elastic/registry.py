@@ -7,7 +7,6 @@ from typing import Protocol
 from ballast_policies.configuration import Configuration
 from ballast_policies.elastic.completion_time import CompletionTime
 from ballast_policies.elastic.job import ElasticCluster, JobState
-from ballast_policies.elastic.sia import Sia
 from ballast_policies.registry import Registry
 
 
@@ -45,10 +44,6 @@ ELASTIC_POLICIES: Registry[ElasticPolicyKind] = Registry(
         "completion-time": ElasticPolicyKind(
             summary="the shortest average completion time of jobs whose lengths are known",
             build=lambda cluster, seconds: CompletionTime(cluster=cluster, round_seconds=seconds),
-        ),
-        "sia": ElasticPolicyKind(
-            summary="Sia's integer program: the largest sum of normalised goodput, once a round",
-            build=lambda cluster, seconds: Sia(cluster=cluster, round_seconds=seconds),
         ),
     },
 )

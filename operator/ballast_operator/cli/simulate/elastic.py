@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from ballast_operator.cli.laboratory import lab_is_missing
 from ballast_operator.cli.simulate.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ def simulate_elastic(
                 f"{option}: not with --elastic, whose file has cluster and jobs. To fix: leave it out"
             )
     rules = _rules(policy, round_seconds, others)
+    if rules is None and policy == "sia" and policy not in ELASTIC_POLICIES:
+        raise lab_is_missing("--policy sia", instead="--policy completion-time")
     if rules is None and policy not in ELASTIC_POLICIES:
         raise click.UsageError(
             f"--policy: {policy!r} chooses no sizes. To fix: one of {', '.join(sorted(ELASTIC_POLICIES))}; "

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ballast_policies.configuration import Configuration
 from ballast_policies.elastic.assignment import Option, best_assignment
 from ballast_policies.elastic.job import ElasticCluster, JobState
+from ballast_policies.elastic.registry import ElasticPolicyKind
 
 POWER = -0.5
 WAITING = 1.1
@@ -48,3 +49,9 @@ class Sia:
             if worth > 0:
                 options.append(Option(configuration=each, worth=worth))
         return options
+
+
+KIND = ElasticPolicyKind(
+    summary="Sia's integer program: the largest sum of normalised goodput, once a round",
+    build=lambda cluster, seconds: Sia(cluster=cluster, round_seconds=seconds),
+)
