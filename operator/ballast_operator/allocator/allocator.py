@@ -14,6 +14,7 @@ from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_price
 from ballast_operator.allocator.decider import Decider
 from ballast_operator.allocator.gauges import set_gauges
 from ballast_operator.allocator.pace import Pace, Rest
+from ballast_operator.allocator.problem.capacity import in_todays_pools
 from ballast_operator.allocator.reporting.policy_status import PolicyReport
 from ballast_operator.allocator.reporting.reporter import PolicyReporter
 from ballast_operator.allocator.saved_state import SavedState, StateStore
@@ -218,7 +219,7 @@ class Allocator:
         policy = with_prices(policy, known_prices(prices))
         seen = [self._seen.popleft() for _ in range(len(self._seen))]
         nodes, pods = self._observer.nodes(), self._observer.caches[POD].of_no_job()
-        version = version_of(self._observer.caches[POLICY])
+        jobs, version = in_todays_pools(jobs, policy, nodes), version_of(self._observer.caches[POLICY])
         self.decider.rounds.hold(grants(self._arrivals.given))
         clock.lap("read")
         known = self._board.pools

@@ -93,9 +93,12 @@ class PendingGrants:
 
 
 def _open(placement: Placement, job: SnapshotJob, nodes: Mapping[str, Node]) -> bool:
-    """Whether the job may still be started there: a node may have a new taint, its pods another size."""
+    """Whether the job may still be started there: a node may have a new taint or pool, its pods another."""
     there = [nodes[name] for name in placement.nodes if name in nodes]
-    barred = any(node.closed or node.taints in job.not_tolerated for node in there)
+    pools = {name: pool for pool, names in placement.nodes_by_pool.items() for name in names}
+    barred = any(
+        node.closed or node.taints in job.not_tolerated or node.pool != pools[node.name] for node in there
+    )
     return not barred and in_whole_pods(placement.nodes, job.gpus_per_pod)
 
 

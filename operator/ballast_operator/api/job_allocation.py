@@ -255,6 +255,33 @@ class JobAllocation(StatusModel):
             changes["parts"] = tuple(left) if len(left) > 1 else ()
         return self.replace(pods=pods, nodes=nodes, gpus=len(pods) * self.gpus_per_pod, **changes)
 
+    def in_pools(self, pool_of: Mapping[str, str]) -> "JobAllocation | None":
+        """The allocation by the pools that its nodes are in; None: a part of it is in none, or in two.
+
+        ``pool_of``: node -> pool; a node that is missing is where the allocation has it.
+        """
+        found: list[AllocationPart] = []
+        node_of = self.node_of
+        for part in self.parts or (self.part_of(""),):
+            pools = {pool_of.get(node_of[pod], part.pool) for pod in part.pods} or {part.pool}
+            if len(pools) > 1:
+                return None
+            (pool,) = pools
+            if found and found[-1].pool == pool:
+                found[-1] = found[-1].replace(pods=(*found[-1].pods, *part.pods))
+            else:
+                found.append(part.replace(pool=pool))
+        if len({part.pool for part in found}) < len(found):
+            return None
+        pool, parts = found[0].pool, tuple(found) if len(found) > 1 else ()
+        return self if (pool, parts) == (self.pool, self.parts) else self.replace(pool=pool, parts=parts)
+
+    def named_as(self, placement: Placement | None) -> "JobAllocation":
+        """The allocation with the names that ``placement`` has for its pools; itself if that is elsewhere."""
+        by_pool = {} if placement is None else placement.nodes_by_pool
+        found = self.in_pools({node: pool for pool, nodes in by_pool.items() for node in nodes})
+        return found if found is not None and found.placement == placement else self
+
 
 class PoolCost(StatusModel):
     """What GPUs of one pool have cost the job, up to ``costAt``."""

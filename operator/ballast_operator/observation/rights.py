@@ -3,6 +3,8 @@
 Service accounts, roles and bindings are not watched; after a takeover they are looked at once more.
 """
 
+from typing import Any
+
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.job import JobView
@@ -26,7 +28,7 @@ class Rights:
         self._accounts[view.key] = (view.uid, launch)
         return news
 
-    def lacking(self, key: Key, uid: str, status: TrainingJobStatus) -> dict[str, bool]:
+    def lacking(self, key: Key, uid: str, status: TrainingJobStatus) -> dict[str, Any]:
         """Fields of the job's view: what the pods of its launch may lack; nothing where it has none."""
         if status.allocation is None or self._made.get(key) == (uid, status.allocation.launch):
             return {}

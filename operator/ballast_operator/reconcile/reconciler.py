@@ -1,6 +1,7 @@
 """One reconcile of one job: observe, decide, apply, report."""
 
 import contextlib
+import dataclasses
 import logging
 import math
 from collections.abc import Callable
@@ -170,6 +171,8 @@ class Reconciler:
         allocation = view.status.allocation
         placement = assignment.placement if assignment is not None else None
         if allocation is not None:
+            allocation = allocation.named_as(placement)
+            view = dataclasses.replace(view, status=view.status.replace(allocation=allocation))
             placement = allocation.placement
         pools = GangPools.of(placement, self._board.pools)
         lacking = why_no_room(self._observer, view, assignment, placement=placement, pools=pools)

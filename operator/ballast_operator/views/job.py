@@ -58,6 +58,7 @@ class JobView:
         blocked: why it is not launched, whatever GPUs are free; None: it may be.
         lacks_rights: its launch's pods may lack what they need in order to report.
         lacks_account: and their service account, too.
+        lost_pool: why the GPUs that it holds are no pool's of the ClusterPolicy; empty: they are.
     """
 
     key: Key
@@ -79,6 +80,7 @@ class JobView:
     blocked: Blocked | None = None
     lacks_rights: bool = False
     lacks_account: bool = False
+    lost_pool: str = ""
 
     def hold(self, now: Time) -> Hold | None:
         """Why the job must hold no GPUs; None: it may."""
@@ -109,10 +111,10 @@ class JobView:
     def held_placement(self) -> JobAllocation | None:
         """The running allocation without the pods that are about to go: released by a shrink, or with a node.
 
-        None where it cannot continue without those that go: it needs GPUs elsewhere.
+        None where it cannot continue without those that go, or its pool is gone: it needs GPUs elsewhere.
         """
         allocation, plan = self.running_allocation, self.launched_plan
-        if allocation is None:
+        if allocation is None or self.lost_pool:
             return None
         if plan is not None and self.shrinking:
             kept = {pod: node for pod, node in allocation.node_of.items() if plan.rank_of(pod) is not None}

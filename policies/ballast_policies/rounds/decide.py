@@ -67,7 +67,7 @@ def decide_round(
     """
     pools, not_tolerated = Pools.of(nodes, columns or {}), not_tolerated or {}
     per_pod = gpus_per_pod or {}
-    valid = valid_placements({job.name: job for job in jobs}, {node.name: node.gpus for node in nodes}, state)
+    valid = valid_placements({job.name: job for job in jobs}, {node.name: node for node in nodes}, state)
     question = _Question(
         jobs={job.name: job for job in jobs},
         names=tuple(job.name for job in jobs),

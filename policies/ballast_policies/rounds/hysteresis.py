@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds.packing import has_room
+from ballast_policies.rounds.packing import has_room, in_its_pools
 from ballast_policies.rounds.selection import Claims
-from ballast_policies.rounds.values import Placement, RoundSettings, RoundState
+from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
 
 HOUR = 3600.0
 
@@ -80,13 +80,13 @@ def reserved_columns(claims: Claims, granted: np.ndarray, unhindered: np.ndarray
 
 
 def valid_placements(
-    jobs: Mapping[str, Job], capacity: Mapping[str, int], state: RoundState
+    jobs: Mapping[str, Job], nodes: Mapping[str, Node], state: RoundState
 ) -> dict[str, Placement]:
-    """Running gangs that could continue where they are: same size, usable type, nodes large enough.
+    """Running gangs that could continue where they are: same size and pool, usable type, nodes large enough.
 
-    Where a node has lost GPUs, the gangs that began first stay.
+    Where a node has lost GPUs, the gangs that began first stay. ``nodes``: by name.
     """
-    free = dict(capacity)
+    free = {name: node.gpus for name, node in nodes.items()}
     valid = {}
     for name in sorted(state.running, key=lambda name: (state.running_since.get(name, 0.0), name)):
         placement, job = state.running[name], jobs.get(name)
@@ -96,7 +96,7 @@ def valid_placements(
             or job.throughput.get(placement.gpu_type, 0.0) <= 0
         ):
             continue
-        if has_room(placement, free):
+        if in_its_pools(placement, nodes) and has_room(placement, free):
             for node in placement.nodes:
                 free[node] -= 1
             valid[name] = placement

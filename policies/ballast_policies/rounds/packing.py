@@ -106,6 +106,16 @@ def _groups(
     return [([node for node in members if node.group == text], count) for text, count in split.items()]
 
 
+def in_its_pools(placement: Placement, nodes: Mapping[str, Node]) -> bool:
+    """Whether the placement's nodes are all there, each in the pool, of the type, that it names."""
+    types = {part.pool: part.gpu_type for part in placement.by_pool}
+    return all(
+        (node := nodes.get(name)) is not None and (node.pool, node.gpu_type) == (pool, types[pool])
+        for pool, names in placement.nodes_by_pool.items()
+        for name in set(names)
+    )
+
+
 def has_room(placement: Placement, free: Mapping[str, int]) -> bool:
     """Whether the placement's nodes are all there with as many free GPUs as it takes of each."""
     return all(free.get(name, 0) >= placement.nodes.count(name) for name in set(placement.nodes))

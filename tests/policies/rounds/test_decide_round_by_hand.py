@@ -44,6 +44,22 @@ def test_a_waiting_gang_is_told_what_is_missing():
     assert "of 3 v100 free in pool a" in decided.reasons[waiting]
 
 
+@pytest.mark.parametrize("pool, kind", [("b", "v100"), ("a", "k80")])
+def test_a_gang_whose_pool_has_another_name_or_type_holds_nothing_there(pool, kind):
+    """It is placed again, even one that may not be stopped yet; the round goes on for the others."""
+    nodes, jobs = one_pool([2, 2], 2, 2)
+    old = Placement(gpu_type=kind, pool=pool, nodes=("n0", "n0"))
+    decided = decide_round(
+        now=10.0,
+        shares=solve(nodes, jobs).allocation,
+        jobs=jobs,
+        nodes=nodes,
+        state=RoundState(running={"job-0": old}, running_since={"job-0": 0.0}),
+        settings=RoundSettings(min_run_seconds=1000.0, max_moves_per_hour=0),
+    )
+    assert (decided.moved, decided.started) == (("job-0",), ("job-1",))
+
+
 def test_a_gang_on_a_node_that_has_gone_is_placed_again():
     """A lost node does not hold on to its gang."""
     nodes, jobs = one_pool([2, 2], 2)

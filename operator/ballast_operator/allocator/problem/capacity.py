@@ -15,7 +15,8 @@ from ballast_operator.allocator.problem.coming import nodes_to_come
 from ballast_operator.allocator.problem.memory import pool_memory, pools_apart
 from ballast_operator.allocator.problem.speeds.node_sizes import NodeSizes
 from ballast_operator.allocator.problem.tolerance import Tolerance
-from ballast_operator.api.job_allocation import is_coming
+from ballast_operator.api.cluster_policy import ClusterPolicy
+from ballast_operator.api.job_allocation import JobAllocation, is_coming
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.job import JobView
@@ -196,8 +197,7 @@ def assign_nodes(
     by_name = {pool.name: pool for pool in pools}
     overlaps = []
     for name in sorted(nodes):
-        labels = nodes[name].labels
-        matching = [p.name for p in pools if all(labels.get(k) == v for k, v in p.node_selector.items())]
+        matching = matching_pools(pools, nodes[name])
         if len(matching) > 1:
             overlaps.append(f"node {name} matches pools {' and '.join(matching)}")
         elif matching:
@@ -205,6 +205,55 @@ def assign_nodes(
             node = nodes[name] if pool.sharing is None else as_shared(nodes[name], pool.gpu_resource)
             members[pool.name].append(node)
     return members, overlaps
+
+
+def in_todays_pools(
+    jobs: Sequence[JobView], policy: ClusterPolicy, nodes: Mapping[str, NodeView]
+) -> list[JobView]:
+    """The jobs, with running gangs in the pools that their nodes are in now: pools are renamed and split.
+
+    A gang in one pool stays its pool's, whatever that is called; one whose nodes are of none, of several or
+    of another GPU type needs GPUs elsewhere (``JobView.lost_pool``).
+    """
+    pools = policy.spec.node_pools
+    types = {pool.name: pool.gpu_type for pool in pools}
+
+    def today(view: JobView) -> JobView:
+        allocation = view.running_allocation
+        if allocation is None:
+            return view
+        there = {
+            node: pool
+            for node in dict.fromkeys(allocation.nodes)
+            if (pool := _pool_now(node, pools, nodes, allocation)) is not None
+        }
+        now = allocation.in_pools(there)
+        if now is None or any(types.get(part.pool) != part.gpu_type for part in now.by_pool):
+            held = " and ".join(map(str, allocation.by_pool))
+            why = f"it held {held}: its nodes are not in such a pool of the ClusterPolicy any more"
+            return dataclasses.replace(view, lost_pool=why)
+        if now is allocation:
+            return view
+        return dataclasses.replace(view, status=view.status.replace(allocation=now))
+
+    return [today(view) for view in jobs]
+
+
+def _pool_now(
+    node: str, pools: Sequence[NodePool], nodes: Mapping[str, NodeView], allocation: JobAllocation
+) -> str | None:
+    """The pool of a gang's node, empty where it is in none; None: the node is not there."""
+    if node not in nodes:
+        return None
+    matching = matching_pools(pools, nodes[node])
+    own = {part.pool for part in allocation.by_pool}
+    return next((name for name in matching if name in own), matching[0] if matching else "")
+
+
+def matching_pools(pools: Sequence[NodePool], node: NodeView) -> list[str]:
+    """Names of the pools whose selector the node matches."""
+    labels = node.labels
+    return [p.name for p in pools if all(labels.get(k) == v for k, v in p.node_selector.items())]
 
 
 def price_by_type(pools: Sequence[NodePool], gpus: Mapping[str, int]) -> dict[str, float]:

@@ -188,6 +188,7 @@ async def read_cluster(cluster: "Cluster", cluster_policy: str = "") -> LiveClus
     from ballast_policies.allocation.problem import ProblemError
 
     from ballast_operator.allocator.costs.price_feeds import saved_prices, with_prices
+    from ballast_operator.allocator.problem.capacity import in_todays_pools
     from ballast_operator.allocator.problem.snapshot import take_snapshot
     from ballast_operator.allocator.problem.throughput import Measurements
     from ballast_operator.api.read import InvalidObject, read_cluster_policy
@@ -211,7 +212,7 @@ async def read_cluster(cluster: "Cluster", cluster_policy: str = "") -> LiveClus
     policy = with_prices(policy, saved_prices(policies[name].get("status")))
     observer, measurements = Observer(caches), Measurements()
     now = datetime.datetime.now(datetime.UTC)
-    jobs = observer.jobs()
+    jobs = in_todays_pools(observer.jobs(), policy, observer.nodes())
     for view in jobs:
         measurements.record(view)
     snapshot = take_snapshot(

@@ -17,7 +17,7 @@ from ballast_policies.rounds.mixed.free import UseOfFree
 from ballast_policies.rounds.mixed.gang import MixedGang
 from ballast_policies.rounds.mixed.options import best_parts
 from ballast_policies.rounds.mixed.question import Question
-from ballast_policies.rounds.packing import has_room
+from ballast_policies.rounds.packing import has_room, in_its_pools
 from ballast_policies.rounds.values import Placement, Round
 
 MOST_TURNS = 64
@@ -46,10 +46,11 @@ class _Turns:
         state, names = q.state, [job.name for job in q.jobs]
         self._order = {name: number for number, name in enumerate(names)}
         spread = {name: at for name, at in state.running.items() if at.parts and name in self._order}
-        free = {node.name: node.gpus for node in q.nodes}
+        nodes = {node.name: node for node in q.nodes}
+        free = {name: node.gpus for name, node in nodes.items()}
         self._held: dict[str, Placement] = {}
         for name in sorted(spread, key=lambda name: (state.running_since.get(name, 0.0), name)):
-            if has_room(spread[name], free):
+            if in_its_pools(spread[name], nodes) and has_room(spread[name], free):
                 for node in spread[name].nodes:
                     free[node] -= 1
                 self._held[name] = spread[name]

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.rounds.hysteresis import moves_left
+from ballast_policies.rounds.packing import in_its_pools
 from ballast_policies.rounds.sizes.market import Cluster, Market
 from ballast_policies.rounds.values import Placement, Round, RoundState
 
@@ -26,11 +27,15 @@ Shares = Mapping[str, Mapping[str, float]]
 
 def claims_where_they_run(cluster: Cluster, shares: Shares) -> tuple[Shares, RoundState]:
     """(shares, state) in which gangs that are best off where they run have all of their time there."""
-    types = {node.pool: node.gpu_type for node in cluster.nodes}
+    nodes = {node.name: node for node in cluster.nodes}
     state = cluster.state
-    if len(types) < 2 or cluster.settings.within_round or cluster.sizes.surplus is Surplus.COST:
+    if (
+        len({node.pool for node in cluster.nodes}) < 2
+        or cluster.settings.within_round
+        or cluster.sizes.surplus is Surplus.COST
+    ):
         return shares, state
-    running = {name: at for name, at in state.running.items() if at.pool in types}
+    running = {name: at for name, at in state.running.items() if in_its_pools(at, nodes)}
     market = Market(cluster, running)
     staying = {}
     for name, at in market.movable(running).items():

@@ -141,7 +141,7 @@ def snapshot_job(
         gpus_per_pod=per_pod,
         layers=measurements.profiles.layers(view.key, one.spec),
         closed_pools=one.closed_pools,
-        left_out="; ".join(filter(None, (one.left_out, alone))),
+        left_out="; ".join(filter(None, (view.lost_pool, one.left_out, alone))),
         usd_per_step=usd_per_step(view, capacity.regions, capacity.data_prices),
         data_region=one.spec.data.region if one.spec.data is not None else "",
         measured=any(speed.source != "unknown" for speed in known.values()),
