@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.loop.idle import idle_seconds
 from ballast_trainer.loop.memory import LayerSizes, within_memory
+from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.replanning import (
     layer_sizes,
     rebalance_decision,
@@ -256,3 +258,29 @@ def test_layer_sizes_are_those_of_the_layers_held():
         count = sum(p.numel() for p in layer.module.parameters())
         assert sizes.parameters[layer.index] == count
         assert sizes.bytes[layer.index] == layer.byte_count() >= 2 * 4 * count
+
+
+def test_a_gang_that_has_grown_is_not_repacked_to_its_old_size():
+    """What a repack has to keep is the speed of the grown gang, and never that of a start on fewer ranks."""
+    training, four = job((0, 4, 8)), stages_over(Partition(bounds=(0, 2, 4, 6, 8)), (0, 1, 2, 3))
+    progress = ProgressTracker(training)
+    measured = [0.1] * LAYERS + [0.2] * LAYERS + [0.0] * LAYERS
+
+    def train(cost):
+        training.profile.forget()
+        for _ in range(3):
+            training.profile.add([seconds * cost for seconds in measured], ())
+            training.step += 1
+            progress.step_done(1.0, 1.0, -math.inf)
+
+    train(2.0)
+    pods = tuple(f"rank-{rank}" for rank in range(4))
+    training.plan, training.stages = local_plan(pods), four
+    training.world = dataclasses.replace(training.world, size=4, processes=pods)
+    progress.reshaped(grown=True)
+    train(1.0)
+    reference = progress.reference_step_seconds
+    assert repack_proposal(training, SIZES, reference_step_seconds=reference) is None
+    train(0.4)
+    reference = progress.reference_step_seconds
+    assert repack_proposal(training, SIZES, reference_step_seconds=reference) is not None

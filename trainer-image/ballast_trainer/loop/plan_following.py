@@ -170,7 +170,7 @@ class PlanFollower:
             # Ranks that joined have measured nothing: from here on all measure the same steps.
             training.profile.forget()
         training.rank_speeds.forget()
-        self._rank_zero.progress.reshaped()
+        self._rank_zero.progress.reshaped(grown=change is grow)
         self._rank_zero.migrated(reshaped)
         self._rank_zero.event(
             "repack" if new < old else "grow",

@@ -183,10 +183,16 @@ class ProgressTracker:
         # The speed of training, without the evaluation.
         self._done.clear()
 
-    def reshaped(self) -> None:
-        """Ranks have left or joined."""
+    def reshaped(self, *, grown: bool = False) -> None:
+        """Ranks have left, or joined: then a repack has to keep the speed of the larger gang.
+
+        By the speed of the smaller one, or by that of a job that had just started, the ranks that joined
+        would be given back at once.
+        """
         self._step_seconds.clear()
         self._done.clear()
+        if grown:
+            self.reference_step_seconds = None
 
     def saved(self, seconds: float, every_steps: int | None) -> None:
         """A checkpoint was written: how long they take, and after how many steps the next one comes."""
