@@ -174,7 +174,7 @@ class Operator:
             metrics=self._metrics,
             waits=self._waits,
         )
-        cluster.on_write = term.wrote
+        cluster.on_write, cluster.on_refused = term.wrote, term.refused
         working = asyncio.create_task(term.run())
         try:
             await self._before_stop(working, holding)

@@ -56,3 +56,8 @@ class NotAllowed(Rejected):
 
 class Unavailable(OperatorError):  # noqa: N818
     """The API server did not answer in time, throttled, or failed."""
+
+
+def for_good(error: BaseException) -> bool:
+    """Whether the API server refused the content itself, so that the same request never succeeds."""
+    return isinstance(error, Rejected) and not isinstance(error, (Forbidden, NotAllowed))

@@ -46,6 +46,17 @@ class Metrics:
         self.reconcile_errors = Counter(
             "ballast_reconcile_errors", "Reconciles that did not finish.", ["reason"], registry=r
         )
+        self.writes_refused = Counter(
+            "ballast_writes_refused",
+            "Writes whose content the API server refused: the same write would never succeed.",
+            ["kind"],
+            registry=r,
+        )
+        self.jobs_failing = Gauge(
+            "ballast_jobs_failing",
+            "Jobs of which the last five passes or more ended with an error.",
+            registry=r,
+        )
         self.task_restarts = Counter(
             "ballast_task_restarts", "Background tasks started again after an error.", ["task"], registry=r
         )

@@ -15,6 +15,7 @@ from ballast_operator.allocator.costs.price_feeds import PriceFeeds
 from ballast_operator.allocator.reporting.reporter import PolicyReporter
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solver
+from ballast_operator.api.conditions import JobState
 from ballast_operator.errors import OperatorError
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.informers import Informers
@@ -142,6 +143,10 @@ class Term:
         with contextlib.suppress(OperatorError):
             await self._allocator.save()
 
+    def refused(self, kind: Kind) -> None:
+        """Count a write whose content the API server refused."""
+        self._metrics.writes_refused.labels(kind.kind).inc()
+
     def wrote(self, verb: str, kind: Kind) -> None:
         """Count a write that landed."""
         self._metrics.api_writes.labels(verb, kind.kind).inc()
@@ -160,9 +165,9 @@ class Term:
             moment = time.monotonic()
             states = Counter(view.status.summary_state for view in self._observer.jobs())
             unfinished = sum(not view.status.finished for view in self._observer.jobs())
-            self._metrics.jobs.clear()
-            for state, count in states.items():
-                self._metrics.jobs.labels(state).set(count)
+            for state in JobState:
+                self._metrics.jobs.labels(state).set(states[state])
+            self._metrics.jobs_failing.set(self._worker.failing)
             recent = sum(1 for at in self._writes if moment - at < 60)
             self._metrics.writes_per_job.set(recent / unfinished if unfinished else 0)
             self._metrics.queue_due.set(self._queue.due())

@@ -252,6 +252,9 @@ class JobReason(enum.StrEnum):
     """Reconciled again: the error is gone."""
     INTERNAL_ERROR = "InternalError"
     """Not reconciled: an error of the operator, in the message; it tries again."""
+    STATUS_REFUSED = "StatusRefused"
+    """Not reconciled: the API server refuses what the operator writes of the job, for the reason in the
+    message; the job goes on, and texts of its status are shortened."""
 
     # Succeeded, Failed
     ALL_STEPS_DONE = "AllStepsDone"

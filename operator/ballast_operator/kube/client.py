@@ -28,6 +28,7 @@ from ballast_operator.errors import (
     OperatorError,
     Rejected,
     Unavailable,
+    for_good,
 )
 from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.kube.nesting import read_json
@@ -94,6 +95,7 @@ class Cluster:
     Attributes:
         fence: called before every write; raises :class:`~ballast_operator.errors.NotLeader` to forbid it.
         on_write: called with (verb, kind) after a write that landed; counts for the metrics.
+        on_refused: called with the kind after a write whose content the API server refused.
         on_answer: called with (verb, kind, error or None) after each request, before the error is raised.
     """
 
@@ -103,6 +105,7 @@ class Cluster:
         self._request_seconds = request_seconds
         self.fence: Callable[[], None] = lambda: None
         self.on_write: Callable[[str, Kind], None] = lambda verb, kind: None
+        self.on_refused: Callable[[Kind], None] = lambda kind: None
         self.on_answer: Callable[[str, Kind, OperatorError | None], None] = lambda verb, kind, error: None
 
     @property
@@ -227,7 +230,12 @@ class Cluster:
 
     async def _write(self, verb: str, kind: Kind, path: str, **arguments: Any) -> Object:
         self.fence()
-        result = await self._request(verb, kind, path, **arguments)
+        try:
+            result = await self._request(verb, kind, path, **arguments)
+        except Rejected as error:
+            if for_good(error):
+                self.on_refused(kind)
+            raise
         self.on_write(verb, kind)
         return result
 

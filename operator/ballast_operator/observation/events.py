@@ -51,6 +51,7 @@ WARNING_REASONS = frozenset(
         "GrowthGivenUp",
         "MessageRefused",
         "InternalError",
+        "StatusRefused",
     }
 )
 """Reasons that ask for a person's attention."""

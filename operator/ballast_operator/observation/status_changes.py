@@ -28,6 +28,16 @@ def reconciled(status: TrainingJobStatus, now: Time, generation: int) -> Trainin
     return status.with_condition(kind, True, reason, message, now=now, generation=generation)
 
 
+def refused_since(status: TrainingJobStatus, generation: int) -> bool:
+    """Whether the API server has refused a status of this spec."""
+    known = status.condition(JobCondition.RECONCILED)
+    return (
+        known is not None
+        and known.reason == JobReason.STATUS_REFUSED
+        and known.observed_generation == generation
+    )
+
+
 def asks_or_frees(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
     """Whether a new status is news to the allocator, which decides on more than what it has caused itself."""
     launched = old.allocation is None and new.allocation is not None
@@ -37,6 +47,45 @@ def asks_or_frees(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
         or old.is_true(JobCondition.RUNNING) != new.is_true(JobCondition.RUNNING)
         or len(old.repacks) != len(new.repacks)
     )
+
+
+def least_status(
+    old: TrainingJobStatus, new: TrainingJobStatus, why: str, now: Time, generation: int
+) -> TrainingJobStatus:
+    """What is written in place of ``new``, which the API server refuses for the reason ``why``.
+
+    What the job's life hangs on is new, with plain texts; everything else is as it is stored.
+    """
+    allocation = new.allocation
+    if allocation is not None and allocation.ending is not None:
+        ending = allocation.ending
+        allocation = allocation.replace(ending=ending.replace(message=plain(ending.message)))
+    conditions = tuple(condition.replace(message=plain(condition.message)) for condition in new.conditions)
+    kept = {field: getattr(new, field) for field in LIFE_FIELDS}
+    least = old.replace(**kept, allocation=allocation, conditions=conditions)
+    message = f"the API server refused the job's full status: {plain(why)}. To fix: report this message"
+    kind, reason = JobCondition.RECONCILED, JobReason.STATUS_REFUSED
+    return least.with_condition(kind, False, reason, message, now=now, generation=generation)
+
+
+LIFE_FIELDS = (
+    "observed_generation",
+    "state",
+    "launches",
+    "restarts",
+    "lost_steps",
+    "suspended_since",
+    "suspended_seconds",
+    "next_launch_at",
+    "finished_at",
+    "gpu_left_at",
+)
+"""What later passes decide on, beside the conditions and the allocation."""
+
+
+def plain(text: str) -> str:
+    """The text in at most 500 printable ASCII characters."""
+    return "".join(character if " " <= character <= "~" else "?" for character in text[:500])
 
 
 def status_content(status: TrainingJobStatus) -> dict[str, Any]:

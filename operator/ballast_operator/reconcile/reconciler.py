@@ -20,6 +20,7 @@ from ballast_operator.errors import (
     OperatorError,
     Rejected,
     Unavailable,
+    for_good,
 )
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, LEASE, POD, Key, Object
@@ -28,8 +29,11 @@ from ballast_operator.observation.events import Notice, Recorder, flips
 from ballast_operator.observation.observer import Observer
 from ballast_operator.observation.status_changes import (
     asks_or_frees,
+    least_status,
+    plain,
     progress_alone,
     reconciled,
+    refused_since,
     status_content,
 )
 from ballast_operator.reconcile.actions import carry_out_all, together
@@ -219,15 +223,20 @@ class Reconciler:
         if item is None:
             return
         metadata = item["metadata"]
-        message = f"{type(error).__name__}: {error}"[:1000]
-        notice = Notice(type="Warning", reason=JobReason.INTERNAL_ERROR, message=message)
+        reason, message = JobReason.INTERNAL_ERROR, f"{type(error).__name__}: {error}"[:1000]
+        if for_good(error):
+            reason, message = (
+                JobReason.STATUS_REFUSED,
+                f"the API server refused a request: {plain(str(error))}",
+            )
+        notice = Notice(type="Warning", reason=reason, message=message)
         try:
             await self._recorder.post(JOB, *key, metadata["uid"], (notice,))
             old = read_job_status(item)
             new = old.with_condition(
                 JobCondition.RECONCILED,
                 False,
-                JobReason.INTERNAL_ERROR,
+                reason,
                 message,
                 now=self._clock(),
                 generation=metadata.get("generation", 0),
@@ -239,7 +248,22 @@ class Reconciler:
         except Exception as second:
             logger.warning("job=%s/%s the error is not in its status: %s", *key, second)
 
-    async def _write_status(self, key: Key, item: Object, status: TrainingJobStatus) -> None:
+    async def _write_status(self, key: Key, item: Object, status: TrainingJobStatus) -> TrainingJobStatus:
+        """Write the status, or as much of it as the API server does not refuse; returns what is written."""
+        try:
+            await self._replace_status(key, item, status)
+            return status
+        except Rejected as error:
+            if not for_good(error):
+                raise
+            logger.error("job=%s/%s status refused by the API server: %s", *key, error)
+            old, generation = read_job_status(item), item["metadata"].get("generation", 0)
+            least = least_status(old, status, str(error), self._clock(), generation)
+        if least != old:
+            await self._replace_status(key, item, least)
+        return least
+
+    async def _replace_status(self, key: Key, item: Object, status: TrainingJobStatus) -> None:
         foreign = unknown_fields(TrainingJobStatus, item.get("status") or {})
         body = {
             "apiVersion": JOB.api_version,
@@ -259,18 +283,21 @@ class Reconciler:
         if self._observer.caches[JOB].get(view.key) is None:
             return None
         again = result.requeue_after_seconds
-        old, new = view.status, reconciled(result.status, self._clock(), view.generation)
+        old, new = view.status, result.status
+        # That a status was refused stays said: what it lacks since then, later ones lack too.
+        if new.launches != old.launches or not refused_since(old, view.generation):
+            new = reconciled(new, self._clock(), view.generation)
         new = new.replace(state=new.summary_state)
         if old != new and not result.write_later:
             wait = self._too_soon(view.key, old, new)
             if wait > 0:
                 return wait if again is None else min(again, wait)
-            await self._write_status(view.key, item, new)
+            written = await self._write_status(view.key, item, new)
             self._progress_written[view.key] = self._clock()
             for key in news_for(old, new):
                 self._look_at(key)
             self._count(result)
-            notices = flips(old.conditions, new.conditions)
+            notices = flips(old.conditions, written.conditions)
             for notice in notices:
                 logger.info("job=%s/%s reason=%s: %s", *view.key, notice.reason, notice.message)
             await self._recorder.post(JOB, view.key[0], view.name, view.uid, notices)

@@ -2,7 +2,7 @@
 
 import pytest
 from aiohttp import web
-from ballast_operator.errors import Conflict, NotAllowed, NotFound, Rejected, Unavailable
+from ballast_operator.errors import Conflict, NotAllowed, NotFound, OperatorError, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import LEASE
 from kubernetes.aio import client
@@ -60,3 +60,26 @@ async def test_an_answer_that_is_an_error_or_none(answering, status, text, kind,
         await cluster.list(LEASE, namespace="ns")
     with pytest.raises(writing):
         await cluster.create(LEASE, {"metadata": {"namespace": "ns", "name": "a"}})
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "counted"),
+    [
+        (400, "bad", 1),
+        (422, "invalid", 1),
+        (403, "cannot patch resource", 0),
+        (403, "exceeded quota", 0),
+        (409, "changed", 0),
+        (500, "", 0),
+    ],
+)
+async def test_a_write_is_counted_that_would_never_succeed(answering, status, text, counted):
+    """Not one that a person, a quota or time may let pass, and not what is only asked."""
+    cluster = answering(status, f'{{"message": "{text}"}}')
+    refused = []
+    cluster.on_refused = refused.append
+    body = {"metadata": {"namespace": "ns", "name": "a"}, "status": {}}
+    for request in (cluster.write_status(LEASE, body), cluster.try_create(LEASE, body)):
+        with pytest.raises(OperatorError):
+            await request
+    assert refused == [LEASE] * counted

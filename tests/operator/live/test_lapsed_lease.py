@@ -17,7 +17,7 @@ from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.slow]
 
-LEADS, RESTARTS = "leader elected", "no other replica leads; restarting"
+LEADS, RESTARTS = "leader elected", "the lease lapsed; restarting"
 SOON = {
     "BALLAST_LEADER_LEASE_SECONDS": "3",
     "BALLAST_LEADER_FENCE_SECONDS": "2",

@@ -119,3 +119,7 @@ def test_it_waits_in_the_open_for_rights_namespace_definitions_and_policy(tmp_pa
         pages.waits_for("(Policy)")
         eventually(lambda: pages.get("readyz")[0] == 200, "/readyz to be ok")
         assert pages.get("healthz")[0] == 200
+        eventually(
+            lambda: 'ballast_jobs{state="Waiting"} 0.0' in pages.get("metrics")[1],
+            "no job to be counted as 0",
+        )

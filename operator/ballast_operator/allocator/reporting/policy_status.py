@@ -33,6 +33,7 @@ from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
 from ballast_operator.api.read import unknown_fields
 from ballast_operator.kube.kinds import POLICY, Object
 from ballast_operator.observation.events import Notice, flips
+from ballast_operator.observation.status_changes import plain
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 
@@ -92,6 +93,21 @@ def policy_status(
         "status": content,
     }
     return body, notices
+
+
+def least_status(old: Object, new: dict[str, Any], why: str) -> dict[str, Any]:
+    """What is written in place of ``new``, which the API server refuses for the reason ``why``.
+
+    Texts are plain, what is proposed is left out, and a team whose name is not plain stays as it is stored.
+    """
+    conditions = [{**each, "message": plain(each.get("message", ""))} for each in new.get("conditions", [])]
+    for each in conditions:
+        if each["type"] == PolicyCondition.READY:
+            each["message"] += f"; the API server refused the policy's full status: {plain(why)}"
+    teams = [team for team in new.get("teams", []) if plain(team["team"]) == team["team"]]
+    teams += [team for team in old.get("teams") or [] if plain(team["team"]) != team["team"]]
+    least = {name: value for name, value in new.items() if name not in ("proposed", "teams")}
+    return {**least, "conditions": conditions, **({"teams": teams} if teams else {})}
 
 
 def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:

@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from ballast_operator.allocator.reporting.policy_status import PolicyReport, policy_status
-from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable
+from ballast_operator.allocator.reporting.policy_status import PolicyReport, least_status, policy_status
+from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable, for_good
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import POLICY, Object
@@ -85,6 +85,14 @@ class PolicyReporter:
         body, notices = await asyncio.to_thread(policy_status, item, report, now=self._clock())
         if body is None:
             return
-        self._caches.wrote(POLICY, await self._cluster.write_status(POLICY, body))
+        try:
+            written = await self._cluster.write_status(POLICY, body)
+        except Rejected as error:
+            if not for_good(error):
+                raise
+            logger.error("status of ClusterPolicy %s refused: %s", item["metadata"]["name"], error)
+            body = {**body, "status": least_status(item.get("status") or {}, body["status"], str(error))}
+            written = await self._cluster.write_status(POLICY, body)
+        self._caches.wrote(POLICY, written)
         metadata = item["metadata"]
         await self._recorder.post(POLICY, "", metadata["name"], metadata["uid"], notices)

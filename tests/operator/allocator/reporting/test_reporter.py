@@ -5,9 +5,9 @@ import contextlib
 
 import pytest
 from ballast_operator.allocator.reporting import reporter as reporting
-from ballast_operator.allocator.reporting.policy_status import PolicyReport
+from ballast_operator.allocator.reporting.policy_status import PolicyReport, least_status
 from ballast_operator.allocator.reporting.reporter import PolicyReporter
-from ballast_operator.errors import Rejected, Unavailable
+from ballast_operator.errors import Forbidden, Rejected, Unavailable
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import POLICY
 from ballast_operator.observation.events import Recorder
@@ -58,7 +58,28 @@ async def test_of_several_reports_the_newest_is_written(monkeypatch):
 
 @pytest.mark.parametrize("error", [Unavailable("away"), Rejected("no")])
 async def test_a_report_that_is_not_taken_does_not_end_the_reporting(error, monkeypatch):
-    """One that the API server could not answer is written again; what it refuses it would refuse again."""
-    answers = [error, "ok"] if isinstance(error, Unavailable) else [error]
-    written = await write_all(answers, ["only"], monkeypatch=monkeypatch)
-    assert written == (["only"] if isinstance(error, Unavailable) else [])
+    """One that the API server could not answer is written again; of what it refuses, plain texts are."""
+    written = await write_all([error, "ok"], ["only \U0001f917"], monkeypatch=monkeypatch)
+    assert written == ["only \U0001f917" if isinstance(error, Unavailable) else "only ?"]
+
+
+async def test_a_right_that_is_missing_is_not_answered_with_another_status(monkeypatch):
+    """The same status is right once the right is granted."""
+    assert await write_all([Forbidden("cannot patch resource")], ["only"], monkeypatch=monkeypatch) == []
+
+
+def test_one_teams_name_does_not_keep_the_rest_of_a_refused_status_out():
+    """The bill and other teams go on; that team stays as it is stored, and Ready says what was refused."""
+    old = {"teams": [{"team": "a", "cost": 1.0}, {"team": "\u2603", "cost": 1.0}]}
+    new = {
+        "conditions": [{"type": "Ready", "status": "True", "message": "rounds of 60 s"}],
+        "billAt": "later",
+        "teams": [{"team": "a", "cost": 2.0}, {"team": "\u2603", "cost": 2.0}],
+        "proposed": [{"job": "n/\u2603"}],
+    }
+    least = least_status(old, new, "HTTP 422 teams[1]: \u2603")
+    assert least["teams"] == [{"team": "a", "cost": 2.0}, {"team": "\u2603", "cost": 1.0}]
+    assert (least["billAt"], "proposed" in least) == ("later", False)
+    assert least["conditions"][0]["message"] == (
+        "rounds of 60 s; the API server refused the policy's full status: HTTP 422 teams[1]: ?"
+    )

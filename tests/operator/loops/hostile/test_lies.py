@@ -5,7 +5,8 @@ import json
 from typing import Any
 
 import pytest
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE
+from ballast_operator.errors import Rejected
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, Kind
 from ballast_operator.reconcile.worker import ReconcileWorker
 from ballast_operator.views.clock import Time
 from ballast_policies.contract import (
@@ -15,12 +16,15 @@ from ballast_policies.contract import (
     PLAN_KEY,
     PROPOSAL_ANNOTATION,
     REPORT_ANNOTATION,
+    ExitReason,
     Plan,
     Report,
+    TerminationMessage,
     plan_config_map_name,
 )
 
-from tests.operator.loops.simulated.machines import Trainer
+from tests.operator.loops.simulated.fake_cluster import FakeCluster
+from tests.operator.loops.simulated.machines import Trainer, end_pod
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 from tests.operator.loops.simulated.world import World
 
@@ -201,3 +205,58 @@ async def test_after_a_restart_a_lost_plan_is_followed_by_a_later_epoch():
     written = simulation.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name("one"))["data"][PLAN_KEY]
     assert Plan.from_json(written).epoch == 3
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
+
+
+def refuse_texts(monkeypatch, part: str) -> None:
+    """From now on the API server refuses every status of a job with ``part`` in it."""
+    write = FakeCluster.write_status
+
+    async def refuse(self: FakeCluster, kind: Kind, body: Any) -> Any:
+        if kind is JOB and part in json.dumps(body["status"], ensure_ascii=False):
+            raise Rejected(f"HTTP 422 status is invalid: {part}")
+        return await write(self, kind, body)
+
+    monkeypatch.setattr(FakeCluster, "write_status", refuse)
+
+
+async def test_a_status_that_is_refused_for_a_text_does_not_hold_the_gpus(monkeypatch):
+    """The job fails as it has to, says what the API server said, and another job gets its GPUs."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    refuse_texts(monkeypatch, "\u2603")
+    simulation.add_job("one", backoffLimit=0)
+    simulation.add_job("two")
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    message = TerminationMessage(reason=ExitReason.FAILED, message="snow \u2603", step=3)
+    end_pod(simulation.world, NAMESPACE, simulation.pods("one")[0]["metadata"]["name"], 1, message)
+    await simulation.until(lambda: simulation.state("one") == "Failed")
+    status = simulation.status("one")
+    condition = status.condition("Reconciled")
+    assert (condition.is_true, condition.reason) == (False, "StatusRefused")
+    assert "HTTP 422 status is invalid: ?" in condition.message
+    assert "snow ?" in status.condition("Failed").message
+    assert (status.allocation, status.restarts) == (None, {"UserError": 1})
+    await simulation.until(lambda: simulation.state("two") == "Running")
+    simulation.world.log.clear()
+    for _ in range(20):
+        await simulation.tick()
+    assert simulation.world.log.count("apply TrainingJob one status") == 0
+
+
+async def test_a_job_of_which_no_status_is_taken_says_so_and_is_left_alone(monkeypatch):
+    """Its launch is never written, so nothing is made for it; it is looked at more and more rarely."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.add_job("one")
+    refuse_texts(monkeypatch, '"allocation"')
+    monkeypatch.setattr(simulation, "keys", list)  # passes that fail would end the test
+    later: list[float] = []
+    worker = ReconcileWorker(
+        simulation.reconciler, metrics=simulation.metrics, again=lambda key, seconds: later.append(seconds)
+    )
+    await simulation.tick()
+    for _ in range(12):
+        await worker((NAMESPACE, "one"))
+    condition = simulation.status("one").condition("Reconciled")
+    assert (condition.is_true, condition.reason) == (False, "StatusRefused")
+    assert (later[-1], worker.failing) == (3600.0, 1)
+    assert simulation.pods("one") == []
+    assert simulation.world.log.count("apply TrainingJob one status") <= 2
