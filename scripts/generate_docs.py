@@ -1,4 +1,4 @@
-"""Write the generated parts of the documentation: command line, list of decisions, service levels."""
+"""Write the generated parts of the documentation: command line, decisions, service levels, pictures."""
 
 import inspect
 import re
@@ -10,6 +10,7 @@ import click
 from ballast_operator.cli.main import main as ballast
 from ballast_operator.generated import with_sections
 from ballast_trainer.cli.main import main as ballast_train
+from pictures import pictures
 from service_levels import service_levels
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,6 +93,7 @@ def main() -> None:
         (ROOT / "docs/cli.md", cli_reference()),
         (RELIABILITY, with_sections(RELIABILITY.read_text(), {"service-levels": service_levels(ROOT)})),
         (DECISIONS / "README.md", decisions_index()),
+        *((ROOT / "docs/pictures" / name, text) for name, text in pictures().items()),
     ):
         if not path.is_file() or path.read_text() != text:
             path.write_text(text)
