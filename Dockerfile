@@ -1,6 +1,5 @@
-# syntax=docker/dockerfile:1
-# Both images:   docker build --target operator -t ballast-operator .
-#                docker build --target trainer  -t ballast-trainer .
+# Both images:   docker build --target operator -t registry.example.com/ballast/operator:0.1.0 .
+#                docker build --target trainer  -t registry.example.com/ballast/trainer:0.1.0 .
 # A model of your own: FROM the trainer's image, install your package, name it as model.name "module:callable".
 ARG PYTHON=python:3.11-slim-bookworm
 

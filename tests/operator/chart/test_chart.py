@@ -1,9 +1,12 @@
 """The Helm chart: what it renders, what it refuses, and that a real API server takes it."""
 
+import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -262,3 +265,21 @@ def test_the_chart_installs_upgrades_and_leaves_nothing_behind(
             role.metadata.name for role in rbac.list_cluster_role().items if namespace in role.metadata.name
         ]
         assert left == []
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["as the kubelet tells it", "by name"])
+def test_the_release_is_tested_without_cluster_dns(chart, by_name):
+    """`helm test` asks the Service at the address that the kubelet gives to its pod."""
+    (pod,) = [item for item in render(chart) if item["kind"] == "Pod"]
+    (script,) = pod["spec"]["containers"][0]["command"][2:]
+    asked = []
+
+    def answer(url, timeout):
+        asked.append(url)
+        return io.BytesIO(b"ok ballast_leader 1")
+
+    told = {} if by_name else {"BALLAST_METRICS_SERVICE_HOST": "10.0.0.7"}
+    with mock.patch.dict(os.environ, told), mock.patch("urllib.request.urlopen", answer):
+        exec(script, {})
+    host = "ballast-metrics" if by_name else "10.0.0.7"
+    assert asked == [f"http://{host}:8080/healthz", f"http://{host}:8080/metrics"]
