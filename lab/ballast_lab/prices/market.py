@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.prices.hazard import Hazard
-from ballast_policies.prices.history import PriceSeries
-from ballast_policies.prices.offers import Catalogue, InstanceType, Offer, Pool
+from ballast_policies.prices.offers import Catalogue, InstanceType
 
 from ballast_lab.prices.availability import AvailabilityLog, Span, pooled
+from ballast_lab.prices.history import PriceSeries
+from ballast_lab.prices.offers import Offer, Pool
 
 _COUNTED = re.compile(r"(?P<type>.+) x (?P<gpus>\d{1,4})")
 

@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from ballast_policies.prices.history import PriceSeries
-from ballast_policies.prices.offers import Offer
 
 from ballast_lab.prices.availability import Span
+from ballast_lab.prices.history import PriceSeries
 from ballast_lab.prices.market import Market
+from ballast_lab.prices.offers import Offer
 from ballast_lab.spot.settings import LONGEST_LIFE_SECONDS
 
 

@@ -3,7 +3,8 @@
 import dataclasses
 
 from ballast_policies.prices.hazard import Hazard
-from ballast_policies.prices.offers import Pool
+
+from ballast_lab.prices.offers import Pool
 
 
 @dataclasses.dataclass(slots=True)

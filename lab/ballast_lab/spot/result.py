@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ballast_policies.prices.hazard import Hazard
-from ballast_policies.prices.offers import Offer
 
+from ballast_lab.prices.offers import Offer
 from ballast_lab.spot.bounds import OnDemand
 from ballast_lab.spot.settings import SpotJob, SpotSettings
 from ballast_lab.spot.stint import Ended, Stint

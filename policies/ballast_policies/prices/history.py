@@ -1,82 +1,13 @@
-"""Prices over time: series of changes, the last good price with its age, and outliers."""
+"""Prices of a log, and which of them can be true."""
 
 import dataclasses
 import math
-from collections.abc import Iterable
-
-import numpy as np
 
 MOST_ABOVE_ON_DEMAND = 2.0
 """Spot prices are capped at the on-demand price, which differs between regions by less than this factor."""
 
 LEAST_OF_ON_DEMAND = 0.02
 """Below this part of the on-demand price a spot price is an error: discounts of 8 times have been seen."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Quote:
-    """The last good price at a moment.
-
-    Attributes:
-        usd: per instance and hour; NaN: not offered, or no price was seen yet.
-        age: seconds since the price was observed; infinite where none was.
-        stale: older than the caller allows: still the best that is known.
-    """
-
-    usd: float
-    age: float
-    stale: bool
-
-    @property
-    def offered(self) -> bool:
-        """Whether there is a price."""
-        return not math.isnan(self.usd)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class PriceSeries:
-    """A price that holds until the next change.
-
-    Attributes:
-        times: (n,) seconds since 1970, increasing.
-        usd: (n,) from then on, per instance and hour; NaN: not offered.
-    """
-
-    times: np.ndarray
-    usd: np.ndarray
-
-    def __post_init__(self) -> None:
-        if self.times.shape != self.usd.shape or (np.diff(self.times) <= 0).any():
-            raise ValueError("a price series needs increasing times and a price for each")
-
-    def at(self, times: np.ndarray) -> np.ndarray:
-        """(m,) prices at ``times``; NaN before the first change."""
-        index = np.searchsorted(self.times, times, side="right") - 1
-        found: np.ndarray = np.where(index >= 0, self.usd[np.maximum(index, 0)], np.nan)
-        return found
-
-    def quote(self, now: float, *, stale_after: float = math.inf) -> Quote:
-        """The last good price at ``now``, with its age."""
-        index = int(np.searchsorted(self.times, now, side="right")) - 1
-        if index < 0:
-            return Quote(usd=math.nan, age=math.inf, stale=True)
-        age = now - float(self.times[index])
-        return Quote(usd=float(self.usd[index]), age=age, stale=age > stale_after)
-
-    def usd_between(self, start: float, end: float) -> float:
-        """USD for one instance from ``start`` to ``end``, by the second.
-
-        Raises:
-            ValueError: it is not offered for some of that time.
-        """
-        if end <= start:
-            return 0.0
-        inside = self.times[(self.times > start) & (self.times < end)]
-        edges = np.concatenate(([start], inside, [end]))
-        total = float(self.at(edges[:-1]) @ np.diff(edges)) / 3600.0
-        if math.isnan(total):
-            raise ValueError(f"there is no price for some of the time from {start} to {end}")
-        return total
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,23 +23,3 @@ def is_plausible(usd: float, on_demand_usd: float | None) -> bool:
     if not (math.isfinite(usd) and usd > 0):
         return False
     return on_demand_usd is None or LEAST_OF_ON_DEMAND <= usd / on_demand_usd <= MOST_ABOVE_ON_DEMAND
-
-
-def series(points: Iterable[Point], *, on_demand_usd: float | None = None) -> tuple[PriceSeries, list[Point]]:
-    """The series of a log, in any order and with repetitions, and the points left out as outliers.
-
-    At an outlier the last good price stays. Of two prices for the same moment the later in the log wins.
-    """
-    kept: dict[float, float] = {}
-    outliers = []
-    for point in points:
-        if point.usd is None:
-            kept[point.time] = math.nan
-        elif is_plausible(point.usd, on_demand_usd):
-            kept[point.time] = point.usd
-        else:
-            outliers.append(point)
-    times = sorted(kept)
-    return PriceSeries(
-        np.array(times, dtype=float), np.array([kept[t] for t in times], dtype=float)
-    ), outliers

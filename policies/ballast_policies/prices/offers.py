@@ -1,4 +1,4 @@
-"""What can be rented: instances of a cloud in a zone, and the catalogue that maps them to GPUs."""
+"""The catalogue of instances: a cloud's machines, their GPUs and their prices on demand."""
 
 import csv
 import dataclasses
@@ -28,45 +28,6 @@ class InstanceType:
     gpu_type: str
     gpus: int
     on_demand_usd: float | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Offer:
-    """One thing to rent.
-
-    Attributes:
-        zone: availability zone; where a log has only regions, the region.
-        spot: may be taken away; else on demand.
-    """
-
-    cloud: str
-    region: str
-    zone: str
-    instance: str
-    gpu_type: str
-    gpus: int
-    spot: bool
-
-    @property
-    def pool(self) -> "Pool":
-        """The group of machines whose availability it shares."""
-        return Pool(cloud=self.cloud, zone=self.zone, gpu_type=self.gpu_type, gpus=self.gpus)
-
-    def __str__(self) -> str:
-        return f"{self.cloud}/{self.zone}/{self.instance}/{'spot' if self.spot else 'on-demand'}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Pool:
-    """Machines of one kind in one zone, as availability logs name them."""
-
-    cloud: str
-    zone: str
-    gpu_type: str
-    gpus: int
-
-    def __str__(self) -> str:
-        return f"{self.cloud}/{self.zone}/{self.gpus} x {self.gpu_type}"
 
 
 Catalogue = Mapping[tuple[str, str], InstanceType]

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 from ballast_lab.prices.availability import AvailabilityLog, Span
+from ballast_lab.prices.history import PriceSeries
 from ballast_lab.prices.market import Market
+from ballast_lab.prices.offers import Offer
 from ballast_lab.spot.engine import replay
 from ballast_lab.spot.settings import SpotJob, SpotSettings
-from ballast_policies.prices.history import PriceSeries
-from ballast_policies.prices.offers import Offer
 from ballast_policies.simulator.settings import SettingsError
 from hypothesis import given
 from hypothesis import strategies as st

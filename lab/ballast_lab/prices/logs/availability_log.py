@@ -10,10 +10,11 @@ import re
 from collections.abc import Mapping
 
 from ballast_policies.prices.errors import PriceLogError
-from ballast_policies.prices.offers import MOST_GPUS, Pool
+from ballast_policies.prices.offers import MOST_GPUS
 from ballast_policies.prices.times import seconds_of
 
 from ballast_lab.prices.availability import AvailabilityLog, Span
+from ballast_lab.prices.offers import Pool
 
 LONGEST_LINE = 1000
 MOST_MACHINES = 10_000

@@ -8,22 +8,17 @@ from pathlib import Path
 
 from ballast_policies.prices.clouds.aws_prices import PriceRow, parse_aws_prices
 from ballast_policies.prices.errors import PriceLogError
-from ballast_policies.prices.history import Point, series
-from ballast_policies.prices.offers import (
-    Catalogue,
-    InstanceType,
-    Offer,
-    Pool,
-    built_in_catalogue,
-    parse_catalogue,
-)
+from ballast_policies.prices.history import Point
+from ballast_policies.prices.offers import Catalogue, InstanceType, built_in_catalogue, parse_catalogue
 from ballast_policies.prices.times import seconds_of
 
 from ballast_lab.prices.availability import AvailabilityLog, Span
+from ballast_lab.prices.history import series
 from ballast_lab.prices.logs.availability_log import parse_availability
 from ballast_lab.prices.logs.azure_prices import parse_azure_prices
 from ballast_lab.prices.logs.gcp_prices import parse_gcp_prices
 from ballast_lab.prices.market import Market, instance_of
+from ballast_lab.prices.offers import Offer, Pool
 
 MOST_FILES = 10_000
 MOST_BYTES = 64 * 2**20
