@@ -2,21 +2,24 @@
 
 import asyncio
 import contextlib
+import json
 
 import pytest
 from ballast_operator.api.costs.budgets import TeamPart
 from ballast_operator.api.training_job_status import Decision, TrainingJobStatus
-from ballast_operator.errors import Conflict
+from ballast_operator.errors import Conflict, Rejected
 from ballast_operator.kube.client import connect
-from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB
+from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD
 from ballast_operator.observation.status_changes import status_content
+from ballast_policies.contract import END_REASON_ANNOTATION, REPORT_ANNOTATION
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.operator.api.objects import JOB as TRANSLATOR
 from tests.operator.api.objects import changed
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
-pytestmark = pytest.mark.api
+pytestmark = [pytest.mark.api, pytest.mark.slow]
 
 ANY = st.text(alphabet=st.characters(exclude_categories=()))
 """Any code points, halves of surrogate pairs among them."""
@@ -50,15 +53,70 @@ async def write_and_read(control_plane, namespace, texts):
 
         with contextlib.suppress(Conflict):
             await cluster.create(JOB, changed(TRANSLATOR, "metadata.namespace", namespace))
+        said = await refusal_of_pod(cluster, namespace, texts)
         teams = [text for text in dict.fromkeys(text[:253] for text in want) if text][:16]
         costs = tuple(TeamPart(team=team, cost=1.0) for team in teams)
-        status = TrainingJobStatus(last_decision=Decision(why="".join(want)), team_costs=costs)
+        status = TrainingJobStatus(last_decision=Decision(why="".join(want), chosen=said), team_costs=costs)
         body = {"apiVersion": JOB.api_version, "kind": JOB.kind, "metadata": name}
         answer = await cluster.write_status(JOB, {**body, "status": status_content(status)})
         assert answer["status"].get("lastDecision", {}).get("why", "") == "".join(want)
+        assert answer["status"].get("lastDecision", {}).get("chosen", "") == said
         assert [cost["team"] for cost in answer["status"].get("teamCosts", [])] == teams
 
         metadata = {"namespace": namespace, "generateName": "any-"}
         event = {"metadata": metadata, "involvedObject": {"kind": "TrainingJob", **name}, "reason": "Any"}
         answer = await cluster.create(EVENT, {**event, "message": "".join(texts)[:1024]})
         assert answer.get("message", "") == "".join(want)[:1024]
+
+
+async def refusal_of_pod(cluster, namespace, texts):
+    """What the API server says of a pod with the texts as command and label; empty: it takes it."""
+    metadata = {"namespace": namespace, "name": "asked", "labels": {"label": texts[0]}}
+    container = {"name": "c", "image": "none", "command": texts}
+    try:
+        await cluster.try_create(POD, {"metadata": metadata, "spec": {"containers": [container]}})
+    except Rejected as error:
+        return str(error)[:4096]
+    return ""
+
+
+SENT = ANY.map(stored)
+"""A text as it reaches the operator: the API server has no halves."""
+
+WORDS = SENT | st.builds(lambda text: json.dumps({"reason": "Failed", "message": text, "step": 3}), ANY)
+"""Last words of a pod: any, and those of a trainer, which may have halves as JSON's escapes."""
+
+
+@given(words=WORDS, entity=SENT.filter(bool), report=SENT | ANY.map(json.dumps), end=SENT)
+@example(words="\U0001f917" * 1000, entity="\U0001f917", report="[" + HARD * 200, end="\0" * 9000)
+@example(words='{"reason": "Failed", "message": "\\ud83e", "step": 3}', entity=" ", report="{", end="")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_whatever_a_job_and_its_pods_say_it_ends(control_plane, namespace, words, entity, report, end):
+    """Its last words, team, report and reason for the end: it fails, and a real API server takes that."""
+    status = asyncio.run(failed_job(words, entity, report, end))
+    assert status["conditions"] == asyncio.run(written(control_plane, namespace, status))["conditions"]
+
+
+async def failed_job(words, entity, report, end):
+    """The status of a job with these texts once it has failed, in a cluster in memory."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.add_job("one", backoffLimit=0, entity=entity[:253], trainer={"total": 10**6})
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    annotations = {REPORT_ANNOTATION: report, END_REASON_ANNOTATION: end}
+    simulation.world.patch(LEASE, NAMESPACE, "one", {"metadata": {"annotations": annotations}})
+    await simulation.tick()
+    (pod, *_) = simulation.pods("one")
+    ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": words}}
+    pod_status = {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": ended}]}
+    simulation.world.patch(POD, NAMESPACE, pod["metadata"]["name"], {"status": pod_status})
+    await simulation.until(lambda: simulation.state("one") == "Failed")
+    return status_content(simulation.status("one"))
+
+
+async def written(control_plane, namespace, status):
+    """The status as a real API server has it."""
+    async with await connect(str(control_plane.kubeconfig)) as cluster:
+        with contextlib.suppress(Conflict):
+            await cluster.create(JOB, changed(TRANSLATOR, "metadata.namespace", namespace))
+        name = {"namespace": namespace, "name": TRANSLATOR["metadata"]["name"]}
+        return (await cluster.write_status(JOB, {"metadata": name, "status": status}))["status"]
