@@ -21,7 +21,7 @@ import numpy as np
 from ballast_policies.allocation.instance import Instance, from_arrays
 from ballast_policies.allocation.options import Options
 from ballast_policies.allocation.registry import POLICIES, solve
-from ballast_policies.allocation.solvers import linear
+from ballast_policies.allocation.solvers import methods
 
 EXACT = ("max-min-fairness", "makespan", "finish-time-fairness", "max-throughput", "fifo", "min-cost")
 SIZES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])
@@ -131,7 +131,7 @@ def _timed(family: ElasticFamily, jobs: int, seed: int, policy: str, plain: bool
     solve(policy, FAMILIES[0].drawn(20)())  # imports and first calls are not the solve
     build = family.drawn(jobs, seed)
     if plain:
-        linear.LARGE_ELASTIC = 10**9
+        methods.LARGE_ELASTIC = 10**9
     to.send(None)
     clock, cpu = time.perf_counter(), time.process_time()
     answer = solve(policy, build())

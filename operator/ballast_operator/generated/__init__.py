@@ -14,6 +14,7 @@ from ballast_operator.generated.dashboards import dashboard_files
 from ballast_operator.generated.tables import (
     balancers_table,
     dynamics_table,
+    methods_table,
     planners_table,
     policies_table,
     schedules_table,
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 """Of the repository."""
 
 _SECTIONS = {
-    "docs/policies.md": {"policies": policies_table()},
+    "docs/policies.md": {"policies": policies_table(), "methods": methods_table()},
     "docs/planning.md": {
         "planners": planners_table(),
         "balancers": balancers_table(),

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.registry import POLICIES
+from ballast_policies.allocation.solvers.methods import METHODS
 from ballast_policies.planning.balancers.registry import BALANCERS
 from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.planners.registry import PLANNERS
@@ -19,6 +20,21 @@ def policies_table() -> str:
         elastic = "yes" if policy.takes_configurations else "no"
         rows.append((f"`{name}`", policy.summary, reads, policy.space_sharing.value, elastic, proven))
     return table(("policy", "problem", "reads", "shares", "elastic", "gap"), rows)
+
+
+def methods_table() -> str:
+    """Which method solves which program, what answers where it cannot, and what it saves."""
+    rows = [
+        (
+            method.task.value,
+            f"{method.name} (`{method.code}`)",
+            method.when,
+            method.otherwise or "",
+            method.without,
+        )
+        for method in METHODS
+    ]
+    return table(("task", "method", "chosen for", "where it finds nothing", "without it"), rows)
 
 
 def schedules_table() -> str:

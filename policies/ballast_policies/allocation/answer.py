@@ -28,6 +28,8 @@ class Answer:
         shadow_prices: (k,) increase of the objective per additional GPU; None: unknown.
         start: for a similar instance; None: this policy has none, or the instance was small.
         unmet_deadlines: names of jobs whose deadline cannot be met.
+        fallbacks: of methods that found no answer, which method answered instead, and why; filled in with
+            the objective.
     """
 
     x: np.ndarray
@@ -39,6 +41,7 @@ class Answer:
     status: str = "optimal"
     shadow_prices: np.ndarray | None = None
     unmet_deadlines: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
     start: Start | None = None
 
 
@@ -101,5 +104,6 @@ def as_allocation(
         solver=answer.solver,
         shadow_prices=shadow,
         unmet_deadlines=answer.unmet_deadlines,
+        fallbacks=answer.fallbacks,
         start=answer.start,
     )

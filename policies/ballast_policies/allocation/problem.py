@@ -246,6 +246,7 @@ class Allocation:
         solver: name of the method or solver.
         shadow_prices: GPU type -> increase of the objective per additional GPU; empty where unknown.
         unmet_deadlines: jobs whose deadline cannot be met, by policies that keep deadlines.
+        fallbacks: a line for each method that found no answer: why, and which method answered instead.
         start: warm start for a similar problem (``allocate(..., warm=...)``); None: it was small.
     """
 
@@ -261,4 +262,5 @@ class Allocation:
     solver: str
     shadow_prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
     unmet_deadlines: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
     start: Start | None = None

@@ -25,6 +25,7 @@ from ballast_policies.allocation.policies import (
 from ballast_policies.allocation.policies.cost.rows import COST_POLICIES
 from ballast_policies.allocation.policy import Policy, Reads, SpaceSharing, Surplus
 from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
+from ballast_policies.allocation.solvers.methods import fallbacks_listed
 from ballast_policies.allocation.start import Start
 from ballast_policies.registry import Registry
 
@@ -252,14 +253,15 @@ def solve(policy: str, real: Instance, *, agnostic: bool = False, start: Start |
     chosen = find_policy(policy)
     _check_configurations(policy, chosen, real, agnostic)
     seen = agnostic_view(real) if agnostic else real
-    if start is not None and chosen.solve_from is not None and len(start.prices) == len(real.capacity):
-        answer = chosen.solve_from(seen, start)
-    else:
-        answer = chosen.solve(seen)
+    with fallbacks_listed() as fallbacks:
+        if start is not None and chosen.solve_from is not None and len(start.prices) == len(real.capacity):
+            answer = chosen.solve_from(seen, start)
+        else:
+            answer = chosen.solve(seen)
     if agnostic and chosen.spreads_when_agnostic:
         answer = dataclasses.replace(answer, x=spread_over_types(seen, answer.x))
     gap = answer.gap
     if gap is None and answer.bound is not None:
         gap = relative_gap(chosen.objective(seen, answer.x), answer.bound)
     value = chosen.objective(real, answer.x) if answer.value is None else answer.value(real)
-    return dataclasses.replace(answer, objective=value, gap=gap)
+    return dataclasses.replace(answer, objective=value, gap=gap, fallbacks=tuple(fallbacks))

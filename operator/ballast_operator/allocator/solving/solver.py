@@ -131,7 +131,8 @@ class Solver:
                 allocation=value,
                 outcome=PolicyReason.OPTIMAL,
                 seconds=seconds,
-                message=f"{policy}: objective {value.objective:.6g} in {seconds:.3f} s by {value.solver}",
+                message=f"{policy}: objective {value.objective:.6g} in {seconds:.3f} s by {value.solver}"
+                + "".join(f"; {line}" for line in value.fallbacks),
             )
 
     async def kill(self) -> None:

@@ -151,3 +151,5 @@ def _print(allocation: Allocation, read: Input) -> None:
         f"{allocation.policy}: objective {allocation.objective:.6g}, {allocation.status}, {gap}, "
         f"{allocation.solve_seconds:.3f} s by {allocation.solver}"
     )
+    for line in allocation.fallbacks:
+        console.print(escape(line))

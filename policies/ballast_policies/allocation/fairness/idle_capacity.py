@@ -11,8 +11,6 @@ that few jobs tie, which keeps large programs easy (docs/decisions/0402). Where 
 could use, nothing changes and nothing is solved.
 """
 
-import dataclasses
-
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
@@ -21,10 +19,6 @@ from ballast_policies.allocation.solvers.dense_program import dot
 
 IDLE = 1e-6
 """GPUs or fraction of time below which the rest is not distributed."""
-REDUCED = 1e-7
-"""Reduced cost of a column, as a part of its price, up to which an optimum may use it."""
-FEW = 0.3
-"""Part of the columns up to which HiGHS alone is faster."""
 
 
 def fill_idle_capacity(
@@ -45,39 +39,17 @@ def fill_idle_capacity(
     least = np.minimum(speed, linear.SMALLEST_SLOPE * instance.top)
     base = np.where(demand > 0, np.maximum(demand, least), 0.0) * (1 - 1e-9)
     value = normalized_throughput(instance)
+    if instance.elastic.any() and (raised.level_duals[instance.runnable] > 0).all():
+        # By complementary slackness no job can get more where every job has a multiplier.
+        return x
     try:
-        if not instance.elastic.any():
-            more = linear.maximise(instance, value=value, base=base, met_by=x).x
-        else:
-            more = _over_configurations(instance, x, value, base, raised)
+        more = linear.maximise(
+            instance, value=value, base=base, met_by=None if instance.elastic.any() else x
+        ).x
     except linear.InfeasibleError:
         # By rounding only: x itself meets the demands to within 2e-9.
         return x
     return more if dot(value, more) > dot(value, x) * (1 + IDLE) else x
-
-
-def _over_configurations(
-    instance: Instance, x: np.ndarray, value: np.ndarray, base: np.ndarray, raised: linear.LinearSolution
-) -> np.ndarray:
-    """(columns,) the shares of the greatest ``value``.
-
-    By complementary slackness all shares that reach the demands are on columns that have no reduced cost at
-    the multipliers of ``raised``. Where every job has a multiplier, no job can get more.
-    """
-    columns, level = instance.columns, raised.level_duals
-    if (level[instance.runnable] > 0).all():
-        return x
-    price = columns.cost(raised.shadow_prices)
-    gain = level[columns.first] * columns.rate_first - price
-    best = np.zeros(len(level))
-    np.maximum.at(best, columns.first, gain)
-    kept = (x > 0) | (best[columns.first] - gain <= REDUCED * price)
-    if kept.mean() > FEW:
-        return linear.maximise(instance, value=value, base=base).x
-    some = dataclasses.replace(instance, columns=columns.take(kept))
-    more = np.zeros(len(x))
-    more[kept] = linear.maximise(some, value=value[kept], base=base, plain=True).x
-    return more
 
 
 def normalized_throughput(instance: Instance) -> np.ndarray:

@@ -35,7 +35,7 @@ def stopped_jobs(
     tied = (free > 0) & ((open_rates >= free[:, None] * (1 - SAME)).sum(axis=1) > 1)
     resting = np.where(priced, 0.0, X).sum(axis=1) > SAME
     if (stopped & tied & resting).any() or not _unique(stage, program, prices[closed]):
-        raise TiedError
+        raise TiedError("jobs that stop may use the other types in several ways")
     # Jobs that may be on several open types at full speed wait for a later stage to place them.
     stopped |= (stage.demand(s) >= free * (1 - SAME)) & ~tied
     return stopped

@@ -23,9 +23,8 @@ from ballast_policies.allocation.fairness.teams import Team
 from ballast_policies.allocation.fairness.water_prices import fill_by_prices
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers.linear import SOLVER, SolverError
+from ballast_policies.allocation.solvers.methods import BY_LEVELS, BY_TYPES, Size, Task, choose, fell_back
 
-MANY = 100
-"""Jobs from which on stages are solved in prices."""
 SMALL = 1e-4
 """A gap is relative to a job's level, or to this part of its level at full speed where that is more."""
 FULL = 1e-9
@@ -72,21 +71,25 @@ def fill(instance: Instance, root: Team) -> Filled:
     Raises:
         SolverError: an LP failed.
     """
-    by_programs_only = bool(instance.pairs)
-    if len(instance.gpus) >= MANY and not by_programs_only:
+    size = Size(rows=len(instance.gpus), pairs=len(instance.pairs))
+    if choose(Task.FILLING, size) is BY_TYPES:
         try:
             return _by_prices(instance, root)
-        except (TiedError, SolverError):
+        except (TiedError, SolverError) as error:
             # Equal speeds leave several optima; linear programs over all jobs choose one.
+            fell_back(BY_TYPES, str(error), BY_LEVELS)
             return fill_by_programs(instance, root)
     filled = fill_by_programs(instance, root)
-    if by_programs_only or (filled.answer.gap or 0.0) <= CERTIFIED_GAP:
+    gap = filled.answer.gap or 0.0
+    if instance.pairs or gap <= CERTIFIED_GAP:
         return filled
     # The errors of hundreds of stages add up.
     try:
-        return _by_prices(instance, root)
+        better = _by_prices(instance, root)
     except (TiedError, SolverError):
         return filled
+    fell_back(BY_LEVELS, f"gap {gap:.0e} over {filled.stages} stages", BY_TYPES)
+    return better
 
 
 def _by_prices(instance: Instance, root: Team) -> Filled:

@@ -15,10 +15,10 @@ maximises that if it reports its throughputs truly. (The proof needs that throug
 with a row, and that the limits do not depend on the reports; so pairs are left out, and
 gpus_m and w_m are taken as known.) Without weights every job keeps at least 1/e of X*.
 
-Up to ``EXACT`` programs times columns all are solved, one for each kind of job (like jobs keep the same
-part), by Clarabel, and the gap is that of X*, proven by the prices of its capacities (``nash``): the part by
-which the weighted geometric mean of the speeds could still grow. With more, the prices p of X* stand in for
-the programs without m: the others cannot gain more from m's GPUs than these are worth, so
+Up to ``methods.EXACT_PARTS`` programs times columns all are solved, one for each kind of job (like jobs keep
+the same part), by Clarabel, and the gap is that of X*, proven by the prices of its capacities (``nash``): the
+part by which the weighted geometric mean of the speeds could still grow. With more, the prices p of X* stand
+in for the programs without m: the others cannot gain more from m's GPUs than these are worth, so
 
     f_m >= exp( - sum_j gpus_m p_j X*_mj / w_m )  >= 1/e,
 
@@ -35,13 +35,9 @@ from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.columns import Columns
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers.job_classes import equal_rows
+from ballast_policies.allocation.solvers.methods import FAIR_PRICES, LEAST_PART, Size, Task, choose
 from ballast_policies.allocation.solvers.nash import NashShares, gap_per_weight, nash_shares
 from ballast_policies.allocation.solvers.nash_prices import nash_shares_by_prices
-
-EXACT = 50_000
-"""Programs without one job, times their columns, up to which each is solved: about a second."""
-CONES = 2500
-"""Kinds of jobs up to which the fair shares are a cone program; beyond, gangs are solved by prices."""
 
 
 def solve(instance: Instance) -> Answer:
@@ -54,7 +50,8 @@ def solve(instance: Instance) -> Answer:
         return nothing(instance)
     kinds = _kinds(instance)
     runs = np.flatnonzero(instance.runnable[kinds.chosen])
-    if len(runs) * len(kinds.columns) > EXACT:
+    size = Size(rows=len(runs), columns=len(runs) * len(kinds.columns))
+    if choose(Task.PARTS, size) is LEAST_PART:
         return _by_prices(instance, _fair_shares(instance, kinds))
     found = kinds.nash(kinds.many)
     kept = np.ones(len(kinds.chosen))
@@ -143,7 +140,8 @@ def _kinds(instance: Instance) -> _Kinds:
 
 
 def _fair_shares(instance: Instance, kinds: _Kinds) -> NashShares:
-    if len(kinds.chosen) > CONES and not instance.elastic.any():
+    size = Size(rows=len(kinds.chosen), elastic=bool(instance.elastic.any()))
+    if choose(Task.FAIR_SHARES, size) is FAIR_PRICES:
         return nash_shares_by_prices(instance)
     return kinds.spread(kinds.nash(kinds.many))
 

@@ -16,13 +16,10 @@ import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import in_units_of_t, respond
 from ballast_policies.allocation.solvers.boxstep.box_search import BoxSearch
-from ballast_policies.allocation.solvers.boxstep.one_program import by_one_lp
 from ballast_policies.allocation.solvers.dense_program import Rows
 from ballast_policies.allocation.solvers.job_classes import equal_rows
 
 LP_JOBS = 400
-FEW = 150
-"""Rows up to which one LP of all is faster."""
 SAME = 1e-12
 FASTER = 1e-9
 """A job's fastest type is faster than the others by more than this part."""
@@ -69,10 +66,7 @@ def _of_classes(rows: Rows, prices: np.ndarray, *, part: float, coarse: float) -
     some, stay, X = _without_decided(rows)
     start = in_units_of_t(some, respond(some, prices, 0.0))
     start = dataclasses.replace(start, t=start.bound(some))
-    if len(some) <= FEW:
-        found = by_one_lp(some)
-    else:
-        found = BoxSearch(some).run(start, lp_jobs=LP_JOBS, part=part, coarse=coarse)
+    found = BoxSearch(some).run(start, lp_jobs=LP_JOBS, part=part, coarse=coarse)
     if found is None:
         return None
     X[stay] = found.X

@@ -22,10 +22,19 @@ from contextvars import ContextVar
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.solvers import by_worth, column_generation
+from ballast_policies.allocation.solvers import column_generation
 from ballast_policies.allocation.solvers.boxstep import boxstep
 from ballast_policies.allocation.solvers.dense_program import dot
 from ballast_policies.allocation.solvers.job_classes import merged
+from ballast_policies.allocation.solvers.methods import (
+    PAIRS,
+    PRICES,
+    SIMPLEX,
+    Size,
+    Task,
+    choose,
+    fell_back,
+)
 from ballast_policies.allocation.solvers.simplex import (
     SOLVER,
     InfeasibleError,
@@ -38,13 +47,9 @@ from ballast_policies.allocation.start import Start
 
 __all__ = ["SOLVER", "InfeasibleError", "LinearSolution", "SolverError", "certified", "maximise", "watched"]
 
-LARGE, LARGE_ELASTIC = 1000, 100
-"""Rows from which on prices are faster than the simplex method; an elastic job has many columns."""
 SMALLEST_SLOPE = 2e-9
 """Slopes below this part of the largest are raised to it: HiGHS takes smaller entries for 0, and a job with a
 second left would get no time at all beside one with months. The bound is that of the slopes as given."""
-MANY = 3000
-"""Pairs from which on column generation is faster."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,7 +85,6 @@ def maximise(
     slope: np.ndarray | None = None,
     start: Start | None = None,
     met_by: np.ndarray | None = None,
-    plain: bool = False,
 ) -> LinearSolution:
     """Solve the program above; with ``slope``, ``gain`` is 1 and ``value`` must be left out.
 
@@ -91,7 +95,6 @@ def maximise(
         slope: (n,) steps/s demanded per unit of t.
         start: of the solution of a similar program; large programs are solved faster from there.
         met_by: (columns,) shares that meet the demands, where some are known.
-        plain: HiGHS alone solves it: there are few columns.
 
     Raises:
         InfeasibleError: the demands cannot be met.
@@ -149,10 +152,7 @@ def maximise(
             gain=gain,
             elastic=elastic,
         )
-    if plain:
-        solved, after = by_simplex(program), None
-    else:
-        solved, after = _solved(program, None if start is None else start.scaled(unit))
+    solved, after = _solved(program, None if start is None else start.scaled(unit))
     x, level, time = solved.x, solved.level, solved.time
     if same is not None:
         x = same.spread(x)
@@ -193,26 +193,21 @@ def watched() -> Iterator[list[tuple[Instance, np.ndarray, LinearSolution]]]:
 
 
 def _solved(program: Program, start: Start | None) -> tuple[Solved, Start | None]:
-    """The solution by the faster method, and the warm start for a similar program."""
-    if (program.columns.second >= 0).sum() >= MANY:
+    """The solution by the table's method, and the warm start for a similar program."""
+    columns = program.columns
+    pairs = int((columns.second >= 0).sum())
+    method = choose(Task.PROGRAM, Size(rows=len(program), pairs=pairs, elastic=program.elastic))
+    if method is PAIRS:
         return column_generation.solve(program), None
-    large = len(program) >= (LARGE_ELASTIC if program.elastic else LARGE)
-    rows = program.rows() if large else None
-    if (
-        not program.elastic
-        and rows is not None
-        and rows.value is not None
-        and not (program.gain or program.base.any())
-    ):
-        worth = by_worth.solve(rows)
-        if worth is not None:
-            x = worth.X[program.columns.first, program.columns.place]
-            return Solved(x=x, level=worth.level, time=worth.time, prices=worth.prices), None
+    if method is SIMPLEX:
+        return by_simplex(program), None
+    rows = program.rows()
     priced = None if rows is None else boxstep.solve(rows, start=start)
     if priced is None:
         # Also where the demands cannot be met: HiGHS then reports it.
-        return by_simplex(program), None
-    columns = program.columns
+        solved = by_simplex(program)
+        fell_back(PRICES, "no dense table" if rows is None else "its programs have no optimum", SIMPLEX)
+        return solved, None
     solved = Solved(
         x=priced.X[columns.first, columns.place], level=priced.level, time=priced.time, prices=priced.prices
     )

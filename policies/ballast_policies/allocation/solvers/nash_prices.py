@@ -17,7 +17,7 @@ import numpy as np
 
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers.nash import NashShares
-from ballast_policies.allocation.solvers.smoothed_prices import newton_direction
+from ballast_policies.allocation.solvers.smoothed_dual import newton_direction
 
 TEMPERATURES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
 BARRIER = 0.1

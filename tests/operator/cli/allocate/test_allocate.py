@@ -43,6 +43,7 @@ def test_the_dissertations_example_from_standard_input():
         "solver",
         "shadow_prices",
         "unmet_deadlines",
+        "fallbacks",
     }
     assert answer["gap"] <= 1e-6
 

@@ -5,7 +5,7 @@ import pytest
 from ballast_policies.allocation.own_share import own_share
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate, solve
-from ballast_policies.allocation.solvers import linear
+from ballast_policies.allocation.solvers import methods
 from ballast_policies.configuration import Configuration
 from scipy.optimize import linprog
 
@@ -17,7 +17,7 @@ JOBS = 130
 def by_one_program(policy, build, monkeypatch):
     """The objective, with every program given to HiGHS."""
     with monkeypatch.context() as patch:
-        patch.setattr(linear, "LARGE_ELASTIC", 10**9)
+        patch.setattr(methods, "LARGE_ELASTIC", 10**9)
         return solve(policy, build()).objective
 
 
@@ -41,8 +41,8 @@ def test_idle_gpus_are_filled_as_by_the_plain_program(name, monkeypatch):
     build = FAMILIES[name].drawn(JOBS, seed=2)
     instance = build()
     sums = []
-    for limit in (linear.LARGE_ELASTIC, 10**9):
-        monkeypatch.setattr(linear, "LARGE_ELASTIC", limit)
+    for limit in (methods.LARGE_ELASTIC, 10**9):
+        monkeypatch.setattr(methods, "LARGE_ELASTIC", limit)
         sums.append(float(instance.level_scale @ instance.throughput(solve("max-min-fairness", instance).x)))
     assert sums[0] == pytest.approx(sums[1], rel=1e-6)
 
@@ -100,7 +100,7 @@ def test_configurations_that_tie_at_all_prices_are_one(power, monkeypatch):
     problem = Problem(gpu_types=types, capacity=dict.fromkeys(types, 80), jobs=tuple(jobs))
     by_prices = allocate("max-min-fairness", problem)
     assert by_prices.gap <= 1e-6
-    monkeypatch.setattr(linear, "LARGE_ELASTIC", 10**9)
+    monkeypatch.setattr(methods, "LARGE_ELASTIC", 10**9)
     assert by_prices.objective == pytest.approx(allocate("max-min-fairness", problem).objective, rel=1e-6)
 
 
@@ -120,7 +120,7 @@ def test_gpu_types_that_are_alike_for_all_jobs_leave_ties_that_one_program_settl
     answers = [allocate("max-min-fairness", problem)]
     monkeypatch.setattr("ballast_policies.allocation.solvers.boxstep.box_search.ELASTIC_ROUNDS", 1)
     answers.append(allocate("max-min-fairness", problem))
-    monkeypatch.setattr(linear, "LARGE_ELASTIC", 10**9)
+    monkeypatch.setattr(methods, "LARGE_ELASTIC", 10**9)
     expected = allocate("max-min-fairness", problem).objective
     for answer in answers:
         assert answer.gap <= 1e-6

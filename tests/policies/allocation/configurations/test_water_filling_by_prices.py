@@ -7,6 +7,7 @@ from ballast_policies.allocation.fairness.teams import flat, tree
 from ballast_policies.allocation.fairness.water_levels import fill, fill_by_programs
 from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.registry import solve
+from ballast_policies.allocation.solvers import methods
 
 from tests.policies.allocation.configurations.families import FAMILIES as LARGE
 from tests.policies.allocation.configurations.instances import FAMILIES, problem_of
@@ -20,7 +21,7 @@ ROOTS = {"water-filling": flat, "hierarchical": tree}
 @pytest.mark.parametrize("family", FAMILIES)
 def test_levels_are_those_of_one_program_for_each_level(policy, family, monkeypatch):
     """Small random problems, gangs beside elastic jobs and nested teams included."""
-    monkeypatch.setattr(water_levels, "MANY", 0)
+    monkeypatch.setattr(methods, "STAGES", 0)
     for seed in range(100, 110):
         real = instance(problem_of(family, seed))
         root = ROOTS[policy](real)

@@ -5,6 +5,7 @@ import pytest
 from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.policies import strategy_proof
 from ballast_policies.allocation.registry import allocate, solve
+from ballast_policies.allocation.solvers import methods
 from ballast_policies.allocation.solvers.nash import gap_per_weight, nash_shares
 from ballast_policies.allocation.solvers.nash_prices import nash_shares_by_prices
 
@@ -29,7 +30,7 @@ def test_no_job_keeps_more_than_with_every_program_solved(monkeypatch, contentio
     """What a job pays by prices is at least what it pays by the programs without it, and not far from it."""
     p = instance(random_problem(6, 40, 3, gangs=(1,), contention=contention))
     exact = p.throughput(solve("strategy-proof", p).x)
-    monkeypatch.setattr(strategy_proof, "EXACT", 0)
+    monkeypatch.setattr(methods, "EXACT_PARTS", 0)
     bounded = p.throughput(solve("strategy-proof", p).x)
     runs = p.runnable
     ratio = bounded[runs] / exact[runs]
@@ -54,7 +55,7 @@ def test_like_jobs_keep_what_the_programs_without_one_of_them_leave(monkeypatch)
     by_kind = solve("strategy-proof", like)
     every = np.arange(60)
     monkeypatch.setattr(strategy_proof, "equal_rows", lambda features: (every, every))
-    monkeypatch.setattr(strategy_proof, "EXACT", 10**9)
+    monkeypatch.setattr(methods, "EXACT_PARTS", 10**9)
     one_by_one = solve("strategy-proof", like)
     assert like.throughput(by_kind.x) == pytest.approx(like.throughput(one_by_one.x), rel=1e-5)
 

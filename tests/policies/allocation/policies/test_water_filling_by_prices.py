@@ -9,6 +9,7 @@ from ballast_policies.allocation.fairness.water_levels import fill, fill_by_prog
 from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.problem import Entity
 from ballast_policies.allocation.registry import solve
+from ballast_policies.allocation.solvers import methods
 from ballast_policies.allocation.solvers.least_utilization import least_utilization
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,7 +62,7 @@ def test_levels_are_those_of_one_program_for_each_level(policy, seed):
     root = ROOTS[policy](instance)
     expected = fill_by_programs(instance, root)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(water_levels, "MANY", 0)
+        patch.setattr(methods, "STAGES", 0)
         found = fill(instance, root)
     x = found.answer.x
     assert (instance.gpus_used(x) <= instance.capacity * (1 + 1e-9)).all()

@@ -7,7 +7,7 @@ import pytest
 from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.problem import Pair
 from ballast_policies.allocation.registry import solve
-from ballast_policies.allocation.solvers import linear
+from ballast_policies.allocation.solvers import linear, methods
 
 NAMES = ("type-0", "type-1", "type-2")
 
@@ -37,10 +37,10 @@ def sharing(seed, *, jobs=75, contention=2.0):
 def test_the_optimum_is_that_of_all_pairs_at_once(policy, contention, monkeypatch):
     """Objective and certified gap; idle GPUs and contended ones."""
     problem = sharing(1, contention=contention)
-    assert (problem.columns.second >= 0).sum() > linear.MANY
+    assert (problem.columns.second >= 0).sum() > methods.MANY_PAIRS
     found = solve(policy, problem)
     with monkeypatch.context() as patch:
-        patch.setattr(linear, "MANY", 10**9)
+        patch.setattr(methods, "MANY_PAIRS", 10**9)
         whole = solve(policy, problem)
     assert found.objective == pytest.approx(whole.objective, rel=1e-7)
     assert found.gap <= 1e-6

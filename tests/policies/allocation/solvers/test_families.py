@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from ballast_policies.allocation.registry import solve
-from ballast_policies.allocation.solvers import linear
+from ballast_policies.allocation.solvers import linear, methods
 from ballast_policies.allocation.solvers.boxstep import box_search, boxstep, undecided
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ JOBS = 300
 @pytest.fixture
 def small_samples(monkeypatch):
     """Samples and LPs of the search so small that 300 jobs take all of its rounds."""
-    monkeypatch.setattr(linear, "LARGE", 100)
+    monkeypatch.setattr(methods, "LARGE", 100)
     monkeypatch.setattr(boxstep, "FIRST_SAMPLE", 30)
     monkeypatch.setattr(boxstep, "LP_JOBS", 40)
     monkeypatch.setattr(boxstep, "COARSE_JOBS", 70)
@@ -25,7 +25,7 @@ def small_samples(monkeypatch):
 
 def by_simplex(policy, instance, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(linear, "LARGE", 10**9)
+        patch.setattr(methods, "LARGE", 10**9)
         return solve(policy, instance)
 
 
@@ -57,7 +57,7 @@ def test_what_is_left_over_adds_as_much_as_by_the_simplex_method(name, small_sam
     base = 0.9 * slope * linear.maximise(instance, slope=slope).t
     found = linear.maximise(instance, value=value, base=base)
     with monkeypatch.context() as patch:
-        patch.setattr(linear, "LARGE", 10**9)
+        patch.setattr(methods, "LARGE", 10**9)
         whole = linear.maximise(instance, value=value, base=base)
     assert value @ found.x == pytest.approx(value @ whole.x, rel=1e-6)
     assert found.bound - value @ found.x <= 1e-6 * found.bound

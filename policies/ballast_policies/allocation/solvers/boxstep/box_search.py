@@ -29,6 +29,7 @@ from ballast_policies.allocation.solvers.crossover import (
     slopes,
 )
 from ballast_policies.allocation.solvers.dense_program import Rows, largest
+from ballast_policies.allocation.solvers.methods import ALL_COLUMNS, CHEAP_COLUMNS, PRICES, fell_back
 from ballast_policies.allocation.start import Start
 
 MAX_ROUNDS = 150
@@ -199,8 +200,12 @@ class BoxSearch:
 
     def _by_one_lp(self, at: Response) -> Priced | None:
         """The solution where the search found none: jobs may tie though prices are right."""
+        fell_back(PRICES, "the search did not close", CHEAP_COLUMNS)
         found = among_cheap(self.whole, at.prices, at.t, tolerance=LAST_TOLERANCE)
-        return by_one_lp(self.whole) if found is None else found
+        if found is None:
+            fell_back(CHEAP_COLUMNS, "nothing is proven", ALL_COLUMNS)
+            found = by_one_lp(self.whole)
+        return found
 
     def _response(self, at: Response) -> Priced:
         """The shares of a response."""

@@ -9,10 +9,10 @@ one price v_ji >= 0 for each. Any such prices prove
 
     least total >= sum_m min_{j, i} (i work_mj + v_ji) - sum_{j, i} capacity_j v_ji.
 
-Up to ``SMALL`` jobs: the Hungarian method. Beyond:
+Up to ``HUNGARIAN`` jobs (``methods``): the Hungarian method. Beyond:
 
 1. A greedy matching, longest job first, tells how long the queues get, and gives first prices.
-2. Newton's steps on a dual smoothed by entropy make the prices nearly exact (as in ``smoothed_prices``).
+2. Newton's steps on a dual smoothed by entropy make the prices nearly exact.
 3. A linear program of the jobs near a tie, grown until no other job would change, is exact: its vertices are
    whole numbers. Jobs with the same work count as one row with their number.
 
@@ -26,6 +26,16 @@ import dataclasses
 import highspy
 import numpy as np
 
+from ballast_policies.allocation.solvers.methods import (
+    ASSIGNMENT,
+    JOBS_PER_PLACE,
+    MATCHINGS,
+    PLACE_PRICES,
+    Size,
+    Task,
+    choose,
+    fell_back,
+)
 from ballast_policies.allocation.solvers.queues.places import (
     Places,
     best_places,
@@ -41,8 +51,6 @@ from ballast_policies.allocation.solvers.queues.places import (
 from ballast_policies.allocation.solvers.queues.prices import sampled_queue_prices, smoothed_queue_prices
 from ballast_policies.allocation.solvers.simplex import optimum, set_entries
 
-SMALL = 1000
-JOBS_PER_PLACE = 12
 FAR = 0.01
 TIES = 8
 WALL = 0.1
@@ -76,15 +84,15 @@ def match(work: np.ndarray, capacity: np.ndarray) -> Matching:
     n = len(work)
     kind, place = greedy_matching(work, capacity)
     places = places_of(kind, place, capacity)
-    if n <= SMALL:
+    method = choose(Task.QUEUES, Size(rows=n, places=len(places.kind)))
+    if method is ASSIGNMENT:
         kind, prices = _by_assignment(work, places)
         return _finished(work, capacity, kind, places, prices)
     rows, of, size = np.unique(work, axis=0, return_inverse=True, return_counts=True)
     size = size.astype(float)
     first = prices_of_matching(work, kind, place, places)
-    few = n // JOBS_PER_PLACE
-    if len(places.kind) > few:
-        some, at = in_blocks(places, few)
+    if method is MATCHINGS:
+        some, at = in_blocks(places, n // JOBS_PER_PLACE)
         priced = prices_between(places, some, smoothed_queue_prices(rows, size, some, first[at]))
         _, chosen = best_places(work, places, priced)
         tried, _ = in_order(work, chosen, capacity)
@@ -103,6 +111,7 @@ def match(work: np.ndarray, capacity: np.ndarray) -> Matching:
     prices = smoothed_queue_prices(rows, size, places, first)
     exact = _exact(rows, size, places, prices)
     if exact is None:
+        fell_back(PLACE_PRICES, "the program of the jobs near a tie did not close", MATCHINGS)
         return _finished(work, capacity, kind, places, prices)
     amounts, prices = exact
     return _finished(work, capacity, one_by_one(amounts, of.ravel(), places), places, prices)

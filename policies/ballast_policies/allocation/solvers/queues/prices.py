@@ -3,7 +3,7 @@
 import numpy as np
 
 from ballast_policies.allocation.solvers.queues.places import Places
-from ballast_policies.allocation.solvers.smoothed_prices import newton_direction
+from ballast_policies.allocation.solvers.smoothed_dual import newton_direction
 
 TEMPERATURES = (0.1, 0.03, 0.01, 0.003, 0.001)
 NEAREST = 12

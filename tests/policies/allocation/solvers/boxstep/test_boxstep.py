@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.registry import solve
-from ballast_policies.allocation.solvers import linear
+from ballast_policies.allocation.solvers import linear, methods
 from ballast_policies.allocation.solvers.boxstep import boxstep
 
 
@@ -36,7 +36,7 @@ def cluster(seed, *, jobs=1100, types=6, contention=4.0, unusable=0.1, noise=0.3
 def simplex(monkeypatch, problem, **demands):
     """The whole program by HiGHS's simplex method."""
     with monkeypatch.context() as patch:
-        patch.setattr(linear, "LARGE", 10**9)
+        patch.setattr(methods, "LARGE", 10**9)
         return linear.maximise(problem, **demands)
 
 

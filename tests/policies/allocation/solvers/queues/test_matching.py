@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.registry import solve
+from ballast_policies.allocation.solvers import methods
 from ballast_policies.allocation.solvers.queues import matching
 from scipy.optimize import linear_sum_assignment
 
@@ -54,7 +55,7 @@ def test_the_large_method_agrees_with_the_hungarian_one(monkeypatch):
     """The same total where both can be used."""
     work, capacity = lengths(5, 600, 3), np.array([40.0, 60.0, 20.0])
     exact = matching.match(work, capacity)
-    monkeypatch.setattr(matching, "SMALL", 0)
+    monkeypatch.setattr(methods, "HUNGARIAN", 0)
     assert matching.match(work, capacity).total == pytest.approx(exact.total, rel=1e-9)
 
 
@@ -62,7 +63,7 @@ def test_very_long_queues_are_matched_with_a_bound_that_holds(monkeypatch):
     """Two hundred jobs on four GPUs, by the method for thousands."""
     work, capacity = lengths(8, 200, 2), np.array([1.0, 3.0])
     exact = matching.match(work, capacity)
-    monkeypatch.setattr(matching, "SMALL", 0)
+    monkeypatch.setattr(methods, "HUNGARIAN", 0)
     found = matching.match(work, capacity)
     assert found.bound <= exact.total * (1 + 1e-9)
     assert exact.total <= found.total * (1 + 1e-9)
@@ -83,7 +84,7 @@ def test_the_bound_on_long_queues_of_jobs_of_one_length_is_near_and_holds(monkey
     """Any job may be anywhere in a queue, so that its best place is far from the present one."""
     work, capacity = alike(seed, 300, 3), np.array([2.0, 1.0, 3.0])
     exact = matching.match(work, capacity)
-    monkeypatch.setattr(matching, "SMALL", 0)
+    monkeypatch.setattr(methods, "HUNGARIAN", 0)
     found = matching.match(work, capacity)
     assert found.bound <= exact.total * (1 + 1e-9)
     assert exact.total <= found.total * (1 + 1e-9)

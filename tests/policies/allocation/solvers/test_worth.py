@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.registry import solve
-from ballast_policies.allocation.solvers import by_worth
-from ballast_policies.allocation.solvers.dense_program import dense_rows
+from ballast_policies.allocation.solvers import methods
 from hypothesis import given
 
 from tests.policies.allocation.problems import problems, random_problem
@@ -25,35 +24,17 @@ FAMILIES = {
 }
 
 
-def rows_of(book, value):
-    first, kind = np.nonzero(book.T)
-    return dense_rows(
-        first=first,
-        place=kind,
-        width=book.k,
-        rates=(book.T / np.where(book.full > 0, book.full, 1.0)[:, None])[first, kind],
-        gpus=book.gpus,
-        value=value[first, kind],
-        base=np.zeros(book.n),
-        slope=np.zeros(book.n),
-        capacity=book.capacity,
-        gain=0.0,
-    )
-
-
 @pytest.mark.slow
 @examples(60, deadline=None)
 @given(p=problems())
-def test_small_programs_reach_the_optimum_of_scipy(p):
+def test_small_programs_reach_the_optimum_of_scipy_by_prices(p):
     """Also with types without GPUs and jobs that run nowhere, which large programs rarely have."""
     book = Book(p)
-    if not book.runs.any():
-        return
-    found = by_worth.solve(rows_of(book, book.T))
-    assert found is not None
-    assert (book.gpus @ found.X <= book.capacity * (1 + 1e-9) + 1e-9).all()
-    assert (found.X.sum(axis=1) <= 1 + 1e-9).all()
-    assert float((book.T * found.X).sum()) == pytest.approx(book.best(book.T.ravel()), rel=1e-8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(methods, "LARGE", 1)
+        answer = solve("max-throughput", instance(p))
+    assert answer.objective == pytest.approx(book.best(book.T.ravel()), rel=1e-8)
+    assert answer.gap <= 1e-9
 
 
 @pytest.mark.parametrize("family", FAMILIES)
