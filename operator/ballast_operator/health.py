@@ -1,7 +1,8 @@
 """``/healthz``, ``/readyz`` and ``/metrics`` over HTTP.
 
 ``/healthz`` (liveness) fails where a restart may help: a watch stream has been behind the API server for too
-long. ``/readyz`` fails where this replica cannot do its work. Both list what the operator waits for.
+long, or decisions fail. ``/readyz`` fails where this replica cannot do its work. Both list what the operator
+waits for.
 """
 
 from collections.abc import Callable
@@ -37,7 +38,7 @@ async def serve(
 
     async def healthz(_request: web.Request) -> web.Response:
         found = problems()
-        return page(found + waits.lines(), ok=not found)
+        return page(found + waits.lines(), ok=not found and not waits.broken)
 
     async def readyz(_request: web.Request) -> web.Response:
         found = problems()

@@ -42,6 +42,8 @@ class WaitReason(enum.StrEnum):
     """This replica has not listed the cluster's objects yet."""
     POLICY = "Policy"
     """There is no usable ClusterPolicy."""
+    DECISIONS = "Decisions"
+    """The last decisions of the allocator failed."""
 
     @property
     def ready(self) -> bool:
@@ -109,6 +111,11 @@ class Waits:
     def ready(self) -> bool:
         """Whether no wait keeps this replica from its work."""
         return all(wait.reason.ready for wait in tuple(self._waits.values()))
+
+    @property
+    def broken(self) -> bool:
+        """Whether a restart may help: ``/healthz`` fails."""
+        return any(wait.reason is WaitReason.DECISIONS for wait in tuple(self._waits.values()))
 
     def log_due(self) -> None:
         """Log the waits that have lasted long enough since they began or were last logged."""

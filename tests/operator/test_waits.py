@@ -3,12 +3,15 @@
 import itertools
 import logging
 
+import aiohttp
 import pytest
 from ballast_operator.errors import Forbidden, NotFound, Rejected, Unavailable
+from ballast_operator.health import serve
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, LEASE, NAMESPACE, POD, POLICY
 from ballast_operator.kube.leadership import Leadership
 from ballast_operator.kube.streams import resync
+from ballast_operator.metrics import Metrics
 from ballast_operator.settings import LeaderSettings
 from ballast_operator.waits import FORGOTTEN_AFTER_SECONDS, WaitReason, Waits
 
@@ -232,3 +235,25 @@ async def test_a_right_that_the_operator_lacks_is_a_condition_of_the_job_and_no_
     assert simulation.state("one") == "Starting"
     simulation.cluster.create = create
     await simulation.until(lambda: simulation.state("one") == "Running")
+
+
+async def test_health_fails_while_decisions_fail():
+    """A restart may help against that, and against no other wait."""
+    waits = Waits()
+    runner, port = await serve(host="127.0.0.1", port=0, metrics=Metrics(), problems=lambda: [], waits=waits)
+    try:
+        async with aiohttp.ClientSession() as session:
+
+            async def page(name: str) -> tuple[int, str]:
+                async with session.get(f"http://127.0.0.1:{port}/{name}") as answer:
+                    return answer.status, await answer.text()
+
+            waits.begin(WaitReason.CACHES, "lists")
+            assert (await page("healthz"))[0] == 200
+            waits.begin(WaitReason.DECISIONS, "the last 2 decisions failed: KeyError")
+            status, text = await page("healthz")
+            assert status == 503 and "the last 2 decisions failed" in text
+            waits.end(WaitReason.DECISIONS)
+            assert (await page("healthz"))[0] == 200
+    finally:
+        await runner.cleanup()

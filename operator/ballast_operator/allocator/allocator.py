@@ -16,7 +16,7 @@ from ballast_operator.allocator.gauges import set_gauges
 from ballast_operator.allocator.pace import Pace, Rest
 from ballast_operator.allocator.problem.capacity import in_todays_pools
 from ballast_operator.allocator.reporting.policy_status import PolicyReport
-from ballast_operator.allocator.reporting.reporter import PolicyReporter
+from ballast_operator.allocator.reporting.reporter import Failures, PolicyReporter
 from ballast_operator.allocator.saved_state import SavedState, StateStore
 from ballast_operator.allocator.solving.last_answer import LastAnswer
 from ballast_operator.allocator.solving.solver import Solver
@@ -92,6 +92,8 @@ class Allocator:
         self._feeds = feeds
         self._loaded = store is None
         self._saved_until: float | None = None
+        self._failures = Failures(self._reporter, self._waits)
+        self._in_force: Object | None = None
 
     def trigger(self) -> None:
         """Ask for a decision soon: something has changed."""
@@ -130,19 +132,29 @@ class Allocator:
             at = self.next_at
             wait = None if at is None else max(0.0, at - self._clock().timestamp())
             await self.pace.wait(wait)
-            try:
-                await self.decide()
-            except (Conflict, NotFound, Unavailable) as error:
-                logger.info("round repeated: %s", error)
-                self._next_round = self._clock().timestamp() + 1.0
-            except Rejected as error:
-                logger.error("round not reported: %s", error)
-            except NotLeader:
-                raise
-            except Exception:  # a bug in a decision must not end the operator or what runs
-                logger.exception("round failed; it is tried again in %g s", RETRY_SECONDS)
-                self._metrics.reconcile_errors.labels("Bug").inc()
-                self._next_round = self._clock().timestamp() + RETRY_SECONDS
+            await self.attempt()
+
+    async def attempt(self) -> None:
+        """One decision; what fails is tried again, and told where it fails again.
+
+        Raises:
+            NotLeader: another replica leads.
+        """
+        try:
+            await self.decide()
+            self._failures.end()
+        except (Conflict, NotFound, Unavailable) as error:
+            logger.info("round repeated: %s", error)
+            self._next_round = self._clock().timestamp() + 1.0
+        except Rejected as error:
+            logger.error("round not reported: %s", error)
+        except NotLeader:
+            raise
+        except Exception as error:  # a bug in a decision must not end the operator or what runs
+            logger.exception("round failed; it is tried again in %g s", RETRY_SECONDS)
+            self._metrics.reconcile_errors.labels("Bug").inc()
+            self._next_round = self._clock().timestamp() + RETRY_SECONDS
+            await self._failures.tell(error, self._in_force)
 
     async def decide(self) -> None:
         """One decision: assignments for all jobs, and the policies' status."""
@@ -152,8 +164,7 @@ class Allocator:
         )
         jobs, self._next_read, self._next_growth = self._observer.jobs(), None, None
         await self._load(jobs)
-        in_force: Object | None = None
-        problem = NO_POLICY
+        self._in_force, problem = None, NO_POLICY
         for item in items:
             try:
                 policy = read_cluster_policy({**item, "status": {}})
@@ -161,11 +172,12 @@ class Allocator:
                 problem = f"ClusterPolicy {item['metadata']['name']} cannot be used: {error}"
                 await self._reporter.report(item, PolicyReport(misconfigured=str(error)))
                 continue
-            if in_force is not None:
-                await self._reporter.report(item, PolicyReport(policy_in_force=in_force["metadata"]["name"]))
+            if self._in_force is not None:
+                older = self._in_force["metadata"]["name"]
+                await self._reporter.report(item, PolicyReport(policy_in_force=older))
                 continue
-            problem = await self._decide_for(item, policy, jobs)
-            in_force = item
+            self._in_force, problem = item, ""
+            await self._decide_for(item, policy, jobs)
         self._record_wait(problem)
         if problem:
             self._next_round = None
@@ -207,8 +219,8 @@ class Allocator:
         else:
             self._waits.end(WaitReason.POLICY)
 
-    async def _decide_for(self, item: Object, policy: ClusterPolicy, jobs: list[JobView]) -> str:
-        """Decide by ``policy``; returns why it cannot be used, or nothing.
+    async def _decide_for(self, item: Object, policy: ClusterPolicy, jobs: list[JobView]) -> None:
+        """Decide by ``policy``.
 
         What is decided on is taken here; all else that computes is done in a thread, so that the event loop
         keeps turning.
@@ -236,12 +248,7 @@ class Allocator:
             pools=self._board.pools,
         )
         clock.lap("prepare")
-        assert question.snapshot is not None
         self._board.pools = with_regions(self._board.pools, question.snapshot.capacity)
-        if isinstance(question, PolicyReport):
-            await self._reporter.report(item, dataclasses.replace(question, prices=prices))
-            overlaps = "; ".join(question.snapshot.capacity.overlaps)
-            return f"ClusterPolicy {policy.metadata.name} cannot be used: {overlaps}"
         solve = await self._answers.solve(
             policy,
             question.problem,
@@ -284,7 +291,6 @@ class Allocator:
         if self.decider.rounds.next_at != self._saved_until:  # once a round
             self._saved_until = self.decider.rounds.next_at
             await self.save()
-        return ""
 
     def _publish(self, assignments: Mapping[Key, Assignment], jobs: list[JobView]) -> None:
         """Leave the assignments on the board; jobs for which there is news get a pass."""

@@ -109,8 +109,8 @@ class Decider:
         started: Time,
         item: Object | None = None,
         pools: Mapping[str, PoolInfo] | None = None,
-    ) -> Question | PolicyReport:
-        """The problem to be solved; a report where there is none that could be.
+    ) -> Question:
+        """The problem to be solved.
 
         Args:
             policy: in force, with the prices of feeds.
@@ -146,8 +146,6 @@ class Decider:
         )
         growth = next_growth(snapshot, started)
         self.growth_at = None if growth is None else growth.timestamp()
-        if snapshot.capacity.overlaps:
-            return PolicyReport(snapshot=snapshot, jobs=jobs, policy=policy)
         inputs = complete(policy.spec.objective, snapshot.problem, snapshot.unmeasured)
         self.seen_nodes = self.seen_nodes.next(snapshot.capacity, nodes, jobs)
         priced = at_useful_prices(snapshot.capacity.pools, policy.spec.node_pools, (item or {}).get("status"))

@@ -72,7 +72,7 @@ class NodePool(ApiModel):
     name: DnsLabel
     """The pool's name, unique in the policy."""
     node_selector: Annotated[dict[str, _LabelValue], Field(min_length=1, max_length=32)]
-    """Labels that its nodes have, all of them. No node may match two pools."""
+    """Labels that its nodes have, all of them. A node that matches two pools takes no gangs."""
     gpu_type: GpuType
     """Type of its GPUs; several pools may have the same."""
     gpu_resource: Annotated[

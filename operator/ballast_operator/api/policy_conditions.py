@@ -32,11 +32,11 @@ class PolicyReason(enum.StrEnum):
 
     # Valid
     VALID = "Valid"
-    """Valid: pools match nodes and do not overlap."""
+    """Valid: pools match nodes, and no node matches two."""
     MISCONFIGURED = "Misconfigured"
     """Not valid: the spec cannot be used; the message names the field."""
     OVERLAPPING_POOLS = "OverlappingPools"
-    """Not valid: a node matches two pools; the message names node and pools."""
+    """Valid, with a warning: no gang is started on nodes that match two pools; the message names both."""
     NO_SUCH_NODES = "NoSuchNodes"
     """Valid, with a warning: the named pools match no node at present."""
     NO_GPUS = "NoGpus"
@@ -101,5 +101,7 @@ class PolicyReason(enum.StrEnum):
     """Not ready: ``spec.dryRun`` is set; status says what the policy would do."""
     NOT_VALID = "NotValid"
     """Not ready: see Valid."""
+    DECISIONS_FAIL = "DecisionsFail"
+    """Not ready: the last decisions failed; the message has the error. Jobs that run continue."""
     ANOTHER_POLICY_IN_FORCE = "AnotherPolicyInForce"
     """Not ready: an older ClusterPolicy is in force; there is one at a time."""

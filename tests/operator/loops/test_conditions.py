@@ -1,5 +1,7 @@
 """What cannot work is said in a condition, with what to change; the operator continues."""
 
+from unittest import mock
+
 import pytest
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.policy_conditions import PolicyReason
@@ -100,25 +102,50 @@ async def test_a_job_waits_for_capacity_with_numbers():
     assert "0 of 1 fast free" in admitted.message
 
 
-async def test_overlapping_pools_stop_new_launches_and_leave_running_jobs_alone():
-    """The message names node and pools; the policy is not in force; no job is stopped for it."""
+async def test_a_node_that_matches_two_pools_takes_no_gangs_and_the_others_do():
+    """The condition names node and pools; who runs there stays, and new jobs start on the other nodes."""
+    simulation = Simulation(nodes={"a": ("fast", 4), "b": ("fast", 3)}, roundSeconds=5)
+    endless = {"totalSteps": 10_000, "trainer": {"total": 10_000}}
+    simulation.add_job("one", **endless)
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    (held,) = set(simulation.status("one").allocation.nodes)
+    simulation.world.patch(NODE, "", held, {"metadata": {"labels": {"zone": "z"}}})
+    twice = policy("fast", roundSeconds=5)
+    twice["spec"]["nodePools"].append({"name": "all", "nodeSelector": {"zone": "z"}, "gpuType": "slow"})
+    simulation.world.put(POLICY, twice)
+    simulation.add_job("two", stages=(1, 1), **endless)
+    await simulation.until(lambda: simulation.state("two") == "Running")
+    for _ in range(10):
+        await simulation.tick()
+    assert (held, simulation.status("two").allocation.nodes) == ("b", ("a",))
+    assert (simulation.state("one"), simulation.status("one").launches) == ("Running", 1)
+    valid, ready = policy_condition(simulation, "Valid"), policy_condition(simulation, "Ready")
+    assert (valid["status"], valid["reason"]) == ("True", PolicyReason.OVERLAPPING_POOLS)
+    assert f"node {held} matches pools fast and all: no gang is started there. To fix" in valid["message"]
+    assert ready["status"] == "True"
+
+
+async def test_decisions_that_fail_twice_are_told_and_recover():
+    """Ready becomes False with the error and the probes fail; the next decision that succeeds ends it."""
     simulation = cluster()
     simulation.add_job("one", totalSteps=1000, trainer={"total": 1000})
     await simulation.until(lambda: simulation.state("one") == "Running")
-    twice = policy("fast", "slow")
-    twice["spec"]["nodePools"].append({"name": "all", "nodeSelector": {"zone": "z"}, "gpuType": "fast"})
-    simulation.world.put(POLICY, twice)
-    item = node("c", "slow", 2)
-    item["metadata"]["labels"]["zone"] = "z"
-    simulation.world.put(NODE, item)
-    simulation.add_job("two")
-    await simulation.tick()
-    valid, ready = policy_condition(simulation, "Valid"), policy_condition(simulation, "Ready")
-    assert (valid["status"], valid["reason"]) == ("False", PolicyReason.OVERLAPPING_POOLS)
-    assert "node c matches pools slow and all" in valid["message"]
-    assert (ready["status"], ready["reason"]) == ("False", PolicyReason.NOT_VALID)
-    assert simulation.status("two").condition("Admitted").reason == JobReason.WAITING_FOR_POLICY
-    assert simulation.state("one") == "Running"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulation.allocator.decider, "ask", mock.Mock(side_effect=KeyError("pool x")))
+        await simulation.allocator.attempt()
+        assert policy_condition(simulation, "Ready")["status"] == "True"
+        assert not simulation.waits.broken
+        await simulation.allocator.attempt()
+    ready = policy_condition(simulation, "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", PolicyReason.DECISIONS_FAIL)
+    assert "the last 2 decisions failed" in ready["message"] and "KeyError: 'pool x'" in ready["message"]
+    assert policy_condition(simulation, "Valid")["status"] == "True"
+    assert simulation.world.get(POLICY, "", "default")["status"]["gpus"] > 0
+    assert simulation.waits.broken and not simulation.waits.ready
+    await simulation.look()
+    await simulation.allocator.attempt()
+    assert policy_condition(simulation, "Ready")["status"] == "True"
+    assert not simulation.waits.broken
 
 
 async def test_without_a_policy_jobs_say_what_is_missing():

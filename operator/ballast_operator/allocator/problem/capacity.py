@@ -42,7 +42,7 @@ class Capacity:
         regions: pool -> where its nodes are; empty: not known.
         data_prices: of data between regions.
         in_use: node -> its GPUs that running gangs hold.
-        overlaps: nodes that match two pools, as text; the policy cannot be used then.
+        overlaps: nodes that match two pools, as text; they are in ``nodes`` only for gangs that run there.
         pools_without_gpus: pools that have nodes, none of which offers a GPU.
         shared: node -> bytes of its one GPU, which two jobs may share; 0: not known.
     """
@@ -102,7 +102,8 @@ def read_capacity(
     Nodes that are closed, or have a taint that none of the jobs ``wanting`` GPUs tolerates, are there only
     for the gangs that run on them.
     """
-    members, overlaps = assign_nodes(pools, nodes)
+    held = _held_by_running_gangs(jobs)
+    members, overlaps = assign_nodes(pools, nodes, held)
     coming, promised = nodes_to_come(pools, members, jobs)
     listed = {name: [*found, *coming[name]] for name, found in members.items()}
     memory = {pool.name: has for pool in pools if (has := pool_memory(pool, members[pool.name])) is not None}
@@ -113,7 +114,6 @@ def read_capacity(
     apart = told_apart(pools_apart(pools, memory), kinds, wanting)
     apart = told_apart_by_region(apart, regions, wanting)
     tolerance = Tolerance.of(pools, listed, wanting, apart=apart)
-    held = _held_by_running_gangs(jobs)
     values: list[Node] = []
     shared: dict[str, float] = {}
     for pool in pools:
@@ -190,20 +190,26 @@ def _held_by_running_gangs(jobs: Sequence[JobView]) -> Mapping[str, Counter[str]
 
 
 def assign_nodes(
-    pools: Sequence[NodePool], nodes: Mapping[str, NodeView]
+    pools: Sequence[NodePool], nodes: Mapping[str, NodeView], held: Mapping[str, Counter[str]]
 ) -> tuple[dict[str, list[NodeView]], list[str]]:
-    """(pool -> its nodes by name, nodes that match two pools, as text)."""
+    """(pool -> its nodes by name, nodes that match two pools, as text).
+
+    One that matches two takes no gang; while some run there, it is in the pool of these. ``held``: pool ->
+    node -> GPUs of running gangs.
+    """
     members: dict[str, list[NodeView]] = {pool.name: [] for pool in pools}
     by_name = {pool.name: pool for pool in pools}
     overlaps = []
     for name in sorted(nodes):
-        matching = matching_pools(pools, nodes[name])
+        node, matching = nodes[name], matching_pools(pools, nodes[name])
         if len(matching) > 1:
-            overlaps.append(f"node {name} matches pools {' and '.join(matching)}")
-        elif matching:
+            closed = f"matches pools {' and '.join(matching)}"
+            overlaps.append(f"node {name} {closed}")
+            node = dataclasses.replace(node, closed=closed)
+            matching = [pool for pool in matching if pool in held and held[pool][name]]
+        if matching:
             pool = by_name[matching[0]]
-            node = nodes[name] if pool.sharing is None else as_shared(nodes[name], pool.gpu_resource)
-            members[pool.name].append(node)
+            members[pool.name].append(node if pool.sharing is None else as_shared(node, pool.gpu_resource))
     return members, overlaps
 
 

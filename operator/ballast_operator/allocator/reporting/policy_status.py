@@ -43,6 +43,7 @@ class PolicyReport:
     """The outcome of a decision for one policy; None and empty: that part was not reached."""
 
     misconfigured: str = ""
+    failed: str = ""
     policy_in_force: str = ""
     snapshot: Snapshot | None = None
     inputs: CompletedProblem | None = None
@@ -60,6 +61,9 @@ class PolicyReport:
 NAMED_JOBS = 5
 """Jobs named in the condition InputsComplete; each of them has the condition itself, too."""
 
+NAMED_NODES = 5
+"""Nodes named in the condition Valid."""
+
 Verdict = tuple[PolicyCondition, bool, PolicyReason, str]
 
 
@@ -72,6 +76,8 @@ def policy_status(
     generation = item["metadata"].get("generation", 0)
     found = verdicts(report)
     order: list[str] = [kind for kind, *_ in found]
+    if report.failed:  # the rest is as the last decision has left it
+        order = list(dict.fromkeys([*(condition.type for condition in before), *order]))
     conditions = tuple(condition for condition in before if condition.type in order)
     for kind, value, reason, message in found:
         conditions = set_condition(conditions, kind, value, reason, message, now=now, generation=generation)
@@ -84,6 +90,8 @@ def policy_status(
     content = {
         name: value for name, value in storable(status.to_dict()).items() if value not in ({}, [])
     } | unknown_fields(api.ClusterPolicyStatus, old)
+    if report.failed:
+        content = {**old, "conditions": content["conditions"]}
     if not worth_writing(old, content):
         return None, ()
     body = {
@@ -117,24 +125,13 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
             (PolicyCondition.VALID, False, PolicyReason.MISCONFIGURED, report.misconfigured),
             (PolicyCondition.READY, False, PolicyReason.NOT_VALID, "see condition Valid"),
         )
+    if report.failed:
+        return ((PolicyCondition.READY, False, PolicyReason.DECISIONS_FAIL, report.failed),)
     if report.policy_in_force:
         message = f"ClusterPolicy {report.policy_in_force} is older and in force. To fix: delete one"
         return ((PolicyCondition.READY, False, PolicyReason.ANOTHER_POLICY_IN_FORCE, message),)
     snapshot, policy, solve = report.snapshot, report.policy, report.solve
     assert snapshot is not None and policy is not None
-    if snapshot.capacity.overlaps:
-        message = (
-            "; ".join(snapshot.capacity.overlaps[:5]) + ". To fix: make the node selectors exclude each other"
-        )
-        return (
-            (PolicyCondition.VALID, False, PolicyReason.OVERLAPPING_POOLS, message),
-            (
-                PolicyCondition.READY,
-                False,
-                PolicyReason.NOT_VALID,
-                "see condition Valid; jobs that run continue",
-            ),
-        )
     found = [_valid(snapshot.capacity, policy)]
     assert solve is not None
     if not any(node.gpus for node in snapshot.capacity.nodes):
@@ -186,6 +183,14 @@ def _informed(inputs: CompletedProblem | None) -> Verdict:
 
 
 def _valid(capacity: Capacity, policy: ClusterPolicy) -> Verdict:
+    if capacity.overlaps:
+        more = len(capacity.overlaps) - NAMED_NODES
+        named = [*capacity.overlaps[:NAMED_NODES], *([f"and {more} more"] if more > 0 else [])]
+        message = (
+            f"{'; '.join(named)}: no gang is started there. "
+            "To fix: make the node selectors exclude each other, or change the nodes' labels"
+        )
+        return PolicyCondition.VALID, True, PolicyReason.OVERLAPPING_POOLS, message
     if capacity.empty_pools:
         message = f"no node matches pool {', '.join(capacity.empty_pools)} at present"
         return PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message

@@ -1,6 +1,7 @@
 """Writes what was decided into the ClusterPolicies' statuses; no decision and no launch waits for it."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -11,9 +12,13 @@ from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import POLICY, Object
 from ballast_operator.observation.events import Recorder
 from ballast_operator.views.clock import Time
+from ballast_operator.waits import WaitReason, Waits
 
 PAUSE_SECONDS = 1.0
 """Between two writes: while jobs arrive, each decision has something new to report."""
+
+FAILURES_TOLD = 2
+"""So many decisions in a row fail before the ClusterPolicy and ``/healthz`` say it."""
 
 logger = logging.getLogger(__name__)
 
@@ -96,3 +101,31 @@ class PolicyReporter:
         self._caches.wrote(POLICY, written)
         metadata = item["metadata"]
         await self._recorder.post(POLICY, "", metadata["name"], metadata["uid"], notices)
+
+
+class Failures:
+    """Decisions that fail, one after the other: told by the ClusterPolicy, the log and ``/healthz``."""
+
+    def __init__(self, reporter: PolicyReporter, waits: Waits) -> None:
+        self._reporter = reporter
+        self._waits = waits
+        self._in_a_row = 0
+
+    def end(self) -> None:
+        """A decision has succeeded."""
+        self._in_a_row = 0
+        self._waits.end(WaitReason.DECISIONS)
+
+    async def tell(self, error: Exception, item: Object | None) -> None:
+        """A decision has failed; ``item``: the ClusterPolicy by which it was to be made."""
+        self._in_a_row += 1
+        if self._in_a_row < FAILURES_TOLD:
+            return
+        what = (
+            f"the last {self._in_a_row} decisions failed; jobs that run continue, and none starts: "
+            f"{type(error).__name__}: {error}"
+        )[:1000]
+        self._waits.begin(WaitReason.DECISIONS, what, to_fix="report it, with the operator's log")
+        if item is not None:
+            with contextlib.suppress(Conflict, NotFound, Rejected, Unavailable):
+                await self._reporter.report(item, PolicyReport(failed=what))
