@@ -82,6 +82,7 @@ EXAMPLES = {
             optimizer="my.optimizers:lion",
             precision="bf16",
             recompute=True,
+            comm_timeout_seconds=900.0,
         ),
         data=DataConfig(name="my.data:windows", args={"path": "/data"}),
         checkpoint=CheckpointConfig(

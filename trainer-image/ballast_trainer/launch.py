@@ -47,9 +47,6 @@ from ballast_trainer.tensor_parallel.check import check_tensor_parallel
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tied_model import shared_ties, tied_model
 
-PEER_TIMEOUT_SECONDS = 120.0
-"""How long a collective waits for another rank; the heartbeat notices a hung rank long before."""
-
 HANG_SECONDS_ENV = "BALLAST_HANG_SECONDS"
 """Seconds without a heartbeat after which a rank counts as hung."""
 HANG_SECONDS = 20.0
@@ -223,7 +220,11 @@ def train(
         heartbeat = None
         if launch.store is not None and lost is not None:
             heartbeat = RankHeartbeat(
-                launch.store, process=launch.process, hang_seconds=hang_seconds, lost=lost
+                launch.store,
+                process=launch.process,
+                hang_seconds=hang_seconds,
+                lost=lost,
+                patience_seconds=job.config.training.comm_timeout_seconds,
             )
             closing.callback(heartbeat.close)
         outcome = Session(
@@ -231,7 +232,7 @@ def train(
             channel_thread=channel_thread,
             reporter=chosen,
             stop=stop,
-            peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
+            peer_timeout_seconds=job.config.training.comm_timeout_seconds,
             heartbeat=heartbeat,
             end_request=end_request,
         ).run(joining=launch.joining)
@@ -269,7 +270,7 @@ def _training_state(
         plan=plan,
         rank=launch.rank,
         device=device,
-        timeout_seconds=PEER_TIMEOUT_SECONDS,
+        timeout_seconds=config.training.comm_timeout_seconds,
         mesh=job.mesh,
     )
     dynamics = build_dynamics(config.dynamics, model.layer_count, model.family)

@@ -2,10 +2,13 @@
 
 import logging
 import os
+import re
+import time
+from pathlib import Path
 
 import pytest
 import torch
-from ballast_policies.contract import ExitReason
+from ballast_policies.contract import ExitCode, ExitReason
 from ballast_policies.contract.job import CallbackConfig, CallbackError
 from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.errors import ConfigurationError
@@ -26,6 +29,11 @@ def noting(event, step, values, *, label=None):
 def failing(event, step, values, at=2, **settings):
     if step == at:
         raise KeyError("no channel")
+
+
+def holding(event, step, values, folder):
+    while event == "step" and not (Path(folder) / "open").exists():
+        time.sleep(0.1)
 
 
 def leaving(event, step, values):
@@ -170,3 +178,16 @@ def test_all_ranks_end_after_the_step_that_one_was_told_of(gang, small_config):
     assert set(ranks.exit_codes().values()) == {0}
     assert sorted(ranks.losses()) == [1, 2]
     assert ranks.events("endedEarly") == [{"event": "endedEarly", "step": 2, "reason": "no reason given"}]
+
+
+@pytest.mark.slow
+def test_a_callback_that_takes_longer_than_ranks_wait_is_named(gang, small_config, tmp_path):
+    """By the rank that waited: who, what and which setting; the stack of the one that is busy is printed."""
+    config = job(small_config, tmp_path, name=f"{__name__}:holding", args={"folder": str(tmp_path)})
+    running = gang({**config, "training": {"commTimeoutSeconds": 15}}, ranks=2)
+    assert ExitCode.PEER_LOST in running.exit_codes().values()
+    (tmp_path / "open").touch()
+    said = running.errors()
+    assert "is busy with callback.name tests.trainer.reporting.test_callback:holding for" in said
+    assert "the others wait no longer than training.commTimeoutSeconds (15). To fix: " in said
+    assert re.search(r"test_callback.py\", line \d+ in holding", said)

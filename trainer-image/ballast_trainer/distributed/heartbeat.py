@@ -4,20 +4,33 @@ Every rank's heartbeat thread increments its own key in the store and watches th
 others.  A dead rank closes its connections and is seen at once by its neighbours; a rank that is
 stopped, or whose machine is gone without closing them, is detected here.  The main thread may be waiting for
 that rank inside torch and cannot be interrupted there, so the watcher ends the process.
+
+With its count a rank tells what it is busy with: ranks that have waited too long name it.
 """
 
+import contextlib
+import faulthandler
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch.distributed as dist
+
+from ballast_trainer.distributed.activity import ACTIVITY
+from ballast_trainer.errors import PeerLost
 
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
 """How often a rank counts up."""
+
+_TELLS_AFTER = 0.25
+"""Of the time that others wait: a rank that is busy for longer says so."""
+
+_STACKS = "heartbeat-stacks"
+_STANDARD_ERROR = 2
 
 
 class RankHeartbeat:
@@ -30,6 +43,7 @@ class RankHeartbeat:
         process: str,
         hang_seconds: float,
         lost: Callable[[str], None],
+        patience_seconds: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start beating.
@@ -39,12 +53,17 @@ class RankHeartbeat:
             process: name of this one.
             hang_seconds: a rank whose counter has not grown for this long is hung.
             lost: called once, on the heartbeat's thread, with the reason as text.
+            patience_seconds: how long ranks wait for one that is busy.
             clock: seconds.
         """
         self._store = store.clone()
         self._process = process
         self._hang_seconds = hang_seconds
         self._lost = lost
+        self._patience_seconds = patience_seconds
+        self._doing: tuple[object, ...] | None = None
+        self._doing_since = clock()
+        self._told = self._shown = False
         self._clock = clock
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[bytes, float]] = {}
@@ -59,6 +78,29 @@ class RankHeartbeat:
         with self._lock:
             self._seen = {name: (b"", now) for name in processes if name != self._process}
 
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say which ranks were busy where this one has waited too long; all print their stacks.
+
+        Raises:
+            PeerLost: with that text.
+        """
+        try:
+            yield
+        except PeerLost as error:
+            if "timed out" not in str(error).lower():
+                raise
+            busy = self._busy() or "ranks that live did not answer, and their stacks tell where they are"
+            with contextlib.suppress(dist.DistError, RuntimeError):
+                self._store.set(_STACKS, "")
+            self._show_stacks()
+            # The store may be this rank's, and the others read it once a beat.
+            self._closed.wait(2 * BEAT_SECONDS)
+            raise PeerLost(
+                f"{busy}; the others wait no longer than training.commTimeoutSeconds "
+                f"({self._patience_seconds:g}). To fix: raise it, or let that work take less time"
+            ) from error
+
     def close(self) -> None:
         """Stop the heartbeat, and stop watching the others."""
         self._closed.set()
@@ -68,8 +110,10 @@ class RankHeartbeat:
         while not self._closed.wait(BEAT_SECONDS):
             beats += 1
             try:
-                self._store.set(_key(self._process), str(beats))
+                self._store.set(_key(self._process), f"{beats} {self._own_work()}".strip())
                 hung = self._hung()
+                if self._store.check([_STACKS]):
+                    self._show_stacks()
             except (dist.DistError, RuntimeError) as error:
                 # The store ends with rank 0; this rank may be ending too.
                 hung = f"rank 0's store is gone: {error}"
@@ -77,6 +121,31 @@ class RankHeartbeat:
             if hung and not self._closed.wait(BEAT_SECONDS):
                 self._lost(hung)
                 return
+
+    def _own_work(self) -> str:
+        """What this rank is busy with and for how long, as text; warns where that is long."""
+        doing, now = ACTIVITY.now, self._clock()
+        if doing is not self._doing:
+            self._doing, self._doing_since, self._told = doing, now, False
+        if doing is None:
+            return ""
+        text = f"busy with {' '.join(map(str, doing))} for {now - self._doing_since:.0f} s"
+        if not self._told and now - self._doing_since > _TELLS_AFTER * self._patience_seconds:
+            self._told = True
+            limit = f"training.commTimeoutSeconds: {self._patience_seconds:g}"
+            logger.warning("%s is %s; the others may wait for it (%s)", self._process, text, limit)
+        return text
+
+    def _busy(self) -> str:
+        """The other ranks' work, as text."""
+        with self._lock:
+            told = {name: beat.decode().partition(" ")[2] for name, (beat, _) in self._seen.items()}
+        return ", ".join(f"{name} is {work}" for name, work in told.items() if work)
+
+    def _show_stacks(self) -> None:
+        if not self._shown:
+            self._shown = True
+            faulthandler.dump_traceback(_STANDARD_ERROR)
 
     def _watch_store(self) -> None:
         # The store hangs with rank 0, and a call to it then never returns.

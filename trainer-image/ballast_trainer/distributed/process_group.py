@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,9 @@ from ballast_trainer.errors import PeerLost, Stopped
 
 _STORE_POLL_SECONDS = 0.05
 _PATIENCE = datetime.timedelta(days=7)
+
+_limit: datetime.timedelta | None = None
+"""How long ranks wait in the default process group; torch would give another group half an hour."""
 
 _PEER_FAILURES = (
     "gloo/transport",
@@ -221,6 +224,8 @@ def join(
         PeerLost: a rank does not come in time.
         ConfigurationError: the plan's ranks do not fill the mesh.
     """
+    global _limit  # noqa: PLW0603 - as torch's default process group, whose limit it is
+    _limit = datetime.timedelta(seconds=timeout_seconds)
     size = len(plan.ranks)
     mesh = mesh or Mesh()
     mesh.positions(size)
@@ -235,11 +240,11 @@ def join(
                 store=dist.PrefixStore(f"launch-{plan.launch}/epoch-{plan.epoch}", store),
                 rank=rank,
                 world_size=size,
-                timeout=datetime.timedelta(seconds=timeout_seconds),
+                timeout=_limit,
             )
     with peer_failures():
         axes = {
-            name: _axis(mesh.lines(axis, size), rank, size, timeout_seconds)
+            name: _axis(mesh.lines(axis, size), rank, size)
             for name, axis in (("pipeline", "position"), ("data", "data"), ("tensor", "tensor"))
         }
         patient = dist.new_group(backend="gloo", timeout=_PATIENCE) if size > 1 else None
@@ -256,12 +261,13 @@ def join(
     )
 
 
-def _axis(lines: tuple[tuple[int, ...], ...], rank: int, size: int, timeout_seconds: float) -> Axis:
+def new_group(ranks: Sequence[int]) -> Any:
+    """A process group of some ranks, which wait as long as in the default one; collective over all ranks."""
+    return dist.new_group(list(ranks), timeout=_limit)
+
+
+def _axis(lines: tuple[tuple[int, ...], ...], rank: int, size: int) -> Axis:
     """This rank's line; every rank makes the groups of all lines, as torch wants it."""
-    made = {
-        line: dist.new_group(list(line), timeout=datetime.timedelta(seconds=timeout_seconds))
-        for line in lines
-        if 1 < len(line) < size
-    }
+    made = {line: new_group(line) for line in lines if 1 < len(line) < size}
     (mine,) = [line for line in lines if rank in line]
     return Axis(ranks=mine, index=mine.index(rank), group=made.get(mine))

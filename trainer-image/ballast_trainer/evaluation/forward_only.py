@@ -15,6 +15,7 @@ from ballast_policies.contract import Stage
 from ballast_policies.planning.schedules import Action, Kind, Schedule
 
 from ballast_trainer.causes import note_input, note_layer
+from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import computing_in
@@ -146,7 +147,8 @@ class ForwardOnly:
                 module = self.layers[index].module
                 seed_layer(device, key, index)
                 try:
-                    value = module(value)
+                    with ACTIVITY.doing("an evaluation's forward of layer", index):
+                        value = module(value)
                     if not isinstance(value, torch.Tensor):
                         raise TypeError(f"it returns {type(value).__name__}, not a tensor")
                 except Exception as error:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ballast_trainer.causes import note_input, note_layer
+from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.buffers import copies_of, in_place
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
@@ -80,6 +81,7 @@ class LayerStack(nn.Module):
                 meter.add_output(layers[-1], value, None)
             for held, layer in self._layers[frozen:]:
                 index, source = held.index, value.grad_fn
+                ACTIVITY.now = ("the forward of layer", index)
                 if measured:
                     meter.enter(index)
                 try:
@@ -90,6 +92,7 @@ class LayerStack(nn.Module):
                     raise
                 if kept is not None:
                     meter.add_output(index, value, source)
+                ACTIVITY.now = None
                 if measured and value.requires_grad:
                     # Runs when the gradient of this output is known: layer index's backward begins.
                     value.register_hook(functools.partial(_enter_backward, meter, index))

@@ -7,6 +7,7 @@ from ballast_policies.contract import Plan, Stage
 from ballast_policies.contract.job import JobConfig
 
 from ballast_trainer.data.sources import read_batch
+from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import Freezing, frozen_layers
@@ -209,15 +210,17 @@ class TrainingState:
         """Inputs and targets of ``step``: this replica's microbatches of them."""
         size = self.config.pipeline.global_batch_size
         data = self.config.data
-        inputs, targets = read_batch(
-            self.model.batch,
-            self.config.training.seed,
-            step,
-            size,
-            field="model.name" if data is None else "data.name",
-            name=self.config.model_name if data is None else data.name,
-            what=f"the batch of step {step + 1}",
-        )
+        what = f"the batch of step {step + 1}"
+        with ACTIVITY.doing(what):
+            inputs, targets = read_batch(
+                self.model.batch,
+                self.config.training.seed,
+                step,
+                size,
+                field="model.name" if data is None else "data.name",
+                name=self.config.model_name if data is None else data.name,
+                what=what,
+            )
         share = size // self.world.data.size
         mine = slice(self.world.data.index * share, (self.world.data.index + 1) * share)
         there = targets[mine].to(self.device)

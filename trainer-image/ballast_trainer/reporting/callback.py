@@ -14,6 +14,7 @@ from typing import Any
 from ballast_policies.contract.job import CallbackConfig, CallbackError
 
 from ballast_trainer.causes import describe
+from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.models.registry import load_callable
 from ballast_trainer.reporting.console import Reporter
@@ -87,7 +88,7 @@ class CallingReporter:
         step = fields["step"]
         values = {name: copy.deepcopy(value) for name, value in fields.items() if name != "step"}
         try:
-            with host_seeded():
+            with host_seeded(), ACTIVITY.doing("callback.name", self._config.name):
                 self._called(event, step, values, **copy.deepcopy(dict(self._config.args)))
         except StopTraining as asked:
             if self._request.reason is None:

@@ -3,17 +3,14 @@
 Every rank makes all groups in one order, as torch requires, once for each default process group.
 """
 
-import datetime
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from ballast_policies.planning.schedules import Schedule
 
+from ballast_trainer.distributed.process_group import new_group
 from ballast_trainer.pipeline.executor.order import Message, RankOrder
-
-TIMEOUT_SECONDS = 120.0
-"""How long a transfer waits for the other rank; the heartbeat sees a hung rank long before."""
 
 Link = tuple[int, bool, int, int]
 """Boundary, whether gradients, source and target: its messages are sent and needed in one order."""
@@ -28,8 +25,7 @@ def _group(key: Hashable, ranks: Sequence[int]) -> Any:
         _made.clear()
         _world = dist.group.WORLD
     if key not in _made:
-        timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
-        _made[key] = dist.new_group(list(ranks), timeout=timeout)
+        _made[key] = new_group(ranks)
     return _made[key]
 
 

@@ -1,0 +1,29 @@
+"""What this rank does by itself right now: ranks that wait for it are told, and so is the user."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+
+@dataclasses.dataclass(slots=True)
+class Activity:
+    """Work of the main thread in which it waits for no other rank.
+
+    Attributes:
+        now: words of it, a new tuple for each piece of work; None: it may wait for others.
+    """
+
+    now: tuple[object, ...] | None = None
+
+    @contextlib.contextmanager
+    def doing(self, *words: object) -> Iterator[None]:
+        """The work inside is this rank's own."""
+        before, self.now = self.now, words
+        try:
+            yield
+        finally:
+            self.now = before
+
+
+ACTIVITY = Activity()
+"""Of this process."""
