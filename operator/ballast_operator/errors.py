@@ -9,6 +9,7 @@
     │   ├── Forbidden    the operator's account lacks a right (HTTP 403 by RBAC): a person has to grant it
     │   └── NotAllowed   a quota, an admission policy or a missing class forbids it now (other HTTP 403)
     └── Unavailable      no answer in time, throttled or a server error: a retry may help
+        └── ServerInternalError   mostly an admission webhook that gives no answer which can be used
 
 ``Conflict`` and ``NotFound`` are ordinary: a pass that meets them is requeued quietly, for the caches
 were behind the world.
@@ -61,3 +62,10 @@ class Unavailable(OperatorError):  # noqa: N818
 def for_good(error: BaseException) -> bool:
     """Whether the API server refused the content itself, so that the same request never succeeds."""
     return isinstance(error, Rejected) and not isinstance(error, (Forbidden, NotAllowed))
+
+
+class ServerInternalError(Unavailable):
+    """The API server could not handle the request, which a retry may not help.
+
+    Mostly an admission webhook is the cause that does not answer, or whose patch does not apply.
+    """

@@ -34,9 +34,9 @@ class TroubledCluster(FakeCluster):
         self._trouble("list")
         return await super().list(kind, namespace=namespace, label_selector=label_selector)
 
-    async def try_create(self, kind: Kind, body: Any) -> None:
+    async def try_create(self, kind: Kind, body: Any) -> dict[str, Any]:
         self._trouble("try")
-        await super().try_create(kind, body)
+        return await super().try_create(kind, body)
 
     def _begin(self, what: str) -> None:
         self._trouble("write")

@@ -27,6 +27,7 @@ from ballast_operator.errors import (
     NotFound,
     OperatorError,
     Rejected,
+    ServerInternalError,
     Unavailable,
     for_good,
 )
@@ -189,11 +190,11 @@ class Cluster:
         path = kind.path(body["metadata"].get("namespace", ""))
         return await self._write("post", kind, path, body=body, query={"fieldManager": FIELD_MANAGER})
 
-    async def try_create(self, kind: Kind, body: Object) -> None:
-        """Ask whether :meth:`create` would succeed, with all of the API server's checks; nothing is kept."""
+    async def try_create(self, kind: Kind, body: Object) -> Object:
+        """Ask what :meth:`create` would make, with all of the API server's checks; nothing is kept."""
         path = kind.path(body["metadata"].get("namespace", ""))
         query = {"fieldManager": FIELD_MANAGER, "dryRun": "All"}
-        await self._request("post", kind, path, body=body, query=query)
+        return await self._request("post", kind, path, body=body, query=query)
 
     async def merge(
         self, kind: Kind, namespace: str, name: str, patch: Object, *, subresource: str = ""
@@ -310,14 +311,18 @@ _BY_WEBHOOK = re.compile(r"admission webhook .* denied the request|ValidatingAdm
 
 def _translate(verb: str, path: str, error: DynamicApiError) -> OperatorError:
     text = f"{verb} {path}: HTTP {error.status} {_summary(error)}"
+    if _BY_WEBHOOK.search(text):
+        return NotAllowed(text)
     if error.status == 404:
         return NotFound(text)
     if error.status in (409, 412):  # nothing is in the way of a read: it is tried again
         return Unavailable(text) if verb in ("get", "list") else Conflict(text)
+    if error.status == 500 and "Internal error occurred" in text:
+        return ServerInternalError(text)
     if error.status in (401, 429) or error.status is None or error.status >= 500:
         return Unavailable(text)
     if error.status == 403 and _BY_RBAC.search(text):
         return Forbidden(text)
-    if error.status == 403 or _BY_WEBHOOK.search(text):
+    if error.status == 403:
         return NotAllowed(text)
     return Rejected(text)

@@ -9,7 +9,8 @@ from typing import Any
 from ballast_policies.contract import Plan, plan_config_map_name
 
 from ballast_operator.desired.plan import plan_object
-from ballast_operator.errors import Conflict
+from ballast_operator.desired.template_gpus import gpus_added
+from ballast_operator.errors import Conflict, NotAllowed
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD, Kind, Object
@@ -83,6 +84,7 @@ async def carry_out(cluster: Cluster, caches: Caches, view: JobView, action: Act
     Raises:
         Conflict, NotFound: the caches were behind.
         NameTaken: an object of somebody else has the name.
+        NotAllowed: the pod was made with more GPUs than it was to have.
         Rejected: the API server refuses it.
         Unavailable: the API server does not answer.
     """
@@ -90,9 +92,11 @@ async def carry_out(cluster: Cluster, caches: Caches, view: JobView, action: Act
     match action:
         case Apply(kind, body):
             await ensure(cluster, caches, kind, body)
-        case CreatePod(body):
-            await _create(cluster, caches, POD, body)
+        case CreatePod(body, gpu_resource):
+            made = await _create(cluster, caches, POD, body)
             logger.info("pod created job=%s/%s pod=%s", *view.key, body["metadata"]["name"])
+            if problem := gpus_added(body, made, (gpu_resource,)):
+                raise NotAllowed(f"pod {body['metadata']['name']}: {problem}")
         case DeletePod(name, uid, grace_seconds):
             left = await cluster.delete(POD, namespace, name, uid=uid, grace_seconds=grace_seconds)
             if left is not None:
@@ -125,7 +129,7 @@ async def _write_plan(cluster: Cluster, caches: Caches, view: JobView, plan: Pla
     )
 
 
-async def _create(cluster: Cluster, caches: Caches, kind: Kind, body: Object) -> None:
+async def _create(cluster: Cluster, caches: Caches, kind: Kind, body: Object) -> Object:
     """Create an object that the caches do not have.
 
     Raises:
@@ -133,7 +137,9 @@ async def _create(cluster: Cluster, caches: Caches, kind: Kind, body: Object) ->
         NameTaken: somebody else's object has the name.
     """
     try:
-        caches.wrote(kind, await cluster.create(kind, body))
+        made = await cluster.create(kind, body)
     except Conflict:
         caches.wrote(kind, await own_object(cluster, kind, body))
         raise
+    caches.wrote(kind, made)
+    return made

@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ballast_policies.contract import (
     GPU_RESOURCE,
@@ -25,8 +25,16 @@ from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.desired.access import access_objects
 from ballast_operator.desired.owned import owned
 from ballast_operator.desired.pod import pod_object
-from ballast_operator.desired.template_gpus import gpus_elsewhere
-from ballast_operator.errors import Conflict, Forbidden, NameTaken, NotAllowed, NotFound, Rejected
+from ballast_operator.desired.template_gpus import gpus_added, gpus_elsewhere
+from ballast_operator.errors import (
+    Conflict,
+    Forbidden,
+    NameTaken,
+    NotAllowed,
+    NotFound,
+    Rejected,
+    ServerInternalError,
+)
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, POD
 from ballast_operator.kube.ownership import own_object
@@ -74,17 +82,16 @@ class PodChecks:
         problem = gpus_elsewhere(spec.template, resources, spec.gpus_per_pod)
         if problem:
             return Blocked(reason=JobReason.MISCONFIGURED, message=problem)
-        template = json.dumps(spec.template, sort_keys=True, default=str)
-        asked = (
-            view.key[0],
-            resources[0],
-            str(spec.gpus_per_pod),
-            hashlib.sha256(template.encode()).hexdigest(),
-        )
-        answer = await self._answer(asked, view, spec)
+        answer = await self._answer(view, spec, resources)
         return answer if answer is not None else await self._name_taken(view)
 
-    async def _answer(self, asked: tuple[str, ...], view: JobView, spec: JobSpec) -> Blocked | None:
+    def forget(self, view: JobView) -> None:
+        """A launch of the job was refused: ask anew, rather than reserve GPUs for the next one."""
+        if view.spec is not None:
+            self._answers.pop(_asked(view, view.spec), None)
+
+    async def _answer(self, view: JobView, spec: JobSpec, gpu_resources: Sequence[str]) -> Blocked | None:
+        asked = _asked(view, spec)
         known = self._answers.get(asked)
         if known is not None and self._clock() < known[1]:
             return known[0]
@@ -92,7 +99,7 @@ class PodChecks:
             known = self._answers.get(asked)  # while this job waited for its turn
             if known is not None and self._clock() < known[1]:
                 return known[0]
-            answer = await self._ask(view, spec, asked[1])
+            answer = await self._ask(view, spec, gpu_resources)
         waits = answer is not None and answer.may_pass
         self._answers[asked] = (
             answer,
@@ -102,7 +109,7 @@ class PodChecks:
             self._answers.popitem(last=False)
         return answer
 
-    async def _ask(self, view: JobView, spec: JobSpec, gpu_resource: str) -> Blocked | None:
+    async def _ask(self, view: JobView, spec: JobSpec, gpu_resources: Sequence[str]) -> Blocked | None:
         name = pod_name(view.name, view.status.launches + 1, 0)
         allocation = JobAllocation(
             launch=view.status.launches + 1,
@@ -116,13 +123,13 @@ class PodChecks:
             since=present(),
         )
         try:
-            body = pod_object(view, spec, allocation, number=0, pod=name, gpu_resource=gpu_resource)
+            body = pod_object(view, spec, allocation, number=0, pod=name, gpu_resource=gpu_resources[0])
         except Exception as error:  # whatever the template holds that its schema lets through
             message = f"spec.template: no pod can be made of it: {type(error).__name__}: {error}"
             return Blocked(reason=JobReason.MISCONFIGURED, message=message[:1024])
         body["spec"].pop("serviceAccountName", None)  # it is made at the launch
         try:
-            await self._cluster.try_create(POD, body)
+            made = await self._cluster.try_create(POD, body)
         except (Conflict, NotFound):
             return None  # the launch will tell
         except Forbidden as error:
@@ -130,7 +137,7 @@ class PodChecks:
                 f"the operator lacks a right: {error}. To fix: grant it the rules of the chart's ClusterRole"
             )
             return Blocked(reason=JobReason.NOT_ALLOWED, message=message, may_pass=True)
-        except NotAllowed as error:
+        except (NotAllowed, ServerInternalError) as error:
             if "service account" in str(error):
                 return None  # the namespace's default one is missing; the job has its own
             message = f"the cluster does not allow the job's pods now: {error}"
@@ -138,6 +145,8 @@ class PodChecks:
         except Rejected as error:
             message = f"spec.template: the API server refuses its pod: {error}"
             return Blocked(reason=JobReason.MISCONFIGURED, message=message[:4096])
+        if problem := gpus_added(body, made, gpu_resources):
+            return Blocked(reason=JobReason.NOT_ALLOWED, message=problem, may_pass=True)
         return None
 
     async def _name_taken(self, view: JobView) -> Blocked | None:
@@ -160,3 +169,9 @@ class PodChecks:
             except NameTaken as error:
                 return Blocked(reason=JobReason.NAME_TAKEN, message=str(error), may_pass=True)
         return None
+
+
+def _asked(view: JobView, spec: JobSpec) -> tuple[str, ...]:
+    """What jobs with the same answer have in common."""
+    template = json.dumps(spec.template, sort_keys=True, default=str)
+    return (view.key[0], str(spec.gpus_per_pod), hashlib.sha256(template.encode()).hexdigest())

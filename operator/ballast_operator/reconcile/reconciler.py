@@ -19,6 +19,7 @@ from ballast_operator.errors import (
     NotLeader,
     OperatorError,
     Rejected,
+    ServerInternalError,
     Unavailable,
     for_good,
 )
@@ -127,7 +128,10 @@ class Reconciler:
                     self._observer.rights_granted(view)
             except Forbidden as error:
                 result = lacks_right(view, str(error), now=self._clock())
-            except (Rejected, NameTaken) as error:
+            except (Rejected, NameTaken, ServerInternalError) as error:
+                if isinstance(error, ServerInternalError) and not result.makes_pods:
+                    raise  # it ends no gang that trains
+                self._checks.forget(view)
                 result = refused(view, error, now=self._clock(), settings=self._settings)
             self._avoid_nodes(view, result)
             # 4. Report.

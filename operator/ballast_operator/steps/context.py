@@ -35,9 +35,10 @@ class Apply:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CreatePod:
-    """Create a pod; its name is free or taken by the very same pod."""
+    """Create a pod; its name is free or taken by the very same pod. ``gpu_resource``: of its ranks."""
 
     body: Object
+    gpu_resource: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,6 +103,11 @@ class StepResult:
     needs_fresh_view: bool = False
     grants_rights: bool = False
     metric_increments: tuple[tuple[str, str, int], ...] = ()
+
+    @property
+    def makes_pods(self) -> bool:
+        """Whether the pass is part of a launch or of a growth."""
+        return any(isinstance(action, CreatePod) for action in self.actions)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_operator.errors import NameTaken, NotAllowed, OperatorError
+from ballast_operator.errors import NameTaken, NotAllowed, OperatorError, ServerInternalError
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import (
     DeletePod,
@@ -132,7 +132,7 @@ def refused(view: JobView, error: OperatorError, *, now: Time, settings: JobSett
     match error:
         case NameTaken():
             return begin_termination(context, Cause.NAME_TAKEN, str(error))
-        case NotAllowed():
+        case NotAllowed() | ServerInternalError():
             return begin_termination(
                 context, Cause.NOT_ALLOWED, f"the cluster does not allow it now: {error}"
             )

@@ -148,7 +148,8 @@ def _creations(context: ReconcileContext, missing: tuple[str, ...]) -> tuple[Cre
                 save_seconds=context.settings.stop_seconds,
                 new_node=context.new_node_of(pod),
                 more_environment=_environment(context, number),
-            )
+            ),
+            context.gpu_resource_of(pod),
         )
         for number, pod in enumerate(allocation.pods)
         if pod in missing

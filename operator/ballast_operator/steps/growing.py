@@ -58,7 +58,8 @@ def create_newcomers(context: ReconcileContext, pods: tuple[str, ...]) -> StepRe
                 renew_seconds=context.settings.renew_seconds,
                 save_seconds=context.settings.stop_seconds,
                 new_node=context.new_node_of(name),
-            )
+            ),
+            context.gpu_resource_of(name),
         )
         for name in pods
     )

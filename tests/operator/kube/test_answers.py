@@ -2,7 +2,15 @@
 
 import pytest
 from aiohttp import web
-from ballast_operator.errors import Conflict, NotAllowed, NotFound, OperatorError, Rejected, Unavailable
+from ballast_operator.errors import (
+    Conflict,
+    NotAllowed,
+    NotFound,
+    OperatorError,
+    Rejected,
+    ServerInternalError,
+    Unavailable,
+)
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import LEASE
 from kubernetes.aio import client
@@ -35,6 +43,10 @@ async def answering():
     await runner.cleanup()
 
 
+_FAILED = '{"message": "Internal error occurred: failed calling webhook \\"a\\": connection refused"}'
+_DENIED = '{"message": "admission webhook \\"a\\" denied the request: not on Mondays"}'
+
+
 @pytest.mark.parametrize(
     ("status", "text", "kind", "reading", "writing"),
     [
@@ -44,6 +56,8 @@ async def answering():
         (403, '{"message": "exceeded quota"}', JSON, NotAllowed, NotAllowed),
         (429, "", JSON, Unavailable, Unavailable),
         (500, "[]", JSON, Unavailable, Unavailable),
+        (500, _FAILED, JSON, ServerInternalError, ServerInternalError),
+        (500, _DENIED, JSON, NotAllowed, NotAllowed),
         (502, "<html>Bad Gateway</html>", HTML, Unavailable, Unavailable),
         (503, "{torn", JSON, Unavailable, Unavailable),
         (504, "[" * 3000, JSON, Unavailable, Unavailable),

@@ -1,10 +1,17 @@
 """What a real API server refuses, and objects of others in the way: named on the job, and waited for."""
 
+import base64
+import contextlib
+import http.server
+import ssl
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ballast_localcluster.certificates import Identity, write_certificates
 from kubernetes import client
 
 from tests.operator.live.conftest import JOBS, Stage
@@ -111,3 +118,94 @@ def test_a_status_that_a_person_has_edited_is_the_operators_again(stage: Stage, 
         for field in edits:
             stage.wait_for(field, "Succeeded")
             assert "allocation" not in stage.status(field)
+
+
+SIDECAR = {"name": "agent", "image": "not-read", "command": ["sleep", "infinity"]}
+
+
+def test_gpus_that_a_limit_range_adds_are_named_and_not_taken_uncounted(stage: Stage) -> None:
+    """No pod is made; a template that says 0 is launched."""
+    gpu = "nvidia.com/gpu"
+    limits = {"spec": {"limits": [{"type": "Container", "default": {gpu: "2"}}]}}
+    stage.core.create_namespaced_limit_range(stage.namespace, {"metadata": {"name": "gpus"}, **limits})
+
+    def defaults() -> bool:
+        body = {"metadata": {"name": "tried"}, "spec": {"containers": [SIDECAR]}}
+        made = stage.core.create_namespaced_pod(stage.namespace, body, dry_run="All")
+        return gpu in (made.spec.containers[0].resources.limits or {})
+
+    eventually(defaults, "the LimitRange to be in force")
+    with stage.operator():
+        stage.add_job("counted", stages=1, script=DONE)
+        template = stage.job("counted")["spec"]["template"]
+        trainer = template["spec"]["containers"][0]
+        stage.wait_for("counted", "Succeeded")
+        uncounted = {"spec": {**template["spec"], "containers": [trainer, SIDECAR]}}
+        stage.add_job("uncounted", stages=1, script=DONE, backoffLimit=0, template=uncounted)
+        eventually(lambda: admitted(stage, "uncounted")["reason"] == "NotAllowed", "the GPUs to be named")
+        message = admitted(stage, "uncounted")["message"]
+        assert f"gives the pod 3 {gpu} instead of 1: container agent 2. To fix:" in message
+        assert stage.status("uncounted").get("launches", 0) == 0
+        none = {**SIDECAR, "command": ["true"], "resources": {"limits": {gpu: "0"}}}
+        stage.patch("uncounted", {"template": {"spec": {**template["spec"], "containers": [trainer, none]}}})
+        stage.wait_for("uncounted", "Succeeded")
+
+
+@contextlib.contextmanager
+def broken_webhook(stage: Stage, folder: Path, answer: bytes) -> Iterator[None]:
+    """Asked about each pod of the namespace, and answers the same to every question."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    write_certificates(folder, (Identity(file="hook", common_name="hook", hosts=("127.0.0.1",)),))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "hook.crt", folder / "hook.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    name = f"hook.{stage.namespace}.example"
+    reached = {
+        "url": f"https://127.0.0.1:{server.server_port}/",
+        "caBundle": base64.b64encode((folder / "ca.crt").read_bytes()).decode(),
+    }
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    hook = {
+        "name": name,
+        "clientConfig": reached,
+        "rules": [rule],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": stage.namespace}},
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    registry = client.AdmissionregistrationV1Api(stage.core.api_client)
+    registry.create_validating_webhook_configuration({"metadata": {"name": name}, "webhooks": [hook]})
+    try:
+        eventually(lambda: "failed calling webhook" in refusal_of_a_pod(stage), "the webhook to be asked")
+        yield
+    finally:
+        registry.delete_validating_webhook_configuration(name)
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_webhook_that_answers_garbage_is_quoted_and_its_launch_gives_the_gpus_back(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """Although the job's template has been tried before; without the webhook, it runs."""
+    with stage.operator():
+        stage.add_job("before", script=DONE)
+        stage.wait_for("before", "Succeeded")
+        with broken_webhook(stage, tmp_path, b"not a review"):
+            stage.add_job("one", script=DONE, backoffLimit=0)
+            eventually(lambda: admitted(stage, "one")["reason"] == "NotAllowed", "the webhook to be named")
+            assert f'failed calling webhook "hook.{stage.namespace}' in admitted(stage, "one")["message"]
+            assert "allocation" not in stage.status("one")
+        stage.wait_for("one", "Succeeded")

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from ballast_operator.errors import Forbidden, NotAllowed, Rejected
-from ballast_operator.kube.kinds import JOB, NODE, POD, Kind
+from ballast_operator.errors import Forbidden, NotAllowed, Rejected, ServerInternalError
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POD, Kind
 
 from tests.operator.loops.simulated.machines import node
-from tests.operator.loops.simulated.simulation import Simulation
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
 GPU = "nvidia.com/gpu"
 
@@ -170,3 +170,77 @@ async def test_a_growth_that_is_not_allowed_does_not_touch_the_gang():
     assert (grown.reason, "exceeded quota" in grown.message) == ("GrowthGivenUp", True)
     assert (simulation.state("one"), status.launches, status.restarts) == ("Running", 1, {})
     assert len(status.allocation.pods) == 2
+
+
+def with_gpus(count: int) -> Any:
+    """Admission that adds a side car with GPUs to each pod."""
+
+    def admission(kind: Kind, body: Mapping[str, Any]) -> None:
+        if kind is POD:
+            body["spec"]["containers"].append({"name": "agent", "resources": {"limits": {GPU: str(count)}}})
+
+    return admission
+
+
+@pytest.mark.parametrize("remembered", [False, True], ids=["found by the dry run", "found at the launch"])
+async def test_gpus_that_admission_adds_are_named_and_none_is_held_for_them(remembered):
+    """Nobody would count them; the job runs once they are no longer added."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)})
+    if remembered:
+        simulation.add_job("before", totalSteps=20, trainer={"total": 20})
+        await simulation.until(lambda: simulation.state("before") == "Succeeded")
+    simulation.world.admission = with_gpus(2)
+    simulation.add_job("one", backoffLimit=0)
+    for _ in range(90):
+        await simulation.tick()
+    status = simulation.status("one")
+    admitted = status.condition("Admitted")
+    assert (admitted.reason, status.launches, status.allocation) == ("NotAllowed", int(remembered), None)
+    assert f"gives the pod 3 {GPU} instead of 1: container agent 2. To fix:" in admitted.message
+    assert simulation.pods("one") == []
+    simulation.world.admission = with_gpus(0)
+    await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ServerInternalError('HTTP 500 Internal error occurred: failed calling webhook "images.example"'),
+        NotAllowed('HTTP 403 pods "one-1-0" is forbidden: exceeded quota: none'),
+    ],
+    ids=["a webhook that fails", "a quota"],
+)
+async def test_what_stands_in_the_way_after_the_template_was_tried_costs_one_launch(error):
+    """It is quoted; GPUs are not reserved again before it is gone."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.add_job("before", totalSteps=20, trainer={"total": 20})
+    await simulation.until(lambda: simulation.state("before") == "Succeeded")
+    simulation.world.admission = refusing(error)
+    simulation.add_job("one", backoffLimit=0)
+    await simulation.until(lambda: bool(simulation.status("one").restarts))
+    for _ in range(60):
+        await simulation.tick()
+    status = simulation.status("one")
+    assert (status.launches, status.restarts, status.allocation) == (1, {"NotAllowed": 1}, None)
+    admitted = status.condition("Admitted")
+    assert (admitted.reason, str(error) in admitted.message) == ("NotAllowed", True)
+    simulation.world.admission = lambda kind, body: None
+    await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
+
+
+async def test_a_webhook_that_fails_ends_no_gang_that_trains():
+    """A plan that cannot be written is tried again."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.add_job("one")
+    await simulation.until(lambda: simulation.state("one") == "Running")
+
+    def failing(kind: Kind, body: Mapping[str, Any]) -> None:
+        raise ServerInternalError("failed calling webhook")
+
+    simulation.world.admission = failing
+    simulation.world.drop(CONFIG_MAP, NAMESPACE, "one-plan")
+    for _ in range(5):
+        await simulation.tick()
+    simulation.world.admission = lambda kind, body: None
+    await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
+    assert simulation.status("one").launches == 1

@@ -98,19 +98,21 @@ class FakeCluster:
     async def write_status(self, kind: Kind, body: Any) -> dict[str, Any]:
         return await self.apply(kind, body, subresource="status")
 
-    async def try_create(self, kind: Kind, body: Any) -> None:
+    async def try_create(self, kind: Kind, body: Any) -> dict[str, Any]:
         has_right("create", kind)
         self.world.dry_runs += 1
-        self.world.admission(kind, as_sent(body))
+        item = as_sent(body)
+        self.world.admission(kind, item)
+        return item
 
     async def create(self, kind: Kind, body: Any) -> dict[str, Any]:
         has_right("create", kind)
         namespace, name = body["metadata"].get("namespace", ""), body["metadata"]["name"]
         self._begin(f"create {kind.kind} {name}")
-        self.world.admission(kind, as_sent(body))
+        item = as_sent(body)
+        self.world.admission(kind, item)
         if self.world.get(kind, namespace, name) is not None:
             raise Conflict(f"{kind.kind} {namespace}/{name} exists")
-        item = as_sent(body)
         if kind is EVENT:
             self.world.events.append(body["reason"])
             return self._end(kind, "post", item)
