@@ -22,15 +22,16 @@ def stated(
 ) -> Estimate | None:
     """What the spec says of a gang of ``stages``; None: nothing.
 
-    From the nearest stated size by the pipeline's model; ``layer_seconds`` as :func:`size_ratio` has them.
+    Between two stated sizes by these; elsewhere from the nearest one by the pipeline's model, with
+    ``layer_seconds`` as :func:`size_ratio` has them.
     """
     by_stages = spec.throughput.get(gpu_type)
     if not by_stages:
         return None
-    known = stages if stages in by_stages else nearest(by_stages, stages)
-    rate = by_stages[known]
-    if known != stages:
-        rate *= size_ratio(spec, known, stages, layer_seconds)
+    rate = _stated_rate(by_stages, stages)
+    if rate is None:
+        known = nearest(by_stages, stages)
+        rate = by_stages[known] * size_ratio(spec, known, stages, layer_seconds)
     return Estimate(steps_per_second=rate, deviation=PRIOR_DEVIATION, source="prior")
 
 
@@ -84,14 +85,25 @@ def pipeline_shape(spec: JobSpec, layer_seconds: tuple[float, ...] = ()) -> Pipe
 
 
 def known_ratio(spec: JobSpec, kind: Speeds, gpu_type: str, known: int, size: int) -> float | None:
-    """Speed at ``size`` over that at ``known``, where both are stated or both were reported by the kind."""
+    """Speed at ``size`` over that at ``known``, where both are stated or both were reported by the kind.
+
+    A size between two stated ones counts as stated.
+    """
     by_stages = spec.throughput.get(gpu_type, {})
-    if by_stages.get(known, 0.0) > 0 and size in by_stages:
-        return by_stages[size] / by_stages[known]
+    stated_known, stated_size = _stated_rate(by_stages, known), _stated_rate(by_stages, size)
+    if stated_known and stated_size is not None:
+        return stated_size / stated_known
     first, second = kind.get((gpu_type, known)), kind.get((gpu_type, size))
     if first is None or second is None or first.steps_per_second <= 0:
         return None
     return second.steps_per_second / first.steps_per_second
+
+
+def _stated_rate(by_stages: Mapping[int, float], size: int) -> float | None:
+    """Steps/s at ``size`` by what the spec states of it, or of sizes around it; None: by neither."""
+    if size in by_stages:
+        return by_stages[size]
+    return between({stages: rate for stages, rate in by_stages.items() if rate > 0}, size)
 
 
 def between(reported: Mapping[int, float], size: int) -> float | None:

@@ -9,6 +9,7 @@ from ballast_operator.allocator.problem.speeds.requests import GangRequest
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Report
+from ballast_policies.contract.job import JobConfig
 from ballast_policies.throughput.track import ALPHA
 
 from tests.operator.views.builders import a_config, a_plan, a_spec, a_view
@@ -72,6 +73,24 @@ def test_another_number_of_stages_follows_from_the_nearest_known_one_by_the_pipe
     """k80 is stated with four stages only; eight layers over three leave one rank with three of them."""
     found = speeds(Measurements(), "a", a_spec(throughput=KNOWN), stages=3)
     assert found["k80"] == pytest.approx((7 * 2 / 8 + 1) / (7 * 3 / 8 + 1))
+
+
+@pytest.mark.parametrize("script", [False, True])
+def test_between_two_stated_sizes_the_speed_is_between_theirs(script):
+    """On a line over the logarithms of both, of scripts as well."""
+    table = {"v100": {2: 1.0, 8: 1.5}}
+    spec = a_spec(throughput=table)
+    if script:
+        ranks = {"minStages": 2, "maxStages": 8}
+        spec = a_spec(throughput=table, config=JobConfig.from_mapping({"totalSteps": 9, "pipeline": ranks}))
+    assert spec.is_script == script
+    assert speeds(Measurements(), "a", spec, stages=4, types=("v100",))["v100"] == pytest.approx(
+        math.sqrt(1.5)
+    )
+    found = by_size(Measurements(), spec, base=2, sizes=(2, 4, 6, 8))
+    assert list(found["v100"].values()) == pytest.approx(
+        [1.0, 1.5**0.5, 1.5 ** (math.log(3) / math.log(4)), 1.5]
+    )
 
 
 def test_a_stated_zero_stays_zero():
