@@ -1,8 +1,8 @@
 """Solve allocations in a process of their own, with a hard time limit and a fallback.
 
 An LP of a large cluster takes seconds of pure CPU; on the event loop it would stop heartbeats. The
-process lives as long as it answers in time; one that does not is killed, and the next solve starts
-another. The caller always gets an allocation, and the reason if it is the fallback's.
+process lives as long as it answers in time; one that does not is killed, and another is started, while the
+fallback answers. The caller always gets an allocation, and the reason if it is the fallback's.
 """
 
 import asyncio
@@ -58,6 +58,8 @@ class Solver:
         self._process: asyncio.subprocess.Process | None = None
         self._imported: set[str] = set()
         self._lock = asyncio.Lock()
+        self._failed: PolicyReason | None = None
+        self._restart: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Solver":
         return self
@@ -66,8 +68,11 @@ class Solver:
         await self.kill()
 
     async def warm_up(self) -> None:
-        """Start the process before the first question; where that fails, the first question says so."""
+        """Start the process before the next question; where that fails, the question says so."""
         async with self._lock:
+            if self._restart is not None:
+                await asyncio.gather(self._restart, return_exceptions=True)
+                return
             try:
                 async with asyncio.timeout(self._settings.start_seconds):
                     await self._started()
@@ -87,6 +92,18 @@ class Solver:
         limit = self._settings.limit_seconds if limit_seconds is None else limit_seconds
         async with self._lock:
             started = time.monotonic()
+            if self._process is not None and self._process.returncode is not None:
+                await self._start_again(PolicyReason.SOLVER_DIED)
+            if self._failed is not None:
+                if self._restart is None or self._restart.done():
+                    await self._start_again(self._failed)
+                return self._fall_back(
+                    problem,
+                    started,
+                    PolicyReason.FALLBACK_AFTER_SOLVER_ERROR,
+                    self._failed,
+                    "the solver's process is being started again; greedy allocation used",
+                )
             try:
                 async with asyncio.timeout(self._settings.start_seconds):
                     process = await self._started()
@@ -99,7 +116,7 @@ class Solver:
                 await self.kill()  # its answer must not be taken for that of the next question
                 raise
             except TimeoutError:
-                await self.kill()
+                await self._start_again(PolicyReason.SOLVER_TIMED_OUT)
                 return self._fall_back(
                     problem,
                     started,
@@ -109,7 +126,7 @@ class Solver:
                     f"({len(problem.jobs)} jobs, limit {limit:g} s); greedy allocation used",
                 )
             except (_ProcessDied, OSError) as error:
-                await self.kill()
+                await self._start_again(PolicyReason.SOLVER_DIED)
                 return self._fall_back(
                     problem,
                     started,
@@ -137,6 +154,31 @@ class Solver:
 
     async def kill(self) -> None:
         """End the process, now."""
+        restart, self._restart = self._restart, None
+        if restart is not None:
+            restart.cancel()
+            await asyncio.gather(restart, return_exceptions=True)
+        await self._end()
+
+    async def _start_again(self, failed: PolicyReason) -> None:
+        """End the process, and start another beside what is done meanwhile."""
+        await self.kill()
+        self._failed = failed
+        self._restart = asyncio.create_task(self._started_again(self._imported.copy()))
+
+    async def _started_again(self, imported: set[str]) -> None:
+        try:
+            async with asyncio.timeout(self._settings.start_seconds):
+                process = await self._started()
+                if imported:
+                    await self._ask(process, preparation(*imported), self._settings.start_seconds)
+                    self._imported |= imported
+                self._failed = None
+        except (TimeoutError, _ProcessDied, OSError) as error:
+            logger.warning("the solver did not start again: %s", error or "no answer")
+            await self._end()
+
+    async def _end(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return

@@ -123,6 +123,20 @@ async def test_a_solver_that_never_becomes_ready_is_replaced_by_the_fallback():
     assert late.health is PolicyReason.SOLVER_TIMED_OUT
 
 
+@pytest.mark.processes
+async def test_a_process_that_was_killed_between_two_questions_is_not_waited_for():
+    """The fallback answers at once; the next process is asked once it has started."""
+    async with Solver(PATIENT) as solver:
+        await solver.solve("max-min-fairness", PROBLEM)
+        solver._process.kill()
+        await solver._process.wait()
+        meanwhile = await solver.solve("max-min-fairness", PROBLEM)
+        await solver.warm_up()
+        good = await solver.solve("max-min-fairness", PROBLEM)
+    assert (meanwhile.health, meanwhile.allocation.status) == (PolicyReason.SOLVER_DIED, "greedy")
+    assert good.outcome is PolicyReason.OPTIMAL
+
+
 FIRST_ONLY = """import pathlib, runpy
 met = pathlib.Path({met!r})
 if met.exists():
@@ -142,13 +156,17 @@ met.touch()
     ids=["hang", "death"],
 )
 async def test_after_a_hang_or_a_death_a_fresh_process_answers(tmp_path, end, health):
-    """One bad process costs one answer."""
+    """One bad process costs one answer, and those until another has started: no question waits for that."""
     met = str(tmp_path / "met")
     script = FIRST_ONLY.format(met=met) + READY + "sys.stdin.buffer.read(8); " + end
     async with Solver(PATIENT, command=(sys.executable, "-c", script)) as solver:
         bad = await solver.solve("max-min-fairness", PROBLEM, limit_seconds=0.5)
+        meanwhile = await solver.solve("max-min-fairness", PROBLEM)
+        await solver.warm_up()
         good = await solver.solve("max-min-fairness", PROBLEM)
     assert (bad.health, bad.allocation.status) == (health, "greedy")
+    assert (meanwhile.health, meanwhile.allocation.status) == (health, "greedy")
+    assert "is being started again" in meanwhile.message
     assert (good.health, good.outcome) == (PolicyReason.SOLVER_ANSWERS, PolicyReason.OPTIMAL)
 
 
@@ -159,6 +177,7 @@ async def test_a_solver_that_is_stopped_in_its_tracks_counts_as_hung():
         await solver.solve("max-min-fairness", PROBLEM)
         solver._process.send_signal(signal.SIGSTOP)
         late = await solver.solve("max-min-fairness", PROBLEM, limit_seconds=0.2)
+        await solver.warm_up()
         good = await solver.solve("max-min-fairness", PROBLEM)
     assert late.health is PolicyReason.SOLVER_TIMED_OUT
     assert good.health is PolicyReason.SOLVER_ANSWERS

@@ -103,6 +103,7 @@ async def test_one_that_ends_the_process_costs_one_answer(solver, function):
     """The next question starts another process."""
     async with solver:
         died = await solver.solve(f"mine:{function}", PROBLEM)
+        await solver.warm_up()
         again = await solver.solve("max-min-fairness", PROBLEM)
     assert died.outcome is PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
     assert died.allocation.status == "greedy"
