@@ -18,13 +18,18 @@ from ballast_operator.generated.tables import (
     planners_table,
     policies_table,
     schedules_table,
+    specification,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
 """Of the repository."""
 
 _SECTIONS = {
-    "docs/policies.md": {"policies": policies_table(), "methods": methods_table()},
+    "docs/policies.md": {
+        "policies": policies_table(),
+        "specification": specification(),
+        "methods": methods_table(),
+    },
     "docs/planning.md": {
         "planners": planners_table(),
         "balancers": balancers_table(),

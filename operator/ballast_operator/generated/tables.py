@@ -1,6 +1,8 @@
 """Tables of the documentation, from the rows of the registries."""
 
+import importlib.util
 from collections.abc import Iterable
+from pathlib import Path
 
 from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.registry import POLICIES
@@ -20,6 +22,16 @@ def policies_table() -> str:
         elastic = "yes" if policy.takes_configurations else "no"
         rows.append((f"`{name}`", policy.summary, reads, policy.space_sharing.value, elastic, proven))
     return table(("policy", "problem", "reads", "shares", "elastic", "gap"), rows)
+
+
+def specification() -> str:
+    """The functions of the specification as they stand, read and not imported: cvxpy is a large module."""
+    found = importlib.util.find_spec("ballast_policies.allocation.specification")
+    assert found is not None
+    assert found.origin is not None
+    text = Path(found.origin).read_text()
+    functions = text[text.index("\ndef ") : text.index("\nSPECIFICATIONS")]
+    return f"```python\n{functions.strip()}\n```"
 
 
 def methods_table() -> str:

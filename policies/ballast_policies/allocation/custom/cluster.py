@@ -26,6 +26,7 @@ class ClusterView:
         equal: (n,) steps/s on the equal share, ``capacity / sum(capacity)`` of the time on each type.
         steps_remaining: (n,) steps left; where unknown, an hour's worth on the job's fastest type.
         elapsed: (n,) seconds since arrival.
+        isolated_elapsed: (n,) seconds that the progress so far would have taken on the isolated share.
         deadlines: (n,) seconds until the job should be done; infinite where it has no deadline.
         prices: (k,) price of a GPU hour; of a type without one, the mean of the others, or 1.
         shares: expression of shape (n, k): fraction of its time that each job spends on each type.
@@ -43,6 +44,7 @@ class ClusterView:
     equal: np.ndarray
     steps_remaining: np.ndarray
     elapsed: np.ndarray
+    isolated_elapsed: np.ndarray
     deadlines: np.ndarray
     prices: np.ndarray
     shares: "cvxpy.Expression"
@@ -97,6 +99,7 @@ def pose(instance: Instance) -> Posed:
         equal=instance.equal[rows],
         steps_remaining=instance.steps()[rows],
         elapsed=np.asarray(instance.elapsed)[rows],
+        isolated_elapsed=np.asarray(instance.isolated_elapsed)[rows],
         deadlines=np.where(np.isnan(deadlines), np.inf, deadlines),
         prices=instance.prices(),
         shares=cvxpy.reshape(matrix(ones, job * k + columns.kind, n * k) @ x, (n, k), order="C"),
