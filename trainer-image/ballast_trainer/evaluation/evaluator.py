@@ -22,6 +22,7 @@ from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import in_full_precision
 from ballast_trainer.layers.running import RUNNING
 from ballast_trainer.layers.undisturbed import evaluating
+from ballast_trainer.models.loss_weights import weighted, weights_of
 from ballast_trainer.models.protocol import Metric, Model
 from ballast_trainer.tensor_parallel.parallel_pair import pairs
 
@@ -108,6 +109,7 @@ class Evaluator:
         self._training, self._measured, self._event = training, measured, event
         self._stop_votes, self._newest_epoch, self._is_news = stop_votes, newest_epoch, is_news
         self.evaluated_step: int | None = None
+        self._usual_weight = 1.0
 
     def due(self) -> bool:
         """Whether the step that is done is one of ``evaluation.everySteps``."""
@@ -130,7 +132,8 @@ class Evaluator:
         forward = self._forward()
         groups = forward.groups()
         names = list(training.model.metrics)
-        totals = [0.0] * (1 + len(names))
+        # The loss, how much the weights differ from the usual one a microbatch, and the metrics.
+        totals = [0.0] * (2 + len(names))
         with self._undisturbed():
             for number in range(data.count):
                 inputs, targets = self._batch(forward, data, number)
@@ -144,9 +147,11 @@ class Evaluator:
                 stop = votes >= training.world.size
                 if stop or self._is_news(round(epoch)):
                     return Interrupted(stop=stop, epoch=round(epoch))
-        means = [
+        loss, apart, *others = totals
+        batches = data.count + apart
+        means = [self._finite("validation loss", loss / batches if batches > 0 else math.nan)] + [
             self._finite(f"validation {name}", total / data.count)
-            for name, total in zip(["loss", *names], totals, strict=True)
+            for name, total in zip(names, others, strict=True)
         ]
         self.evaluated_step = training.step
         self._measured(means[0])
@@ -173,10 +178,17 @@ class Evaluator:
             layers=training.layers,
             microbatches=training.microbatches,
             first_microbatch=world.data.index * training.microbatches,
-            scores=[_score("loss", training.model.loss)]
+            scores=[_score("loss", self._loss), lambda _, targets: self._weight(targets) - 1.0]
             + [_score(f"metric {name!r}", metric) for name, metric in training.model.metrics.items()],
             precision=training.config.training.precision,
         )
+
+    def _loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return weighted(self._training.model.loss(output, targets), output, self._weight(targets))
+
+    def _weight(self, targets: torch.Tensor) -> float:
+        # Exactly 1 where all microbatches weigh the same.
+        return weights_of(self._training.model.loss_weight, targets, 1)[0] / self._usual_weight
 
     @contextlib.contextmanager
     def _undisturbed(self) -> Iterator[None]:
@@ -207,6 +219,12 @@ class Evaluator:
             name=data.name,
             what=f"batch {number + 1} of an evaluation",
         )
+        if number == 0:
+            count = self._training.config.pipeline.microbatches
+            # Of the whole batch, so that all replicas have the same.
+            self._usual_weight = (
+                sum(weights_of(self._training.model.loss_weight, targets, count)) / count or 1.0
+            )
         share = size // world.data.size
         mine = slice(world.data.index * share, (world.data.index + 1) * share)
         device = self._training.device

@@ -1,6 +1,7 @@
 """The state of a training job on one rank."""
 
 import dataclasses
+import logging
 
 import torch
 from ballast_policies.contract import Plan, Stage
@@ -19,6 +20,7 @@ from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.layers.running import RUNNING
 from ballast_trainer.layers.tied_messages import gather_gradients, send_weights
+from ballast_trainer.models.loss_weights import weighted, weights_of
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor.drains import steps_between_drains
 from ballast_trainer.pipeline.gradients import average_over_replicas
@@ -29,6 +31,8 @@ from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import LayerCosts, Profile
 from ballast_trainer.profiling.rank_speeds import RankSpeeds, SpeedProbe
 from ballast_trainer.tensor_parallel.straggler_mitigation import StragglerMitigation
+
+logger = logging.getLogger(__name__)
 
 _KEPT_TARGETS = 4
 """Steps whose targets are kept: without a flush, several are in flight."""
@@ -90,6 +94,7 @@ class TrainingState:
     _probe: SpeedProbe | None = None
     _met: Axis | None = None
     _targets: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    _factors: dict[int, list[float]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # A tensor group compares how long its ranks are busy.
@@ -186,7 +191,7 @@ class TrainingState:
             tensor=self.world.tensor if self.config.parallelism.scatter_gather else None,
             layers=self.layers,
             meter=self.meter,
-            loss=self.loss_scale.scaled(self.model.loss),
+            loss=self._loss,
             meets=self._met is not self.world.pipeline,
             independent_layers=self.model.independent_layers and all(map(is_built_in, self.dynamics)),
             frozen_outputs=self.frozen_outputs,
@@ -227,7 +232,32 @@ class TrainingState:
         self._targets[step] = there
         for old in sorted(self._targets)[:-_KEPT_TARGETS]:
             del self._targets[old]
+            self._factors.pop(old, None)
+        self._factors[step] = self._factors_of(step, targets)
         return inputs[mine].to(self.device), there
+
+    def _factors_of(self, step: int, targets: torch.Tensor) -> list[float]:
+        """By microbatch of this replica, the factor of its mean loss, from the targets of all replicas."""
+        weights = weights_of(self.model.loss_weight, targets, self.config.pipeline.microbatches)
+        total = sum(weights)
+        if total <= 0 and self.world.rank == 0 and step not in self._factors:
+            logger.warning(
+                "the batch of step %d has no target that counts: its loss and its gradients are 0. "
+                "To fix: leave such samples out of the data",
+                step + 1,
+            )
+        first = self.world.data.index * self.microbatches
+        mine = weights[first : first + self.microbatches]
+        return [weight * len(weights) / total if total > 0 else 0.0 for weight in mine]
+
+    def _loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss of the microbatch whose forward has just ended, weighted by its targets."""
+        value = self.loss_scale.scaled(self.model.loss)(output, target)
+        if RUNNING.microbatch is None or self.model.loss_weight is None:
+            return value
+        if RUNNING.step not in self._factors:
+            self.batch_of(RUNNING.step)
+        return weighted(value, output, self._factors[RUNNING.step][RUNNING.microbatch])
 
     def complete_gradients(self) -> None:
         """Average over the replicas, and sum those of tied weights on the ranks that own them; collective."""

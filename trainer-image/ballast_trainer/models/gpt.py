@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from ballast_trainer.data.corpus import VOCABULARY
 from ballast_trainer.models.arguments import check_arguments, check_positive
+from ballast_trainer.models.loss_weights import counted_targets
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.text import text_model
 
@@ -172,5 +173,6 @@ def build_gpt(
         layers=layers,
         context=context,
         loss=cross_entropy,
+        loss_weight=counted_targets,
         tied=[((0, "token.weight"), (layers - 1, "out.weight"))] if tied else (),
     )

@@ -18,6 +18,7 @@ from torch import nn
 
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.gpt import cross_entropy
+from ballast_trainer.models.loss_weights import counted_targets
 from ballast_trainer.models.protocol import Model
 
 _TRIED_TOKENS = 8
@@ -100,7 +101,12 @@ def decoder(causal_model: Any, *, tried: bool = True) -> Model:
         _try(causal_model, layers, name)
     known = type(causal_model).__module__.startswith("transformers.models.")
     model = Model.from_layers(
-        layers, loss=cross_entropy, family="transformer", independent_layers=known, whole=causal_model
+        layers,
+        loss=cross_entropy,
+        loss_weight=counted_targets,
+        family="transformer",
+        independent_layers=known,
+        whole=causal_model,
     )
     return dataclasses.replace(model, save_whole=functools.partial(_save, causal_model))
 

@@ -21,6 +21,7 @@ from torch import nn
 
 from ballast_trainer.data.batch import Batch, BatchFunction
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.models.loss_weights import LossWeight
 from ballast_trainer.models.ties import Tie, merged, ties_among
 
 Metric = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float]
@@ -60,6 +61,8 @@ class Model:
         kept_layer: the module that ``build_layer`` copies; None where layer ``index`` is made by a function.
         metrics: further figures of an evaluation by name, each ``metric(output, targets)`` -> one number, the
             mean of a microbatch as the loss is.
+        loss_weight: weight of a microbatch's mean loss in that of the step, from its targets, e.g. how many
+            are not -100 (``ballast_trainer.models.loss_weights.counted_targets``).  None: all weigh the same.
 
     Raises:
         ValueError: a metric's name cannot be one of a figure.
@@ -76,6 +79,7 @@ class Model:
     tied: Sequence[Tie] = ()
     kept_layer: Callable[[int], nn.Module | None] | None = None
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
+    loss_weight: LossWeight | None = None
 
     def __post_init__(self) -> None:
         """Refuse names that figures, files and dashboards cannot have."""
@@ -103,6 +107,7 @@ class Model:
         whole: nn.Module | None = None,
         tied: Sequence[Tie] = (),
         metrics: Mapping[str, Metric] | None = None,
+        loss_weight: LossWeight | None = None,
     ) -> "Model":
         """A model from a list of modules, or of functions that each make one.
 
@@ -119,6 +124,7 @@ class Model:
             whole: the module that the layers are parts of, whose names an export uses.
             tied: see :class:`Model`; for functions that make their own weights.
             metrics: see :class:`Model`.
+            loss_weight: see :class:`Model`.
 
         Raises:
             ValueError: two of the modules share what cannot be tied, e.g. running statistics.
@@ -147,6 +153,7 @@ class Model:
             tied=merged([*tied, *found]),
             kept_layer=modules.get,
             metrics=metrics or {},
+            loss_weight=loss_weight,
         )
 
 

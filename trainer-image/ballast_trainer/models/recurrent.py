@@ -6,6 +6,7 @@ from torch import nn
 from ballast_trainer.data.corpus import VOCABULARY
 from ballast_trainer.models.arguments import check_arguments
 from ballast_trainer.models.gpt import Head, cross_entropy
+from ballast_trainer.models.loss_weights import counted_targets
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.text import text_model
 
@@ -62,4 +63,5 @@ def build_recurrent(
         layers=layers,
         context=context,
         loss=cross_entropy,
+        loss_weight=counted_targets,
     )

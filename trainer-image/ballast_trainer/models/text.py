@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ballast_trainer.data.corpus import text_batch
+from ballast_trainer.models.loss_weights import LossWeight
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.ties import Tie
 
@@ -20,6 +21,7 @@ def text_model(
     context: int,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     tied: Sequence[Tie] = (),
+    loss_weight: LossWeight | None = None,
 ) -> Model:
     """A model of ``layers`` layers on sequences of ``context`` bytes.
 
@@ -32,6 +34,7 @@ def text_model(
         context: longest sequence.
         loss: of one microbatch.
         tied: parameters that layers share.
+        loss_weight: see :class:`Model`.
 
     Raises:
         ValueError: fewer than 3 layers.
@@ -51,5 +54,6 @@ def text_model(
         build_layer=build_layer,
         tied=tied,
         loss=loss,
+        loss_weight=loss_weight,
         batch=lambda seed, step, size: text_batch(seed, step, size, context),
     )

@@ -1,0 +1,99 @@
+"""The loss of a step is the mean over its targets that count, in whichever microbatch they are."""
+
+import pytest
+import torch
+
+from tests.support.one_process import train_here
+from tests.trainer.models import tied_models
+
+MODULE = "tests.trainer.models.test_weighted_losses"
+STEPS = 4
+
+
+def uneven(seed, step, size):
+    """Words of which the later samples have ever fewer that count; in step 2 the last two have none."""
+    words, targets = tied_models.batch(seed, step, size)
+    for sample in range(size):
+        targets[sample, max(1, 6 - sample) :] = -100
+    if step == 2:
+        targets[size - 2 :] = -100
+    return words, targets
+
+
+def nothing_to_learn(seed, step, size):
+    words, targets = uneven(seed, step, size)
+    return words, targets if step != 1 else torch.full_like(targets, -100)
+
+
+def batches(name="uneven"):
+    return globals()[name]
+
+
+def job(data="uneven", microbatches=4, **fields):
+    pipeline = {"microbatches": microbatches, "globalBatchSize": 8, **fields.pop("pipeline", {})}
+    return {
+        "totalSteps": STEPS,
+        "model": {"name": "gpt", "args": {"layers": 6, "dim": 16, "context": 8, "dropout": 0.0}},
+        "data": {"name": f"{MODULE}:batches", "args": {"name": data}},
+        "pipeline": pipeline,
+        "training": {"optimizer": "sgd", "learningRate": 0.5},
+        "rebalance": {"enabled": False},
+        "evaluation": {
+            "everySteps": 1,
+            "batches": 2,
+            "data": {"name": f"{MODULE}:batches", "args": {"name": data}},
+        },
+        **fields,
+    }
+
+
+def evaluated(events):
+    return [event["validation_loss"] for event in events if event["event"] == "evaluation"]
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The batch in one piece."""
+    return train_here(job(microbatches=1))
+
+
+def test_microbatches_learn_what_the_whole_batch_does(whole):
+    """With ever fewer labels that are not -100, and in one step a microbatch without any."""
+    parts = train_here(job())
+    assert parts.losses == pytest.approx(whole.losses, abs=1e-5)
+    assert evaluated(parts.events) == pytest.approx(evaluated(whole.events), abs=1e-5)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("ranks", "fields"),
+    [
+        (2, {"pipeline": {"schedule": "1F1B"}}),
+        (2, {"pipeline": {"schedule": "ZeroBubbleH1"}}),
+        (4, {"parallelism": {"data": 2}}),
+        (3, {"pipeline": {"replicas": [1, 2]}}),
+    ],
+    ids=["1F1B", "zero-bubble", "replicas", "replicas-of-a-stage"],
+)
+def test_stages_and_replicas_learn_what_the_whole_batch_does(gang, whole, ranks, fields):
+    """Torch's schedules, our executor's, and data replicas, which have other targets each."""
+    running = gang(job(**fields), ranks=ranks)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert running.losses() == pytest.approx(whole.losses, abs=1e-5)
+    assert evaluated(running.events("evaluation")) == pytest.approx(evaluated(whole.events), abs=1e-5)
+
+
+@pytest.mark.processes
+def test_a_schedule_without_a_flush_weighs_alike(gang, whole):
+    """The first step, which runs on the first weights, has the loss of the whole batch."""
+    config = job(pipeline={"schedule": "PipeDream2BW"})
+    running = gang(config, ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert running.losses()[1] == pytest.approx(whole.losses[1], abs=1e-5)
+
+
+def test_a_step_without_a_target_changes_nothing_and_is_told(caplog):
+    """Its loss is 0, not NaN."""
+    told = train_here(job("nothing_to_learn"))
+    assert told.losses[2] == 0.0
+    assert "the batch of step 2 has no target that counts" in caplog.text

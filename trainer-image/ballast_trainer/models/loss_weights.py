@@ -1,0 +1,42 @@
+"""Weights of microbatches: a step's loss is the mean over all targets that count, not the mean of means.
+
+A microbatch's mean loss is multiplied by (its weight) x (microbatches) / (weight of the step); the mean over
+microbatches, which every schedule and all replicas compute, is then that of the whole batch.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+IGNORED = -100
+"""The target that PyTorch's cross entropy leaves out."""
+
+LossWeight = Callable[[torch.Tensor], float]
+
+
+def counted_targets(targets: torch.Tensor) -> float:
+    """How many targets are not -100: the weight of a mean cross entropy."""
+    return float((targets != IGNORED).sum())
+
+
+def weights_of(weight: LossWeight | None, targets: torch.Tensor, microbatches: int) -> list[float]:
+    """The weight of each microbatch; ones where the loss gives none.
+
+    Args:
+        weight: of the targets of a microbatch.
+        targets: of all microbatches.
+        microbatches: how many they are.
+    """
+    if weight is None:
+        return [1.0] * microbatches
+    return [float(weight(part)) for part in targets.chunk(microbatches)]
+
+
+def weighted(value: torch.Tensor, output: torch.Tensor, factor: float) -> torch.Tensor:
+    """The mean loss ``value`` of a microbatch times ``factor``; 0, with zero gradients, where that is 0.
+
+    A mean over no target is NaN, and stays NaN times 0.
+    """
+    if factor == 1.0:
+        return value
+    return value * factor if factor > 0 else output[:0].sum().to(value.dtype)
