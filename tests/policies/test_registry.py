@@ -73,6 +73,13 @@ def test_a_name_without_a_prefix_is_refused(installed):
         POLICIES.find("quick")
 
 
+def test_the_laboratorys_names_need_no_prefix(installed):
+    """It is a distribution of Ballast's own."""
+    row = "from ballast_policies.allocation.registry import POLICIES\nPOLICY = POLICIES['fifo']\n"
+    installed("ballast-lab", {"reproduced": "reproduced_policy:POLICY"}, reproduced_policy=row)
+    assert POLICIES.find("reproduced") is POLICIES["fifo"]
+
+
 def test_a_name_that_two_distributions_register_is_refused(installed):
     """Both are named, neither is used."""
     installed("one", {"acme.fair": "acme_one:POLICY"}, acme_one="")
