@@ -35,6 +35,11 @@ def job(**args):
         ),
         ({"model_type": "lama"}, "transformers has no model_type 'lama'. To fix: e.g. llama"),
         ({"model_type": "mistral", **SIZES}, "To fix: sliding_window: null, or another model"),
+        (
+            {"model_type": "mixtral", **SIZES, "num_key_value_heads": 2, "intermediate_size": 32}
+            | {"sliding_window": None, "output_router_logits": True},
+            "would be lost: it is computed over all layers together",
+        ),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )

@@ -279,3 +279,21 @@ def test_the_example_in_the_documentation_runs_as_it_is_printed(gang, tmp_path):
         assert set(one.exit_codes().values()) == {0}, one.errors()
     assert_same(runs[0].losses(), runs[1].losses())
     assert runs[1].losses()[20] < runs[1].losses()[1]
+
+
+def test_a_loss_with_parameters_of_its_own_is_refused():
+    """No optimizer would have them; frozen ones, and none, are fine."""
+
+    class Scaled(nn.Module):
+        def __init__(self, trained):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()), requires_grad=trained)
+
+        def forward(self, output, target):
+            return self.scale * nn.functional.mse_loss(output, target)
+
+    layers = [nn.Linear(2, 2)]
+    with pytest.raises(ValueError, match="Scaled has parameters, and only layers are trained"):
+        Model.from_layers(layers, loss=Scaled(True))
+    assert Model.from_layers(layers, loss=Scaled(False)).layer_count == 1
+    assert Model.from_layers(layers, loss=nn.CrossEntropyLoss()).layer_count == 1

@@ -96,6 +96,7 @@ def decoder(causal_model: Any, *, tried: bool = True) -> Model:
     """
     name = type(causal_model).__name__
     _refuse_masks(causal_model, name)
+    _refuse_router_losses(causal_model, name)
     layers = _llama_like(causal_model) if hasattr(causal_model, "model") else _gpt2_like(causal_model, name)
     if tried:
         _try(causal_model, layers, name)
@@ -196,6 +197,15 @@ def _refuse_masks(causal_model: Any, name: str) -> None:
     used = getattr(config, "_attn_implementation", "sdpa")
     if used != "sdpa":
         raise ValueError(f"{name} attends by {used!r}. To fix: load it with attn_implementation='sdpa'")
+
+
+def _refuse_router_losses(causal_model: Any, name: str) -> None:
+    """The whole model adds its routers' loss over all layers, of which a layer by itself knows nothing."""
+    if getattr(getattr(causal_model, "config", None), "output_router_logits", False):
+        raise ValueError(
+            f"{name} adds a loss of its routers (output_router_logits: true), which would be lost: it is "
+            "computed over all layers together, and a rank has a few. To fix: output_router_logits: false"
+        )
 
 
 def _llama_like(causal_model: Any) -> list[nn.Module]:

@@ -82,7 +82,13 @@ class Model:
     loss_weight: LossWeight | None = None
 
     def __post_init__(self) -> None:
-        """Refuse names that figures, files and dashboards cannot have."""
+        """Refuse names that figures, files and dashboards cannot have, and losses that are not trained."""
+        trained = self.loss.parameters() if isinstance(self.loss, nn.Module) else ()
+        if any(parameter.requires_grad for parameter in trained):
+            raise ValueError(
+                f"loss: {type(self.loss).__name__} has parameters, and only layers are trained. "
+                "To fix: move them into the last layer, or set requires_grad to False"
+            )
         wrong = [name for name in self.metrics if not re.fullmatch("[a-zA-Z][a-zA-Z0-9_]*", name)]
         wrong += [name for name in self.metrics if name == "loss"]
         if wrong:
