@@ -275,9 +275,16 @@ async def _note(pauses, seconds):
 @pytest.mark.slow
 async def test_what_is_answered_as_the_list_before_a_watch_costs_no_event_and_no_other_watch(server, answer):
     """It is asked for again; of a list with what is no object, the others are taken."""
-    server.acts[POD].append(ACTS["410"])
+    answers_wait = asyncio.Event()
+
+    async def expires(stream):
+        await answers_wait.wait()
+        await ACTS["410"](stream)
+
+    server.acts[POD].append(expires)
     async with Running(server) as known:
         server.list_acts[POD].extend(web.Response(**answer) for _ in range(3))
+        answers_wait.set()
         await until(
             lambda: not server.list_acts[POD] or (not answer.get("status") and server.watches[POD] > 1)
         )
