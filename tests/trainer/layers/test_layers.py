@@ -199,9 +199,11 @@ def test_a_rank_that_stops_counting_is_hung(monkeypatch):
     """Reported once, by name; a rank that beats is not."""
     monkeypatch.setattr("ballast_trainer.distributed.heartbeat.BEAT_SECONDS", 0.01)
     store, found = FakeStore(), []
-    alive = RankHeartbeat(store, process="alive", hang_seconds=60, lost=found.append)
+    alive = RankHeartbeat(store, process="alive", hang_seconds=60, lost=found.append, patience_seconds=60)
     store["heartbeat/silent"] = b"4"
-    watcher = RankHeartbeat(store, process="watcher", hang_seconds=0.2, lost=found.append)
+    watcher = RankHeartbeat(
+        store, process="watcher", hang_seconds=0.2, lost=found.append, patience_seconds=60
+    )
     watcher.watch(["alive", "silent", "watcher"])
     eventually(lambda: found, "the silent rank is noticed")
     assert len(found) == 1

@@ -43,7 +43,7 @@ class RankHeartbeat:
         process: str,
         hang_seconds: float,
         lost: Callable[[str], None],
-        patience_seconds: float = 600.0,
+        patience_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start beating.

@@ -90,9 +90,10 @@ class LayerStack(nn.Module):
                     note_layer(error, held.index, type(held.module).__name__)
                     note_input(error, index, value)
                     raise
+                finally:
+                    ACTIVITY.now = None
                 if kept is not None:
                     meter.add_output(index, value, source)
-                ACTIVITY.now = None
                 if measured and value.requires_grad:
                     # Runs when the gradient of this output is known: layer index's backward begins.
                     value.register_hook(functools.partial(_enter_backward, meter, index))

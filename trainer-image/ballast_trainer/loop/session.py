@@ -72,8 +72,8 @@ class Session:
             newest_epoch=self._plan_follower.newest_epoch,
             is_news=self._plan_follower.is_news,
         )
-        asked = end_request or EndRequest()
-        self._end = JobEnd(training, self._saver, self._evaluator, self._rank_zero, asked)
+        request = end_request or EndRequest()
+        self._end = JobEnd(training, self._saver, self._evaluator, self._rank_zero, request)
         self._asynchronous = None
         if is_asynchronous(training.config.pipeline.schedule):
             self._asynchronous = AsynchronousRuns(
@@ -101,10 +101,12 @@ class Session:
                 self._launch()
             self._plan_follower.watch_peers()
             outcome = None
-            # The ranks that a new one joins are between the same two steps; a stop may have come before the
-            # evaluation of the step that was saved.
-            if joining or not self._end.reached:
-                outcome = self._between_steps(None) if joining else self._evaluate_if_due()
+            if joining:
+                # The ranks that were there are between the same two steps.
+                outcome = self._between_steps(None)
+            elif not self._end.reached:
+                # A stop may have come before the evaluation of the step that was saved.
+                outcome = self._evaluate_if_due()
             outcome = outcome or self._loop()
             if self._heartbeat is not None:
                 self._heartbeat.close()
