@@ -77,7 +77,7 @@ class PodChecks:
         Raises:
             Unavailable: the API server does not answer.
         """
-        spec, resources = view.spec, sorted(gpu_resources) or [GPU_RESOURCE]
+        spec, resources = view.spec, _sorted(gpu_resources)
         assert spec is not None
         problem = gpus_elsewhere(spec.template, resources, spec.gpus_per_pod)
         if problem:
@@ -85,13 +85,13 @@ class PodChecks:
         answer = await self._answer(view, spec, resources)
         return answer if answer is not None else await self._name_taken(view)
 
-    def forget(self, view: JobView) -> None:
+    def forget(self, view: JobView, gpu_resources: frozenset[str]) -> None:
         """A launch of the job was refused: ask anew, rather than reserve GPUs for the next one."""
         if view.spec is not None:
-            self._answers.pop(_asked(view, view.spec), None)
+            self._answers.pop(_asked(view, view.spec, _sorted(gpu_resources)), None)
 
     async def _answer(self, view: JobView, spec: JobSpec, gpu_resources: Sequence[str]) -> Blocked | None:
-        asked = _asked(view, spec)
+        asked = _asked(view, spec, gpu_resources)
         known = self._answers.get(asked)
         if known is not None and self._clock() < known[1]:
             return known[0]
@@ -171,7 +171,12 @@ class PodChecks:
         return None
 
 
-def _asked(view: JobView, spec: JobSpec) -> tuple[str, ...]:
+def _sorted(gpu_resources: frozenset[str]) -> Sequence[str]:
+    return sorted(gpu_resources) or [GPU_RESOURCE]
+
+
+def _asked(view: JobView, spec: JobSpec, gpu_resources: Sequence[str]) -> tuple[str, ...]:
     """What jobs with the same answer have in common."""
     template = json.dumps(spec.template, sort_keys=True, default=str)
-    return (view.key[0], str(spec.gpus_per_pod), hashlib.sha256(template.encode()).hexdigest())
+    digest = hashlib.sha256(template.encode()).hexdigest()
+    return (view.key[0], str(spec.gpus_per_pod), digest, *gpu_resources)

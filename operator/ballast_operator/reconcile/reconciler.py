@@ -131,7 +131,7 @@ class Reconciler:
             except (Rejected, NameTaken, ServerInternalError) as error:
                 if isinstance(error, ServerInternalError) and not result.makes_pods:
                     raise  # it ends no gang that trains
-                self._checks.forget(view)
+                self._checks.forget(view, self._gpu_resources)
                 result = refused(view, error, now=self._clock(), settings=self._settings)
             self._avoid_nodes(view, result)
             # 4. Report.
@@ -165,12 +165,16 @@ class Reconciler:
             await carry_out_all(self._cluster, self._observer.caches, view, result.meanwhile, self._clock())
             self._observer.rights_granted(view, account_of=allocation.launch)
 
+    @property
+    def _gpu_resources(self) -> frozenset[str]:
+        """The extended resources that count as GPUs in the pools."""
+        return frozenset(pool.gpu_resource for pool in self._board.pools.values())
+
     async def _look_at_pods(self, view: JobView) -> JobView | None:
         """The job with what keeps its pods from being made, if anything does; None: it is gone."""
         if view.spec is None or view.deleting or view.status.finished or view.hold(self._clock()):
             return view
-        resources = frozenset(pool.gpu_resource for pool in self._board.pools.values())
-        if self._observer.block(view, await self._checks.why_blocked(view, resources)):
+        if self._observer.block(view, await self._checks.why_blocked(view, self._gpu_resources)):
             self._allocate()
         return self._observer.job(view.key)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from ballast_operator.errors import Forbidden, NotAllowed, Rejected, ServerInternalError
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POD, Kind
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POD, POLICY, Kind
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
@@ -142,6 +142,20 @@ async def test_jobs_with_one_template_share_one_answer():
     for _ in range(10):
         await simulation.tick()
     assert simulation.world.dry_runs == 1
+
+
+async def test_a_template_is_tried_again_once_the_pools_have_other_gpus():
+    """An answer holds for the extended resources that the pools had."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    for number in range(3):
+        simulation.add_job(f"job-{number}", totalSteps=10**6, trainer={"total": 10**6})
+    for _ in range(10):
+        await simulation.tick()
+    assert simulation.world.dry_runs == 1
+    (policy,) = simulation.world.items(POLICY)
+    pools = [{**pool, "gpuResource": "amd.com/gpu"} for pool in policy["spec"]["nodePools"]]
+    simulation.world.patch(POLICY, "", policy["metadata"]["name"], {"spec": {"nodePools": pools}})
+    await simulation.until(lambda: simulation.world.dry_runs == 2, ticks=120)
 
 
 async def test_a_missing_right_is_not_the_templates_fault():
