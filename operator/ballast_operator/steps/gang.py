@@ -24,10 +24,8 @@ from ballast_operator.steps.context import (
 )
 from ballast_operator.steps.costs.accounting import accrue_cost
 from ballast_operator.steps.observed import seconds_left
+from ballast_operator.views.names import some_of
 from ballast_operator.views.pod import PodView
-
-MOST_NAMES = 5
-"""Names of pods or nodes in one sentence."""
 
 
 def await_pods(context: ReconcileContext, missing: tuple[str, ...]) -> StepResult:
@@ -186,9 +184,3 @@ def waits(context: ReconcileContext) -> str:
         if pod.reason and not pod.ready_for_plan:
             found.setdefault(f"{pod.reason} {pod.detail}".strip(), []).append(pod.name)
     return "".join(f"; {some_of(pods)}: {why}" for why, pods in found.items())
-
-
-def some_of(names: Sequence[str]) -> str:
-    """The first names of a list, and how many more there are."""
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more

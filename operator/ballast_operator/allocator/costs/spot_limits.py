@@ -13,8 +13,7 @@ from ballast_operator.allocator.problem.capacity_types import PoolKind
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.node_pool import CapacityType
 from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
-
-NAMED_JOBS = 5
+from ballast_operator.views.names import some_of
 
 
 def spot_limits(spec: ClusterPolicySpec, kinds: Mapping[str, PoolKind]) -> SpotLimits:
@@ -100,9 +99,8 @@ def within_spot_limits(
     )
     if decided.kept_off_spot:
         jobs = sorted(decided.kept_off_spot)
-        more = f" and {len(jobs) - NAMED_JOBS} more" if len(jobs) > NAMED_JOBS else ""
         why = decided.kept_off_spot[jobs[0]]
-        message += f"; kept off spot machines: {', '.join(jobs[:NAMED_JOBS])}{more}, by {why}"
+        message += f"; kept off spot machines: {some_of(jobs)}, by {why}"
         return [(PolicyCondition.WITHIN_SPOT_LIMITS, False, PolicyReason.SPOT_LIMIT_REACHED, message)]
     if spot > limits.most(total):
         message += f", at most {limits.most(total)} could be started; what runs stays"

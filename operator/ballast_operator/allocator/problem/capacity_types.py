@@ -11,6 +11,7 @@ from ballast_operator.api.node_pool import CapacityType, NodePool
 from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
 from ballast_operator.views.capacity_type import capacity_type_of
 from ballast_operator.views.job import JobView
+from ballast_operator.views.names import some_of
 from ballast_operator.views.nodes import NodeView
 
 NAMED_NODES = 3
@@ -47,10 +48,9 @@ def pool_kind(pool: NodePool, nodes: Sequence[NodeView]) -> PoolKind:
     others = [entry for other, entries in said.items() if other is not kind for entry in entries]
     if not others:
         return PoolKind(capacity_type=kind)
-    named = ", ".join(f"{name} ({label})" for name, label in others[:NAMED_NODES])
-    more = f" and {len(others) - NAMED_NODES} more" if len(others) > NAMED_NODES else ""
+    named = some_of([f"{name} ({label})" for name, label in others], NAMED_NODES)
     stated = "capacityType is" if pool.capacity_type is not None else "most nodes are"
-    conflict = f"pool {pool.name}: {stated} {kind}, but not of {named}{more}"
+    conflict = f"pool {pool.name}: {stated} {kind}, but not of {named}"
     return PoolKind(capacity_type=kind, conflict=conflict)
 
 
