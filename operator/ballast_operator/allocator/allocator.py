@@ -231,9 +231,10 @@ class Allocator:
         policy = with_prices(policy, known_prices(prices))
         seen = [self._seen.popleft() for _ in range(len(self._seen))]
         nodes, pods = self._observer.nodes(), self._observer.caches[POD].of_no_job()
-        jobs, version = in_todays_pools(jobs, policy, nodes), version_of(self._observer.caches[POLICY])
+        version = version_of(self._observer.caches[POLICY])
         self.decider.rounds.hold(grants(self._arrivals.given))
         clock.lap("read")
+        jobs = await asyncio.to_thread(in_todays_pools, jobs, policy, nodes)
         known = self._board.pools
         self._board.pools = pool_infos(policy.spec.node_pools, known, item.get("status"), at=started)
         question = await asyncio.to_thread(

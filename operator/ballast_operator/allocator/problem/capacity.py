@@ -258,8 +258,7 @@ def _pool_now(
 
 def matching_pools(pools: Sequence[NodePool], node: NodeView) -> list[str]:
     """Names of the pools whose selector the node matches."""
-    labels = node.labels
-    return [p.name for p in pools if all(labels.get(k) == v for k, v in p.node_selector.items())]
+    return [pool.name for pool in pools if pool.node_selector.items() <= node.labels.items()]
 
 
 def price_by_type(pools: Sequence[NodePool], gpus: Mapping[str, int]) -> dict[str, float]:
