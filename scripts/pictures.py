@@ -6,10 +6,12 @@ Each has a panel of its own colour, light or dark as the reader's system asks: i
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from ballast_policies.allocation.problem import Job
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.partition import Partition, even_partition
 from ballast_policies.planning.repack import repack
 from ballast_policies.planning.step_time import predict_step_seconds
+from ballast_policies.rounds import Node, Placement, RoundMemory, RoundSettings, RoundState, decide_round
 
 STYLE = """
     svg { font: 14px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif }
@@ -77,7 +79,7 @@ SHARES = {"a": {"v100": 0.75, "p100": 0.25}, "b": {"v100": 0.25, "p100": 0.5}, "
 
 
 def rounds(count: int = 8) -> str:
-    """How rounds realise shares: on each type runs the job to which most is owed there."""
+    """How rounds realise shares, as :func:`decide_round` decides them."""
     parts = [_text(24, 40, "Shares of a policy", "head"), _text(330, 40, "Rounds that realise them", "head")]
     for row, (job, shares) in enumerate(SHARES.items()):
         y = 62 + 44 * row
@@ -86,21 +88,27 @@ def rounds(count: int = 8) -> str:
             _text(80, y + 29 - 9 * len(shares) + 18 * n, f"{share:.0%} of its time on {gpu}", "dim")
             for n, (gpu, share) in enumerate(shares.items())
         ]
-    received = {(job, gpu): 0 for job, shares in SHARES.items() for gpu in shares}
+    gpus = ("v100", "p100")
+    nodes = [Node(name=gpu, pool=gpu, gpu_type=gpu, gpus=1) for gpu in gpus]
+    jobs = [Job(name=job, gpus=1, throughput=dict.fromkeys(shares, 1.0)) for job, shares in SHARES.items()]
+    memory = RoundMemory.from_running({}, {}, SHARES, now=0.0)
+    running: Mapping[str, Placement] = {}
     for number in range(count):
-        busy: set[str] = set()
-        for row, gpu in enumerate(("v100", "p100")):
-            owed = {
-                job: shares[gpu] * (number + 1) - received[job, gpu]
-                for job, shares in SHARES.items()
-                if gpu in shares and job not in busy
-            }
-            job = max(owed, key=lambda each: owed[each])
-            busy.add(job)
-            received[job, gpu] += 1
-            x, y = 390 + 48 * number, 66 + 60 * row
+        now = float(number)
+        memory = memory.until(now, SHARES, running=running, round_seconds=1.0)
+        state = RoundState(
+            received=memory.account.received,
+            promised=memory.account.promised,
+            running=running,
+            running_since=dict.fromkeys(running, 0.0),
+        )
+        settings = RoundSettings(round_seconds=1.0)
+        decided = decide_round(now=now, shares=SHARES, jobs=jobs, nodes=nodes, state=state, settings=settings)
+        running = decided.placements
+        for job, placement in running.items():
+            x, y = 390 + 48 * number, 66 + 60 * gpus.index(placement.gpu_type)
             parts += [_bar(x, y, 48, 40, job), _text(x + 24, y + 25, job, "on", "middle")]
-    parts += [_text(330, 66 + 60 * row + 25, gpu) for row, gpu in enumerate(("v100", "p100"))]
+    parts += [_text(330, 66 + 60 * row + 25, gpu) for row, gpu in enumerate(gpus)]
     parts += [_text(390 + 48 * n + 24, 200, f"{n + 1}", "dim", "middle") for n in range(count)]
     return _svg(800, 220, "Shares, and the rounds that realise them", parts)
 
