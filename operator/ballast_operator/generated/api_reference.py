@@ -2,7 +2,9 @@
 
 import enum
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ballast_policies.planning.balancers.registry import BALANCERS
@@ -63,35 +65,60 @@ def api_reference() -> str:
 
 def _kind(resource: Resource, schema: dict[str, Any]) -> str:
     lines = [f"## {resource.kind}\n", f"{schema['description']}\n"]
-    for part in ("spec", "status"):
-        lines += [
-            f"### {resource.kind}.{part}\n",
-            "| field | type | default | meaning |",
-            "|---|---|---|---|",
-        ]
-        lines += _rows(schema["properties"][part], "")
-        lines.append("")
-    rules = list(_rules(schema, ""))
+    lines += [f"### {resource.kind}.spec\n", "| field | type | default | meaning |", "|---|---|---|---|"]
+    lines += [
+        f"| `{row.path}` | {row.type}{row.range} | {row.default} | {row.meaning} |"
+        for row in _rows(schema["properties"]["spec"], "", {})
+    ]
+    lines += [f"\n### {resource.kind}.status\n", "| field | type | meaning |", "|---|---|---|"]
+    lines += [
+        f"| `{row.path}` | {row.type} | {row.meaning} |"
+        for row in _rows(schema["properties"]["status"], "", {})
+    ]
+    lines.append("")
+    rules = list(_grouped(_rules(schema, "")))
     if rules:
         lines += [f"### {resource.kind}: rules\n", "| about | refused with |", "|---|---|"]
-        lines += [f"| `{where}` | {message} |" for where, message in rules]
+        lines += [f"| {where} | {message} |" for where, message in rules]
         lines.append("")
     return "\n".join(lines)
 
 
-def _rows(schema: dict[str, Any], path: str) -> Iterator[str]:
+@dataclass(frozen=True)
+class _Row:
+    path: str
+    type: str
+    range: str
+    default: str
+    meaning: str
+
+
+def _rows(schema: dict[str, Any], path: str, shown: dict[str, str]) -> Iterator[_Row]:
+    """The fields below ``path``; an object whose fields are those of one in ``shown`` refers to it."""
     required = schema.get("required", [])
     for name, field in schema.get("properties", {}).items():
         if str(field.get("description", "")).startswith("Refused: "):
             continue
         here = f"{path}.{name}".lstrip(".")
         default = "required" if name in required else _default(field)
-        yield f"| `{here}` | {_type(field)} | {default} | {_one_line(field.get('description'))} |"
-        yield from _rows(field, here)
-        if isinstance(field.get("items"), dict):
-            yield from _rows(field["items"], f"{here}[]")
-        if isinstance(field.get("additionalProperties"), dict):
-            yield from _rows(field["additionalProperties"], f"{here}.*")
+        nested, below = _nested(field, here)
+        fields = json.dumps(nested.get("properties"))
+        first = shown.setdefault(fields, below) if "properties" in nested else below
+        meaning = _one_line(field.get("description"))
+        if first != below:
+            meaning += f" Fields as of `{first}`."
+        yield _Row(here, _type(field), _range(field), default, meaning)
+        if first == below:
+            yield from _rows(nested, below, shown)
+
+
+def _nested(field: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
+    """The object in a field, a list or a map, and the path of its fields."""
+    if isinstance(field.get("items"), dict):
+        return field["items"], f"{path}[]"
+    if isinstance(field.get("additionalProperties"), dict):
+        return field["additionalProperties"], f"{path}.*"
+    return field, path
 
 
 def _default(field: dict[str, Any]) -> str:
@@ -110,17 +137,19 @@ def _type(field: dict[str, Any]) -> str:
         return f"map to {_type(values)}" if isinstance(values, dict) else "object"
     if field.get("format") == "date-time":
         return "time"
-    return f"{field['type']}{_range(field)}"
+    return str(field["type"])
 
 
 def _range(field: dict[str, Any]) -> str:
+    if field["type"] == "array":
+        return _range(field["items"])
     low, high = field.get("minimum"), field.get("maximum")
     if low is None and high is None:
         return ""
-    above = "above " if field.get("exclusiveMinimum") else ""
+    above = ">" if field.get("exclusiveMinimum") else "≥"
     if high is None or high >= 2**31 - 1:
-        return f", {above}{low:g}" + ("" if above else " or more")
-    return f", {above}{low:g} to {high:g}"
+        return f", {above}{low:g}"
+    return f", >{low:g}, ≤{high:g}" if above == ">" else f", {low:g}-{high:g}"
 
 
 def _rules(schema: dict[str, Any], path: str) -> Iterator[tuple[str, str]]:
@@ -130,6 +159,17 @@ def _rules(schema: dict[str, Any], path: str) -> Iterator[tuple[str, str]]:
         yield from _rules(field, f"{path}.{name}")
     if isinstance(schema.get("items"), dict):
         yield from _rules(schema["items"], f"{path}[]")
+
+
+def _grouped(rules: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Rows of rules: fields without an effect share one, and values that have a table are not listed."""
+    fields: dict[str, list[str]] = {}
+    for where, message in rules:
+        text = re.sub(r"is not one of ([^,.]+, ){5,}[^.]+\.", "is not one of its values.", message)
+        text = re.sub(r"\w+ has no effect\.", "this field has no effect.", text)
+        fields.setdefault(text, []).append(f"`{where}`")
+    for message, paths in fields.items():
+        yield ", ".join(paths), message
 
 
 def _registered_table(title: str, head: str, names: Iterable[str], rows: Mapping[str, Any]) -> str:
