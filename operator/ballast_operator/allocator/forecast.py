@@ -5,7 +5,6 @@ A start or a move takes a gang the restart time that was measured for it, a chan
 """
 
 import dataclasses
-import math
 from collections.abc import Collection, Mapping
 
 from ballast_policies.accounting import price_part
@@ -13,8 +12,9 @@ from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Allocation, ProblemError
 from ballast_policies.allocation.registry import allocate, find_policy
-from ballast_policies.rounds import Placement, Round
+from ballast_policies.rounds import Round
 from ballast_policies.rounds.mixed import with_mixtures
+from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, Clock
 
 from ballast_operator.allocator.assignments import isolated_speeds
 from ballast_operator.allocator.costs.data_prices import at_placement
@@ -27,15 +27,12 @@ from ballast_operator.allocator.size_changes import DEFAULT_PAUSE_SECONDS, DEFAU
 from ballast_operator.api.cluster_policy import ClusterPolicy
 
 HOUR = 3600.0
-LEAST_STEP = 1e-3
-"""Seconds; nearer events are one."""
-
 CONSTANT = {Reads.PRICES, Reads.TEAMS, Reads.ARRIVAL_ORDER}
 """Inputs that stay as they are while jobs train: the shares of the last solve hold until a job ends."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Course:
+class JobForecast:
     """What becomes of one job; seconds from now, USD.
 
     Attributes:
@@ -55,29 +52,49 @@ class Course:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class _Live:
-    """A job that has not ended.
+class _ForecastJob(ActiveJob):
+    """``isolated``: as ``Job`` has it; ``isolated_rate``: by how much a second of training raises it.
 
-    ``waits``: seconds until its next step; ``isolated``: as ``Job`` has it; ``of_price``: the part of its
-    GPUs' price that it pays.
+    ``prices``: pool -> USD a GPU hour; ``of_price``: the part of its GPUs' price that it pays.
     """
 
     one: SnapshotJob
-    course: Course
-    remaining: float
+    prices: Mapping[str, float]
     isolated: float
-    waits: float = 0.0
+    isolated_rate: float = 0.0
     of_price: float = 1.0
+    begins: float | None = None
+    gpu_hours: float = 0.0
+    cost: float = 0.0
 
-    @property
-    def speed(self) -> float:
-        """Steps/s where it is."""
-        return 0.0 if self.one.placement is None else self.one.speed(self.one.placement)
+    def advance(self, seconds: float) -> float:
+        at, speed = self.placement, self.speed
+        trained = ActiveJob.advance(self, seconds)
+        if at is None:
+            return trained
+        self.isolated += trained * self.isolated_rate
+        self.gpu_hours += seconds * len(at.nodes) / HOUR * self.of_price
+        for part in at.by_pool:
+            price = self.prices.get(part.pool, 0.0)
+            self.cost += seconds * part.gpus / HOUR * price * self.of_price
+        self.cost += trained * speed * at_placement(self.one.usd_per_step, at)
+        return trained
 
-    @property
-    def seconds_left(self) -> float:
-        """Until it ends, where it stays as it is."""
-        return self.waits + self.remaining / self.speed if self.speed > 0 else math.inf
+    def follow(self, decided: Round, now: float) -> None:
+        ActiveJob.follow(self, decided, now)
+        self.of_price = price_part(shared=self.name in decided.beside)
+        if self.placement is not None and self.begins is None:
+            self.begins = now
+
+    def as_forecast(self, ends: float | None) -> JobForecast:
+        return JobForecast(
+            job=self.name,
+            begins=self.begins,
+            ends=ends,
+            starts=self.starts,
+            gpu_hours=self.gpu_hours,
+            cost=self.cost,
+        )
 
 
 def forecast(
@@ -88,8 +105,8 @@ def forecast(
     seconds: float,
     live: Collection[str] = (),
     agnostic: bool = False,
-) -> tuple[Course, ...]:
-    """The course of every job of ``snapshot`` under ``policy``, in the order of the snapshot.
+) -> tuple[JobForecast, ...]:
+    """The forecast of every job of ``snapshot`` under ``policy``, in the order of the snapshot.
 
     Args:
         snapshot: the cluster. A round begins now.
@@ -102,10 +119,41 @@ def forecast(
     Raises:
         ProblemError: the policy cannot be used on what is there at some moment.
     """
-    return _Forecast(snapshot, policy, now=now, live=live, agnostic=agnostic).run(seconds)
+    prices = {
+        pool.pool: pool.price or snapshot.capacity.prices.get(pool.gpu_type, 0.0)
+        for pool in snapshot.capacity.pools
+    }
+    jobs, ends = [_active(one, prices, now) for one in snapshot.jobs], dict[str, float]()
+    Clock(
+        arrivals=[(0.0, job) for job in jobs],
+        decide=_Decisions(snapshot, policy, now=now, live=live, agnostic=agnostic),
+        ended=lambda job, at: ends.update({job.name: at}),
+    ).run(seconds)
+    return tuple(job.as_forecast(ends.get(job.name)) for job in jobs)
 
 
-class _Forecast:
+def _active(one: SnapshotJob, prices: Mapping[str, float], now: float) -> _ForecastJob:
+    gang, alone = one.elastic, dataclasses.replace(one, beside_speed=1.0)
+    return _ForecastJob(
+        name=one.name,
+        remaining=one.job.steps_remaining or 1.0,
+        speed_at=alone.speed,
+        restart_seconds=DEFAULT_RESTART_SECONDS if gang is None else gang.restart_seconds,
+        pause_seconds=DEFAULT_PAUSE_SECONDS if gang is None else gang.pause_seconds,
+        placement=one.placement,
+        trains_on=one.placement,
+        since=one.running_since - now,
+        beside_speed=one.beside_speed,
+        one=one,
+        prices=prices,
+        isolated=one.job.isolated_elapsed,
+        begins=None if one.placement is None else 0.0,
+    )
+
+
+class _Decisions:
+    """The operator's, one after the other."""
+
     def __init__(
         self, snapshot: Snapshot, policy: ClusterPolicy, *, now: float, live: Collection[str], agnostic: bool
     ) -> None:
@@ -113,45 +161,23 @@ class _Forecast:
         self._agnostic = agnostic
         self._rounds = Rounds()
         self._rounds.next_at = now
-        capacity = snapshot.capacity
-        self._prices = {
-            pool.pool: pool.price or capacity.prices.get(pool.gpu_type, 0.0) for pool in capacity.pools
-        }
-        self._isolated: dict[str, float] = {}
         self._solved: tuple[frozenset[str], Allocation] | None = None
-        self._present = {
-            one.name: _Live(
-                one=one,
-                course=Course(job=one.name, begins=None if one.placement is None else 0.0),
-                remaining=one.job.steps_remaining or 1.0,
-                isolated=one.job.isolated_elapsed,
-            )
-            for one in snapshot.jobs
-        }
 
-    def run(self, seconds: float) -> tuple[Course, ...]:
-        courses = tuple(one.course for one in self._present.values())
-        at = 0.0
-        while self._present and at < seconds - LEAST_STEP:
-            try:
-                self._decide(at)
-            except ProblemError as error:
-                raise ProblemError(f"{at / HOUR:.2f} h from now: {error}") from error
-            assert self._rounds.next_at is not None
-            ends = {name: at + one.seconds_left for name, one in self._present.items()}
-            until = min(self._rounds.next_at - self._began, seconds, *ends.values())
-            until = max(until, at + LEAST_STEP)
-            for one in self._present.values():
-                self._advance(one, until - at)
-            at = until
-            for name in [name for name, end in ends.items() if end <= at + LEAST_STEP]:
-                self._present.pop(name).course.ends = at
-        return courses
-
-    def _decide(self, at: float) -> None:
+    def __call__(self, present: Mapping[str, _ForecastJob], at: float) -> Answer:
         snapshot = dataclasses.replace(
-            self._snapshot, jobs=tuple(self._as_seen(one, at) for one in self._present.values())
+            self._snapshot, jobs=tuple(self._as_seen(one, at) for one in present.values())
         )
+        try:
+            decided, isolated = self._decide(snapshot, at)
+        except ProblemError as error:
+            raise ProblemError(f"{at / HOUR:.2f} h from now: {error}") from error
+        for name, job in present.items():
+            ratio = isolated.get(name, 0.0)
+            job.isolated_rate = 1.0 / ratio if ratio > 0 else 0.0
+        assert self._rounds.next_at is not None
+        return Answer(round=decided, until=self._rounds.next_at - self._began)
+
+    def _decide(self, snapshot: Snapshot, at: float) -> tuple[Round, Mapping[str, float]]:
         objective = self._policy.spec.objective
         inputs = complete(objective, snapshot.problem, snapshot.unmeasured)
         closed = snapshot.closed_pools
@@ -160,88 +186,50 @@ class _Forecast:
         decided = self._rounds.decide(
             self._policy,
             snapshot,
-            self._shares(inputs, classes, closed, besides),
+            self._shares(snapshot, inputs, classes, closed, besides),
             classes=classes,
             parts=team_parts(objective.policy, inputs.problem),
             moment=self._began + at,
         )
-        self._carry_out(decided, at)
-        for name, live in self._present.items():
-            beside = decided.beside.get(name)
-            live.one = dataclasses.replace(live.one, beside_speed=1.0 if beside is None else beside.speed)
-            live.of_price = price_part(shared=beside is not None)
-        ratios = isolated_speeds(snapshot, inputs.problem, self._running())
-        self._isolated = {name: 1.0 / ratio for name, ratio in ratios.items() if ratio > 0}
+        return decided, isolated_speeds(snapshot, inputs.problem, decided.placements)
 
     def _shares(
         self,
+        snapshot: Snapshot,
         inputs: CompletedProblem,
         classes: PriceClasses,
         closed: Mapping[str, frozenset[str]],
         besides: Mapping[str, Mapping[str, float]],
     ) -> Allocation:
-        name, jobs = self._policy.spec.objective.policy, frozenset(self._present)
+        name, jobs = self._policy.spec.objective.policy, frozenset(one.name for one in snapshot.jobs)
         constant = find_policy(name).reads <= CONSTANT
         if self._solved is None or self._solved[0] != jobs or not constant:
-            posed = with_mixtures(inputs.problem, self._snapshot.mixed, name, agnostic=self._agnostic)
+            posed = with_mixtures(inputs.problem, snapshot.mixed, name, agnostic=self._agnostic)
             found = allocate(name, classes.split(posed, closed, besides), agnostic=self._agnostic)
             self._solved = jobs, found
         return self._solved[1]
 
-    def _as_seen(self, live: _Live, at: float) -> SnapshotJob:
+    def _as_seen(self, active: _ForecastJob, at: float) -> SnapshotJob:
         """The job as a snapshot of that moment has it."""
-        one, job, gang = live.one, live.one.job, live.one.elastic
+        one, job, gang = active.one, active.one.job, active.one.elastic
         if gang is not None:
-            free = one.name in self._live and one.placement is not None and live.waits <= 0
-            gang = dataclasses.replace(gang, may_shrink=free, may_grow=free)
+            free = active.name in self._live and active.trains
+            settled = at >= active.settled - LEAST_STEP
+            gang = dataclasses.replace(gang, may_shrink=free, may_grow=free and settled)
         job = dataclasses.replace(
             job,
-            steps_remaining=max(live.remaining, LEAST_STEP),
+            steps_remaining=max(active.remaining, LEAST_STEP),
             elapsed=job.elapsed + at,
-            isolated_elapsed=live.isolated,
+            isolated_elapsed=active.isolated,
             deadline=None if job.deadline is None else job.deadline - at,
-            budget=None if job.budget is None else max(0.0, job.budget - live.course.cost),
+            budget=None if job.budget is None else max(0.0, job.budget - active.cost),
         )
-        return dataclasses.replace(one, job=job, elastic=gang)
-
-    def _running(self) -> dict[str, Placement]:
-        found = {name: live.one.placement for name, live in self._present.items()}
-        return {name: placement for name, placement in found.items() if placement is not None}
-
-    def _carry_out(self, decided: Round, at: float) -> None:
-        for name, live in self._present.items():
-            before, after = live.one.placement, decided.placements.get(name)
-            if after == before:
-                continue
-            gang = live.one.elastic
-            if after is None:
-                live.one, live.waits = dataclasses.replace(live.one, placement=None), 0.0
-            elif name in decided.resized:
-                live.one = dataclasses.replace(live.one, placement=after)
-                live.waits += DEFAULT_PAUSE_SECONDS if gang is None else gang.pause_seconds
-            else:
-                live.one = dataclasses.replace(
-                    live.one,
-                    placement=after,
-                    running_since=self._began + at,
-                    launches=live.one.launches + 1,
-                )
-                live.waits = DEFAULT_RESTART_SECONDS if gang is None else gang.restart_seconds
-                live.course.starts += 1
-            if after is not None and live.course.begins is None:
-                live.course.begins = at
-
-    def _advance(self, live: _Live, seconds: float) -> None:
-        at = live.one.placement
-        if at is None:
-            return
-        trained = max(0.0, seconds - live.waits)
-        live.waits = max(0.0, live.waits - seconds)
-        live.remaining -= trained * live.speed
-        live.isolated += trained * self._isolated.get(live.one.name, 0.0)
-        hours = seconds * len(at.nodes) / HOUR * live.of_price
-        live.course.gpu_hours += hours
-        for part in at.by_pool:
-            price = self._prices.get(part.pool, 0.0)
-            live.course.cost += seconds * part.gpus / HOUR * price * live.of_price
-        live.course.cost += trained * live.speed * at_placement(live.one.usd_per_step, at)
+        return dataclasses.replace(
+            one,
+            job=job,
+            elastic=gang,
+            placement=active.placement,
+            running_since=self._began + active.since,
+            launches=one.launches + active.starts,
+            beside_speed=active.beside_speed,
+        )

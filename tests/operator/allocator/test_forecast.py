@@ -1,7 +1,7 @@
 """When jobs would start and end, from a snapshot on: by hand on small clusters."""
 
 import pytest
-from ballast_operator.allocator.forecast import HOUR, Course, forecast
+from ballast_operator.allocator.forecast import HOUR, JobForecast, forecast
 from ballast_operator.allocator.problem.capacity import Capacity
 from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
 from ballast_operator.allocator.problem.snapshot import Snapshot
@@ -12,7 +12,7 @@ from ballast_operator.cli.live.whatif_over_time import OverTime, changed, over_t
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Job, ProblemError
 from ballast_policies.rounds import Node, Placement
-from ballast_policies.rounds.sizes import ElasticGang
+from ballast_policies.rounds.sizes import ElasticGang, seconds_before_growth
 from ballast_policies.simulator.whatif import Setup
 
 NOW = 1_800_000_000.0
@@ -55,17 +55,17 @@ def cluster(*jobs, gpus=2, price=3.0):
     return Snapshot(capacity=capacity, jobs=jobs)
 
 
-def courses(snapshot, *, hours=10.0, **how):
+def forecasts(snapshot, *, hours=10.0, **how):
     found = forecast(snapshot, policy(), now=NOW, seconds=hours * HOUR, **how)
-    return {course.job.removeprefix("team/"): course for course in found}
+    return {each.job.removeprefix("team/"): each for each in found}
 
 
 def test_a_job_that_runs_ends_when_its_steps_are_done():
     """It is not started again; its GPU time is paid for from now on."""
-    (course,) = courses(cluster(job("runs", steps=36_000, runs=True))).values()
-    assert course.job == "team/runs"
-    assert (course.begins, course.ends, course.starts) == (0.0, pytest.approx(HOUR), 0)
-    assert (course.gpu_hours, course.cost) == (pytest.approx(2.0), pytest.approx(6.0))
+    (found,) = forecasts(cluster(job("runs", steps=36_000, runs=True))).values()
+    assert found.job == "team/runs"
+    assert (found.begins, found.ends, found.starts) == (0.0, pytest.approx(HOUR), 0)
+    assert (found.gpu_hours, found.cost) == (pytest.approx(2.0), pytest.approx(6.0))
 
 
 def test_a_job_that_waits_starts_when_the_first_ends():
@@ -73,7 +73,7 @@ def test_a_job_that_waits_starts_when_the_first_ends():
     snapshot = cluster(
         job("runs", steps=10_000, runs=True, elapsed=9.0), job("waits", steps=10_000, elapsed=5.0)
     )
-    found = courses(snapshot)
+    found = forecasts(snapshot)
     assert found["runs"].ends == pytest.approx(1000)
     assert found["waits"].begins == pytest.approx(1000, abs=0.01)
     assert found["waits"].ends == pytest.approx(2000 + DEFAULT_RESTART_SECONDS, abs=0.01)
@@ -82,7 +82,7 @@ def test_a_job_that_waits_starts_when_the_first_ends():
 
 def test_what_lies_beyond_the_time_is_left_open():
     """No end, and the cost so far."""
-    found = courses(cluster(job("runs", steps=36_000, runs=True), job("waits", steps=1)), hours=0.5)
+    found = forecasts(cluster(job("runs", steps=36_000, runs=True), job("waits", steps=1)), hours=0.5)
     assert (found["runs"].ends, found["waits"].begins, found["waits"].ends) == (None, None, None)
     assert found["runs"].cost == pytest.approx(3.0)
     assert found["waits"].gpu_hours == 0.0
@@ -100,7 +100,7 @@ def test_a_job_without_a_known_speed_never_ends():
             launches=1,
         )
     )
-    assert courses(snapshot, hours=1)["stuck"].ends is None
+    assert forecasts(snapshot, hours=1)["stuck"].ends is None
 
 
 def test_an_elastic_job_takes_the_gpus_that_another_leaves():
@@ -109,10 +109,25 @@ def test_an_elastic_job_takes_the_gpus_that_another_leaves():
     snapshot = cluster(
         job("other", steps=10_000, runs=True), job("grows", steps=30_000, runs=True, elastic=sizes), gpus=4
     )
-    grown, kept = courses(snapshot, live={"team/grows"})["grows"], courses(snapshot)["grows"]
+    grown, kept = forecasts(snapshot, live={"team/grows"})["grows"], forecasts(snapshot)["grows"]
     assert kept.ends == pytest.approx(3000)
     assert grown.ends == pytest.approx(1000 + 2.0 + 1000, abs=0.01)
     assert grown.starts == kept.starts == 0
+
+
+def test_a_gang_settles_between_two_changes_of_its_size():
+    """As in the operator: GPUs that come free ten seconds after it grew are taken when it may grow again."""
+    sizes = ElasticGang(speeds={"v100": {2: 10.0, 4: 20.0, 6: 30.0}}, pause_seconds=2.0)
+    snapshot = cluster(
+        job("first", steps=10_000, runs=True),
+        job("second", steps=10_100, runs=True),
+        job("grows", steps=30_000, runs=True, elastic=sizes),
+        gpus=6,
+    )
+    settles = seconds_before_growth(2.0)
+    at_four_gpus = 20.0 * (settles - 2.0)
+    found = forecasts(snapshot, live={"team/grows"})["grows"]
+    assert found.ends == pytest.approx(1000 + settles + 2.0 + (20_000 - at_four_gpus) / 30.0, abs=0.01)
 
 
 def test_every_policy_can_be_looked_ahead_with():
@@ -120,9 +135,9 @@ def test_every_policy_can_be_looked_ahead_with():
     for name in CHOOSABLE:
         snapshot = cluster(*(job(f"j{n}", steps=3600 * (n + 1), elapsed=10.0 - n) for n in range(4)), gpus=4)
         found = forecast(snapshot, policy(name), now=NOW, seconds=24 * HOUR)
-        assert all(course.ends is not None for course in found), name
-        last = max(course.ends for course in found)
-        assert sum(course.gpu_hours for course in found) <= 4 * last / HOUR + 1e-6, name
+        assert all(each.ends is not None for each in found), name
+        last = max(each.ends for each in found)
+        assert sum(each.gpu_hours for each in found) <= 4 * last / HOUR + 1e-6, name
 
 
 def test_a_policy_that_no_cluster_can_have_is_refused():
@@ -164,7 +179,7 @@ def test_both_setups_side_by_side():
 def test_what_is_open_is_called_later():
     """And has no totals of ends."""
     found = OverTime(
-        hours=1.0, jobs=((Course(job="a"), Course(job="a", begins=0.0, ends=1800.0)),), left_out=()
+        hours=1.0, jobs=((JobForecast(job="a"), JobForecast(job="a", begins=0.0, ends=1800.0)),), left_out=()
     )
     assert found.as_text().splitlines()[2].split() == ["a", "later", "0.00", "h", "later", "0.50", "h"]
     assert found.to_json()["before"]["mean_end_seconds"] is None

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ballast_policies.rounds import Node
     from ballast_policies.simulator.whatif import Setup
 
-    from ballast_operator.allocator.forecast import Course
+    from ballast_operator.allocator.forecast import JobForecast
     from ballast_operator.allocator.problem.snapshot import Snapshot
     from ballast_operator.api.cluster_policy import ClusterPolicy
 
@@ -18,10 +18,10 @@ HOUR = 3600.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OverTime:
-    """Both courses of each job, over ``hours``; jobs that cannot be placed are ``left_out``, with why."""
+    """Both forecasts of each job, over ``hours``; jobs that cannot be placed are ``left_out``, with why."""
 
     hours: float
-    jobs: "tuple[tuple[Course, Course], ...]"
+    jobs: "tuple[tuple[JobForecast, JobForecast], ...]"
     left_out: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def over_time(
     live: Collection[str],
     then: "ClusterPolicy | None" = None,
 ) -> OverTime:
-    """The courses under both ``setups``.
+    """The forecasts under both ``setups``.
 
     Args:
         snapshot: the cluster.
@@ -185,21 +185,21 @@ def _under(policy: "ClusterPolicy", name: str) -> "ClusterPolicy":
     return policy.model_copy(update={"spec": spec})
 
 
-def _row(course: "Course") -> dict[str, Any]:
-    row = dataclasses.asdict(course)
+def _row(found: "JobForecast") -> dict[str, Any]:
+    row = dataclasses.asdict(found)
     del row["job"]
     return {"begins_seconds": row.pop("begins"), "ends_seconds": row.pop("ends"), **row}
 
 
-def _total(courses: "list[Course]") -> Mapping[str, Any]:
-    ends = [course.ends for course in courses if course.ends is not None]
+def _total(jobs: "list[JobForecast]") -> Mapping[str, Any]:
+    ends = [job.ends for job in jobs if job.ends is not None]
     return {
         "jobs_ended": len(ends),
-        "last_end_seconds": max(ends) if ends and len(ends) == len(courses) else None,
-        "mean_end_seconds": sum(ends) / len(ends) if ends and len(ends) == len(courses) else None,
-        "starts": sum(course.starts for course in courses),
-        "gpu_hours": sum(course.gpu_hours for course in courses),
-        "cost": sum(course.cost for course in courses),
+        "last_end_seconds": max(ends) if ends and len(ends) == len(jobs) else None,
+        "mean_end_seconds": sum(ends) / len(ends) if ends and len(ends) == len(jobs) else None,
+        "starts": sum(job.starts for job in jobs),
+        "gpu_hours": sum(job.gpu_hours for job in jobs),
+        "cost": sum(job.cost for job in jobs),
     }
 
 

@@ -124,7 +124,8 @@ def simulate_elastic(
     from ballast_policies.contract.errors import ContractError
     from ballast_policies.elastic.registry import ELASTIC_POLICIES
     from ballast_policies.registry import RegistryError
-    from ballast_policies.simulator.elastic.engine import SimulationError, simulate
+    from ballast_policies.simulator.clock import SimulationError
+    from ballast_policies.simulator.elastic.engine import simulate
     from ballast_policies.simulator.elastic.operator_rounds import simulate_rules
     from ballast_policies.simulator.elastic.workload_file import read_workload
 

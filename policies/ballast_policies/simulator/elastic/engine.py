@@ -10,13 +10,10 @@ from ballast_policies.elastic.assignment import sizes_of
 from ballast_policies.elastic.completion_time import advanced, changed, seconds_left
 from ballast_policies.elastic.job import ElasticCluster, JobState
 from ballast_policies.elastic.registry import ELASTIC_POLICIES
+from ballast_policies.simulator.clock import SimulationError
 from ballast_policies.simulator.elastic.workload_file import ElasticWorkload
 from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 from ballast_policies.simulator.result import HOUR, PERCENTILES
-
-
-class SimulationError(RuntimeError):
-    """A policy that gives out GPUs which are not there, or lets all jobs wait for good."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,22 +9,19 @@ A GPU type is one pool. Where the parts of a gang are has no influence on its sp
 """
 
 import dataclasses
-import math
+from collections import Counter
 from collections.abc import Mapping
 
 from ballast_policies.allocation.problem import Allocation, Job, Problem
 from ballast_policies.allocation.registry import allocate, find_policy
 from ballast_policies.contract.limits import MOST_SECONDS
+from ballast_policies.elastic.job import ElasticJob
 from ballast_policies.rounds import Node, Round, RoundMemory, RoundSettings, RoundState
-from ballast_policies.rounds.sizes import (
-    SizeSettings,
-    decide_elastic_round,
-    seconds_before_growth,
-)
-from ballast_policies.simulator.elastic.engine import ElasticJobResult, ElasticResult, SimulationError
-from ballast_policies.simulator.elastic.running import LEAST_STEP, ElasticRunning, sizes_within
+from ballast_policies.rounds.sizes import ElasticGang, SizeSettings, decide_elastic_round
+from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, Clock, SimulationError
+from ballast_policies.simulator.elastic.engine import ElasticJobResult, ElasticResult
 from ballast_policies.simulator.elastic.workload_file import ElasticWorkload
-from ballast_policies.simulator.progress import OnProgress, SimulationProgress
+from ballast_policies.simulator.progress import OnProgress
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +78,109 @@ def simulate_rules(
             longer than gangs run.
         ProblemError: there is no such policy, or it lacks an input.
     """
-    return _Simulation(workload, rules).run(progress)
+    longest = max(job.restart_seconds for job in workload.jobs)
+    if longest >= max(rules.round_seconds, rules.min_run_seconds):
+        raise SimulationError(
+            f"a restart takes up to {longest:g} s, a round {rules.round_seconds:g} s: gangs that "
+            f"take turns would never train. To fix: --round or --min-run-seconds above {longest:g}"
+        )
+    done: dict[str, ElasticJobResult] = {}
+    clock = Clock(
+        arrivals=((job.arrival, _gang(job, workload, rules)) for job in workload.jobs),
+        decide=_Decisions(workload, rules),
+        ended=lambda one, now: done.update({one.name: _result(one, now)}),
+        total=len(workload.jobs),
+        progress=progress,
+    )
+    clock.run()
+    return ElasticResult(
+        workload=workload.name,
+        policy=rules.policy,
+        round_seconds=rules.round_seconds,
+        gpus=sum(workload.cluster.gpus.values()),
+        decisions=clock.decisions,
+        jobs=tuple(done[job.name] for job in workload.jobs),
+    )
 
 
-class _Simulation:
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Gang(ActiveJob):
+    """``sizes``: GPU type -> number of GPUs -> speed."""
+
+    job: ElasticJob
+    sizes: Mapping[str, Mapping[int, float]]
+
+    @property
+    def least(self) -> int:
+        """Its smallest number of GPUs."""
+        return min(min(by_size) for by_size in self.sizes.values())
+
+    def as_job(self, now: float) -> Job:
+        """As policies see it: its speed at the least size, on the types that have it."""
+        return Job(
+            name=self.name,
+            gpus=self.least,
+            throughput={kind: by_size.get(self.least, 0.0) for kind, by_size in self.sizes.items()},
+            steps_remaining=max(self.remaining, 1e-9),
+            elapsed=now - self.job.arrival,
+        )
+
+    def as_gang(self, now: float) -> ElasticGang | None:
+        """Its sizes; None: it has one."""
+        sizes = {kind: by_size for kind, by_size in self.sizes.items() if self.least in by_size}
+        if all(len(by_size) == 1 for by_size in sizes.values()):
+            return None
+        return ElasticGang(
+            speeds=sizes,
+            may_shrink=self.trains,
+            may_grow=self.trains and now >= self.settled - LEAST_STEP,
+            may_move=self.trains,
+            pause_seconds=self.pause_seconds,
+            restart_seconds=self.restart_seconds,
+        )
+
+
+def _gang(job: ElasticJob, workload: ElasticWorkload, rules: OperatorRules) -> _Gang:
+    sizes = sizes_within(job, workload.cluster.gpus)
+    return _Gang(
+        name=job.name,
+        job=job,
+        sizes=sizes,
+        remaining=job.work,
+        speed_at=lambda at: sizes[at.gpu_type][len(at.nodes)],
+        restart_seconds=job.restart_seconds,
+        pause_seconds=rules.pause_seconds,
+        growth_seconds=rules.growth_seconds,
+        ending=rules.end_seconds,
+    )
+
+
+def sizes_within(job: ElasticJob, gpus: Mapping[str, int]) -> dict[str, dict[int, float]]:
+    """GPU type -> number -> speed, of the configurations that the cluster can hold.
+
+    Raises:
+        SimulationError: there is none, or one has several GPU types.
+    """
+    sizes: dict[str, dict[int, float]] = {}
+    for each in job.configurations:
+        if len(each.gpus) > 1:
+            raise SimulationError(
+                f"{job.name}: configuration {each.name} has several GPU types, and the operator's gangs "
+                "have one. To fix: leave out --rules"
+            )
+        (kind,) = each.gpus
+        if each.fits(gpus):
+            sizes.setdefault(kind, {})[each.total] = each.throughput
+    if not sizes:
+        raise SimulationError(f"{job.name}: none of its configurations fits the cluster")
+    return {kind: dict(sorted(by_size.items())) for kind, by_size in sizes.items()}
+
+
+class _Decisions:
+    """The operator's, one after the other."""
+
     def __init__(self, workload: ElasticWorkload, rules: OperatorRules) -> None:
-        self._workload, self._rules = workload, rules
+        self._rules = rules
         cluster = workload.cluster
         self._gpus = cluster.gpus
         self._nodes = tuple(
@@ -94,77 +188,21 @@ class _Simulation:
             for kind, count in cluster.nodes.items()
             for number in range(count)
         )
-        self._present: dict[str, ElasticRunning] = {}
         self._memory: RoundMemory | None = None
         self._allocation: tuple[frozenset[str], Allocation] | None = None
         self._surplus = find_policy(rules.policy).surplus
         self._reads_progress = bool(find_policy(rules.policy).reads)
-        self._decisions = 0
+        self._round_ends = rules.round_seconds
 
-    def run(self, progress: OnProgress | None) -> ElasticResult:
-        longest = max(job.restart_seconds for job in self._workload.jobs)
-        if longest >= max(self._rules.round_seconds, self._rules.min_run_seconds):
-            raise SimulationError(
-                f"a restart takes up to {longest:g} s, a round {self._rules.round_seconds:g} s: gangs that "
-                f"take turns would never train. To fix: --round or --min-run-seconds above {longest:g}"
-            )
-        waiting = list(reversed(self._workload.jobs))
-        done: dict[str, ElasticJobResult] = {}
-        now, boundary = 0.0, self._rules.round_seconds
-        while waiting or self._present:
-            arrived = False
-            while waiting and waiting[-1].arrival <= now + LEAST_STEP:
-                job = waiting.pop()
-                self._present[job.name] = ElasticRunning(
-                    job=job,
-                    sizes=sizes_within(job, self._gpus),
-                    remaining=job.work,
-                    ending=self._rules.end_seconds,
-                    pause=self._rules.pause_seconds,
-                )
-                arrived = True
-            at_boundary = now >= boundary - LEAST_STEP
-            if at_boundary:
-                length = self._rules.round_seconds
-                boundary += length * (1 + (now - boundary + LEAST_STEP) // length)
-            if self._present:
-                self._decide(now, within_round=not at_boundary, changed=arrived)
-            ends = {name: now + one.seconds_left() for name, one in self._present.items()}
-            changes = [now + one.changes_in(now) for one in self._present.values()]
-            coming = [waiting[-1].arrival] if waiting else []
-            if not coming and ends and math.isinf(min(*ends.values(), *changes)) and at_boundary:
-                raise SimulationError(f"at {now:g} s all of {len(ends)} jobs wait, and none arrives")
-            later = min([boundary if self._present else math.inf, *ends.values(), *changes, *coming])
-            for one in self._present.values():
-                one.advance(later - now)
-            now = later
-            for name in [name for name, end in ends.items() if end <= now + LEAST_STEP]:
-                done[name] = _result(self._present.pop(name), now)
-            if progress is not None:
-                progress(
-                    SimulationProgress(
-                        seconds=now,
-                        done=len(done),
-                        total=len(self._workload.jobs),
-                        present=len(self._present),
-                        waiting=sum(one.at is None for one in self._present.values()),
-                    )
-                )
-        return ElasticResult(
-            workload=self._workload.name,
-            policy=self._rules.policy,
-            round_seconds=self._rules.round_seconds,
-            gpus=sum(self._gpus.values()),
-            decisions=self._decisions,
-            jobs=tuple(done[job.name] for job in self._workload.jobs),
-        )
-
-    def _decide(self, now: float, *, within_round: bool, changed: bool) -> None:
-        rules, present = self._rules, self._present
+    def __call__(self, present: Mapping[str, _Gang], now: float) -> Answer:
+        rules, length = self._rules, self._rules.round_seconds
+        within_round = now < self._round_ends - LEAST_STEP
+        if not within_round:
+            self._round_ends += length * (1 + (now - self._round_ends + LEAST_STEP) // length)
         jobs = tuple(one.as_job(now) for one in present.values())
-        shares = self._shares(jobs, fresh=changed or (self._reads_progress and not within_round))
-        running = {name: one.at for name, one in present.items() if one.at is not None}
-        since = {name: one.since for name, one in present.items() if one.at is not None}
+        shares = self._shares(jobs, fresh=self._reads_progress and not within_round)
+        running = {name: one.placement for name, one in present.items() if one.placement is not None}
+        since = {name: present[name].since for name in running}
         if self._memory is None:
             memory = RoundMemory.from_running(running, since, shares, now=now)
         else:
@@ -194,8 +232,8 @@ class _Simulation:
             sizes=SizeSettings(surplus=self._surplus),
         )
         self._memory = memory.with_moves(decided, now)
-        self._decisions += 1
-        self._carry_out(decided, now)
+        self._check(decided, now)
+        return Answer(round=decided, until=self._round_ends)
 
     def _shares(self, jobs: tuple[Job, ...], *, fresh: bool) -> Mapping[str, Mapping[str, float]]:
         """By the policy; those of the last solve where the same jobs are there and none is asked for."""
@@ -205,28 +243,8 @@ class _Simulation:
             self._allocation = names, allocate(self._rules.policy, problem)
         return self._allocation[1].allocation
 
-    def _carry_out(self, decided: Round, now: float) -> None:
-        used = dict.fromkeys((node.name for node in self._nodes), 0)
-        for name, one in self._present.items():
-            before, after = one.at, decided.placements.get(name)
-            for held in () if after is None else after.nodes:
-                used[held] += 1
-            if after == before:
-                continue
-            one.at = after
-            if after is None:
-                continue
-            if name not in decided.resized or before is None:
-                one.waits, one.since = one.job.restart_seconds, now
-                one.trains_on, one.joins = len(after.nodes), 0.0
-                one.starts += 1
-                continue
-            grows = len(after.nodes) > len(before.nodes)
-            if grows and self._rules.growth_seconds > 0:
-                one.joins = self._rules.growth_seconds
-            else:
-                one.trains_on, one.waits = len(after.nodes), self._rules.pause_seconds
-            one.settled = now + one.joins + seconds_before_growth(self._rules.pause_seconds)
+    def _check(self, decided: Round, now: float) -> None:
+        used = Counter(name for placed in decided.placements.values() for name in placed.nodes)
         for node in self._nodes:
             if used[node.name] > node.gpus:
                 raise SimulationError(
@@ -234,9 +252,9 @@ class _Simulation:
                 )
 
 
-def _result(one: ElasticRunning, now: float) -> ElasticJobResult:
+def _result(one: _Gang, now: float) -> ElasticJobResult:
     return ElasticJobResult(
-        name=one.job.name,
+        name=one.name,
         arrival=one.job.arrival,
         finish=now,
         alone=one.job.fastest_seconds(),

@@ -6,7 +6,7 @@ import pytest
 from ballast_operator.cli.simulate.command import simulate as command
 from ballast_policies.allocation.policy import SpaceSharing
 from ballast_policies.allocation.registry import POLICIES
-from ballast_policies.simulator.elastic.engine import SimulationError
+from ballast_policies.simulator.clock import SimulationError
 from ballast_policies.simulator.elastic.operator_rounds import OperatorRules, simulate_rules
 from ballast_policies.simulator.elastic.workload_file import read_workload
 from click.testing import CliRunner
