@@ -4,25 +4,36 @@ import json
 from pathlib import Path
 from typing import Any
 
-HEAD = """What runs of
+HEAD = """Runs of `python benchmarks/operator/scale.py --jobs 5000 --nodes 1000 --record FILE`. etcd,
+kube-apiserver, kube-controller-manager and kube-scheduler are real, nodes and trainers are emulated as KWOK
+does it; all of it shares one machine. A range is set as Kueue sets its own (`test/performance/scheduler`):
+the mean of the recorded runs, of successive versions, with a margin of a fifth to a half; a run outside of
+it is bold. 5,000 jobs arrive at once: what is bounded is how long each waits for an answer, and those that
+fit for their pods.
 
-    python benchmarks/operator/scale.py --jobs 5000 --nodes 1000 --record FILE
-
-have measured. etcd, kube-apiserver, kube-controller-manager and kube-scheduler are real. Nodes and trainers
-are emulated as KWOK does it: Node objects without a kubelet, pods whose status one program writes, reports
-of rank 0 without training. All of it shares one machine: seconds of the clock tell of its load as well.
-A range is set as Kueue sets its own (`test/performance/scheduler`): the mean of the recorded runs, which are
-of successive versions, with a margin of a fifth to a half, so that a run outside of it (in bold) tells of a
-change, not of a wish. Kueue's bounds the scheduling of a full cluster; here 5,000 jobs arrive at once, and
-what is bounded is how long each waits for an answer, and those that fit for their pods.
-
-`apiServerAdmissionsPerSecond` is how many TrainingJobs the API server alone took with one status written for
-each: the operator cannot exceed it. `leastRequests...` are figures of up to 1,000 jobs that a program serves
-with the requests that any operator has to make, and nothing else. `make bench` runs 200 jobs (`--quick`),
-with ranges for counts and ratios that depend little on the machine. What 20,000 pods take:
-`python benchmarks/operator/memory.py`.
+`apiServerAdmissionsPerSecond` is how many TrainingJobs the API server alone took with one status each: the
+operator cannot exceed it. `leastRequests...`: up to 1,000 jobs, served by a program with the requests that
+any operator has to make. `make bench` runs 200 jobs (`--quick`). All recorded figures:
+`benchmarks/operator/scale_recorded.json`.
 
 """
+
+
+CONTEXT = (
+    "apiServerAdmissionsPerSecond",
+    "admissionsOverApiServerAlone",
+    "leastRequestsAdmissionsPerSecond",
+    "leastRequestsConditionsAfterLastSeconds",
+    "leastRequestsApplyToPodsP99Seconds",
+    "applyToPodsP50Seconds",
+    "decisionAllP50Seconds",
+    "decisionSolveP99Seconds",
+    "writesPerArrivedJob",
+    "operatorCpuSecondsPerThousandJobs",
+    "apiServerCpuSecondsPerThousandJobs",
+    "withSolverMemoryMiB",
+)
+"""Figures without a range that a reader compares the service levels with."""
 
 
 def service_levels(root: Path) -> str:
@@ -35,9 +46,7 @@ def service_levels(root: Path) -> str:
         least = limits.get("least")
         limit = f"at least {least:g}" if least is not None else f"at most {limits['most']:g}"
         lines.append(f"| {limits['what']} (`{name}`) | {limit} | {_values(runs, name, limits)} |")
-    lines += [
-        f"| `{name}` | | {_values(runs, name, {})} |" for name in newest["figures"] if name not in ranges
-    ]
+    lines += [f"| `{name}` | | {_values(runs, name, {})} |" for name in CONTEXT if name in newest["figures"]]
     machine = newest["machine"]
     load = f"{machine['loadAverageAtStart'][0]:.1f} to {machine['loadAverageAtEnd'][0]:.1f}"
     lines += [
