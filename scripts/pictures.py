@@ -11,7 +11,15 @@ from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.partition import Partition, even_partition
 from ballast_policies.planning.repack import repack
 from ballast_policies.planning.step_time import predict_step_seconds
-from ballast_policies.rounds import Node, Placement, RoundMemory, RoundSettings, RoundState, decide_round
+from ballast_policies.rounds import (
+    Node,
+    Placement,
+    Question,
+    RoundMemory,
+    RoundSettings,
+    RoundState,
+    decide_round,
+)
 
 STYLE = """
     svg { font: 14px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif }
@@ -103,7 +111,9 @@ def rounds(count: int = 8) -> str:
             running_since=dict.fromkeys(running, 0.0),
         )
         settings = RoundSettings(round_seconds=1.0)
-        decided = decide_round(now=now, shares=SHARES, jobs=jobs, nodes=nodes, state=state, settings=settings)
+        decided = decide_round(
+            Question(now=now, shares=SHARES, jobs=jobs, nodes=nodes, state=state, settings=settings)
+        )
         running = decided.placements
         for job, placement in running.items():
             x, y = 390 + 48 * number, 66 + 60 * gpus.index(placement.gpu_type)

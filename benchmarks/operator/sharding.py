@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.rounds import Node, RoundSettings, RoundState, decide_round
+from ballast_policies.rounds import Node, Question, RoundSettings, RoundState, decide_round
 
 TYPES = {"v100": 1.0, "p100": 0.55, "k80": 0.3, "a100": 2.2}
 GPUS_PER_NODE = 8
@@ -85,12 +85,14 @@ def decide(jobs: Sequence[Job], nodes: Sequence[Node]) -> Decided:
     problem = Problem(gpu_types=tuple(TYPES), capacity=capacity, jobs=tuple(jobs))
     shares = allocate("max-min-fairness", problem).allocation
     round_ = decide_round(
-        now=0.0,
-        shares=shares,
-        jobs=jobs,
-        nodes=nodes,
-        state=RoundState(received={}, promised={}, running={}, running_since={}, moves=()),
-        settings=RoundSettings(round_seconds=360.0),
+        Question(
+            now=0.0,
+            shares=shares,
+            jobs=jobs,
+            nodes=nodes,
+            state=RoundState(received={}, promised={}, running={}, running_since={}, moves=()),
+            settings=RoundSettings(round_seconds=360.0),
+        )
     )
     seconds = time.process_time() - began
     speeds = np.array([sum(x * job.throughput[t] for t, x in shares[job.name].items()) for job in jobs])

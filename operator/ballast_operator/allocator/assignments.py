@@ -11,9 +11,7 @@ from ballast_policies.allocation.policies.isolated import isolated_shares
 from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.problem import Allocation, Job, Problem
 from ballast_policies.allocation.registry import find_policy
-from ballast_policies.rounds import Placement, Round
-from ballast_policies.rounds.mixed import with_mixtures
-from ballast_policies.rounds.sizes import ElasticGang, extra_nodes, kept_ranks
+from ballast_policies.rounds import ElasticGang, Placement, Round, extra_nodes, kept_ranks, with_mixtures
 
 from ballast_operator.allocator.costs.data_told import data_told
 from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob

@@ -13,7 +13,7 @@ from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Problem
 from ballast_policies.allocation.registry import find_policy
-from ballast_policies.rounds.mixed import with_mixtures
+from ballast_policies.rounds import with_mixtures
 
 from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.assignments import assignments_of

@@ -12,8 +12,7 @@ from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Allocation, ProblemError
 from ballast_policies.allocation.registry import allocate, find_policy
-from ballast_policies.rounds import Round
-from ballast_policies.rounds.mixed import with_mixtures
+from ballast_policies.rounds import Round, with_mixtures
 from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, Clock
 
 from ballast_operator.allocator.assignments import isolated_speeds

@@ -9,8 +9,7 @@ start. Within a round a grant therefore counts as held, and a gang that has to s
 import dataclasses
 from collections.abc import Mapping
 
-from ballast_policies.rounds import Node, Placement, Round, in_whole_pods
-from ballast_policies.rounds.sizes import stays
+from ballast_policies.rounds import Node, Placement, Round, in_whole_pods, stays
 
 from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
 from ballast_operator.allocator.problem.snapshot import Snapshot

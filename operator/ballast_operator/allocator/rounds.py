@@ -2,24 +2,21 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ballast_policies.allocation.price_classes import PriceClasses
-from ballast_policies.allocation.problem import Allocation, Job
+from ballast_policies.allocation.problem import Allocation
 from ballast_policies.allocation.registry import find_policy
 from ballast_policies.rounds import (
-    Node,
     Placement,
+    Question,
     Round,
     RoundMemory,
     RoundSettings,
     RoundState,
-    decide_within_limits,
+    SizeSettings,
+    decide_round,
 )
-from ballast_policies.rounds.consolidate import consolidate
-from ballast_policies.rounds.mixed import Question, decide_mixed_round
-from ballast_policies.rounds.sharing import decide_with_shared_gpus
-from ballast_policies.rounds.sizes import SizeSettings
 
 from ballast_operator.allocator.costs.spot_limits import spot_limits
 from ballast_operator.allocator.pending_grants import EffectivePlacements, PendingGrants
@@ -98,6 +95,9 @@ class Rounds:
             ),
             elastic=snapshot.elastic,
             mixed=snapshot.mixed,
+            spread=snapshot.spread,
+            shared=snapshot.shared,
+            spot=spot_limits(policy.spec, snapshot.capacity.kinds),
             sizes=SizeSettings(surplus=find_policy(policy.spec.objective.policy).surplus),
             tenants={job.name: job.key[0] for job in snapshot.jobs if job.key[0] in snapshot.tenants.gpus},
             room=snapshot.tenants.gpus,
@@ -108,41 +108,7 @@ class Rounds:
             parts=parts,
         )
 
-        def on_whole_gpus(jobs: Sequence[Job], state: RoundState, settings: RoundSettings) -> Round:
-            def decide(offered: Sequence[Node]) -> Round:
-                asked = dataclasses.replace(
-                    question, nodes=offered, jobs=jobs, state=state, settings=settings
-                )
-                return consolidate(
-                    decide_mixed_round(asked),
-                    now=moment,
-                    nodes=offered,
-                    state=state,
-                    settings=settings,
-                    spread=snapshot.spread,
-                    not_tolerated=snapshot.not_tolerated,
-                    gpus_per_pod=snapshot.gpus_per_pod,
-                )
-
-            return decide_within_limits(
-                spot_limits(policy.spec, snapshot.capacity.kinds),
-                decide,
-                nodes=snapshot.capacity.nodes,
-                jobs=jobs,
-                running=state.running,
-                not_tolerated=snapshot.not_tolerated,
-            )
-
-        decided = decide_with_shared_gpus(
-            on_whole_gpus,
-            now=moment,
-            jobs=question.jobs,
-            nodes=snapshot.capacity.nodes,
-            state=question.state,
-            settings=question.settings,
-            shared=snapshot.shared,
-            not_tolerated=snapshot.not_tolerated,
-        )
+        decided = decide_round(question)
         if not at_boundary:
             decided = self._grants.explain(decided)
         self._grants.remember(decided, snapshot)

@@ -7,7 +7,7 @@ from typing import Any
 from ballast_policies.contract import ContractError
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.limits import OBJECT
-from ballast_policies.rounds.sizes import seconds_before_growth
+from ballast_policies.rounds import seconds_before_growth
 
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.views.clock import Time

@@ -2,9 +2,19 @@
 
 from ballast_policies.rounds.account import Account, advance
 from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.gangs import (
+    ElasticGang,
+    MixedGang,
+    SharedGpus,
+    SharingJob,
+    SizeSettings,
+    SpreadGang,
+)
 from ballast_policies.rounds.memory import RoundMemory
+from ballast_policies.rounds.mixed import best_parts, mixtures, with_mixtures
 from ballast_policies.rounds.packing import in_whole_pods
-from ballast_policies.rounds.spot_limits import SpotLimits, decide_within_limits
+from ballast_policies.rounds.question import Question, SpotLimits
+from ballast_policies.rounds.sizes import extra_nodes, kept_ranks, seconds_before_growth, stays
 from ballast_policies.rounds.values import (
     Node,
     Placement,
@@ -17,17 +27,30 @@ from ballast_policies.rounds.values import (
 
 __all__ = [
     "Account",
+    "ElasticGang",
+    "MixedGang",
     "Node",
     "Placement",
     "PoolPart",
+    "Question",
     "Round",
     "RoundMemory",
     "RoundSettings",
     "RoundState",
+    "SharedGpus",
+    "SharingJob",
+    "SizeSettings",
     "SpotLimits",
+    "SpreadGang",
     "advance",
+    "best_parts",
     "decide_round",
-    "decide_within_limits",
+    "extra_nodes",
     "in_whole_pods",
+    "kept_ranks",
     "mixed_name",
+    "mixtures",
+    "seconds_before_growth",
+    "stays",
+    "with_mixtures",
 ]

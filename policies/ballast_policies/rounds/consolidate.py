@@ -9,73 +9,24 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ballast_policies.rounds.gangs import SpreadGang
 from ballast_policies.rounds.hysteresis import moves_left
 from ballast_policies.rounds.packing import pack
-from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.values import Node, Placement, Round
 
 LEAST_GAIN = 0.05
 """A gang moves where it becomes faster by at least this fraction, its restart included."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SpreadGang:
-    """A running gang on another number of nodes than its speed on each GPU type is of.
-
-    Attributes:
-        at: where it is.
-        fewest: nodes of its pool that would hold it.
-        speed: steps/s where it is.
-        packed_speed: steps/s on the fewest nodes of its pool.
-        restart_seconds: from its stop to its first step elsewhere.
-        may_move: it may be stopped and started elsewhere now.
-    """
-
-    at: Placement
-    fewest: int
-    speed: float
-    packed_speed: float
-    restart_seconds: float = 30.0
-    may_move: bool = True
-
-    def speed_at(self, placement: Placement) -> float:
-        """Steps/s where it is, or on the fewest nodes of its pool; 0: not known here."""
-        if placement == self.at:
-            return self.speed
-        alike = placement.pool == self.at.pool and len(placement.nodes) == len(self.at.nodes)
-        return self.packed_speed if alike and len(set(placement.nodes)) <= self.fewest else 0.0
-
-    def speed_after_restart(self, stay_seconds: float) -> float:
-        """Mean steps/s over its stay, where it restarts on the fewest nodes."""
-        return self.packed_speed * max(0.0, 1.0 - self.restart_seconds / max(stay_seconds, 1e-9))
-
-
-def consolidate(
-    decided: Round,
-    *,
-    now: float,
-    nodes: Sequence[Node],
-    state: RoundState,
-    settings: RoundSettings,
-    spread: Mapping[str, SpreadGang],
-    not_tolerated: Mapping[str, frozenset[str]] | None = None,
-    gpus_per_pod: Mapping[str, int] | None = None,
-) -> Round:
+def consolidate(decided: Round, question: Question) -> Round:
     """The round, with spread gangs on the fewest nodes of their pools where these are free and it pays.
 
     Each keeps its size and pool, and nothing that another gang has or leaves is taken. Within a round, and
     before a gang has run ``min_run_seconds``, it stays; so it does once the hour's moves are used up. It is
     expected to stay as long as it has been where it is, at least a round.
-
-    Args:
-        decided: the round.
-        now: seconds, on the clock of the state's times.
-        nodes: of the pools.
-        state: who runs where until this round.
-        settings: of the rounds.
-        spread: running gangs that are spread.
-        not_tolerated: job -> taints of nodes on which it must not be started.
-        gpus_per_pod: job -> GPUs of each of its pods, where it is not 1.
     """
+    spread, now, state, settings = question.spread, question.now, question.state, question.settings
     candidates = {
         name: spread[name]
         for name in decided.extended
@@ -85,7 +36,7 @@ def consolidate(
         return decided
     left = moves_left(now, state, settings)
     room = len(candidates) if left is None else left - len(decided.moved) - len(decided.stopped)
-    free, pools = _free(nodes, decided.placements, state.running), _by_pool(nodes)
+    free, pools = _free(question.nodes, decided.placements, state.running), _by_pool(question.nodes)
     placements, reasons = dict[str, Placement](), dict[str, str]()
     for name in sorted(candidates, key=lambda name: (-_gain(candidates[name]), name)):
         gang, at = candidates[name], decided.placements[name]
@@ -93,14 +44,14 @@ def consolidate(
         won = gang.speed_after_restart(max(settings.round_seconds, ran))
         if len(placements) >= room or ran < settings.min_run_seconds or won < gang.speed * (1 + LEAST_GAIN):
             continue
-        barred = (not_tolerated or {}).get(name, frozenset())
+        barred = question.not_tolerated.get(name, frozenset())
         members = [n for n in pools[at.pool] if not (n.closed or n.coming or n.group in barred)]
         offered = free + Counter(at.nodes)
         chosen = pack(
             len(at.nodes),
             members,
             {node.name: offered[node.name] for node in members},
-            (gpus_per_pod or {}).get(name, 1),
+            question.gpus_per_pod.get(name, 1),
         )
         if chosen is None or not len(set(at.nodes)) > gang.fewest >= len(set(chosen)):
             continue

@@ -1,208 +1,30 @@
-"""One round: which gangs run where until the next (dissertation section 5.5).
+"""One round: which gangs run where until the next."""
 
-1. Gangs that must not be disturbed keep their nodes (too young to stop).
-2. The others are granted pools by priority; what no job with a share needs goes to any job that can use it.
-3. If more running gangs would be stopped or moved than the hour allows, the newest of them stay.
-4. Where a gang waits for gangs that must not be disturbed, what comes free is kept for it.
-5. Nodes: a gang that stays in its pool keeps its own, the others are packed, the largest first. Where the
-   pods of one find no node with as many free GPUs, the most urgent is packed first, and what is left goes to
-   those that fit, by urgency.
-"""
-
-import dataclasses
-from collections.abc import Collection, Mapping, Sequence
-
-import numpy as np
-
-from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds.claims import OrderedClaims, Pools, ordered_claims
-from ballast_policies.rounds.explanations import (
-    Explained,
-    explain_pinned,
-    explain_placement,
-    pool_rooms,
-)
-from ballast_policies.rounds.hysteresis import (
-    exempt_newest,
-    keeps_free,
-    moves_left,
-    reserved_columns,
-    valid_placements,
-    within_min_run,
-)
-from ballast_policies.rounds.packing import assign_nodes
-from ballast_policies.rounds.selection import Claims, select
-from ballast_policies.rounds.taints import Groups, Split
-from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
-from ballast_policies.rounds.whole_pods import filled
+from ballast_policies.rounds.consolidate import consolidate
+from ballast_policies.rounds.mixed.decide import decide_mixed_round
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.sharing.decide import decide_with_shared_gpus
+from ballast_policies.rounds.spot_limits import decide_within_limits
+from ballast_policies.rounds.values import Round
 
 
-def decide_round(
-    *,
-    now: float,
-    shares: Mapping[str, Mapping[str, float]],
-    jobs: Sequence[Job],
-    nodes: Sequence[Node],
-    state: RoundState,
-    settings: RoundSettings,
-    not_tolerated: Mapping[str, frozenset[str]] | None = None,
-    columns: Mapping[str, str] | None = None,
-    gpus_per_pod: Mapping[str, int] | None = None,
-) -> Round:
-    """Decide the round that begins at ``now``.
+def decide_round(question: Question) -> Round:
+    """Decide the round that begins at ``question.now``.
 
-    A gang runs whole or not at all, on one pool; no node is given more GPUs than it has; a running
-    gang whose grant is extended keeps exactly its nodes. The same input gives the same round.
+    A gang runs whole or not at all; no node is given more GPUs than it has; a running gang whose grant is
+    extended keeps exactly its nodes. The same question gives the same round.
 
-    Args:
-        now: seconds, on the clock of the state's times.
-        shares: job -> column -> fraction of time (``Allocation.allocation``); missing: 0.
-        jobs: in order of arrival.
-        nodes: of the pools.
-        state: what was promised and received so far, and who runs where.
-        settings: of the rounds.
-        columns: pool -> column of shares and accounts where it is not the GPU type (pools of unlike price).
-        not_tolerated: job -> taints of nodes (``Node.taints``) on which it must not be started.
-        gpus_per_pod: job -> GPUs of each of its pods, all on one node, where it is not 1.
+    Whole GPUs are granted by the shares (:mod:`.grants`), with sizes of elastic gangs (:mod:`.sizes`) and
+    gangs in several pools (:mod:`.mixed`); spread gangs are brought together (:mod:`.consolidate`); what this
+    starts on spot machines keeps within their limits (:mod:`.spot_limits`); jobs that would wait are put
+    beside others (:mod:`.sharing`).
     """
-    pools, not_tolerated = Pools.of(nodes, columns or {}), not_tolerated or {}
-    per_pod = gpus_per_pod or {}
-    valid = valid_placements({job.name: job for job in jobs}, {node.name: node for node in nodes}, state)
-    question = _Question(
-        jobs={job.name: job for job in jobs},
-        names=tuple(job.name for job in jobs),
-        nodes=nodes,
-        pools=pools,
-        shares=shares,
-        valid=valid,
-        not_tolerated=not_tolerated,
-        gpus_per_pod=per_pod,
-        groups=Groups.of(jobs, nodes, pools, valid, not_tolerated, per_pod),
-        ordered=ordered_claims(jobs, pools, shares, now=now, valid=valid, state=state, settings=settings),
-    )
-    pinned = within_min_run(now, valid, state, settings)
-    limit = moves_left(now, state, settings)
-    keep = keeps_free(now, state, settings)
-    while True:
-        placements, kept_for = _grant(question, pinned, keep=keep)
-        disturbed = {job: at for job, at in valid.items() if placements.get(job) != at}
-        if limit is None or len(disturbed) <= limit:
-            break
-        reason = (
-            f"would be stopped or moved, but moves.maxMovesPerHour={settings.max_moves_per_hour} is reached"
-        )
-        pinned = {**pinned, **exempt_newest(disturbed, state, limit, reason)}
-    return _as_round(question, placements, pinned, kept_for, state)
+    return decide_with_shared_gpus(_on_whole_gpus, question)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
-    """What is decided on: jobs by index, pools by index, and all claims in order of urgency."""
-
-    jobs: Mapping[str, Job]
-    names: tuple[str, ...]
-    nodes: Sequence[Node]
-    pools: Pools
-    shares: Mapping[str, Mapping[str, float]]
-    valid: Mapping[str, Placement]
-    not_tolerated: Mapping[str, frozenset[str]]
-    gpus_per_pod: Mapping[str, int]
-    groups: Groups | None
-    ordered: OrderedClaims
-
-    def select(self, claims: Claims, pinned: Collection[int]) -> tuple[np.ndarray, dict[int, Split]]:
-        """(positions of the granted claims, job -> its nodes' taints where that matters).
-
-        ``pinned``: jobs that keep their nodes whatever is claimed.
-        """
-        if self.groups is not None:
-            return self.groups.select(claims, pinned)
-        room = self.pools.capacity.copy()
-        for job in pinned:
-            name = self.names[job]
-            room[self.pools.names.index(self.valid[name].pool)] -= self.jobs[name].gpus
-        return select(claims, room), {}
+def _on_whole_gpus(question: Question) -> Round:
+    return decide_within_limits(_without_limits, question)
 
 
-def _grant(
-    question: _Question, pinned: Mapping[str, str], *, keep: bool
-) -> tuple[dict[str, Placement], dict[str, str]]:
-    """(job -> where it runs, pool -> job for which its free GPUs are kept)."""
-    pools, valid, names = question.pools, question.valid, question.names
-    index = {name: m for m, name in enumerate(names)}
-    keeping = [index[job] for job in pinned]
-    claims, position = question.ordered.claims, np.arange(len(question.ordered.claims))
-    open_ = ~np.isin(claims.job, keeping)
-    chosen, splits = question.select(claims.take(open_), keeping)
-    granted = position[open_][chosen]
-    kept_for = {}
-    if pinned and keep:
-        closed = reserved_columns(
-            claims, np.flatnonzero(~open_ | np.isin(position, granted)), question.select(claims, ())[0]
-        )
-        ahead = position < np.array([closed.get(column, len(claims)) for column in claims.column.tolist()])
-        open_ &= question.ordered.stays | ahead
-        chosen, splits = question.select(claims.take(open_), keeping)
-        granted = position[open_][chosen]
-        kept_for = {pools.names[column]: names[claims.job[at]] for column, at in closed.items()}
-    wanted = [(job, valid[job].pool, question.jobs[job].gpus) for job in sorted(pinned)]
-    wanted += [(names[claims.job[k]], pools.names[claims.column[k]], int(claims.gpus[k])) for k in granted]
-    by_name = {names[job]: split for job, split in splits.items()}
-    placements = assign_nodes(wanted, question.nodes, valid, by_name, question.gpus_per_pod)
-    if len(placements) < len(wanted):
-        # The pods of some gang find no node with as many GPUs: the more urgent one chooses first.
-        most_urgent = assign_nodes(
-            wanted, question.nodes, valid, by_name, question.gpus_per_pod, by_urgency=True
-        )
-        placements = filled(
-            most_urgent,
-            claims.take(open_),
-            names,
-            pools.names,
-            question.nodes,
-            valid,
-            gpus_per_pod=question.gpus_per_pod,
-            not_tolerated=question.not_tolerated,
-        )
-    return placements, kept_for
-
-
-def _as_round(
-    question: _Question,
-    placements: Mapping[str, Placement],
-    pinned: Mapping[str, str],
-    kept_for: Mapping[str, str],
-    state: RoundState,
-) -> Round:
-    free = {node.name: node.gpus for node in question.nodes}
-    for placement in placements.values():
-        for name in placement.nodes:
-            free[name] -= 1
-    ran, names = state.running, question.names
-    extended = tuple(job for job in names if job in ran and placements.get(job) == ran[job])
-    column_of = dict(zip(question.pools.names, question.pools.columns, strict=True))
-    explained = Explained(pool_rooms(question.nodes, free), kept_for)
-    reasons = {}
-    for name, job in question.jobs.items():
-        at = placements.get(name)
-        if at is None:
-            barred = question.not_tolerated.get(name, frozenset())
-            reasons[name] = explained.waiting(job, barred, question.gpus_per_pod.get(name, 1))
-        elif name in pinned:
-            reasons[name] = explain_pinned(at, pinned[name])
-        else:
-            reasons[name] = explain_placement(
-                at,
-                share=question.shares.get(name, {}).get(column_of[at.pool], 0.0),
-                received_fraction=question.ordered.received_fraction[name, column_of[at.pool]],
-                extended=name in extended,
-            )
-    return Round(
-        placements=dict(placements),
-        extended=extended,
-        started=tuple(job for job in names if job not in ran and job in placements),
-        moved=tuple(job for job in names if job in ran and job in placements and job not in extended),
-        stopped=tuple(sorted(job for job in ran if job not in placements)),
-        waiting=tuple(job for job in names if job not in ran and job not in placements),
-        reasons=reasons,
-    )
+def _without_limits(question: Question) -> Round:
+    return consolidate(decide_mixed_round(question), question)

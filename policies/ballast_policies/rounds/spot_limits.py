@@ -10,44 +10,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.question import Question, SpotLimits
 from ballast_policies.rounds.values import Node, Placement, Round
 
 REFINEMENTS = 6
 """After as many decisions the limits become strict, so that there is an end."""
 MOST_DECISIONS = 10
 """After as many, nothing is started in spot pools."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SpotLimits:
-    """What may be started in spot pools.
-
-    Attributes:
-        pools: the spot pools.
-        on_demand_share: part of the GPUs in use that are not spot, at least.
-        most_in_one_pool: part of the spot GPUs in use that are in one pool, or in one zone of a pool where
-            zones are known, at most, but for the last gang there.
-    """
-
-    pools: frozenset[str]
-    on_demand_share: float = 0.0
-    most_in_one_pool: float = 1.0
-
-    @property
-    def limits(self) -> bool:
-        """Whether anything is limited."""
-        return bool(self.pools) and (self.on_demand_share > 0 or self.most_in_one_pool < 1)
-
-    def most(self, used: int) -> int:
-        """Spot GPUs that may be in use where ``used`` GPUs are in use in all."""
-        return math.floor((1.0 - self.on_demand_share) * used + 1e-9)
-
-    def most_beside(self, others: int) -> int | None:
-        """Spot GPUs that may be in use beside ``others`` GPUs that are not spot; None: any number."""
-        if self.on_demand_share <= 0:
-            return None
-        return math.floor((1.0 - self.on_demand_share) / self.on_demand_share * others + 1e-9)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,36 +61,23 @@ def nodes_by_place(
     return found
 
 
-def decide_within_limits(
-    limits: SpotLimits,
-    decide: Callable[[Sequence[Node]], Round],
-    *,
-    nodes: Sequence[Node],
-    jobs: Sequence[Job],
-    running: Mapping[str, Placement],
-    not_tolerated: Mapping[str, frozenset[str]] | None = None,
-) -> Round:
-    """The round that ``decide`` makes of the nodes that the limits leave.
+def decide_within_limits(decide: Callable[[Question], Round], question: Question) -> Round:
+    """The round that ``decide`` makes of the nodes that the limits of spot machines leave.
 
-    Where it takes GPUs of spot pools that ``running`` gangs do not hold, at most ``limits.most`` of the GPUs
+    Where it takes GPUs of spot pools that running gangs do not hold, at most ``SpotLimits.most`` of the GPUs
     in use are spot afterwards, and a place in which something is started has at most its part of the spot
     GPUs in use, if its last gang is not counted: otherwise no gang could be the first. Where nothing exceeds
-    the limits, the round is that of ``decide(nodes)``.
+    the limits, the round is that of ``decide(question)``.
 
-    Args:
-        limits: of spot machines.
-        decide: decides on nodes; of each it must be content with the GPUs that running gangs hold.
-        nodes: of all pools.
-        jobs: that want GPUs.
-        running: job -> where it runs.
-        not_tolerated: job -> groups of nodes on which it must not be started.
+    ``decide`` must be content with the GPUs of a node that running gangs hold.
     """
-    if not limits.limits:
-        return decide(nodes)
-    offer = _Offer(limits, nodes, running)
+    if not question.spot.limits:
+        return decide(question)
+    nodes = question.nodes
+    offer = _Offer(question.spot, nodes, question.state.running)
     offered, kept_off = nodes, dict[str, str]()
     while True:
-        decided = decide(offered)
+        decided = decide(dataclasses.replace(question, nodes=offered))
         refused = offer.refuse(decided)
         if not refused:
             break
@@ -129,7 +85,7 @@ def decide_within_limits(
         offered = offer.nodes()
     if offered is nodes:
         return decided
-    return _explained(decided, kept_off, offer, jobs, not_tolerated or {})
+    return _explained(decided, kept_off, offer, question)
 
 
 class _Offer:
@@ -276,20 +232,19 @@ def _explained(
     decided: Round,
     kept_off: Mapping[str, str],
     offer: _Offer,
-    jobs: Sequence[Job],
-    not_tolerated: Mapping[str, frozenset[str]],
+    question: Question,
 ) -> Round:
     """The round with the limit that kept each job off spot machines, in its reason and by itself."""
     open_to = {(node.gpu_type, node.taints) for node in offer.spot_nodes if not node.closed and node.gpus > 0}
     limited: dict[str, str] = {}
-    for job in jobs:
+    for job in question.jobs:
         at = decided.placements.get(job.name)
         if at is not None and any(part.pool in offer.limits.pools for part in at.by_pool):
             continue
         if job.name in kept_off:
             limited[job.name] = kept_off[job.name]
         elif at is None:
-            barred = not_tolerated.get(job.name, frozenset())
+            barred = question.not_tolerated.get(job.name, frozenset())
             if any(job.throughput.get(kind, 0.0) > 0 and taints not in barred for kind, taints in open_to):
                 limited[job.name] = "; ".join(offer.why.values())
     reasons = {

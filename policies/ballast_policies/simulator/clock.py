@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from ballast_policies.rounds import Placement, Round
-from ballast_policies.rounds.sizes import seconds_before_growth
+from ballast_policies.rounds import Placement, Round, seconds_before_growth
 from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 
 LEAST_STEP = 1e-6

@@ -11,8 +11,7 @@ from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.cli.live.whatif_over_time import OverTime, changed, over_time
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Job, ProblemError
-from ballast_policies.rounds import Node, Placement
-from ballast_policies.rounds.sizes import ElasticGang, seconds_before_growth
+from ballast_policies.rounds import ElasticGang, Node, Placement, seconds_before_growth
 from ballast_policies.simulator.whatif import Setup
 
 NOW = 1_800_000_000.0

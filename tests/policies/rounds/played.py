@@ -2,11 +2,7 @@
 
 from ballast_policies.allocation.problem import Problem
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.rounds import (
-    RoundSettings,
-    RoundState,
-    decide_round,
-)
+from ballast_policies.rounds import Question, RoundSettings, RoundState, decide_round
 
 TYPES = ("v100", "p100", "k80")
 
@@ -22,7 +18,9 @@ def play(nodes, jobs, rounds, settings=None):
     allocation, state, now = solve(nodes, jobs), RoundState(), 0.0
     for _ in range(rounds):
         decided = decide_round(
-            now=now, shares=allocation.allocation, jobs=jobs, nodes=nodes, state=state, settings=settings
+            Question(
+                now=now, shares=allocation.allocation, jobs=jobs, nodes=nodes, state=state, settings=settings
+            )
         )
         yield now, state, decided
         received = {job: dict(row) for job, row in state.received.items()}

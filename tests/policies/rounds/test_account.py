@@ -4,14 +4,7 @@ from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import (
-    Account,
-    Node,
-    RoundSettings,
-    RoundState,
-    advance,
-    decide_round,
-)
+from ballast_policies.rounds import Account, Node, Question, RoundSettings, RoundState, advance, decide_round
 from ballast_policies.rounds.account import HALF_LIFE_ROUNDS
 
 ROUND = 60.0
@@ -30,17 +23,19 @@ def play(rounds):
         now, shift = ROUND * number, 0.01 * (number % 3)
         shares = shares_of(a=0.5 - shift, b=0.3 + shift, c=0.2)
         decided = decide_round(
-            now=now,
-            shares=shares,
-            jobs=jobs,
-            nodes=nodes,
-            state=RoundState(
-                received=account.received,
-                promised=account.promised,
-                running=running,
-                running_since=since,
-            ),
-            settings=RoundSettings(round_seconds=ROUND),
+            Question(
+                now=now,
+                shares=shares,
+                jobs=jobs,
+                nodes=nodes,
+                state=RoundState(
+                    received=account.received,
+                    promised=account.promised,
+                    running=running,
+                    running_since=since,
+                ),
+                settings=RoundSettings(round_seconds=ROUND),
+            )
         )
         running = decided.placements
         since = {job: since.get(job, now) for job in running}

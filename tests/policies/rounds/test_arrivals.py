@@ -6,9 +6,16 @@ from collections import Counter
 import pytest
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.rounds import Node, Placement, RoundSettings, RoundState, decide_round
+from ballast_policies.rounds import (
+    ElasticGang,
+    Node,
+    Placement,
+    Question,
+    RoundSettings,
+    RoundState,
+    decide_round,
+)
 from ballast_policies.rounds.arrivals import Idle, left_by, place_arrival
-from ballast_policies.rounds.sizes import ElasticGang
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,13 +65,15 @@ def shares_by(policy, nodes, wanting):
 def decide(nodes, wanting, running, barred, shares):
     """A decision within a round, in which gangs that run stay."""
     return decide_round(
-        now=0.0,
-        shares=shares,
-        jobs=wanting,
-        nodes=nodes,
-        state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
-        settings=RoundSettings(within_round=True),
-        not_tolerated=barred,
+        Question(
+            now=0.0,
+            shares=shares,
+            jobs=wanting,
+            nodes=nodes,
+            state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
+            settings=RoundSettings(within_round=True),
+            not_tolerated=barred,
+        )
     )
 
 

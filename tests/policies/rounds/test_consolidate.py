@@ -1,10 +1,19 @@
 """Spread gangs at the end of a round: together where that pays and no other job is touched."""
 
+import dataclasses
 from collections import Counter
 
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import Node, Placement, RoundSettings, RoundState, decide_round
-from ballast_policies.rounds.consolidate import LEAST_GAIN, SpreadGang, consolidate
+from ballast_policies.rounds import (
+    Node,
+    Placement,
+    Question,
+    RoundSettings,
+    RoundState,
+    SpreadGang,
+    decide_round,
+)
+from ballast_policies.rounds.consolidate import LEAST_GAIN
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,10 +33,16 @@ def decide(nodes, running, spread, *, since=0.0, now=600.0, barred=None, moves=(
     ]
     state = RoundState(running=running, running_since=dict.fromkeys(running, since), moves=moves)
     rounds = RoundSettings(round_seconds=60.0, **settings)
-    common = {"now": now, "nodes": nodes, "state": state, "settings": rounds}
-    shares = {job.name: {"v100": 1.0} for job in jobs}
-    before = decide_round(shares=shares, jobs=jobs, not_tolerated=barred, **common)
-    return before, consolidate(before, spread=spread, not_tolerated=barred, **common)
+    question = Question(
+        now=now,
+        shares={job.name: {"v100": 1.0} for job in jobs},
+        jobs=jobs,
+        nodes=nodes,
+        state=state,
+        settings=rounds,
+        not_tolerated=barred or {},
+    )
+    return decide_round(question), decide_round(dataclasses.replace(question, spread=spread))
 
 
 def two_nodes(**changes) -> dict[str, SpreadGang]:

@@ -4,13 +4,7 @@ from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import (
-    Node,
-    Placement,
-    RoundSettings,
-    RoundState,
-    decide_round,
-)
+from ballast_policies.rounds import Node, Placement, Question, RoundSettings, RoundState, decide_round
 
 from tests.policies.rounds.played import play, solve
 
@@ -50,12 +44,14 @@ def test_a_gang_whose_pool_has_another_name_or_type_holds_nothing_there(pool, ki
     nodes, jobs = one_pool([2, 2], 2, 2)
     old = Placement(gpu_type=kind, pool=pool, nodes=("n0", "n0"))
     decided = decide_round(
-        now=10.0,
-        shares=solve(nodes, jobs).allocation,
-        jobs=jobs,
-        nodes=nodes,
-        state=RoundState(running={"job-0": old}, running_since={"job-0": 0.0}),
-        settings=RoundSettings(min_run_seconds=1000.0, max_moves_per_hour=0),
+        Question(
+            now=10.0,
+            shares=solve(nodes, jobs).allocation,
+            jobs=jobs,
+            nodes=nodes,
+            state=RoundState(running={"job-0": old}, running_since={"job-0": 0.0}),
+            settings=RoundSettings(min_run_seconds=1000.0, max_moves_per_hour=0),
+        )
     )
     assert (decided.moved, decided.started) == (("job-0",), ("job-1",))
 
@@ -65,12 +61,14 @@ def test_a_gang_on_a_node_that_has_gone_is_placed_again():
     nodes, jobs = one_pool([2, 2], 2)
     gone = Placement(gpu_type="v100", pool="a", nodes=("lost", "lost"))
     decided = decide_round(
-        now=10.0,
-        shares=solve(nodes, jobs).allocation,
-        jobs=jobs,
-        nodes=nodes,
-        state=RoundState(running={"job-0": gone}, running_since={"job-0": 0.0}),
-        settings=RoundSettings(min_run_seconds=1000.0, max_moves_per_hour=0),
+        Question(
+            now=10.0,
+            shares=solve(nodes, jobs).allocation,
+            jobs=jobs,
+            nodes=nodes,
+            state=RoundState(running={"job-0": gone}, running_since={"job-0": 0.0}),
+            settings=RoundSettings(min_run_seconds=1000.0, max_moves_per_hour=0),
+        )
     )
     assert decided.moved == ("job-0",)
     assert set(decided.placements["job-0"].nodes) <= {"n0", "n1"}
@@ -82,12 +80,14 @@ def test_a_gang_that_shrank_is_placed_at_its_new_size(kept):
     nodes, jobs = one_pool([2, 2], 2)
     old = Placement(gpu_type="v100", pool="a", nodes=kept)
     decided = decide_round(
-        now=10.0,
-        shares=solve(nodes, jobs).allocation,
-        jobs=jobs,
-        nodes=nodes,
-        state=RoundState(running={"job-0": old}, running_since={"job-0": 0.0}),
-        settings=RoundSettings(),
+        Question(
+            now=10.0,
+            shares=solve(nodes, jobs).allocation,
+            jobs=jobs,
+            nodes=nodes,
+            state=RoundState(running={"job-0": old}, running_since={"job-0": 0.0}),
+            settings=RoundSettings(),
+        )
     )
     assert len(decided.placements["job-0"].nodes) == 2
 
@@ -107,7 +107,9 @@ def test_what_comes_free_is_kept_for_a_large_gang_that_waits_for_young_ones():
     allocation = solve(nodes, jobs)
     for now in (91.0, 121.0, 151.0, 181.0, 211.0):
         decided = decide_round(
-            now=now, shares=allocation.allocation, jobs=jobs, nodes=nodes, state=state, settings=settings
+            Question(
+                now=now, shares=allocation.allocation, jobs=jobs, nodes=nodes, state=state, settings=settings
+            )
         )
         if "large" in decided.placements:
             break
@@ -126,16 +128,18 @@ def test_a_waiting_gang_is_told_for_whom_free_gpus_are_kept():
     nodes, jobs = one_pool([4], 1, 1, 3)
     at = Placement(gpu_type="v100", pool="a", nodes=("n0",))
     decided = decide_round(
-        now=10.0,
-        shares=solve(nodes, jobs).allocation,
-        jobs=[*jobs[:2], Job(name="job-2", gpus=4, throughput={"v100": 1.0})],
-        nodes=nodes,
-        state=RoundState(
-            received={"job-0": {"v100": 900.0}, "job-1": {"v100": 900.0}},
-            running={"job-0": at},
-            running_since={"job-0": 0.0},
-        ),
-        settings=RoundSettings(round_seconds=30.0, min_run_seconds=100.0),
+        Question(
+            now=10.0,
+            shares=solve(nodes, jobs).allocation,
+            jobs=[*jobs[:2], Job(name="job-2", gpus=4, throughput={"v100": 1.0})],
+            nodes=nodes,
+            state=RoundState(
+                received={"job-0": {"v100": 900.0}, "job-1": {"v100": 900.0}},
+                running={"job-0": at},
+                running_since={"job-0": 0.0},
+            ),
+            settings=RoundSettings(round_seconds=30.0, min_run_seconds=100.0),
+        )
     )
     assert set(decided.placements) == {"job-0"}
     assert "3 of 4 v100 free in pool a, kept for job-2" in decided.reasons["job-1"]
@@ -146,12 +150,16 @@ def test_a_gang_that_stays_keeps_its_nodes_though_a_more_urgent_one_would_fit_th
     nodes, jobs = one_pool([2, 2], 2, 2)
     running = {"job-1": Placement(gpu_type="v100", pool="a", nodes=("n0", "n0"))}
     decided = decide_round(
-        now=60.0,
-        shares=solve(nodes, jobs).allocation,
-        jobs=jobs,
-        nodes=nodes,
-        state=RoundState(received={"job-1": {"v100": 60.0}}, running=running, running_since={"job-1": 0.0}),
-        settings=RoundSettings(),
+        Question(
+            now=60.0,
+            shares=solve(nodes, jobs).allocation,
+            jobs=jobs,
+            nodes=nodes,
+            state=RoundState(
+                received={"job-1": {"v100": 60.0}}, running=running, running_since={"job-1": 0.0}
+            ),
+            settings=RoundSettings(),
+        )
     )
     assert decided.extended == ("job-1",)
     assert decided.placements["job-0"].nodes == ("n1", "n1")

@@ -1,22 +1,22 @@
 """Limits of spot machines for a cluster: random clusters and rounds in a row."""
 
 import dataclasses
-import functools
 import random
 from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds import (
+    ElasticGang,
     Node,
     Placement,
     PoolPart,
+    Question,
     RoundSettings,
     RoundState,
     SpotLimits,
-    decide_within_limits,
+    decide_round,
 )
-from ballast_policies.rounds.sizes import ElasticGang, decide_elastic_round
 from ballast_policies.rounds.spot_limits import launches, nodes_by_place
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,23 +34,18 @@ def job(name, gpus=1, **fields):
 
 def decide(jobs, nodes, limits, *, running=None, elastic=None, shares=None, within_round=False, **options):
     running = running or {}
-    question = functools.partial(
-        decide_elastic_round,
-        now=100.0,
-        shares=shares or {one.name: {"v100": 1.0} for one in jobs},
-        jobs=jobs,
-        state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
-        settings=RoundSettings(round_seconds=60.0, within_round=within_round),
-        elastic=elastic or {},
-        **options,
-    )
-    return decide_within_limits(
-        limits,
-        lambda offered: question(nodes=offered),
-        nodes=nodes,
-        jobs=jobs,
-        running=running,
-        not_tolerated=options.get("not_tolerated"),
+    return decide_round(
+        Question(
+            now=100.0,
+            shares=shares or {one.name: {"v100": 1.0} for one in jobs},
+            jobs=jobs,
+            nodes=nodes,
+            state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
+            settings=RoundSettings(round_seconds=60.0, within_round=within_round),
+            elastic=elastic or {},
+            spot=limits,
+            **options,
+        )
     )
 
 

@@ -4,8 +4,15 @@ import dataclasses
 from collections import Counter
 
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import Node, Placement, RoundSettings, RoundState, decide_round
-from ballast_policies.rounds.sizes import ElasticGang, decide_elastic_round
+from ballast_policies.rounds import (
+    ElasticGang,
+    Node,
+    Placement,
+    Question,
+    RoundSettings,
+    RoundState,
+    decide_round,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,13 +30,15 @@ def job(name: str, gpus: int) -> Job:
 def decide(jobs, nodes, *, not_tolerated=None, running=None, shares=None):
     shares = shares or {job.name: {"v100": 1.0} for job in jobs}
     return decide_round(
-        now=0.0,
-        shares=shares,
-        jobs=jobs,
-        nodes=nodes,
-        state=RoundState(running=running or {}, running_since=dict.fromkeys(running or {}, 0.0)),
-        settings=RoundSettings(),
-        not_tolerated=not_tolerated,
+        Question(
+            now=0.0,
+            shares=shares,
+            jobs=jobs,
+            nodes=nodes,
+            state=RoundState(running=running or {}, running_since=dict.fromkeys(running or {}, 0.0)),
+            settings=RoundSettings(),
+            not_tolerated=not_tolerated or {},
+        )
     )
 
 
@@ -84,15 +93,17 @@ def test_a_gang_does_not_grow_onto_a_tainted_or_closed_node():
     )
     at = Placement(gpu_type="v100", pool="p", nodes=("home", "home"))
     gang = ElasticGang(speeds={"v100": {size: float(size) for size in (2, 3, 4, 5)}})
-    decided = decide_elastic_round(
-        now=0.0,
-        shares={"runs": {"v100": 1.0}},
-        jobs=[job("runs", 2)],
-        nodes=nodes,
-        state=RoundState(running={"runs": at}),
-        settings=RoundSettings(),
-        elastic={"runs": gang},
-        not_tolerated={"runs": frozenset({"a:NoSchedule"})},
+    decided = decide_round(
+        Question(
+            now=0.0,
+            shares={"runs": {"v100": 1.0}},
+            jobs=[job("runs", 2)],
+            nodes=nodes,
+            state=RoundState(running={"runs": at}),
+            settings=RoundSettings(),
+            elastic={"runs": gang},
+            not_tolerated={"runs": frozenset({"a:NoSchedule"})},
+        )
     )
     assert decided.placements["runs"].nodes == ("home", "home", "home")
 

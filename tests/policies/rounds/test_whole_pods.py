@@ -5,15 +5,16 @@ from collections import Counter
 import pytest
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds import (
+    ElasticGang,
     Node,
     Placement,
+    Question,
     RoundSettings,
     RoundState,
     decide_round,
     in_whole_pods,
 )
 from ballast_policies.rounds.packing import pack
-from ballast_policies.rounds.sizes import ElasticGang, decide_elastic_round
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,14 +58,16 @@ def test_pods_are_whole_and_none_waits_beside_its_room(case, min_run, within_rou
             round_seconds=60.0, min_run_seconds=float(min_run), within_round=within_round and now > 0
         )
         decided = decide_round(
-            now=now,
-            shares=shares,
-            jobs=jobs,
-            nodes=nodes,
-            state=state,
-            settings=settings,
-            not_tolerated=barred,
-            gpus_per_pod=per_pod,
+            Question(
+                now=now,
+                shares=shares,
+                jobs=jobs,
+                nodes=nodes,
+                state=state,
+                settings=settings,
+                not_tolerated=barred,
+                gpus_per_pod=per_pod,
+            )
         )
         free = free_after(nodes, decided.placements)
         taints = {node.name: node.taints for node in nodes}
@@ -95,13 +98,15 @@ def test_a_gang_whose_pods_find_no_node_waits_and_says_why():
         for name, node in (("one", "x"), ("two", "y"))
     }
     decided = decide_round(
-        now=0.0,
-        shares={job.name: {"v100": 1.0} for job in jobs},
-        jobs=jobs,
-        nodes=nodes,
-        state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
-        settings=RoundSettings(within_round=True),
-        gpus_per_pod={"pair": 2},
+        Question(
+            now=0.0,
+            shares={job.name: {"v100": 1.0} for job in jobs},
+            jobs=jobs,
+            nodes=nodes,
+            state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
+            settings=RoundSettings(within_round=True),
+            gpus_per_pod={"pair": 2},
+        )
     )
     assert decided.waiting == ("pair",)
     assert decided.started == ("late",)
@@ -131,14 +136,16 @@ def test_a_gang_grows_by_whole_pods():
     nodes = tuple(Node(name=n, pool="a", gpu_type="v100", gpus=g) for n, g in (("x", 2), ("y", 3), ("z", 1)))
     at = Placement(gpu_type="v100", pool="a", nodes=("x", "x"))
     speeds = {"v100": {2: 1.0, 4: 2.0, 6: 3.0}}
-    decided = decide_elastic_round(
-        now=0.0,
-        shares={"one": {"v100": 1.0}},
-        jobs=[Job(name="one", gpus=2, throughput={"v100": 1.0})],
-        nodes=nodes,
-        state=RoundState(running={"one": at}),
-        settings=RoundSettings(),
-        elastic={"one": ElasticGang(speeds=speeds, together=2, per_pod=2)},
-        gpus_per_pod={"one": 2},
+    decided = decide_round(
+        Question(
+            now=0.0,
+            shares={"one": {"v100": 1.0}},
+            jobs=[Job(name="one", gpus=2, throughput={"v100": 1.0})],
+            nodes=nodes,
+            state=RoundState(running={"one": at}),
+            settings=RoundSettings(),
+            elastic={"one": ElasticGang(speeds=speeds, together=2, per_pod=2)},
+            gpus_per_pod={"one": 2},
+        )
     )
     assert decided.placements["one"].nodes == ("x", "x", "y", "y")

@@ -7,11 +7,7 @@ from collections.abc import Mapping, Sequence
 from ballast_policies.allocation.policy import CLOCK, Reads
 from ballast_policies.allocation.problem import Problem
 from ballast_policies.allocation.registry import find_policy
-from ballast_policies.rounds import Placement
-from ballast_policies.rounds.consolidate import SpreadGang
-from ballast_policies.rounds.mixed import MixedGang
-from ballast_policies.rounds.sharing import SharedGpus
-from ballast_policies.rounds.sizes import ElasticGang
+from ballast_policies.rounds import ElasticGang, MixedGang, Placement, SharedGpus, SpreadGang
 
 from ballast_operator.allocator.costs.data_prices import data_prices
 from ballast_operator.allocator.costs.spot_limits import spot_limits, within_limits

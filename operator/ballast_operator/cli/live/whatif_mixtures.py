@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ballast_policies.allocation.problem import Problem
-from ballast_policies.rounds.mixed import with_mixtures
+from ballast_policies.rounds import with_mixtures
 from ballast_policies.simulator.whatif import Setup
 
 from ballast_operator.allocator.problem.snapshot import Snapshot

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds.decide import decide_round
-from ballast_policies.rounds.mixed.gang import MixedGang
-from ballast_policies.rounds.sizes.gang import ElasticGang
-from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
+from ballast_policies.rounds.gangs import ElasticGang, MixedGang
+from ballast_policies.rounds.grants import grant_gpus
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,13 +111,14 @@ def place_arrival(
     nodes = [node for node in idle.nodes if node.gpu_type in types and node.taints not in not_tolerated]
     if sum(node.gpus for node in nodes) < job.gpus:
         return None
-    decided = decide_round(
-        now=0.0,
-        shares={job.name: dict.fromkeys(types, 1.0 / len(types))},
-        jobs=[job],
-        nodes=nodes,
-        state=RoundState(),
-        settings=RoundSettings(within_round=True),
-        gpus_per_pod={job.name: gpus_per_pod} if gpus_per_pod > 1 else {},
+    decided = grant_gpus(
+        Question(
+            now=0.0,
+            shares={job.name: dict.fromkeys(types, 1.0 / len(types))},
+            jobs=[job],
+            nodes=nodes,
+            settings=RoundSettings(within_round=True),
+            gpus_per_pod={job.name: gpus_per_pod} if gpus_per_pod > 1 else {},
+        )
     )
     return decided.placements.get(job.name)

@@ -12,12 +12,14 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
+from ballast_policies.rounds.gangs import MixedGang
 from ballast_policies.rounds.hysteresis import exempt_newest, keeps_free, moves_left, within_min_run
 from ballast_policies.rounds.mixed.free import UseOfFree
-from ballast_policies.rounds.mixed.gang import MixedGang
 from ballast_policies.rounds.mixed.options import best_parts
-from ballast_policies.rounds.mixed.question import Question
+from ballast_policies.rounds.mixed.pools import AllPools
 from ballast_policies.rounds.packing import has_room, in_its_pools
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.sizes.decide import decide_elastic_round
 from ballast_policies.rounds.values import Placement, Round
 
 MOST_TURNS = 64
@@ -34,7 +36,7 @@ def decide_mixed_round(question: Question) -> Round:
     launched again.
     """
     if not question.mixed and not any(at.parts for at in question.state.running.values()):
-        return question.decide()
+        return decide_elastic_round(question)
     return _Turns(question).round()
 
 
@@ -43,6 +45,7 @@ class _Turns:
 
     def __init__(self, question: Question) -> None:
         q = self._q = question
+        self._pools = AllPools(question)
         state, names = q.state, [job.name for job in q.jobs]
         self._order = {name: number for number, name in enumerate(names)}
         spread = {name: at for name, at in state.running.items() if at.parts and name in self._order}
@@ -58,7 +61,7 @@ class _Turns:
             name for name, gang in q.mixed.items() if not gang.fits_one_pool and name not in state.running
         }
         self._apart = {*spread, *(too_large & self._order.keys())}
-        self._urgency = q.urgency()
+        self._urgency = self._pools.urgency()
         self._protected = within_min_run(q.now, state.running, state, q.settings)
         left = moves_left(q.now, state, q.settings)
         self._moves_left = len(state.running) if left is None else left
@@ -78,7 +81,7 @@ class _Turns:
             pinned |= exempt_newest(others, q.state, self._moves_left, why)
         for name, why in pinned.items():
             self._place(name, self._held[name], f"keeps {self._held[name]}: it {why}")
-        first = decided = q.decide(self._apart, self._taken())
+        first = decided = decide_elastic_round(q.without(self._apart, self._taken()))
         turns = sorted(
             self._apart - self._placed.keys(),
             key=lambda name: (-self._urgency.get(name, 0.0), name not in self._held, self._order[name]),
@@ -87,12 +90,11 @@ class _Turns:
             if number < MOST_TURNS or name in self._held:
                 self._turn(name, first)
         if len(self._placed) > len(pinned) or self._kept:
-            decided = q.decide(
-                self._apart, self._taken() + self._kept, moves=self._moves, tenants=self._of_tenants()
-            )
+            taken, tenants = self._taken() + self._kept, self._of_tenants()
+            decided = decide_elastic_round(q.without(self._apart, taken, moves=self._moves, tenants=tenants))
         placements = {**decided.placements, **self._placed}
         reasons = {**decided.reasons, **self._reasons}
-        use = UseOfFree(q, decided, placements, reasons, self._urgency, self._kept)
+        use = UseOfFree(q, self._pools, decided, placements, reasons, self._urgency, self._kept)
         use.give(self._apart - self._placed.keys(), self._moves_left - self._moves)
         return _composed(q, decided, placements, reasons)
 
@@ -114,11 +116,11 @@ class _Turns:
         return found
 
     def _turn(self, name: str, first: Round) -> None:
-        q, held, gang = self._q, self._held.get(name), self._q.mixed.get(name)
+        held, gang = self._held.get(name), self._q.mixed.get(name)
         others = {other: at for other, at in first.placements.items() if other not in self._stops}
         mine = [at.nodes for at in self._placed.values()]
-        least = {other: q.least(other, at) for other, at in others.items()}
-        left = q.free([*least.values(), *mine])
+        least = {other: self._pools.least(other, at) for other, at in others.items()}
+        left = self._pools.free([*least.values(), *mine])
         left.subtract(self._kept)
         if held is not None:
             stops = self._to_stop(name, least, left, lambda left: has_room(held, left))
@@ -129,10 +131,10 @@ class _Turns:
         if gang is None or (held is not None and self._moves >= self._moves_left):
             self._reasons[name] = "more urgent jobs need its GPUs"
             return
-        most = q.tenant_room(name, first.placements, self._placed)
+        most = self._pools.tenant_room(name, first.placements, self._placed)
         if most is not None and held is not None:
             most += len(held.nodes)
-        unused = q.free([*(at.nodes for at in others.values()), *mine])
+        unused = self._pools.free([*(at.nodes for at in others.values()), *mine])
         unused.subtract(self._kept)
         found = self._found(gang, unused, most)
         if found is None and held is None:
@@ -154,13 +156,13 @@ class _Turns:
             why = f"{found}: no single pool holds it" if not gang.fits_one_pool else f"{found}"
             self._place(name, found, f"{why}; {gang.speed_at(found):.3g} steps/s are predicted")
             return
-        self._reasons[name] = q.waits_for(gang, unused)
+        self._reasons[name] = self._pools.waits_for(gang, unused)
 
     def _found(
         self, gang: MixedGang, left: Mapping[str, int], most: int | None, *, to_come: bool = False
     ) -> Placement | None:
-        nodes = self._q.open_nodes(gang, left, to_come=to_come)
-        return self._q.placed(gang, best_parts(gang, self._q.room_of(gang, nodes), most=most), nodes)
+        nodes = self._pools.open_nodes(gang, left, to_come=to_come)
+        return self._pools.placed(gang, best_parts(gang, self._pools.room_of(gang, nodes), most=most), nodes)
 
     def _stop(self, stops: Collection[str]) -> None:
         self._stops |= set(stops)
@@ -216,7 +218,7 @@ class _Turns:
                 if other not in q.state.running:
                     free.update(nodes)
         if keeps_free(q.now, q.state, q.settings) and holds(without):
-            self._kept = Counter({node.name: node.gpus for node in q.open_nodes(gang, free)})
+            self._kept = Counter({node.name: node.gpus for node in self._pools.open_nodes(gang, free)})
 
 
 def _composed(

@@ -8,10 +8,11 @@
 from collections import Counter
 from collections.abc import Collection, Mapping
 
+from ballast_policies.rounds.gangs import MixedGang
 from ballast_policies.rounds.hysteresis import keeps_free, within_min_run
-from ballast_policies.rounds.mixed.gang import MixedGang
 from ballast_policies.rounds.mixed.options import best_parts
-from ballast_policies.rounds.mixed.question import Question
+from ballast_policies.rounds.mixed.pools import AllPools
+from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Placement, Round
 
 MOST_GANGS = 64
@@ -24,18 +25,19 @@ class UseOfFree:
     def __init__(
         self,
         question: Question,
+        pools: AllPools,
         decided: Round,
         placements: dict[str, Placement],
         reasons: dict[str, str],
         urgency: Mapping[str, float],
         kept: Mapping[str, int],
     ) -> None:
-        self._q = question
+        self._q, self._pools = question, pools
         self._decided = decided
         self._placements = placements
         self._reasons = reasons
         self._urgency = urgency
-        self._left = question.free([at.nodes for at in placements.values()])
+        self._left = pools.free([at.nodes for at in placements.values()])
         self._left.subtract(kept)
 
     def give(self, without: Collection[str], moves_left: int) -> None:
@@ -101,15 +103,15 @@ class UseOfFree:
     def _found(
         self, name: str, gang: MixedGang, now: Placement | None, *, above: float, one_pool: bool = False
     ) -> Placement | None:
-        q, own = self._q, () if now is None else now.nodes
-        most = q.tenant_room(name, self._placements, {})
+        own = () if now is None else now.nodes
+        most = self._pools.tenant_room(name, self._placements, {})
         if most is not None:
             most += len(own)
         left = Counter(self._left)
         left.update(own)
-        nodes = q.open_nodes(gang, left)
-        parts = best_parts(gang, q.room_of(gang, nodes), above=above, most=most, one_pool=one_pool)
-        return q.placed(gang, parts, nodes)
+        nodes = self._pools.open_nodes(gang, left)
+        parts = best_parts(gang, self._pools.room_of(gang, nodes), above=above, most=most, one_pool=one_pool)
+        return self._pools.placed(gang, parts, nodes)
 
     def _place(self, name: str, now: Placement | None, found: Placement, why: str) -> None:
         if now is not None:

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 
-from ballast_policies.rounds.mixed.gang import MixedGang
+from ballast_policies.rounds.gangs import MixedGang
 from ballast_policies.rounds.values import PoolPart
 
 MOST_POOLS = 6

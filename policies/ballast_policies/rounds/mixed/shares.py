@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import find_policy
 from ballast_policies.configuration import Configuration
-from ballast_policies.rounds.mixed.gang import MixedGang
+from ballast_policies.rounds.gangs import MixedGang
 from ballast_policies.rounds.values import mixed_name
 
 

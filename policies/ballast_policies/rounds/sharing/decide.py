@@ -8,86 +8,56 @@ speed there, so that it is no less urgent than the time that it has lost makes i
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 
-from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.gangs import SharedGpus
 from ballast_policies.rounds.hysteresis import moves_left, recent_moves
-from ballast_policies.rounds.sharing.values import SharedGpus, second_jobs
-from ballast_policies.rounds.values import Beside, Node, Placement, Round, RoundSettings, RoundState
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.values import Beside, Placement, Round, RoundSettings, RoundState
 
 LEAST_GAIN = 0.05
 """Two jobs begin to share where their speeds over those alone are 1 and this much more together. They
 continue while they are at least 1."""
 
-Decide = Callable[[Sequence[Job], RoundState, RoundSettings], Round]
+Decide = Callable[[Question], Round]
 
 
-def decide_with_shared_gpus(
-    decide: Decide,
-    *,
-    now: float,
-    jobs: Sequence[Job],
-    nodes: Sequence[Node],
-    state: RoundState,
-    settings: RoundSettings,
-    shared: SharedGpus,
-    not_tolerated: Mapping[str, frozenset[str]] | None = None,
-) -> Round:
+def decide_with_shared_gpus(decide: Decide, question: Question) -> Round:
     """The round by ``decide``, which gives whole GPUs to first jobs, with second jobs beside them.
 
     No GPU has more than two jobs. A second job is stopped or moved as rarely as any other: not before it ran
     ``min_run_seconds``, which its first job waits for as well, and within the moves of the hour.
-
-    Args:
-        decide: decides on the jobs, the state and the settings that it is given.
-        now: seconds, on the clock of the state's times.
-        jobs: in order of arrival.
-        nodes: of the pools; those of ``shared`` have one GPU.
-        state: who runs where, two on a GPU included.
-        settings: of the rounds.
-        shared: who may share which GPUs.
-        not_tolerated: job -> taints of nodes on which it must not be started.
     """
-    if not shared.memory:
-        return decide(jobs, state, settings)
-    question = _Question(
-        now=now,
-        jobs={job.name: job for job in jobs},
-        nodes={node.name: node for node in nodes},
-        state=state,
-        settings=settings,
-        shared=shared,
-        not_tolerated=not_tolerated or {},
-        seconds=second_jobs(state, shared),
-    )
+    if not question.shared.memory:
+        return decide(question)
+    pairing = _Pairing(question)
+    now, state, settings = question.now, question.state, question.settings
     left = moves_left(now, state, settings)
-    found = question.decide(decide, settings, frozen=False)
+    found = pairing.decide(decide, settings, frozen=False)
     allowed = left
     while allowed and not settings.within_round:
         excess = len(found.moved) + len(found.stopped) - (left or 0)
-        if excess <= 0 or not question.seconds.keys() & {*found.moved, *found.stopped}:
+        if excess <= 0 or not pairing.seconds.keys() & {*found.moved, *found.stopped}:
             return found
         # Second jobs are not known to what counts the moves: it is given fewer.
         allowed = max(0, allowed - excess)
         fewer = len(recent_moves(state.moves, now)) + allowed
-        found = question.decide(decide, dataclasses.replace(settings, max_moves_per_hour=fewer), frozen=True)
+        found = pairing.decide(decide, dataclasses.replace(settings, max_moves_per_hour=fewer), frozen=True)
     if left == 0 and not settings.within_round:
-        return question.decide(decide, settings, frozen=True)
+        return pairing.decide(decide, settings, frozen=True)
     return found
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
-    """What is decided on; ``seconds``: running second job -> the first."""
+class _Pairing:
+    """Who is beside whom; ``seconds``: running second job -> the first."""
 
-    now: float
-    jobs: Mapping[str, Job]
-    nodes: Mapping[str, Node]
-    state: RoundState
-    settings: RoundSettings
-    shared: SharedGpus
-    not_tolerated: Mapping[str, frozenset[str]]
-    seconds: Mapping[str, str]
+    def __init__(self, question: Question) -> None:
+        self.question, self.now, self.state = question, question.now, question.state
+        self.jobs = {job.name: job for job in question.jobs}
+        self.nodes = {node.name: node for node in question.nodes}
+        self.settings, self.shared = question.settings, question.shared
+        self.seconds = _second_jobs(question.state, question.shared)
 
     def decide(self, decide: Decide, settings: RoundSettings, *, frozen: bool) -> Round:
         """The round; ``frozen``: no second job is offered a GPU of its own."""
@@ -97,9 +67,12 @@ class _Question:
         for second, first in self.seconds.items():
             since[first] = max(since[first], self.state.running_since.get(second, self.now))
         decided = decide(
-            [job for job in self.jobs.values() if job.name not in staying],
-            dataclasses.replace(self.state, running=running, running_since=since),
-            settings,
+            dataclasses.replace(
+                self.question,
+                jobs=[job for job in self.jobs.values() if job.name not in staying],
+                state=dataclasses.replace(self.state, running=running, running_since=since),
+                settings=settings,
+            )
         )
         placements = dict(decided.placements)
         self._keep_nodes(placements)
@@ -198,7 +171,7 @@ class _Question:
         for name in sorted(waiting, key=lambda name: -self._owed(name)):
             best: tuple[float, str] | None = None
             barred, was = (
-                self.not_tolerated.get(name, frozenset()),
+                self.question.not_tolerated.get(name, frozenset()),
                 self.shared.on(self.state.running.get(name)),
             )
             for node, first in sorted(alone.items()):
@@ -283,3 +256,13 @@ class _Question:
             waiting=tuple(groups["waiting"]),
             resized=tuple(groups["resized"]),
         )
+
+
+def _second_jobs(state: RoundState, shared: SharedGpus) -> dict[str, str]:
+    """Running job that is second on its GPU -> the first: the one that has been there longer."""
+    there: defaultdict[str, list[str]] = defaultdict(list)
+    for name in sorted(state.running, key=lambda name: (state.running_since.get(name, 0.0), name)):
+        node = shared.on(state.running[name])
+        if node:
+            there[node].append(name)
+    return {second: names[0] for names in there.values() for second in names[1:]}

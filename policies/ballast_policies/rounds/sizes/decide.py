@@ -2,7 +2,7 @@
 
 1. A running elastic gang counts with its least size, on the nodes of its first ranks; what it holds beyond
    that is there for gangs that wait. So a waiting gang comes before another's extra GPUs, by every policy.
-2. ``decide_round`` says which gangs run, and on which pool.
+2. :func:`.grant_gpus` says which gangs run, and on which pool.
 3. Gangs go to another pool where the sizes that they reach there win more than a restart costs.
 4. GPUs that are left go to elastic gangs one step of size at a time, the most urgent by the policy first.
    Within a round a gang keeps what it holds, unless a gang that starts needs it. At the end of a round, and
@@ -15,61 +15,28 @@ from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds.decide import decide_round
 from ballast_policies.rounds.explanations import where
+from ballast_policies.rounds.gangs import ElasticGang, SizeSettings
+from ballast_policies.rounds.grants import grant_gpus
+from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.sizes.free_gpus import FreeGpus
-from ballast_policies.rounds.sizes.gang import ElasticGang, SizeSettings
-from ballast_policies.rounds.sizes.market import Cluster
 from ballast_policies.rounds.sizes.pools import choose_pools, claims_where_they_run
 from ballast_policies.rounds.sizes.share_out import Division, Seat
 from ballast_policies.rounds.sizes.worth import Contender, gain, partition_speed
-from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
+from ballast_policies.rounds.values import Placement, Round, RoundSettings, RoundState
 
 
-def decide_elastic_round(
-    *,
-    now: float,
-    shares: Mapping[str, Mapping[str, float]],
-    jobs: Sequence[Job],
-    nodes: Sequence[Node],
-    state: RoundState,
-    settings: RoundSettings,
-    elastic: Mapping[str, ElasticGang],
-    sizes: SizeSettings | None = None,
-    tenants: Mapping[str, str] | None = None,
-    room: Mapping[str, int] | None = None,
-    pending: frozenset[str] = frozenset(),
-    not_tolerated: Mapping[str, frozenset[str]] | None = None,
-    columns: Mapping[str, str] | None = None,
-    gpus_per_pod: Mapping[str, int] | None = None,
-    parts: Mapping[str, float] | None = None,
-) -> Round:
-    """Decide the round that begins at ``now``; without elastic gangs as ``decide_round`` does.
+def decide_elastic_round(question: Question) -> Round:
+    """The round of gangs in one pool each; without elastic gangs as :func:`grant_gpus` decides it.
 
     No node is given more GPUs than it has, no gang has fewer than its least size, and no GPU stays free that
     a running gang could take and be faster with. A running gang becomes either smaller, on some of its nodes,
     or larger, on all of them and others of its pool (``Round.resized``).
-
-    Args:
-        now: seconds, on the clock of the state's times.
-        shares: as of ``decide_round``.
-        nodes: of the pools.
-        state: as of ``decide_round``; a running gang has all that it holds.
-        settings: of the rounds.
-        not_tolerated: job -> taints of nodes on which it must not be started.
-        columns: as of ``decide_round``.
-        gpus_per_pod: as of ``decide_round``.
-        jobs: in order of arrival; ``gpus`` of an elastic one is its least size.
-        elastic: job -> its sizes, for jobs that may have several.
-        sizes: how sizes are decided.
-        tenants: job -> its tenant, of tenants with a limit on GPUs.
-        room: tenant -> GPUs that its jobs may have besides those that run with their least sizes.
-        parts: job -> part of the cluster that it has a claim to; None: by its weight.
-        pending: jobs of ``state.running`` that were granted their GPUs and do not hold them yet.
     """
-    sizes = sizes or SizeSettings()
-    weights = sum(job.weight for job in jobs) or 1.0
-    parts = parts or {job.name: job.weight / weights for job in jobs}
+    elastic, state, pending = question.elastic, question.state, question.pending
+    if not elastic:
+        return grant_gpus(question)
+    sizes, settings = question.sizes, question.settings
     reduced = {
         job: _least(placement, elastic[job])
         for job, placement in state.running.items()
@@ -80,51 +47,22 @@ def decide_elastic_round(
         _as_it_is(job, elastic[job.name], state.running[job.name])
         if job.name in elastic and job.name in state.running and job.name not in reduced
         else job
-        for job in jobs
+        for job in question.jobs
     ]
-    cluster = Cluster(
-        now=now,
-        jobs=asked,
-        nodes=nodes,
-        state=state,
-        settings=settings,
-        elastic=elastic,
-        sizes=sizes,
-        reduced=reduced,
-        pending=pending,
-        not_tolerated=not_tolerated or {},
-        columns=columns or {},
-        gpus_per_pod=gpus_per_pod or {},
-        tenants=tenants or {},
-        room=room or {},
-        parts=parts,
-    )
-    claimed, accounts = claims_where_they_run(cluster, shares) if elastic else (shares, state)
-    decided = decide_round(
-        now=now,
-        shares=claimed,
-        jobs=asked,
-        nodes=nodes,
-        state=dataclasses.replace(accounts, running={**state.running, **reduced}),
-        settings=settings,
-        not_tolerated=not_tolerated,
-        columns=columns,
-        gpus_per_pod=gpus_per_pod,
-    )
-    if elastic:
-        decided = choose_pools(cluster, decided)
-    tenants, left = tenants or {}, Counter(room or {})
-    for job in jobs:
+    cluster = dataclasses.replace(question, jobs=asked, parts=question.claimed_parts())
+    claimed = claims_where_they_run(cluster, reduced)
+    at_least = dataclasses.replace(claimed.state, running={**state.running, **reduced})
+    decided = grant_gpus(dataclasses.replace(claimed, state=at_least))
+    decided = choose_pools(cluster, reduced, decided)
+    tenants, left = question.tenants, Counter(question.room)
+    for job in question.jobs:
         starts = job.name not in state.running or job.name in pending
         if starts and job.name in decided.placements and tenants.get(job.name, "") in left:
             left[tenants[job.name]] -= job.gpus
-    seats = [
-        dataclasses.replace(seat, tenant=tenants.get(seat.one.job.name, ""))
-        for seat in _seats(decided, jobs, nodes, state, elastic, reduced, pending, not_tolerated or {}, parts)
-    ]
+    seats = _seats(decided, question, reduced)
     if not seats:
         return decided
-    free = [FreeGpus(nodes, decided.placements.values()) for _ in range(2)]
+    free = [FreeGpus(question.nodes, decided.placements.values()) for _ in range(2)]
     kept = Division(seats, free[0], left, sizes)
     if sizes.surplus is not Surplus.COST:
         # What was granted and is not held yet comes first: its GPUs are still on their way.
@@ -154,24 +92,15 @@ def _least(placement: Placement, gang: ElasticGang) -> Placement:
     return dataclasses.replace(placement, nodes=placement.nodes[:least])
 
 
-def _seats(
-    decided: Round,
-    jobs: Sequence[Job],
-    nodes: Sequence[Node],
-    state: RoundState,
-    elastic: Mapping[str, ElasticGang],
-    reduced: Mapping[str, Placement],
-    pending: frozenset[str],
-    not_tolerated: Mapping[str, frozenset[str]],
-    parts: Mapping[str, float],
-) -> list[Seat]:
+def _seats(decided: Round, question: Question, reduced: Mapping[str, Placement]) -> list[Seat]:
     """The gangs that could have more than they were given."""
+    state, parts = question.state, question.claimed_parts()
     capacity: Counter[str] = Counter()
-    for node in nodes:
+    for node in question.nodes:
         capacity[node.gpu_type] += node.gpus
     seats = []
-    for index, job in enumerate(jobs):
-        placement, gang = decided.placements.get(job.name), elastic.get(job.name)
+    for index, job in enumerate(question.jobs):
+        placement, gang = decided.placements.get(job.name), question.elastic.get(job.name)
         if placement is None or gang is None:
             continue
         stays = placement == reduced.get(job.name)
@@ -186,8 +115,9 @@ def _seats(
                 one=Contender(job=job, gang=gang, index=index, gpu_type=placement.gpu_type, unit=unit),
                 base=placement,
                 own=own,
-                runs=stays and job.name not in pending,
-                barred=not_tolerated.get(job.name, frozenset()),
+                runs=stays and job.name not in question.pending,
+                barred=question.not_tolerated.get(job.name, frozenset()),
+                tenant=question.tenants.get(job.name, ""),
             )
         )
     return seats

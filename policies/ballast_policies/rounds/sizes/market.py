@@ -1,51 +1,33 @@
 """Pools with the elastic gangs in them: which move of a gang to another pool the policy wins by."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ballast_policies.allocation.policy import Surplus
-from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.packing import pack
-from ballast_policies.rounds.sizes.gang import ElasticGang, SizeSettings
+from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.sizes.reach import Entrant, PoolReach, ladder
 from ballast_policies.rounds.sizes.worth import Contender, partition_speed
-from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
+from ballast_policies.rounds.values import Node, Placement
 
 MOST_POOLS_OF_A_TYPE = 2
 """Of a GPU type, this many pools are considered for each gang."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """What pools are chosen from; the fields are those of ``decide_elastic_round``.
-
-    Attributes:
-        reduced: running elastic gangs that may change their size -> placement with their least size.
-    """
-
-    now: float
-    jobs: Sequence[Job]
-    nodes: Sequence[Node]
-    state: RoundState
-    settings: RoundSettings
-    elastic: Mapping[str, ElasticGang]
-    sizes: SizeSettings
-    reduced: Mapping[str, Placement]
-    pending: frozenset[str]
-    not_tolerated: Mapping[str, frozenset[str]]
-    columns: Mapping[str, str]
-    gpus_per_pod: Mapping[str, int]
-    tenants: Mapping[str, str]
-    room: Mapping[str, int]
-    parts: Mapping[str, float]
-
-
 class Market:
     """The pools with their elastic gangs, and nodes with what is free beyond the least sizes."""
 
-    def __init__(self, cluster: Cluster, placements: Mapping[str, Placement]) -> None:
-        self._cluster = cluster
+    def __init__(
+        self, cluster: Question, reduced: Mapping[str, Placement], placements: Mapping[str, Placement]
+    ) -> None:
+        """Put the gangs of ``placements`` in.
+
+        Args:
+            cluster: the question.
+            reduced: running elastic gangs that may change their size -> placement with their least size.
+            placements: job -> where it is to be.
+        """
+        self._cluster, self._reduced = cluster, reduced
         self._jobs = {job.name: job for job in cluster.jobs}
         self._index = {job.name: at for at, job in enumerate(cluster.jobs)}
         self._types = {node.pool: node.gpu_type for node in cluster.nodes}
@@ -55,6 +37,7 @@ class Market:
         self._capacity: Counter[str] = Counter()
         for node in cluster.nodes:
             self._capacity[node.gpu_type] += node.gpus
+        self._parts = cluster.claimed_parts()
         self._units: dict[str, float] = {}
         self._best: list[str] = []
         self._open: dict[tuple[str, frozenset[str]], int] = {}
@@ -64,8 +47,8 @@ class Market:
         self._at: dict[str, Placement] = {}
         for name, placement in placements.items():
             continues = placement == cluster.state.running.get(name)
-            least = self._at[name] = cluster.reduced.get(name, placement) if continues else placement
-            changes = name in cluster.elastic and (name in cluster.reduced or not continues)
+            least = self._at[name] = reduced.get(name, placement) if continues else placement
+            changes = name in cluster.elastic and (name in reduced or not continues)
             for node_name in least.nodes:
                 if node_name in self._free:
                     self._free[node_name] -= 1
@@ -91,7 +74,7 @@ class Market:
         return {
             name: at
             for name, at in running.items()
-            if name in cluster.reduced
+            if name in self._reduced
             and name in self._inside
             and name not in cluster.pending
             and cluster.elastic[name].may_move
@@ -224,7 +207,7 @@ class Market:
                 return None
             least = len(at.nodes)
         if name not in self._units:
-            self._units[name] = partition_speed(gang, self._capacity, cluster.parts.get(name, 0.0))
+            self._units[name] = partition_speed(gang, self._capacity, self._parts.get(name, 0.0))
         one = Contender(
             job=job, gang=gang, index=self._index[name], gpu_type=gpu_type, unit=self._units[name]
         )

@@ -16,27 +16,26 @@ from collections.abc import Mapping
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.rounds.hysteresis import moves_left
 from ballast_policies.rounds.packing import in_its_pools
-from ballast_policies.rounds.sizes.market import Cluster, Market
-from ballast_policies.rounds.values import Placement, Round, RoundState
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.sizes.market import Market
+from ballast_policies.rounds.values import Placement, Round
 
 MOST_SWEEPS = 4
 """How often the gangs are gone through: one that has moved leaves room for others."""
 
-Shares = Mapping[str, Mapping[str, float]]
 
-
-def claims_where_they_run(cluster: Cluster, shares: Shares) -> tuple[Shares, RoundState]:
-    """(shares, state) in which gangs that are best off where they run have all of their time there."""
+def claims_where_they_run(cluster: Question, reduced: Mapping[str, Placement]) -> Question:
+    """The question in which gangs that are best off where they run have all of their time there."""
     nodes = {node.name: node for node in cluster.nodes}
-    state = cluster.state
+    state, shares = cluster.state, cluster.shares
     if (
         len({node.pool for node in cluster.nodes}) < 2
         or cluster.settings.within_round
         or cluster.sizes.surplus is Surplus.COST
     ):
-        return shares, state
+        return cluster
     running = {name: at for name, at in state.running.items() if in_its_pools(at, nodes)}
-    market = Market(cluster, running)
+    market = Market(cluster, reduced, running)
     staying = {}
     for name, at in market.movable(running).items():
         column = cluster.columns.get(at.pool, at.gpu_type)
@@ -44,11 +43,12 @@ def claims_where_they_run(cluster: Cluster, shares: Shares) -> tuple[Shares, Rou
         if elsewhere and market.is_best_off(name, at.pool, elsewhere):
             staying[name] = column
     if not staying:
-        return shares, state
+        return cluster
     promised = state.promised
-    return (
-        {**shares, **{name: _all_in(shares.get(name, {}), column) for name, column in staying.items()}},
-        dataclasses.replace(
+    return dataclasses.replace(
+        cluster,
+        shares={**shares, **{n: _all_in(shares.get(n, {}), c) for n, c in staying.items()}},
+        state=dataclasses.replace(
             state,
             received={
                 **state.received,
@@ -65,11 +65,11 @@ def _all_in(row: Mapping[str, float], column: str) -> dict[str, float]:
     return {**dict.fromkeys(row, 0.0), column: sum(row.values())}
 
 
-def choose_pools(cluster: Cluster, decided: Round) -> Round:
+def choose_pools(cluster: Question, reduced: Mapping[str, Placement], decided: Round) -> Round:
     """The round with elastic gangs in the pools where they are worth most; the same gangs run."""
     if len({node.pool for node in cluster.nodes}) < 2:
         return decided
-    market = Market(cluster, decided.placements)
+    market = Market(cluster, reduced, decided.placements)
     may_start = {
         name: at
         for name, at in decided.placements.items()
@@ -95,7 +95,7 @@ def choose_pools(cluster: Cluster, decided: Round) -> Round:
     return _with_choices(decided, chosen, cluster) if chosen else decided
 
 
-def _with_choices(decided: Round, chosen: Mapping[str, tuple[Placement, float]], cluster: Cluster) -> Round:
+def _with_choices(decided: Round, chosen: Mapping[str, tuple[Placement, float]], cluster: Question) -> Round:
     placements = {name: placement for name, (placement, _) in chosen.items()}
     reasons = {}
     for name, (placement, won) in chosen.items():

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from ballast_policies.allocation.policy import Surplus
-from ballast_policies.rounds.sizes.gang import SizeSettings
+from ballast_policies.rounds.gangs import SizeSettings
 from ballast_policies.rounds.sizes.worth import Contender, Speeds, gain, urgency
 
 MOST_GANGS = 10_000

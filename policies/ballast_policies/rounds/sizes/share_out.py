@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from ballast_policies.rounds.gangs import SizeSettings
 from ballast_policies.rounds.sizes.free_gpus import FreeGpus
-from ballast_policies.rounds.sizes.gang import SizeSettings
 from ballast_policies.rounds.sizes.worth import Contender, urgency
 from ballast_policies.rounds.values import Placement
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ballast_policies.allocation.instance import DEFAULT_SECONDS
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds.sizes.gang import ElasticGang
+from ballast_policies.rounds.gangs import ElasticGang
 
 AS_CHEAP = 0.99
 """A step is no dearer on more GPUs where the speed a GPU is at least this part of what it was."""

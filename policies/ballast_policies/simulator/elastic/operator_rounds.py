@@ -1,4 +1,4 @@
-"""Elastic jobs under the operator's own rules: shares, ``decide_elastic_round``, live changes of size.
+"""Elastic jobs under the operator's own rules: shares, ``decide_round``, live changes of size.
 
 When a job arrives or ends, free GPUs are handed out at once, as the operator does within a round; at the end
 of a round gangs may also be stopped, moved or resized for one another. A start, and a move to another GPU
@@ -16,8 +16,17 @@ from ballast_policies.allocation.problem import Allocation, Job, Problem
 from ballast_policies.allocation.registry import allocate, find_policy
 from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.elastic.job import ElasticJob
-from ballast_policies.rounds import Node, Round, RoundMemory, RoundSettings, RoundState
-from ballast_policies.rounds.sizes import ElasticGang, SizeSettings, decide_elastic_round
+from ballast_policies.rounds import (
+    ElasticGang,
+    Node,
+    Question,
+    Round,
+    RoundMemory,
+    RoundSettings,
+    RoundState,
+    SizeSettings,
+    decide_round,
+)
 from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, Clock, SimulationError
 from ballast_policies.simulator.elastic.engine import ElasticJobResult, ElasticResult
 from ballast_policies.simulator.elastic.workload_file import ElasticWorkload
@@ -210,26 +219,28 @@ class _Decisions:
                 now, shares, running=running, round_seconds=rules.round_seconds
             )
         gangs = {name: one.as_gang(now) for name, one in present.items()}
-        decided = decide_elastic_round(
-            now=now,
-            shares=shares,
-            jobs=jobs,
-            nodes=self._nodes,
-            state=RoundState(
-                received=memory.account.received,
-                promised=memory.account.promised,
-                running=running,
-                running_since=since,
-                moves=memory.moves,
-            ),
-            settings=RoundSettings(
-                round_seconds=rules.round_seconds,
-                min_run_seconds=rules.min_run_seconds,
-                max_moves_per_hour=rules.max_moves_per_hour,
-                within_round=within_round,
-            ),
-            elastic={name: gang for name, gang in gangs.items() if gang is not None},
-            sizes=SizeSettings(surplus=self._surplus),
+        decided = decide_round(
+            Question(
+                now=now,
+                shares=shares,
+                jobs=jobs,
+                nodes=self._nodes,
+                state=RoundState(
+                    received=memory.account.received,
+                    promised=memory.account.promised,
+                    running=running,
+                    running_since=since,
+                    moves=memory.moves,
+                ),
+                settings=RoundSettings(
+                    round_seconds=rules.round_seconds,
+                    min_run_seconds=rules.min_run_seconds,
+                    max_moves_per_hour=rules.max_moves_per_hour,
+                    within_round=within_round,
+                ),
+                elastic={name: gang for name, gang in gangs.items() if gang is not None},
+                sizes=SizeSettings(surplus=self._surplus),
+            )
         )
         self._memory = memory.with_moves(decided, now)
         self._check(decided, now)

@@ -10,13 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import (
-    Node,
-    Placement,
-    RoundSettings,
-    RoundState,
-    decide_round,
-)
+from ballast_policies.rounds import Node, Placement, Question, RoundSettings, RoundState, decide_round
 from ballast_policies.rounds.hysteresis import recent_moves
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.rounds.by_shares import Grant, SimulatedRounds
@@ -73,41 +67,43 @@ class HysteresisRounds(SimulatedRounds):
 
         self._moves = recent_moves(self._moves, now)
         decided = decide_round(
-            now=now,
-            shares=by_type(self._shares.share),
-            jobs=[
-                Job(
-                    name=name_of(row),
-                    gpus=int(ledger.gpus[row]),
-                    throughput=dict(zip(types, ledger.rate[row].tolist(), strict=True)),
-                )
-                for row in rows
-            ],
-            nodes=[
-                Node(name=t, pool=t, gpu_type=t, gpus=int(count))
-                for t, count in zip(types, ledger.capacity, strict=True)
-                if count
-            ],
-            state=RoundState(
-                received=by_type(self._accounts.received),
-                promised=by_type(self._accounts.promised),
-                running={
-                    name_of(row): Placement(
-                        gpu_type=types[column],
-                        pool=types[column],
-                        nodes=(types[column],) * int(ledger.gpus[row]),
+            Question(
+                now=now,
+                shares=by_type(self._shares.share),
+                jobs=[
+                    Job(
+                        name=name_of(row),
+                        gpus=int(ledger.gpus[row]),
+                        throughput=dict(zip(types, ledger.rate[row].tolist(), strict=True)),
                     )
-                    for row, column in where.items()
-                },
-                running_since={name_of(row): since for row, (_, since) in self._began.items()},
-                moves=self._moves,
-            ),
-            settings=RoundSettings(
-                round_seconds=settings.round_seconds,
-                min_run_seconds=settings.min_run_seconds,
-                max_moves_per_hour=settings.max_moves_per_hour,
-                within_round=within_round,
-            ),
+                    for row in rows
+                ],
+                nodes=[
+                    Node(name=t, pool=t, gpu_type=t, gpus=int(count))
+                    for t, count in zip(types, ledger.capacity, strict=True)
+                    if count
+                ],
+                state=RoundState(
+                    received=by_type(self._accounts.received),
+                    promised=by_type(self._accounts.promised),
+                    running={
+                        name_of(row): Placement(
+                            gpu_type=types[column],
+                            pool=types[column],
+                            nodes=(types[column],) * int(ledger.gpus[row]),
+                        )
+                        for row, column in where.items()
+                    },
+                    running_since={name_of(row): since for row, (_, since) in self._began.items()},
+                    moves=self._moves,
+                ),
+                settings=RoundSettings(
+                    round_seconds=settings.round_seconds,
+                    min_run_seconds=settings.min_run_seconds,
+                    max_moves_per_hour=settings.max_moves_per_hour,
+                    within_round=within_round,
+                ),
+            )
         )
         self._moves = (*self._moves, *([now] * (len(decided.moved) + len(decided.stopped))))
         found = {row_of(name): types.index(at.gpu_type) for name, at in decided.placements.items()}

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ballast_policies.rounds.consolidate import SpreadGang, consolidate
+from ballast_policies.rounds import Node, Placement, Question, Round, RoundSettings, RoundState, SpreadGang
+from ballast_policies.rounds.consolidate import consolidate
 from ballast_policies.rounds.packing import assign_nodes
-from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.rounds.by_shares import EMPTY_GRANT, Grant
 from ballast_policies.simulator.settings import SimulationSettings
@@ -109,15 +109,19 @@ class Nodes:
                 waiting=(),
                 reasons={},
             ),
-            now=self._clock(),
-            nodes=self._nodes,
-            state=RoundState(running=before, running_since=since, moves=moves),
-            settings=RoundSettings(
-                round_seconds=settings.round_seconds,
-                min_run_seconds=settings.min_run_seconds,
-                max_moves_per_hour=settings.max_moves_per_hour,
+            Question(
+                now=self._clock(),
+                shares={},
+                jobs=(),
+                nodes=self._nodes,
+                state=RoundState(running=before, running_since=since, moves=moves),
+                settings=RoundSettings(
+                    round_seconds=settings.round_seconds,
+                    min_run_seconds=settings.min_run_seconds,
+                    max_moves_per_hour=settings.max_moves_per_hour,
+                ),
+                spread=spread,
             ),
-            spread=spread,
         )
         self._placed |= decided.placements
         self._since |= dict.fromkeys(decided.moved, self._clock())

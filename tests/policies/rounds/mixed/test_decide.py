@@ -8,9 +8,17 @@ import pytest
 from ballast_policies.allocation.problem import Job
 from ballast_policies.planning.launch.unlike_ranks import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.rounds import Node, Placement, PoolPart, RoundSettings, RoundState
-from ballast_policies.rounds.mixed import MixedGang, Question, decide_mixed_round
-from ballast_policies.rounds.sizes import ElasticGang, decide_elastic_round
+from ballast_policies.rounds import (
+    ElasticGang,
+    MixedGang,
+    Node,
+    Placement,
+    PoolPart,
+    Question,
+    RoundSettings,
+    RoundState,
+    decide_round,
+)
 
 FORM = PipelineForm(schedule="1F1B", positions=1, microbatches=8)
 PIPELINE = LaunchedPipeline(layers=MeasuredLayers(), count=16, form=FORM)
@@ -57,7 +65,7 @@ WIDE = a_job("wide", 4)
 
 
 def test_a_gang_that_no_pool_holds_is_started_in_two():
-    decided = decide_mixed_round(asked([WIDE], TWO, {"wide": a_gang(4)}))
+    decided = decide_round(asked([WIDE], TWO, {"wide": a_gang(4)}))
     assert set(decided.placements["wide"].parts) == set(both().parts)
     assert decided.started == ("wide",)
 
@@ -70,12 +78,12 @@ def test_a_more_urgent_gang_takes_both_pools_and_a_less_urgent_one_waits():
         ({"wide": {"fast": 900.0}}, {"left", "right"}),
     ):
         question = asked([WIDE, *small], TWO, {"wide": a_gang(4)}, shares=shares, received=had)
-        assert set(decide_mixed_round(question).placements) == expected
+        assert set(decide_round(question).placements) == expected
 
 
 def test_a_gang_that_runs_in_two_pools_keeps_its_very_nodes():
     question = asked([WIDE], TWO, {"wide": a_gang(4)}, running={"wide": both()}, since={"wide": 0.0})
-    assert decide_mixed_round(question).extended == ("wide",)
+    assert decide_round(question).extended == ("wide",)
 
 
 def when_a_job_comes(**more):
@@ -86,7 +94,7 @@ def when_a_job_comes(**more):
 
 
 def test_within_a_round_it_keeps_them_whatever_job_comes():
-    decided = decide_mixed_round(when_a_job_comes(within_round=True))
+    decided = decide_round(when_a_job_comes(within_round=True))
     assert (decided.extended, decided.waiting) == (("wide",), ("new",))
 
 
@@ -95,12 +103,12 @@ def test_at_the_end_of_the_round_it_is_stopped_for_a_more_urgent_job():
         shares={"new": {"fast": 1.0}, "wide": {"fast": 0.1}},
         received={"wide": {"fast": 900.0}},
     )
-    decided = decide_mixed_round(question)
+    decided = decide_round(question)
     assert (decided.started, decided.stopped) == (("new",), ("wide",))
 
 
 def test_it_is_not_stopped_where_the_moves_of_the_hour_are_used_up():
-    assert decide_mixed_round(when_a_job_comes(max_moves_per_hour=0)).extended == ("wide",)
+    assert decide_round(when_a_job_comes(max_moves_per_hour=0)).extended == ("wide",)
 
 
 def test_a_young_gang_is_not_stopped_for_it_and_what_is_free_is_kept():
@@ -116,7 +124,7 @@ def test_a_young_gang_is_not_stopped_for_it_and_what_is_free_is_kept():
         min_run_seconds=100.0,
         shares={"wide": {"fast": 1.0}, "young": {"fast": 0.1}, "late": {"slow": 0.1}},
     )
-    decided = decide_mixed_round(question)
+    decided = decide_round(question)
     assert set(decided.placements) == {"young"}
 
 
@@ -134,14 +142,14 @@ def test_it_takes_what_an_elastic_gang_has_beyond_its_least_size():
         elastic={"grown": elastic},
         mixed={"wide": a_gang(4)},
     )
-    decided = decide_mixed_round(question)
+    decided = decide_round(question)
     assert set(decided.placements["wide"].parts) == set(both().parts)
     assert decided.placements["grown"].nodes == ("fast-0",)
 
 
 def test_nodes_that_it_must_not_be_started_on_are_left_out():
     cluster = [*nodes(fast=2), Node(name="slow-0", pool="slow", gpu_type="slow", gpus=2, taints="x")]
-    decided = decide_mixed_round(asked([WIDE], cluster, {"wide": a_gang(4, barred=frozenset({"x"}))}))
+    decided = decide_round(asked([WIDE], cluster, {"wide": a_gang(4, barred=frozenset({"x"}))}))
     assert decided.waiting == ("wide",)
     assert decided.reasons["wide"].startswith("waits for 4 GPUs of its pools together")
 
@@ -150,11 +158,11 @@ TO_COME = Node(name="slow/new-0", pool="slow", gpu_type="slow", gpus=2, coming=T
 
 
 def test_nodes_that_do_not_exist_yet_hold_a_part_where_those_that_do_have_no_room():
-    decided = decide_mixed_round(asked([WIDE], [*nodes(fast=2), TO_COME], {"wide": a_gang(4)}))
+    decided = decide_round(asked([WIDE], [*nodes(fast=2), TO_COME], {"wide": a_gang(4)}))
     placed = decided.placements["wide"]
     assert set(placed.parts) == set(both().parts)
     assert sorted(placed.nodes) == ["fast-0", "fast-0", "slow/new-0", "slow/new-0"]
-    decided = decide_mixed_round(asked([WIDE], [*TWO, TO_COME], {"wide": a_gang(4)}))
+    decided = decide_round(asked([WIDE], [*TWO, TO_COME], {"wide": a_gang(4)}))
     assert sorted(decided.placements["wide"].nodes) == ["fast-0", "fast-0", "slow-0", "slow-0"]
 
 
@@ -173,7 +181,7 @@ def test_a_node_to_come_is_asked_for_before_another_gang_is_stopped():
             running={"other": at},
             since={"other": 0.0},
         )
-        assert set(decide_mixed_round(question).placements) == expected
+        assert set(decide_round(question).placements) == expected
 
 
 def test_a_gang_that_runs_is_not_moved_onto_nodes_that_do_not_exist_yet():
@@ -182,14 +190,14 @@ def test_a_gang_that_runs_is_not_moved_onto_nodes_that_do_not_exist_yet():
     gang = a_gang(2, sizes=(2, 4), fits_one_pool=True, may_move=True)
     cluster, running = [*nodes(fast=2), TO_COME], {"wide": now}
     question = asked([a_job("wide", 2)], cluster, {"wide": gang}, running=running, since={"wide": 0.0})
-    assert decide_mixed_round(question).placements["wide"] == now
+    assert decide_round(question).placements["wide"] == now
 
 
 def test_a_gang_whose_node_is_gone_does_not_stay():
     question = asked(
         [WIDE], nodes(fast=2), {"wide": a_gang(4)}, running={"wide": both()}, since={"wide": 0.0}
     )
-    assert decide_mixed_round(question).stopped == ("wide",)
+    assert decide_round(question).stopped == ("wide",)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -221,7 +229,7 @@ def test_random_rounds_give_no_gpu_twice_and_start_gangs_whole(seed):
     question = asked(jobs, cluster, mixed, shares=shares, min_run_seconds=chance.choice((0.0, 500.0)))
     since, before = {}, {}
     for number in range(5):
-        decided = decide_mixed_round(question)
+        decided = decide_round(question)
         used = Counter(node for at in decided.placements.values() for node in at.nodes)
         assert all(used[node.name] <= node.gpus for node in cluster)
         for job in jobs:
@@ -250,13 +258,15 @@ def test_random_rounds_give_no_gpu_twice_and_start_gangs_whole(seed):
 def test_without_such_gangs_it_is_the_elastic_round():
     jobs = [a_job("a", 2), a_job("b", 2)]
     question = asked(jobs, TWO, {})
-    expected = decide_elastic_round(
-        now=1000.0,
-        shares=question.shares,
-        jobs=jobs,
-        nodes=TWO,
-        state=question.state,
-        settings=question.settings,
-        elastic={},
+    expected = decide_round(
+        Question(
+            now=1000.0,
+            shares=question.shares,
+            jobs=jobs,
+            nodes=TWO,
+            state=question.state,
+            settings=question.settings,
+            elastic={},
+        )
     )
-    assert decide_mixed_round(question) == expected
+    assert decide_round(question) == expected

@@ -3,8 +3,7 @@
 import pytest
 from ballast_policies.planning.launch.unlike_ranks import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.rounds import PoolPart
-from ballast_policies.rounds.mixed import MixedGang, best_parts
+from ballast_policies.rounds import MixedGang, PoolPart, best_parts
 
 
 def a_gang(*, sizes=(4,), layers=12, held=(), kept=(), **changes):

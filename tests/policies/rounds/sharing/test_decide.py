@@ -6,8 +6,17 @@ from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import Node, Placement, Round, RoundSettings, RoundState, decide_round
-from ballast_policies.rounds.sharing import SharedGpus, SharingJob, decide_with_shared_gpus
+from ballast_policies.rounds import (
+    Node,
+    Placement,
+    Question,
+    Round,
+    RoundSettings,
+    RoundState,
+    SharedGpus,
+    SharingJob,
+    decide_round,
+)
 from ballast_policies.throughput.paired import PairSpeeds
 
 GB = 1e9
@@ -48,16 +57,16 @@ def decide(
 ) -> Round:
     jobs = [job(name) for name in names]
     weights = {name: {"v100": (shares or {}).get(name, 1 / len(names))} for name in names}
-    return decide_with_shared_gpus(
-        lambda asked, at, how: decide_round(
-            now=now, shares=weights, jobs=asked, nodes=nodes, state=at, settings=how
-        ),
-        now=now,
-        jobs=jobs,
-        nodes=nodes,
-        state=state,
-        settings=RoundSettings(round_seconds=100.0, **settings),
-        shared=shared,
+    return decide_round(
+        Question(
+            now=now,
+            shares=weights,
+            jobs=jobs,
+            nodes=nodes,
+            state=state,
+            settings=RoundSettings(round_seconds=100.0, **settings),
+            shared=shared,
+        )
     )
 
 
@@ -220,12 +229,10 @@ def test_rounds_one_after_the_other_keep_every_promise(seed: int):
     for _ in range(8):
         asked = dataclasses.replace(settings, within_round=rng.random() < 0.3)
         shares = {one.name: {"v100": rng.random()} for one in jobs}
-
-        def decide_one(given, at, how, shares=shares, now=now):
-            return decide_round(now=now, shares=shares, jobs=given, nodes=nodes, state=at, settings=how)
-
-        found = decide_with_shared_gpus(
-            decide_one, now=now, jobs=jobs, nodes=nodes, state=state, settings=asked, shared=shared
+        found = decide_round(
+            Question(
+                now=now, shares=shares, jobs=jobs, nodes=nodes, state=state, settings=asked, shared=shared
+            )
         )
         check(found, jobs, nodes, shared, state)
         disturbed = {*found.moved, *found.stopped}
@@ -259,17 +266,7 @@ def test_without_jobs_or_gpus_to_share_the_round_is_as_before(seed: int):
     rng = random.Random(seed)
     jobs, nodes, shared, state, settings = random_question(rng)
     shares = {one.name: {"v100": rng.random()} for one in jobs}
-    plain = decide_round(now=0.0, shares=shares, jobs=jobs, nodes=nodes, state=state, settings=settings)
+    question = Question(now=0.0, shares=shares, jobs=jobs, nodes=nodes, state=state, settings=settings)
+    plain = decide_round(question)
     for none in (dataclasses.replace(shared, jobs={}), dataclasses.replace(shared, memory={})):
-        found = decide_with_shared_gpus(
-            lambda given, at, how: decide_round(
-                now=0.0, shares=shares, jobs=given, nodes=nodes, state=at, settings=how
-            ),
-            now=0.0,
-            jobs=jobs,
-            nodes=nodes,
-            state=state,
-            settings=settings,
-            shared=none,
-        )
-        assert found == plain
+        assert decide_round(dataclasses.replace(question, shared=none)) == plain

@@ -5,8 +5,11 @@ import itertools
 from collections import Counter
 
 from ballast_policies.allocation.policy import Surplus
-from ballast_policies.rounds import RoundSettings, RoundState, decide_round
-from ballast_policies.rounds.sizes import (
+from ballast_policies.rounds import (
+    Question,
+    RoundSettings,
+    RoundState,
+    decide_round,
     extra_nodes,
     kept_ranks,
     stays,
@@ -102,12 +105,14 @@ def test_who_runs_is_decided_at_the_least_sizes(question, surplus):
         for name, place in running.items()
     }
     at_least = decide_round(
-        now=100.0,
-        shares={one.name: {"v100": 1.0} for one in jobs},
-        jobs=jobs,
-        nodes=nodes,
-        state=RoundState(running=reduced, running_since=dict.fromkeys(reduced, 0.0)),
-        settings=RoundSettings(round_seconds=60.0),
+        Question(
+            now=100.0,
+            shares={one.name: {"v100": 1.0} for one in jobs},
+            jobs=jobs,
+            nodes=nodes,
+            state=RoundState(running=reduced, running_since=dict.fromkeys(reduced, 0.0)),
+            settings=RoundSettings(round_seconds=60.0),
+        )
     )
     decided = decide(jobs, nodes, elastic, running=running, surplus=surplus)
     assert decided.placements.keys() == at_least.placements.keys()
@@ -134,12 +139,14 @@ def test_without_elastic_gangs_the_round_is_as_ever(question, surplus, within_ro
     jobs, nodes, _, running = question
     decided = decide(jobs, nodes, {}, running=running, surplus=surplus, within_round=within_round)
     assert decided == decide_round(
-        now=100.0,
-        shares={one.name: {"v100": 1.0} for one in jobs},
-        jobs=jobs,
-        nodes=nodes,
-        state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
-        settings=RoundSettings(round_seconds=60.0, within_round=within_round),
+        Question(
+            now=100.0,
+            shares={one.name: {"v100": 1.0} for one in jobs},
+            jobs=jobs,
+            nodes=nodes,
+            state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
+            settings=RoundSettings(round_seconds=60.0, within_round=within_round),
+        )
     )
 
 

@@ -6,8 +6,16 @@ from collections import Counter
 import pytest
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import Node, Placement, RoundSettings, RoundState
-from ballast_policies.rounds.sizes import ElasticGang, SizeSettings, decide_elastic_round
+from ballast_policies.rounds import (
+    ElasticGang,
+    Node,
+    Placement,
+    Question,
+    RoundSettings,
+    RoundState,
+    SizeSettings,
+    decide_round,
+)
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -51,16 +59,18 @@ def decide(elastic, nodes, *, shares=None, running=None, since=0.0, surplus=Surp
         if key in options
     }
     fields = options.pop("fields", {})
-    return decide_elastic_round(
-        now=600.0,
-        shares=shares or {name: {"v100": 1.0} for name in elastic},
-        jobs=[job(name, elastic, **fields.get(name, {})) for name in elastic],
-        nodes=nodes,
-        state=RoundState(running=running, running_since=dict.fromkeys(running, since)),
-        settings=RoundSettings(round_seconds=360.0, **round_settings),
-        elastic=elastic,
-        sizes=SizeSettings(surplus=surplus),
-        **options,
+    return decide_round(
+        Question(
+            now=600.0,
+            shares=shares or {name: {"v100": 1.0} for name in elastic},
+            jobs=[job(name, elastic, **fields.get(name, {})) for name in elastic],
+            nodes=nodes,
+            state=RoundState(running=running, running_since=dict.fromkeys(running, since)),
+            settings=RoundSettings(round_seconds=360.0, **round_settings),
+            elastic=elastic,
+            sizes=SizeSettings(surplus=surplus),
+            **options,
+        )
     )
 
 
@@ -154,16 +164,18 @@ def test_jobs_whose_shares_are_turns_take_turns_where_one_pool_is_far_slower():
     running, since = {}, {}
     now = 0.0
     for _ in range(30):
-        decided = decide_elastic_round(
-            now=now,
-            shares=shares,
-            jobs=[job(name, elastic) for name in elastic],
-            nodes=pools(4, 2),
-            state=RoundState(
-                running=running, running_since=since, received={n: dict(r) for n, r in received.items()}
-            ),
-            settings=RoundSettings(round_seconds=60.0),
-            elastic=elastic,
+        decided = decide_round(
+            Question(
+                now=now,
+                shares=shares,
+                jobs=[job(name, elastic) for name in elastic],
+                nodes=pools(4, 2),
+                state=RoundState(
+                    running=running, running_since=since, received={n: dict(r) for n, r in received.items()}
+                ),
+                settings=RoundSettings(round_seconds=60.0),
+                elastic=elastic,
+            )
         )
         since = {
             name: since.get(name, now) if name not in (*decided.moved, *decided.started) else now
@@ -220,15 +232,17 @@ def clusters(draw, most_gpus=6):
 
 def decide_random(question, running, surplus, *, now=600.0, limit=None):
     jobs, nodes, elastic, _ = question
-    return decide_elastic_round(
-        now=now,
-        shares={one.name: dict.fromkeys(one.throughput, 1 / len(one.throughput)) for one in jobs},
-        jobs=jobs,
-        nodes=nodes,
-        state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
-        settings=RoundSettings(round_seconds=360.0, max_moves_per_hour=limit),
-        elastic=elastic,
-        sizes=SizeSettings(surplus=surplus),
+    return decide_round(
+        Question(
+            now=now,
+            shares={one.name: dict.fromkeys(one.throughput, 1 / len(one.throughput)) for one in jobs},
+            jobs=jobs,
+            nodes=nodes,
+            state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
+            settings=RoundSettings(round_seconds=360.0, max_moves_per_hour=limit),
+            elastic=elastic,
+            sizes=SizeSettings(surplus=surplus),
+        )
     )
 
 

@@ -3,14 +3,7 @@
 import numpy as np
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import (
-    Account,
-    Node,
-    RoundSettings,
-    RoundState,
-    advance,
-    decide_round,
-)
+from ballast_policies.rounds import Account, Node, Question, RoundSettings, RoundState, advance, decide_round
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.rounds.by_shares import EMPTY_GRANT, SimulatedRounds
 from ballast_policies.simulator.settings import BALLAST_RULES, SimulatedCluster, SimulationSettings
@@ -86,17 +79,19 @@ def test_the_simulator_grants_what_decide_round_places(policy, world):
         now = 360.0 * number
         grant = rounds.grant(active, grant, ledger.capacity)
         decided = decide_round(
-            now=now,
-            shares=by_type,
-            jobs=jobs,
-            nodes=nodes,
-            state=RoundState(
-                received=account.received,
-                promised=account.promised,
-                running=running,
-                running_since=since,
-            ),
-            settings=RoundSettings(round_seconds=360.0),
+            Question(
+                now=now,
+                shares=by_type,
+                jobs=jobs,
+                nodes=nodes,
+                state=RoundState(
+                    received=account.received,
+                    promised=account.promised,
+                    running=running,
+                    running_since=since,
+                ),
+                settings=RoundSettings(round_seconds=360.0),
+            )
         )
         by_array = {
             name_of(row): TYPES[column]

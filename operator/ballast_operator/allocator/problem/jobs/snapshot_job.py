@@ -5,10 +5,7 @@ from collections.abc import Mapping
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
-from ballast_policies.rounds import Placement
-from ballast_policies.rounds.consolidate import SpreadGang
-from ballast_policies.rounds.mixed import MixedGang
-from ballast_policies.rounds.sizes import ElasticGang
+from ballast_policies.rounds import ElasticGang, MixedGang, Placement, SpreadGang
 from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.allocator.costs.data_prices import usd_per_step

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
-from ballast_policies.rounds.sharing import SharedGpus
+from ballast_policies.rounds import SharedGpus
 from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.allocator.problem.admission import Admitted

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from ballast_policies.contract.job.reshaping import BalanceBy
 from ballast_policies.planning.launch.unlike_ranks import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
-from ballast_policies.rounds.mixed import MixedGang, best_parts, mixtures
+from ballast_policies.rounds import MixedGang, best_parts, mixtures
 from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.allocator.problem.capacity import Capacity

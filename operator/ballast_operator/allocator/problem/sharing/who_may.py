@@ -3,8 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
-from ballast_policies.rounds import Placement
-from ballast_policies.rounds.sharing import SharedGpus, SharingJob
+from ballast_policies.rounds import Placement, SharedGpus, SharingJob
 from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds, read_paired_name
 from ballast_policies.throughput.placed import Speeds
 

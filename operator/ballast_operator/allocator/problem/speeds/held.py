@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from ballast_policies.rounds.consolidate import SpreadGang
+from ballast_policies.rounds import SpreadGang
 
 from ballast_operator.allocator.problem.capacity import Capacity
 from ballast_operator.allocator.problem.speeds.requests import GangRequest

@@ -1,0 +1,244 @@
+"""Gangs as a round sees them: sizes that they may have, and how fast they are where they may run."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+from ballast_policies.allocation.policy import Surplus
+from ballast_policies.planning.launch.unlike_ranks import LaunchedPipeline, RankGpu, step_seconds
+from ballast_policies.rounds.values import Beside, Placement, PoolPart, mixed_name
+from ballast_policies.throughput.paired import PairSpeeds
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticGang:
+    """A gang that may have one of several sizes.
+
+    Attributes:
+        speeds: GPU type -> number of GPUs -> steps/s, for the sizes that the gang may have, fewest first.
+        together: ranks that stay or leave together: whole positions of the pipeline, in whole pods.
+        per_pod: GPUs of each pod, which are on one node; ``together`` is a multiple.
+        may_shrink: it runs and can give GPUs back now; of a gang that does not run it is not read.
+        may_grow: it can take more GPUs now.
+        may_move: it may be stopped and started in another pool now.
+        pause_seconds: how long training stands still when the gang shrinks or grows.
+        restart_seconds: from its stop to its first step elsewhere.
+    """
+
+    speeds: Mapping[str, Mapping[int, float]]
+    together: int = 1
+    per_pod: int = 1
+    may_shrink: bool = True
+    may_grow: bool = True
+    may_move: bool = True
+    pause_seconds: float = 1.0
+    restart_seconds: float = 30.0
+
+    @property
+    def least(self) -> int:
+        """The smallest size."""
+        return min(min(by_size) for by_size in self.speeds.values())
+
+    @property
+    def most(self) -> int:
+        """The largest size."""
+        return max(max(by_size) for by_size in self.speeds.values())
+
+    def speed(self, gpu_type: str, gpus: int) -> float:
+        """Steps/s; of a size that is not listed, that of the next smaller one; 0 below the least."""
+        by_size = self.speeds.get(gpu_type, {})
+        known = by_size.get(gpus)
+        if known is not None:
+            return known
+        return next((by_size[size] for size in sorted(by_size, reverse=True) if size <= gpus), 0.0)
+
+    def partition_speed(self, gpu_type: str, gpus: float) -> float:
+        """Steps/s on a part of ``gpus`` GPUs, shared in time between the two sizes around it."""
+        by_size = sorted(self.speeds.get(gpu_type, {}).items())
+        if not by_size:
+            return 0.0
+        least, slowest = by_size[0]
+        if gpus <= least:
+            return slowest * gpus / least
+        for (low, slow), (high, fast) in itertools.pairwise(by_size):
+            if gpus < high:
+                return slow + (fast - slow) * (gpus - low) / (high - low)
+        return by_size[-1][1]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SizeSettings:
+    """How sizes are decided.
+
+    Attributes:
+        surplus: which gang comes first.
+        least_gain: gangs change size for one another where that wins at least this fraction.
+        least_growth: a gang takes more GPUs that are free where it becomes faster by at least this fraction.
+        stay_rounds: rounds that a size is expected to last; the pause of a change is spread over them. A
+            restart is spread over the time that the gang has been where it is, if that is longer.
+    """
+
+    surplus: Surplus = Surplus.LEVEL
+    least_gain: float = 0.05
+    least_growth: float = 0.02
+    stay_rounds: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MixedGang:
+    """A gang that may run in several pools at once.
+
+    Attributes:
+        pipeline: what its stages are cut from.
+        sizes: numbers of GPUs that it may have, fewest first.
+        speeds: GPU type -> steps/s of ``base`` GPUs of it, of the types that it may use.
+        base: number of GPUs.
+        fits_one_pool: whether some pool has the GPUs and the memory for its least size.
+        mixtures: divisions of its least size over the pools of an empty cluster.
+        measured: "2 x k80 + 2 x v100" (:func:`mixed_name`) -> steps/s, as it has reported itself.
+        memory: pool -> bytes of each GPU, where that is known.
+        barred: groups of nodes (``Node.group``) on which it must not be started.
+        per_pod: GPUs of each pod, which are on one node.
+        min_gain: part by which several pools must be faster than one.
+        may_move: it runs, and may be stopped and started elsewhere now.
+        restart_seconds: from its stop to its first step elsewhere.
+    """
+
+    pipeline: LaunchedPipeline
+    sizes: tuple[int, ...]
+    speeds: Mapping[str, float]
+    base: int
+    fits_one_pool: bool = True
+    mixtures: tuple[tuple[PoolPart, ...], ...] = ()
+    measured: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    barred: frozenset[str] = frozenset()
+    per_pod: int = 1
+    min_gain: float = 0.05
+    may_move: bool = False
+    restart_seconds: float = 30.0
+
+    def relative(self, gpu_type: str) -> float:
+        """Speed of a GPU relative to the fastest type's; 0: it may not use the type."""
+        fastest = max(self.speeds.values(), default=0.0)
+        return self.speeds.get(gpu_type, 0.0) / fastest if fastest > 0 else 0.0
+
+    def speed(self, parts: Sequence[PoolPart]) -> float:
+        """Steps/s of the gang in ``parts``, in this order: as measured, else as predicted; 0: it cannot.
+
+        The prediction scales the speed of ``base`` GPUs of the fastest type by the steps that the pipeline's
+        model gives both, each with its best stages.
+        """
+        if len(parts) > 1 and (known := self.measured.get(mixed_name(parts))) is not None:
+            return known if self._seconds(parts) is not None else 0.0
+        here = self._seconds(parts)
+        at_base = step_seconds(self.pipeline, (RankGpu(speed=1.0),) * self.base)
+        if here is None or at_base is None or here <= 0:
+            return 0.0
+        return max(self.speeds.values()) * at_base / here
+
+    def speed_at(self, placement: Placement) -> float:
+        """As :meth:`speed`, where it is placed."""
+        return self.speed(placement.by_pool)
+
+    def _seconds(self, parts: Sequence[PoolPart]) -> float | None:
+        ranks: list[RankGpu] = []
+        for part in parts:
+            relative = self.relative(part.gpu_type)
+            if relative <= 0:
+                return None
+            has = self.memory.get(part.pool, math.inf)
+            ranks += [RankGpu(speed=relative, memory=has)] * part.gpus
+        return step_seconds(self.pipeline, tuple(ranks))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadGang:
+    """A running gang on another number of nodes than its speed on each GPU type is of.
+
+    Attributes:
+        at: where it is.
+        fewest: nodes of its pool that would hold it.
+        speed: steps/s where it is.
+        packed_speed: steps/s on the fewest nodes of its pool.
+        restart_seconds: from its stop to its first step elsewhere.
+        may_move: it may be stopped and started elsewhere now.
+    """
+
+    at: Placement
+    fewest: int
+    speed: float
+    packed_speed: float
+    restart_seconds: float = 30.0
+    may_move: bool = True
+
+    def speed_at(self, placement: Placement) -> float:
+        """Steps/s where it is, or on the fewest nodes of its pool; 0: not known here."""
+        if placement == self.at:
+            return self.speed
+        alike = placement.pool == self.at.pool and len(placement.nodes) == len(self.at.nodes)
+        return self.packed_speed if alike and len(set(placement.nodes)) <= self.fewest else 0.0
+
+    def speed_after_restart(self, stay_seconds: float) -> float:
+        """Mean steps/s over its stay, where it restarts on the fewest nodes."""
+        return self.packed_speed * max(0.0, 1.0 - self.restart_seconds / max(stay_seconds, 1e-9))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SharingJob:
+    """A job of exactly one GPU that may share it.
+
+    Attributes:
+        kind: equal for jobs that run alike.
+        memory: bytes that it needs.
+        known_alone: GPU types on which its speed alone is known: by it a pair is judged.
+    """
+
+    kind: str
+    memory: float
+    known_alone: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SharedGpus:
+    """Who may share which GPUs.
+
+    Attributes:
+        jobs: name -> job that may share.
+        memory: node -> bytes of its one GPU, for nodes that offer it to two pods.
+        speeds: of pairs.
+    """
+
+    jobs: Mapping[str, SharingJob] = dataclasses.field(default_factory=dict)
+    memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    speeds: PairSpeeds = dataclasses.field(default_factory=PairSpeeds)
+
+    def fit(self, one: str, other: str, node: str) -> bool:
+        """Whether both may share, and the node's GPU has memory for the two."""
+        first, second = self.jobs.get(one), self.jobs.get(other)
+        if first is None or second is None or node not in self.memory:
+            return False
+        return first.memory + second.memory <= self.memory[node]
+
+    def may_begin(self, one: str, other: str, node: str, gpu_type: str) -> bool:
+        """Whether the two fit, and what they do together can be compared with what each does alone."""
+        if not self.fit(one, other, node):
+            return False
+        return gpu_type in self.jobs[one].known_alone and gpu_type in self.jobs[other].known_alone
+
+    def beside(self, job: str, partner: str, gpu_type: str) -> Beside:
+        """``job`` beside ``partner``; both may share."""
+        kinds = self.jobs[job].kind, self.jobs[partner].kind
+        known = self.speeds.relative(*kinds, gpu_type)
+        return Beside(partner=partner, speed=known.value, measured=known.measured)
+
+    def together(self, one: str, other: str, gpu_type: str) -> float:
+        """The sum of both speeds over those alone: 1 is what they do by turns."""
+        return self.beside(one, other, gpu_type).speed + self.beside(other, one, gpu_type).speed
+
+    def on(self, placement: Placement | None) -> str:
+        """The node of a job that is alone in its gang on a GPU that may be shared; empty: it is not."""
+        if placement is None or len(placement.nodes) != 1 or placement.nodes[0] not in self.memory:
+            return ""
+        return placement.nodes[0]

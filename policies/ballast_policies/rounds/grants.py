@@ -1,0 +1,180 @@
+"""Gangs of one size on one pool each, granted by priority (dissertation section 5.5).
+
+1. Gangs that must not be disturbed keep their nodes (too young to stop).
+2. The others are granted pools by priority; what no job with a share needs goes to any job that can use it.
+3. If more running gangs would be stopped or moved than the hour allows, the newest of them stay.
+4. Where a gang waits for gangs that must not be disturbed, what comes free is kept for it.
+5. Nodes: a gang that stays in its pool keeps its own, the others are packed, the largest first. Where the
+   pods of one find no node with as many free GPUs, the most urgent is packed first, and what is left goes to
+   those that fit, by urgency.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.claims import OrderedClaims, Pools, ordered_claims
+from ballast_policies.rounds.explanations import (
+    Explained,
+    explain_pinned,
+    explain_placement,
+    pool_rooms,
+)
+from ballast_policies.rounds.hysteresis import (
+    exempt_newest,
+    keeps_free,
+    moves_left,
+    reserved_columns,
+    valid_placements,
+    within_min_run,
+)
+from ballast_policies.rounds.packing import assign_nodes
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.selection import Claims, select
+from ballast_policies.rounds.taints import Groups, Split
+from ballast_policies.rounds.values import Placement, Round
+from ballast_policies.rounds.whole_pods import filled
+
+
+def grant_gpus(question: Question) -> Round:
+    """The round of gangs of one size, each on one pool, granted by priority."""
+    pools = Pools.of(question.nodes, question.columns)
+    jobs, now, state, settings = question.jobs, question.now, question.state, question.settings
+    valid = valid_placements(
+        {job.name: job for job in jobs}, {node.name: node for node in question.nodes}, state
+    )
+    claimed = _Claimed(
+        question=question,
+        jobs={job.name: job for job in jobs},
+        names=tuple(job.name for job in jobs),
+        pools=pools,
+        valid=valid,
+        groups=Groups.of(jobs, question.nodes, pools, valid, question.not_tolerated, question.gpus_per_pod),
+        ordered=ordered_claims(
+            jobs, pools, question.shares, now=now, valid=valid, state=state, settings=settings
+        ),
+    )
+    pinned = within_min_run(now, valid, state, settings)
+    limit = moves_left(now, state, settings)
+    keep = keeps_free(now, state, settings)
+    while True:
+        placements, kept_for = _grant(claimed, pinned, keep=keep)
+        disturbed = {job: at for job, at in valid.items() if placements.get(job) != at}
+        if limit is None or len(disturbed) <= limit:
+            break
+        reason = (
+            f"would be stopped or moved, but moves.maxMovesPerHour={settings.max_moves_per_hour} is reached"
+        )
+        pinned = {**pinned, **exempt_newest(disturbed, state, limit, reason)}
+    return _as_round(claimed, placements, pinned, kept_for)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Claimed:
+    """The question with jobs by index, pools by index, and all claims in order of urgency."""
+
+    question: Question
+    jobs: Mapping[str, Job]
+    names: tuple[str, ...]
+    pools: Pools
+    valid: Mapping[str, Placement]
+    groups: Groups | None
+    ordered: OrderedClaims
+
+    def select(self, claims: Claims, pinned: Collection[int]) -> tuple[np.ndarray, dict[int, Split]]:
+        """(positions of the granted claims, job -> its nodes' taints where that matters).
+
+        ``pinned``: jobs that keep their nodes whatever is claimed.
+        """
+        if self.groups is not None:
+            return self.groups.select(claims, pinned)
+        room = self.pools.capacity.copy()
+        for job in pinned:
+            name = self.names[job]
+            room[self.pools.names.index(self.valid[name].pool)] -= self.jobs[name].gpus
+        return select(claims, room), {}
+
+
+def _grant(
+    claimed: _Claimed, pinned: Mapping[str, str], *, keep: bool
+) -> tuple[dict[str, Placement], dict[str, str]]:
+    """(job -> where it runs, pool -> job for which its free GPUs are kept)."""
+    pools, valid, names = claimed.pools, claimed.valid, claimed.names
+    index = {name: m for m, name in enumerate(names)}
+    keeping = [index[job] for job in pinned]
+    claims, position = claimed.ordered.claims, np.arange(len(claimed.ordered.claims))
+    open_ = ~np.isin(claims.job, keeping)
+    chosen, splits = claimed.select(claims.take(open_), keeping)
+    granted = position[open_][chosen]
+    kept_for = {}
+    if pinned and keep:
+        closed = reserved_columns(
+            claims, np.flatnonzero(~open_ | np.isin(position, granted)), claimed.select(claims, ())[0]
+        )
+        ahead = position < np.array([closed.get(column, len(claims)) for column in claims.column.tolist()])
+        open_ &= claimed.ordered.stays | ahead
+        chosen, splits = claimed.select(claims.take(open_), keeping)
+        granted = position[open_][chosen]
+        kept_for = {pools.names[column]: names[claims.job[at]] for column, at in closed.items()}
+    wanted = [(job, valid[job].pool, claimed.jobs[job].gpus) for job in sorted(pinned)]
+    wanted += [(names[claims.job[k]], pools.names[claims.column[k]], int(claims.gpus[k])) for k in granted]
+    by_name = {names[job]: split for job, split in splits.items()}
+    placements = assign_nodes(wanted, claimed.question.nodes, valid, by_name, claimed.question.gpus_per_pod)
+    if len(placements) < len(wanted):
+        # The pods of some gang find no node with as many GPUs: the more urgent one chooses first.
+        most_urgent = assign_nodes(
+            wanted, claimed.question.nodes, valid, by_name, claimed.question.gpus_per_pod, by_urgency=True
+        )
+        placements = filled(
+            most_urgent,
+            claims.take(open_),
+            names,
+            pools.names,
+            claimed.question.nodes,
+            valid,
+            gpus_per_pod=claimed.question.gpus_per_pod,
+            not_tolerated=claimed.question.not_tolerated,
+        )
+    return placements, kept_for
+
+
+def _as_round(
+    claimed: _Claimed,
+    placements: Mapping[str, Placement],
+    pinned: Mapping[str, str],
+    kept_for: Mapping[str, str],
+) -> Round:
+    free = {node.name: node.gpus for node in claimed.question.nodes}
+    for placement in placements.values():
+        for name in placement.nodes:
+            free[name] -= 1
+    ran, names = claimed.question.state.running, claimed.names
+    extended = tuple(job for job in names if job in ran and placements.get(job) == ran[job])
+    column_of = dict(zip(claimed.pools.names, claimed.pools.columns, strict=True))
+    explained = Explained(pool_rooms(claimed.question.nodes, free), kept_for)
+    reasons = {}
+    for name, job in claimed.jobs.items():
+        at = placements.get(name)
+        if at is None:
+            barred = claimed.question.not_tolerated.get(name, frozenset())
+            reasons[name] = explained.waiting(job, barred, claimed.question.gpus_per_pod.get(name, 1))
+        elif name in pinned:
+            reasons[name] = explain_pinned(at, pinned[name])
+        else:
+            reasons[name] = explain_placement(
+                at,
+                share=claimed.question.shares.get(name, {}).get(column_of[at.pool], 0.0),
+                received_fraction=claimed.ordered.received_fraction[name, column_of[at.pool]],
+                extended=name in extended,
+            )
+    return Round(
+        placements=dict(placements),
+        extended=extended,
+        started=tuple(job for job in names if job not in ran and job in placements),
+        moved=tuple(job for job in names if job in ran and job in placements and job not in extended),
+        stopped=tuple(sorted(job for job in ran if job not in placements)),
+        waiting=tuple(job for job in names if job not in ran and job not in placements),
+        reasons=reasons,
+    )

@@ -1,0 +1,132 @@
+"""What a round is decided from: one value for every pass over the jobs."""
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, SizeSettings, SpreadGang
+from ballast_policies.rounds.values import Node, RoundSettings, RoundState
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SpotLimits:
+    """What may be started in spot pools.
+
+    Attributes:
+        pools: the spot pools.
+        on_demand_share: part of the GPUs in use that are not spot, at least.
+        most_in_one_pool: part of the spot GPUs in use that are in one pool, or in one zone of a pool where
+            zones are known, at most, but for the last gang there.
+    """
+
+    pools: frozenset[str] = frozenset()
+    on_demand_share: float = 0.0
+    most_in_one_pool: float = 1.0
+
+    @property
+    def limits(self) -> bool:
+        """Whether anything is limited."""
+        return bool(self.pools) and (self.on_demand_share > 0 or self.most_in_one_pool < 1)
+
+    def most(self, used: int) -> int:
+        """Spot GPUs that may be in use where ``used`` GPUs are in use in all."""
+        return math.floor((1.0 - self.on_demand_share) * used + 1e-9)
+
+    def most_beside(self, others: int) -> int | None:
+        """Spot GPUs that may be in use beside ``others`` GPUs that are not spot; None: any number."""
+        if self.on_demand_share <= 0:
+            return None
+        return math.floor((1.0 - self.on_demand_share) / self.on_demand_share * others + 1e-9)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a round is decided from.
+
+    Attributes:
+        now: seconds, on the clock of the state's times.
+        shares: job -> column -> fraction of time (``Allocation.allocation``); missing: 0.
+        jobs: in order of arrival; ``gpus`` of an elastic one is its least size.
+        nodes: of the pools.
+        state: what was promised and received so far, and who runs where, with all that it holds.
+        settings: of the rounds.
+        elastic: job -> its sizes, for jobs that may have several.
+        mixed: job -> gang that may run in several pools at once.
+        spread: job -> running gang on more nodes than would hold it.
+        shared: who may share which GPUs; nodes whose GPUs are shared have one.
+        spot: limits of spot machines.
+        sizes: how sizes are decided.
+        tenants: job -> its tenant, of tenants with a limit on GPUs.
+        room: tenant -> GPUs that its jobs may have besides those that run with their least sizes.
+        pending: jobs of ``state.running`` that were granted their GPUs and do not hold them yet.
+        not_tolerated: job -> taints of nodes (``Node.taints``) on which it must not be started.
+        gpus_per_pod: job -> GPUs of each of its pods, all on one node, where it is not 1.
+        columns: pool -> column of shares and accounts where it is not the GPU type (pools of unlike price).
+        parts: job -> part of the cluster that it has a claim to; None: by its weight.
+    """
+
+    now: float
+    shares: Mapping[str, Mapping[str, float]]
+    jobs: Sequence[Job]
+    nodes: Sequence[Node]
+    state: RoundState = dataclasses.field(default_factory=RoundState)
+    settings: RoundSettings = dataclasses.field(default_factory=RoundSettings)
+    elastic: Mapping[str, ElasticGang] = dataclasses.field(default_factory=dict)
+    mixed: Mapping[str, MixedGang] = dataclasses.field(default_factory=dict)
+    spread: Mapping[str, SpreadGang] = dataclasses.field(default_factory=dict)
+    shared: SharedGpus = dataclasses.field(default_factory=SharedGpus)
+    spot: SpotLimits = dataclasses.field(default_factory=SpotLimits)
+    sizes: SizeSettings = dataclasses.field(default_factory=SizeSettings)
+    tenants: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    room: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    pending: frozenset[str] = frozenset()
+    not_tolerated: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    gpus_per_pod: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    parts: Mapping[str, float] | None = None
+
+    def without(
+        self,
+        jobs: Collection[str],
+        taken: Mapping[str, int],
+        *,
+        moves: int = 0,
+        tenants: Mapping[str, int] | None = None,
+    ) -> "Question":
+        """What is left to be decided when ``jobs`` are placed.
+
+        Args:
+            jobs: that take no part any more.
+            taken: node -> GPUs that these have.
+            moves: running gangs that these stop, of those that may be stopped within the hour.
+            tenants: tenant -> GPUs that these take of its room.
+        """
+        settings, parts = self.settings, self.parts
+        if moves and settings.max_moves_per_hour is not None:
+            left = max(0, settings.max_moves_per_hour - moves)
+            settings = dataclasses.replace(settings, max_moves_per_hour=left)
+        if parts is None:
+            parts = self.claimed_parts()
+        return dataclasses.replace(
+            self,
+            jobs=[job for job in self.jobs if job.name not in jobs],
+            nodes=[
+                dataclasses.replace(node, gpus=node.gpus - taken[node.name]) if node.name in taken else node
+                for node in self.nodes
+            ],
+            state=dataclasses.replace(
+                self.state,
+                running={name: at for name, at in self.state.running.items() if name not in jobs},
+            ),
+            settings=settings,
+            room={name: max(0, has - (tenants or {}).get(name, 0)) for name, has in self.room.items()},
+            parts=parts,
+        )
+
+    def claimed_parts(self) -> Mapping[str, float]:
+        """Job -> part of the cluster that it has a claim to."""
+        if self.parts is not None:
+            return self.parts
+        weights = sum(job.weight for job in self.jobs) or 1.0
+        return {job.name: job.weight / weights for job in self.jobs}
