@@ -87,19 +87,17 @@ def page(found):
 
 Written by `python benchmarks/trainer/published_page.py` from `published_recorded.json`: values that DynMo (its supplement and its
 reviews) and SEMI-migration (Wang et al., arXiv 2401.11469) print, beside ours. **Everything here is simulated**: there are no 8 to 720
-GPUs here. What real ranks show is in [figures.md](figures.md); how to make the balancer follow your model, in
-[trainer-changes.md](trainer-changes.md).
+GPUs here. What real ranks show is in [figures.md](figures.md).
 
 ## Six dynamic models on 8 GPUs (reviews)
 
 {table(("case", "published speed-up", "largest stage, even split over best", "ours over the even split", "over the best split that stays", "of the best cut in every step", "moves", "moving"), six)}
 
-The paper prints speed-ups, not loads. So each case is a family of load curves with one parameter, set so that the settled model allows
-the published speed-up on 8 stages; the second column against the third is therefore no result. The fourth is lower because the layers
-get cheaper during the training, not before it. What the balancer adds is in the others: what it wins over the one partition that is
-best for the whole training, of what is to be won, and the part of the speed of a partition chosen again in every step, without cost
-and known in time. Loads change every {CHANGED_EVERY} of {STEPS} steps of about 0.1 s, are followed by the trainer's own profile, looks and
-decisions (`minGain` {MIN_GAIN}), and a move takes {1000 * PAUSE_SECONDS:.0f} ms.
+The paper prints speed-ups, not loads: each case is a family of load curves with one parameter, set so that the settled model allows the published
+speed-up; the second column against the third is no result. The fourth is lower because layers get cheaper during the training, not before it. The
+others: what the balancer wins over the one partition that is best for the whole training, of what is to be won, and the part of the speed of a partition
+chosen again in every step, without cost. Loads change every {CHANGED_EVERY} of {STEPS} steps of about 0.1 s, are followed by the trainer's own
+profile, looks and decisions (`minGain` {MIN_GAIN}), and a move takes {1000 * PAUSE_SECONDS:.0f} ms.
 
 The same on other numbers of ranks (speed-up over the even split, part of the best cut in every step), 6 layers a rank:
 
@@ -109,51 +107,43 @@ The same on other numbers of ranks (speed-up over the even split, part of the be
 
 {table(("layers", "GPUs", "published", "ours", "deviation"), two)}
 
-One number, how uneven the weights of the layers are, is set by the row of 24 layers on 8 GPUs; all others follow. The paper's speed-up grows
-with the number of layers at the same number of GPUs; ours hardly does, since the shape over the depth is the same for every number of
-layers. Runs that were out of memory are left out.
+How uneven the weights of the layers are is set by the row of 24 layers on 8 GPUs; all others follow. Runs that were out of memory are left out.
 
 ## Overhead (supplement, table 1)
 
 {table(("layers", "published, iterations of 10,000", "ours, iterations", "moves", "a decision, CPU ms"), one)}
 
-In each column: partition by time, by parameters, diffusion by time, by parameters. Ours: moves times the half step that a move takes
-(60 ms of 120 on four real ranks), decisions beside it; the reviews give "single digit percent", 10,000 iterations make the published
-values 0.04 to 0.6 %. Ours are lower because nothing moves where the predicted gain does not pay for it; they
-are alike since what is left of a layer's parameters follows its cost here, and diffusion ends at the same cuts.
+In each column: partition by time, by parameters, diffusion by time, by parameters. Ours: moves times the half step that a move takes (60 ms of 120 on four
+real ranks), and decisions; nothing moves where the predicted gain does not pay for it. 10,000 iterations make the published values 0.04 to 0.6 %.
 
 ## Repacking (supplement, figure 4)
 
 {table(("layers", "8 GPUs", "6", "4", "2", "mean GPUs"), packed)}
 
-Throughput of a GPU relative to 8 GPUs (throughput of the job in parentheses), of the pruned model; the mean over the training of the
-fewest GPUs that keep the pace of the dense model (`repack.maxSlowdown: 0.1`). The figure prints no numbers: in it, throughput of a GPU
-rises as GPUs are released, as here, where the bubble gets smaller. The reviews put the gain of repacking at 4 to 11 % of the whole.
+Throughput of a GPU relative to 8 GPUs (of the job in parentheses), of the pruned model; the mean over the training of the fewest GPUs that keep the dense
+model's pace (`repack.maxSlowdown: 0.1`). The figure prints no numbers; it rises as GPUs are released, as here. The reviews put the gain of repacking at 4 to 11 %.
 
 ## Unstable network (supplement, figure 3): 90 pipelines of 8 GPUs
 
 {table(("layers", "links up to ... times slower", "speed-up of `exact` over the even split", "of `network`"), network)}
 
-Each link of each pipeline is slower by a half-normal delay up to the limit, and a step waits for the slowest of the 90 pipelines; a
-transfer takes a tenth of a stage's time at full bandwidth. The figure prints no numbers. The paper finds that the speed-up grows with
-the delays; here links count for every partition, so the gain of balancing by time alone shrinks, and the network-aware balancer keeps
-more of it.
+Each link is slower by a half-normal delay up to the limit; a step waits for the slowest of the 90 pipelines; a transfer takes a tenth of a stage's time at
+full bandwidth. The figure prints no numbers. In the paper the speed-up grows with the delays; here links count for every partition, so the gain of balancing by time
+alone shrinks.
 
 ## Migration of columns (SEMI, table I): seconds an epoch
 
 {table(("GPUs that give columns", "gamma", "published, broadcast-reduce", "our cost model", "deviation", "published, scatter-gather"), moved)}
 
-The model of `planning.tensor_parallel` (fixed and per-column cost of sending, helpers that share the columns) with its four
-numbers (the fixed part for one and for four GPUs, a column's part, the products' seconds) fitted to the eight values of
-broadcast-reduce at gamma above 0; the other migration, scatter-gather, is not implemented.
+`planning.tensor_parallel` with its four numbers (the fixed part for one and for four GPUs, a column's part, the products' seconds) fitted to the eight values of
+broadcast-reduce at gamma above 0; scatter-gather is not implemented.
 
 ## Stragglers (SEMI, section V): one of 8 GPUs late
 
 {table(("chi", "ZERO, to the mean (Pri)", "ZERO, half of the columns (PriDiffE)", "migration", "SEMI", "migrated", "left out"), late)}
 
-With the costs fitted above, by which products are {100 * found["late_ranks"]["share"]:.0f} % of a step: no policy is run here. What the late
-GPU leaves out costs accuracy; SEMI takes the split with the shortest step, and of those within 1 % the one that loses least. Accuracy is trained for in [figures.md](figures.md): at chi = 8 the paper loses 1.3 %
-(Pri) and 0.3 % (PriDiffE).
+With the costs fitted above, by which products are {100 * found["late_ranks"]["share"]:.0f} % of a step: no policy is run here. SEMI takes the split with the
+shortest step, and of those within 1 % the one that loses least accuracy: at chi = 8 the paper loses 1.3 % (Pri) and 0.3 % (PriDiffE), [ours](figures.md#trainer).
 
 Four of 8 GPUs late by 8, 6, 4 and 2: the paper's sweet spot is 3 that migrate; ours, by its costs: {found["late_ranks"]["migrating"]}
 ({found["late_ranks"]["why"]}).

@@ -172,6 +172,7 @@ def named(rows: list[Row]) -> str:
 def main() -> None:
     kept = [run for run in json.loads(KEPT.read_text()) if run["rules"] in ("published", "gavel", "")]
     parts, summary, skipped = [], [], []
+    reasons: dict[str, int] = {}
     for figure, title in WORDS["titles"].items():
         runs = [run for run in kept if run["figure"] == figure]
         if figure == "5.11":
@@ -191,7 +192,8 @@ def main() -> None:
         parts += table(rows)
         notable = [row for row in rows if abs(deviation(row)) > NOTABLE]
         for words in dict.fromkeys(reason(row) for row in notable):
-            parts += ["", f"\\* {named([row for row in notable if reason(row) == words])}: {words}"]
+            number = reasons.setdefault(words, len(reasons) + 1)
+            parts += ["", f"\\* {named([row for row in notable if reason(row) == words])}: reason {number}."]
         if figure in FIGURES and figure != "physical":
             skipped += [f"- {figure}, {line}" for line in not_run(figure, runs)]
     head = ["| figure | what | points | median | largest | within 5 % |", "|---|---|---|---|---|---|"]
@@ -201,6 +203,10 @@ def main() -> None:
         *head,
         *summary,
         *parts,
+        "",
+        "## Reasons",
+        "",
+        *(f"{number}. {words}" for words, number in reasons.items()),
         "",
         "## Not run",
         "",

@@ -37,6 +37,7 @@ A reason is never renamed; a finer one extends it as a prefix. Events carry the 
 Succeeded and Failed exclude each other. Programs should read conditions; `status.state` is for people.
 """
 
+_RULES_HEAD = "Each message also says what to change; here it stands where the reason alone is short.\n"
 _SCHEDULES_HEAD = "Orders of microbatches that the trainer carries out."
 
 _BALANCERS_HEAD = "How the trainer chooses which rank holds which layers."
@@ -78,7 +79,7 @@ def _kind(resource: Resource, schema: dict[str, Any]) -> str:
     lines.append("")
     rules = list(_grouped(_rules(schema, "")))
     if rules:
-        lines += [f"### {resource.kind}: rules\n", "| about | refused with |", "|---|---|"]
+        lines += [f"### {resource.kind}: rules\n", _RULES_HEAD, "| about | refused with |", "|---|---|"]
         lines += [f"| {where} | {message} |" for where, message in rules]
         lines.append("")
     return "\n".join(lines)
@@ -162,11 +163,13 @@ def _rules(schema: dict[str, Any], path: str) -> Iterator[tuple[str, str]]:
 
 
 def _grouped(rules: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Rows of rules: fields without an effect share one, and values that have a table are not listed."""
+    """Rows of rules: fields without an effect share one; lists of values and long remedies are left out."""
     fields: dict[str, list[str]] = {}
     for where, message in rules:
         text = re.sub(r"is not one of ([^,.]+, ){5,}[^.]+\.", "is not one of its values.", message)
         text = re.sub(r"\w+ has no effect\.", "this field has no effect.", text)
+        reason = text.partition(". To fix:")[0]
+        text = reason if len(reason.split()) >= 9 else text
         fields.setdefault(text, []).append(f"`{where}`")
     for message, paths in fields.items():
         yield ", ".join(paths), message
