@@ -7,7 +7,8 @@
     ├── NameTaken        an object of somebody else has the name: it is left alone
     ├── Rejected         the API server refused the content (HTTP 4xx): a retry cannot help
     │   ├── Forbidden    the operator's account lacks a right (HTTP 403 by RBAC): a person has to grant it
-    │   └── NotAllowed   a quota, an admission policy or a missing class forbids it now (other HTTP 403)
+    │   ├── NotAllowed   a quota, an admission policy or a missing class forbids it now (other HTTP 403)
+    │   └── ActionRefused   what a job needs was refused, and it has no launch that could end for it
     └── Unavailable      no answer in time, throttled or a server error: a retry may help
         └── ServerInternalError   mostly an admission webhook that gives no answer which can be used
 
@@ -55,13 +56,17 @@ class NotAllowed(Rejected):
     """
 
 
+class ActionRefused(Rejected):
+    """What a pass does for a job was refused, and the job has no launch that could end for it."""
+
+
 class Unavailable(OperatorError):  # noqa: N818
     """The API server did not answer in time, throttled, or failed."""
 
 
 def for_good(error: BaseException) -> bool:
     """Whether the API server refused the content itself, so that the same request never succeeds."""
-    return isinstance(error, Rejected) and not isinstance(error, (Forbidden, NotAllowed))
+    return isinstance(error, Rejected) and not isinstance(error, (Forbidden, NotAllowed, ActionRefused))
 
 
 class ServerInternalError(Unavailable):

@@ -252,6 +252,9 @@ class JobReason(enum.StrEnum):
     """Reconciled again: the error is gone."""
     INTERNAL_ERROR = "InternalError"
     """Not reconciled: an error of the operator, in the message; it tries again."""
+    ACTION_REFUSED = "ActionRefused"
+    """Not reconciled: the API server refuses an action, such as the deletion of a pod, for the reason in the
+    message; it is tried again after growing pauses."""
     STATUS_REFUSED = "StatusRefused"
     """Not reconciled: the API server refuses what the operator writes of the job, for the reason in the
     message; the job goes on, and texts of its status are shortened."""

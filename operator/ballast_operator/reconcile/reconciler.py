@@ -13,6 +13,7 @@ from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.read import read_job_status, unknown_fields
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.errors import (
+    ActionRefused,
     Forbidden,
     NameTaken,
     NotFound,
@@ -95,6 +96,7 @@ class Reconciler:
 
         Raises:
             Conflict, NotFound: the caches were behind; look again soon.
+            ActionRefused: the API server refuses what the job needs, and no launch can end for it.
             Unavailable: the API server did not answer; look again later.
             NotLeader: another replica leads.
         """
@@ -132,7 +134,10 @@ class Reconciler:
                 if isinstance(error, ServerInternalError) and not result.makes_pods:
                     raise  # it ends no gang that trains
                 self._checks.forget(view, self._gpu_resources)
-                result = refused(view, error, now=self._clock(), settings=self._settings)
+                ended = refused(view, error, now=self._clock(), settings=self._settings)
+                if ended is None:
+                    raise ActionRefused(str(error)) from error
+                result = ended
             self._avoid_nodes(view, result)
             # 4. Report.
             prepares = [self._prepare(view, result)] if result.meanwhile else []
@@ -232,7 +237,10 @@ class Reconciler:
             return
         metadata = item["metadata"]
         reason, message = JobReason.INTERNAL_ERROR, f"{type(error).__name__}: {error}"[:1000]
-        if for_good(error):
+        if isinstance(error, ActionRefused):
+            reason = JobReason.ACTION_REFUSED
+            message = f"an action was refused, and is tried again: {plain(str(error))}"
+        elif for_good(error):
             reason, message = (
                 JobReason.STATUS_REFUSED,
                 f"the API server refused a request: {plain(str(error))}",

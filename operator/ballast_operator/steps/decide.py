@@ -113,8 +113,8 @@ def _misconfigured(view: JobView, now: Time) -> TrainingJobStatus:
     )
 
 
-def refused(view: JobView, error: OperatorError, *, now: Time, settings: JobSettings) -> StepResult:
-    """An object of the job cannot be made: the launch ends, and its GPUs are free.
+def refused(view: JobView, error: OperatorError, *, now: Time, settings: JobSettings) -> StepResult | None:
+    """An object of the job cannot be made: the launch ends, and its GPUs are free; None: there is no launch.
 
     What is wrong with the job itself counts toward ``backoffLimit``, so that it is not tried without end.
     What the cluster does not allow now, or an object of somebody else in the way, is tried again after
@@ -122,7 +122,7 @@ def refused(view: JobView, error: OperatorError, *, now: Time, settings: JobSett
     """
     allocation = view.status.allocation
     if view.spec is None or allocation is None or allocation.ending is not None:
-        return StepResult(status=view.status, requeue_after_seconds=settings.exit_seconds)
+        return None
     context = ReconcileContext(
         view=view, spec=view.spec, assignment=None, shortage="", now=now, settings=settings
     )

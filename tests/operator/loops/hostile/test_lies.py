@@ -5,8 +5,8 @@ import json
 from typing import Any
 
 import pytest
-from ballast_operator.errors import Rejected
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, Kind
+from ballast_operator.errors import NotAllowed, Rejected
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, POD, Kind
 from ballast_operator.reconcile.worker import ReconcileWorker
 from ballast_operator.views.clock import Time
 from ballast_policies.contract import (
@@ -240,6 +240,40 @@ async def test_a_status_that_is_refused_for_a_text_does_not_hold_the_gpus(monkey
     for _ in range(20):
         await simulation.tick()
     assert simulation.world.log.count("apply TrainingJob one status") == 0
+
+
+async def test_a_deletion_that_is_refused_is_told_and_tried_ever_more_rarely(monkeypatch):
+    """A webhook keeps the pods of a suspended job: its condition quotes the webhook, until it lets go."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.add_job("one", totalSteps=100_000, trainer={"total": 100_000})
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    delete = FakeCluster.delete
+
+    async def refuse(self: FakeCluster, kind: Kind, *args: Any, **how: Any) -> Any:
+        if kind is POD:
+            raise NotAllowed('HTTP 403 admission webhook "keep.example" denied the request: pods stay')
+        return await delete(self, kind, *args, **how)
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(FakeCluster, "delete", refuse)
+        simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": True}})
+        await simulation.until(lambda: simulation.status("one").condition("Reconciled") is not None)
+        refusing.setattr(simulation, "keys", list)
+        later: list[float] = []
+        worker = ReconcileWorker(
+            simulation.reconciler,
+            metrics=simulation.metrics,
+            again=lambda key, seconds: later.append(seconds),
+        )
+        for _ in range(6):
+            await worker((NAMESPACE, "one"))
+    condition = simulation.status("one").condition("Reconciled")
+    assert (condition.is_true, condition.reason) == (False, "ActionRefused")
+    assert 'admission webhook "keep.example" denied the request: pods stay' in condition.message
+    assert later == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+    assert worker.failing == 1
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    assert simulation.status("one").is_true("Reconciled")
 
 
 async def test_a_job_of_which_no_status_is_taken_says_so_and_is_left_alone(monkeypatch):

@@ -13,7 +13,7 @@ from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api.policy_conditions import PolicyReason
 from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_operator.errors import Conflict, NotFound, Unavailable
+from ballast_operator.errors import ActionRefused, Conflict, NotFound, Unavailable
 from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
 from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY, Key
 from ballast_operator.kube.queue import KeyQueue
@@ -237,6 +237,8 @@ class Simulation:
                     await self.reconciler.reconcile(key)
                 except (Conflict, NotFound, Unavailable):
                     continue
+                except ActionRefused as error:
+                    await self.reconciler.report_error(key, error)
             if self.world.writes == written:  # the caches are as they were: another pass decides the same
                 return
 
