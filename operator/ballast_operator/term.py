@@ -92,7 +92,7 @@ class Term:
         )
         self._feeds.clouds.changed = self._allocator.trigger
         self._changes.allocate = self._allocator.trigger
-        self._changes.arrived = self._allocator.arrived
+        self._changes.arrived = self._allocator.pace.arrived
         reconciler = Reconciler(
             cluster,
             self._observer,

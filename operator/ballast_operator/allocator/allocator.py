@@ -7,13 +7,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from ballast_operator.allocator.assignments import waiting_for_policy
-from ballast_operator.allocator.between.arrivals import Arrivals, grants, version_of, what_is_left
 from ballast_operator.allocator.costs.bill import pool_infos, with_regions
 from ballast_operator.allocator.costs.gauges import set_cost_gauges
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_prices, with_prices
 from ballast_operator.allocator.decider import Decider
 from ballast_operator.allocator.gauges import set_gauges
-from ballast_operator.allocator.pace import Pace, Rest
+from ballast_operator.allocator.pace import Pace
 from ballast_operator.allocator.problem.capacity import in_todays_pools
 from ballast_operator.allocator.reporting.policy_status import PolicyReport
 from ballast_operator.allocator.reporting.reporter import Failures, PolicyReporter
@@ -25,7 +24,7 @@ from ballast_operator.api.policy_conditions import NO_POLICY, PolicyReason
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
 from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import JOB, POD, POLICY, Key, Object, job_id
+from ballast_operator.kube.kinds import POD, POLICY, Key, Object, job_id
 from ballast_operator.metrics import Metrics
 from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
@@ -84,7 +83,6 @@ class Allocator:
         self._seen: deque[JobView] = deque(maxlen=MOST_REPORTS)
         self.decider = Decider(metrics)
         self.pace = Pace(settings.debounce_seconds)
-        self._arrivals = Arrivals()
         self._next_round: float | None = None
         self._next_read: float | None = None
         self._next_growth: float | None = None
@@ -98,22 +96,6 @@ class Allocator:
     def trigger(self) -> None:
         """Ask for a decision soon: something has changed."""
         self.pace.ask()
-
-    def arrived(self, view: JobView) -> None:
-        """A new job has come: it gets GPUs that nobody else could use, or a decision."""
-        given = self._arrivals.give(
-            view,
-            others=self._observer.jobs,
-            node=self._observer.node,
-            version=version_of(self._observer.caches[POLICY]),
-            now=self._clock(),
-        )
-        if given is None:
-            self.pace.arrived(view)
-            return
-        self._board.assignments[view.key] = given
-        self._enqueue(view.key)
-        self.pace.ask(Rest.LONG)
 
     def seen(self, view: JobView) -> None:
         """Take note of a job as a pass has seen it: its reports are measured at the next decision."""
@@ -181,7 +163,6 @@ class Allocator:
         self._record_wait(problem)
         if problem:
             self._next_round = None
-            self._arrivals.decided(None, seen=(view.key for view in jobs), present=lambda key: None)
             self._publish(waiting_for_policy(jobs, problem), jobs)
 
     async def _load(self, jobs: list[JobView]) -> None:
@@ -231,8 +212,6 @@ class Allocator:
         policy = with_prices(policy, known_prices(prices))
         seen = [self._seen.popleft() for _ in range(len(self._seen))]
         nodes, pods = self._observer.nodes(), self._observer.caches[POD].of_no_job()
-        version = version_of(self._observer.caches[POLICY])
-        self.decider.rounds.hold(grants(self._arrivals.given))
         clock.lap("read")
         jobs = await asyncio.to_thread(in_todays_pools, jobs, policy, nodes)
         known = self._board.pools
@@ -265,20 +244,6 @@ class Allocator:
             again = started.timestamp() + solve.seconds + self._settings.retry_seconds
             self._next_round = min(self._next_round, again)
         self._metrics.rounds.inc()
-        self._arrivals.decided(
-            what_is_left(
-                policy,
-                question.snapshot,
-                decision.report.round_,
-                version=version,
-                nodes=nodes,
-                profiles=self.decider.measurements.profiles,
-                plan_id=self.decider.rounds.plan_id,
-                until=(self._next_round, self.decider.budgets_at),
-            ),
-            seen=(view.key for view in jobs),
-            present=self._observer.caches[JOB].get,
-        )
         self._publish(decision.assignments, jobs)
         set_gauges(self._metrics, question.snapshot, jobs, decision.report.round_)
         took_seconds = clock.total("all")
@@ -296,7 +261,7 @@ class Allocator:
     def _publish(self, assignments: Mapping[Key, Assignment], jobs: list[JobView]) -> None:
         """Leave the assignments on the board; jobs for which there is news get a pass."""
         old = self._board.assignments
-        self._board.assignments = {**self._arrivals.given, **assignments}
+        self._board.assignments = dict(assignments)
         for view in jobs:
             assignment = assignments.get(view.key)
             waits = (

@@ -58,10 +58,6 @@ class PendingGrants:
             if len(decided.placements[job].nodes) < len(running[job].nodes)
         }
 
-    def hold(self, given: Mapping[str, tuple[Placement, int]]) -> None:
-        """What jobs were given since, each for one launch, counts as granted."""
-        self._granted = {**self._granted, **given}
-
     def explain(self, decided: Round) -> Round:
         """``decided`` within a round, with the reasons of the decision that made each placement."""
         words = {

@@ -8,7 +8,6 @@ from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Allocation
 from ballast_policies.allocation.registry import find_policy
 from ballast_policies.rounds import (
-    Placement,
     Question,
     Round,
     RoundMemory,
@@ -41,10 +40,6 @@ class Rounds:
         self.memory: RoundMemory | None = None
         self._number = 0
         self._grants = PendingGrants()
-
-    def hold(self, given: Mapping[str, tuple[Placement, int]]) -> None:
-        """What jobs were given since the last decision stays theirs until the round ends."""
-        self._grants.hold(given)
 
     def decide(
         self,

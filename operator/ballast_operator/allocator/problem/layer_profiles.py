@@ -62,12 +62,6 @@ class LayerProfiles:
         """Start from what an earlier operator knew."""
         self._profiles, self._needs = dict(profiles), {}
 
-    def copy(self) -> "LayerProfiles":
-        """What is known now of kinds, for a reader in another thread."""
-        found = LayerProfiles()
-        found._profiles, found._needs = dict(self._profiles), dict(self._needs)
-        return found
-
     def record(self, view: JobView) -> None:
         """Take in the layers of the job's newest report, if it was made in the plan that is in force."""
         lease, plan, spec = view.lease, view.launched_plan, view.spec

@@ -32,13 +32,11 @@ class Tolerance:
             have to tolerate, and a number where something else tells nodes with the same taints apart.
         not_tolerated: what jobs have in common (:func:`_signature`) -> texts of nodes barred to them.
         by_no_job: texts of nodes that are barred to every job; empty where there are no jobs.
-        known: signatures of the jobs.
     """
 
     taints: Mapping[str, str] = dataclasses.field(default_factory=dict)
     not_tolerated: Mapping[Signature, frozenset[str]] = dataclasses.field(default_factory=dict)
     by_no_job: frozenset[str] = frozenset()
-    known: frozenset[Signature] = frozenset()
 
     @classmethod
     def of(
@@ -78,11 +76,7 @@ class Tolerance:
                 not_tolerated[signature] = frozenset(by_taint.union(texts[n] for n in names if n in texts))
         sets = list(not_tolerated.values())
         by_no_job = sets[0].intersection(*sets[1:]) if sets else frozenset[str]()
-        return cls(taints=texts, not_tolerated=not_tolerated, by_no_job=by_no_job, known=frozenset(wanting))
-
-    def knows(self, view: JobView) -> bool:
-        """Whether one of the jobs that it was made for may be started on the same nodes as this one."""
-        return _signature(view) in self.known
+        return cls(taints=texts, not_tolerated=not_tolerated, by_no_job=by_no_job)
 
     def barred(self, view: JobView, *, avoid: bool = True) -> frozenset[str]:
         """Texts of nodes on which the job must not be started.

@@ -24,7 +24,6 @@ from ballast_operator.reconcile.changes import Changes
 from ballast_operator.reconcile.reconciler import Reconciler
 from ballast_operator.settings import JobSettings, SolverSettings
 from ballast_operator.views.assignment import AssignmentBoard
-from ballast_operator.views.job import JobView
 from ballast_operator.waits import Waits
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.contract import JOB_LABEL
@@ -103,11 +102,9 @@ class Simulation:
 
     Attributes:
         follower: caches of a replica that follows; the next operator starts with them. None: with nothing.
-        decides: whether decisions end; otherwise one is under way all the time.
     """
 
     follower: Caches | None = None
-    decides = True
 
     def __init__(self, *, nodes: dict[str, tuple[str, int]], **policy_spec: Any) -> None:
         self.world = World()
@@ -173,15 +170,9 @@ class Simulation:
         queue: KeyQueue[Key] = KeyQueue(self._seconds)
         changes = Changes(self.observer, self.board, queue, settings=JobSettings())
         changes.allocate = self.asked_to_decide
-        changes.arrived = self.arrived
         self.caches.listeners.append(changes.changed)
         # An operator decides when it starts.
         self.asked, self.decisions = True, 0
-
-    def arrived(self, view: JobView) -> None:
-        """A watch has a new job."""
-        self.allocator.arrived(view)
-        self.asked_to_decide()
 
     def asked_to_decide(self) -> None:
         """A watch or a pass has something new for the allocator."""
@@ -245,7 +236,7 @@ class Simulation:
     async def decide(self) -> None:
         """One decision, if it is due."""
         at = self.allocator.next_at
-        if self.decides and (self.asked or (at is not None and at <= self.now.timestamp())):
+        if self.asked or (at is not None and at <= self.now.timestamp()):
             self.asked = False
             self.decisions += 1
             try:

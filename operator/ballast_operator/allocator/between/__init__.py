@@ -1,1 +1,0 @@
-"""What the allocator gives between two decisions."""
