@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from ballast_policies.contract.decode import decode
 from ballast_policies.contract.errors import ContractError, camel
-from ballast_policies.contract.job import JobConfig, ModelConfig, PipelineConfig
+from ballast_policies.contract.job import JobConfig
 from ballast_policies.contract.settings import cluster_problems
 from pydantic import (
     Field,
@@ -39,14 +39,6 @@ CONFIG = "config"
 
 CONFIG_FIELDS = frozenset(camel(name) for name in JobConfig.__dataclass_fields__)
 """The trainer's fields, as JSON spells them."""
-
-
-TYPICAL = JobConfig(
-    total_steps=100_000,
-    model=ModelConfig(name="gpt", layers=24),
-    pipeline=PipelineConfig(max_stages=4, global_batch_size=64),
-)
-"""A job as most are, which the schema's rules are to check at little cost."""
 
 
 class KnownThroughput(ApiModel):
@@ -92,7 +84,7 @@ class _Config:
         )
 
     def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return settings_schema(JobConfig, typical=TYPICAL)
+        return settings_schema(JobConfig)
 
 
 class TrainingJobSpec(ApiModel):

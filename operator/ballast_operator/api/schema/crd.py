@@ -9,7 +9,6 @@ from ballast_operator.api import meta
 from ballast_operator.api.base import ApiModel
 from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
-from ballast_operator.api.schema.joined_rules import with_joined_rules
 from ballast_operator.api.schema.structural import Schema, structural_schema
 from ballast_operator.api.training_job import TrainingJob, TrainingJobSpec
 from ballast_operator.api.training_job_status import TrainingJobStatus
@@ -167,7 +166,7 @@ def _definition(resource: Resource) -> dict[str, Any]:
                     "storage": True,
                     "subresources": {"status": {}},
                     "additionalPrinterColumns": [column.to_schema() for column in resource.columns],
-                    "schema": {"openAPIV3Schema": with_joined_rules(root_schema(resource))},
+                    "schema": {"openAPIV3Schema": root_schema(resource)},
                 }
             ],
         },

@@ -19,7 +19,7 @@ from ballast_policies.contract.wire import encode
 
 from ballast_operator.api.base import immutable, registered
 from ballast_operator.api.base import schema as extensions
-from ballast_operator.api.schema.cel import Shape, cel_rule
+from ballast_operator.api.schema.cel import cel_rule
 from ballast_operator.api.schema.docstrings import field_docs, one_line
 from ballast_operator.api.schema.structural import worth_defaulting
 
@@ -30,23 +30,12 @@ _hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 """Field -> its type; the rules ask for them some hundred times."""
 
 
-def settings_schema(kind: type[Settings], *, typical: Settings | None = None) -> dict[str, Any]:
-    """JSON schema of an object of this kind, in pydantic's form; see ``structural.structural_schema``.
-
-    Args:
-        kind: of the configuration.
-        typical: one as most are, for which its rules are to cost the API server little.
-    """
+def settings_schema(kind: type[Settings]) -> dict[str, Any]:
+    """JSON schema of an object of this kind, in pydantic's form; see ``structural.structural_schema``."""
     hints = _hints(kind)
     docs = field_docs(cast("Any", kind))
     properties, required = {}, required_fields(kind)
-    shape = Shape(
-        lambda path: _optional(kind, path),
-        typical,
-        lambda path: _width(kind, path),
-        lambda path: _default_at(kind, path),
-    )
-    validations = [entry for rule in kind.RULES if (entry := _validation(shape, rule)) is not None]
+    validations = [entry for rule in kind.RULES if (entry := _validation(kind, rule)) is not None]
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         facts = facts_of(field)
         needed = field.name in required
@@ -78,8 +67,8 @@ def required_fields(kind: type[Settings]) -> list[str]:
     ]
 
 
-def _validation(shape: Shape, rule: Rule) -> dict[str, str] | None:
-    expression = cel_rule(rule, shape)
+def _validation(kind: type[Settings], rule: Rule) -> dict[str, str] | None:
+    expression = cel_rule(rule, lambda path: _optional(kind, path))
     if expression is None:
         return None
     return {"rule": expression, "message": rule.message, "fieldPath": f".{rule.path}"}
@@ -130,24 +119,6 @@ def _optional(kind: Any, path: str) -> bool:
     return not worth_defaulting(
         None if default is None else encode(default, without_none=True), is_model=False
     )
-
-
-def _default_at(kind: Any, path: str) -> Any:
-    """The default of the field at ``path``; None: there is none."""
-    first, _, rest = path.partition(".")
-    if rest:
-        return _default_at(_inner(_hints(kind)[first]), rest)
-    (field,) = (field for field in dataclasses.fields(kind) if field.name == first)
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
-
-
-def _width(kind: Any, path: str) -> int:
-    """Number of fields of the object at ``path``; 0: there is none."""
-    for name in path.split(".") if path else ():
-        kind = _inner(_hints(kind)[name])
-    return len(dataclasses.fields(kind)) if _is_settings(kind) else 0
 
 
 def _field(field: "dataclasses.Field[Any]", hint: Any, doc: str, required: bool) -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """The schema that is made from the contract's configuration: complete, and evaluated as Python does."""
 
 import dataclasses
-import types
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ballast_operator.api.schema.cel import Shape, cel_rule
+from ballast_operator.api.schema.cel import cel_rule
 from ballast_operator.api.schema.settings_schema import required_fields, settings_schema
 from ballast_policies.contract.conditions import AtDefaults, absent, at, each_is, given
 from ballast_policies.contract.job import JobConfig, PipelineConfig
@@ -66,7 +65,7 @@ OPTIONAL = {"a", "b.c"}
 def test_a_condition_as_cel(condition: Any, cel: str) -> None:
     """Fields that may be missing are asked for first."""
     rule = Rule(condition=condition, field="x", reason="wrong", fix="change it")
-    assert cel_rule(rule, Shape(lambda path: path in OPTIONAL)) == cel
+    assert cel_rule(rule, lambda path: path in OPTIONAL) == cel
 
 
 def rules(schema: dict[str, Any], field: str) -> list[str]:
@@ -95,42 +94,7 @@ def test_an_object_that_is_left_out_is_not_filled_in() -> None:
     assert parts["training"]["properties"]["learningRate"]["default"] == 0.001
 
 
-TYPICAL = types.SimpleNamespace(x=1, y=4, a=None, b=types.SimpleNamespace(c=2))
-WIDTH = {"": 4, "b": 1}
-
-
-@pytest.mark.parametrize(
-    ("condition", "cel"),
-    [
-        ((at("x") == 2) | (at("y") == 4), "self.y == 4 || self.x == 2"),
-        (
-            (at("b.c") == 2) | (at("y") == 4) | (at("a") == 1),
-            "!has(self.a) || self.y == 4 || self.b.c == 2 || self.a == 1 || !has(self.b.c)",
-        ),
-        (absent("b.c") | (at("x") == 3), "self.x == 3 || !has(self.b.c)"),
-        ((at("x") == 3) & (at("y") == 4), "(self.x == 3 && self.y == 4)"),
-        (
-            given("b.c") | AtDefaults((("a.c", 2), ("a.d", 3))),
-            "!has(self.a) || "
-            "((!has(self.a) || self.a.c == 2) && (!has(self.a) || self.a.d == 3)) || has(self.b.c)",
-        ),
-    ],
-)
-def test_what_a_typical_object_passes_by_stands_first(condition: Any, cel: str) -> None:
-    """Of those parts of a rule, the one that reads least; the other parts keep their meaning."""
-    rule = Rule(condition=condition, field="x", reason="wrong", fix="change it")
-    shape = Shape(lambda path: path in OPTIONAL, TYPICAL, lambda path: WIDTH.get(path, 0))
-    assert cel_rule(rule, shape) == cel
-
-
-def test_what_is_optional_and_at_its_default_is_not_there() -> None:
-    """Most jobs leave it out, so its absence stands first, before the default itself."""
-    rule = Rule(condition=(at("b.c") == 2) | (at("y") == 5), field="x", reason="wrong", fix="change it")
-    shape = Shape(lambda path: path == "b", TYPICAL, lambda path: WIDTH.get(path, 0), {"b": TYPICAL.b}.get)
-    assert cel_rule(rule, shape) == "!has(self.b) || self.b.c == 2 || self.y == 5"
-
-
 def test_a_condition_that_cel_cannot_express() -> None:
     """Is left to the operator's condition."""
     rule = Rule(condition=lambda config: True, field="x", reason="wrong", fix="change it")
-    assert cel_rule(rule, Shape(lambda path: False)) is None
+    assert cel_rule(rule, lambda path: False) is None
