@@ -28,8 +28,6 @@ One page each: the problem, the choice, what else was possible, how it is tested
 mind. Numbers below 100 concern the whole, 1xx the operator, 2xx the trainer's runtime, 3xx the dynamic
 cases, 4xx the allocation.
 
-| | decision |
-|---|---|
 """
 
 
@@ -54,11 +52,11 @@ def _sections(command: click.Command, path: str) -> Iterator[str]:
     yield f"\n### {path}\n\n{_paragraphs(command.help)}\n\n"
     arguments = " ".join(part for param in command.params for part in [_usage(param, context)] if part)
     yield f"    {path} {arguments}".rstrip() + "\n\n"
-    rows = [record for param in command.params if (record := param.get_help_record(context)) is not None]
+    records = (param.get_help_record(context) for param in command.params)
+    rows = [record for record in records if record is not None and record[1]]
     if rows:
-        yield "| option | meaning |\n|---|---|\n"
         for option, meaning in rows:
-            yield f"| `{_cell(option)}` | {_cell(meaning)} |\n"
+            yield f"- `{_one_line(option).replace(' RANGE', '')}`: {_one_line(meaning)}\n"
 
 
 def _usage(param: click.Parameter, context: click.Context) -> str:
@@ -73,8 +71,8 @@ def _paragraphs(text: str | None) -> str:
     return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc((text or "").replace("\b\n", "")))
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def decisions_index() -> str:
@@ -83,7 +81,7 @@ def decisions_index() -> str:
     for path in sorted(DECISIONS.glob("[0-9]*.md")):
         heading = path.read_text().splitlines()[0].removeprefix("# ")
         number, _, title = heading.partition(". ")
-        rows.append(f"| [{number}]({path.name}) | {title} |\n")
+        rows.append(f"- [{number}. {title}]({path.name})\n")
     return DECISIONS_HEAD + "".join(rows)
 
 

@@ -42,6 +42,11 @@ _SCHEDULES_HEAD = "Orders of microbatches that the trainer carries out."
 
 _BALANCERS_HEAD = "How the trainer chooses which rank holds which layers."
 _DYNAMICS_HEAD = "Changes of the model while it trains that the trainer carries out."
+_AS_KUBERNETES = frozenset(
+    f"template.spec.{field}"
+    for field in ("containers[].env", "containers[].resources", "tolerations", "affinity")
+)
+"""Fields whose own fields are those of a Pod's, checked likewise."""
 _WORDS: tuple[type[enum.StrEnum], ...] = (JobState, JobCondition, JobReason, PolicyCondition, PolicyReason)
 
 
@@ -55,12 +60,12 @@ def api_reference() -> str:
     parts += [_kind(resource, root_schema(resource)) for resource in RESOURCES]
     parts += [
         "## Values\n",
-        _registered_table("Schedules", _SCHEDULES_HEAD, trained_schedules(), SCHEDULES),
-        _registered_table("Balancers", _BALANCERS_HEAD, BALANCERS.builtin, BALANCERS),
-        _registered_table("Dynamics", _DYNAMICS_HEAD, DYNAMICS.builtin, DYNAMICS),
+        _registered("Schedules", _SCHEDULES_HEAD, trained_schedules(), SCHEDULES),
+        _registered("Balancers", _BALANCERS_HEAD, BALANCERS.builtin, BALANCERS),
+        _registered("Dynamics", _DYNAMICS_HEAD, DYNAMICS.builtin, DYNAMICS),
     ]
     parts.append(_CONDITIONS)
-    parts += [_enum_table(values) for values in _WORDS]
+    parts += [_enum(values) for values in _WORDS]
     return "\n".join(parts)
 
 
@@ -79,8 +84,8 @@ def _kind(resource: Resource, schema: dict[str, Any]) -> str:
     lines.append("")
     rules = list(_grouped(_rules(schema, "")))
     if rules:
-        lines += [f"### {resource.kind}: rules\n", _RULES_HEAD, "| about | refused with |", "|---|---|"]
-        lines += [f"| {where} | {message} |" for where, message in rules]
+        lines += [f"### {resource.kind}: rules\n", _RULES_HEAD]
+        lines += [f"- {where}: {message}" for where, message in rules]
         lines.append("")
     return "\n".join(lines)
 
@@ -106,10 +111,13 @@ def _rows(schema: dict[str, Any], path: str, shown: dict[str, str]) -> Iterator[
         fields = json.dumps(nested.get("properties"))
         first = shown.setdefault(fields, below) if "properties" in nested else below
         meaning = _one_line(field.get("description"))
-        if first != below:
+        ends = here in _AS_KUBERNETES
+        if ends:
+            meaning += " As in a Pod."
+        elif first != below:
             meaning += f" Fields as of `{first}`."
         yield _Row(here, _type(field), _range(field), default, meaning)
-        if first == below:
+        if first == below and not ends:
             yield from _rows(nested, below, shown)
 
 
@@ -175,15 +183,15 @@ def _grouped(rules: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
         yield ", ".join(paths), message
 
 
-def _registered_table(title: str, head: str, names: Iterable[str], rows: Mapping[str, Any]) -> str:
-    lines = [f"### {title}\n", f"{head}\n", "| value | meaning |", "|---|---|"]
-    lines += [f"| `{name}` | {_one_line(rows[name].summary)} |" for name in names]
+def _registered(title: str, head: str, names: Iterable[str], rows: Mapping[str, Any]) -> str:
+    lines = [f"### {title}\n", f"{head}\n"]
+    lines += [f"- `{name}`: {_one_line(rows[name].summary)}" for name in names]
     return "\n".join([*lines, ""])
 
 
-def _enum_table(values: type[enum.StrEnum]) -> str:
-    lines = [f"### {values.__name__}\n", f"{_one_line(values.__doc__)}\n", "| value | meaning |", "|---|---|"]
-    lines += [f"| `{name}` | {_one_line(text)} |" for name, text in member_docs(values).items()]
+def _enum(values: type[enum.StrEnum]) -> str:
+    lines = [f"### {values.__name__}\n", f"{_one_line(values.__doc__)}\n"]
+    lines += [f"- `{name}`: {_one_line(text)}" for name, text in member_docs(values).items()]
     return "\n".join([*lines, ""])
 
 
