@@ -1,6 +1,7 @@
-"""Strict reading of environment variables: periods, and this process's rank under torchrun."""
+"""Strict reading of environment variables, and what a launch says of this process: its rank, its device."""
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 
 from ballast_policies.contract.limits import MOST_SECONDS
@@ -27,19 +28,28 @@ def seconds_from(environment: Mapping[str, str], name: str) -> float | None:
     return seconds
 
 
+class DeviceChoice(enum.StrEnum):
+    """What ranks compute on; ``AUTO``: GPUs where each rank of the machine has one, else the CPU."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedRank:
     """This process among those that a launcher such as torchrun has started; alone where there is none.
 
     Attributes:
         rank, ranks: of all.
-        local_rank: of those on this machine.
+        local_rank, local_ranks: of those on this machine.
         address, port: where the ranks meet; empty and 0 for one rank alone.
     """
 
     rank: int = 0
     ranks: int = 1
     local_rank: int = 0
+    local_ranks: int = 1
     address: str = ""
     port: int = 0
 
@@ -74,6 +84,7 @@ class LaunchedRank:
             local_rank=count("LOCAL_RANK", 0),
             address=environment["MASTER_ADDR"],
             port=port,
+            local_ranks=max(count("LOCAL_WORLD_SIZE", 1), count("LOCAL_RANK", 0) + 1),
         )
 
 

@@ -17,13 +17,14 @@ from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.checkpoints.export import check_export
 from ballast_trainer.config import read_job_config
+from ballast_trainer.device import choose_device, threads_of_rank
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.joining import announce_ready, wait_until_called
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.registry import build_dynamics, check_dynamics, warn_without_effect
-from ballast_trainer.environment import seconds_from
+from ballast_trainer.environment import DeviceChoice, seconds_from
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.evaluation.validation_data import ValidationData, validation_data
 from ballast_trainer.gpu_emulation import EmulatedSpeed, emulated_speed
@@ -115,15 +116,6 @@ class ValidatedJob:
         return Mesh(tensor=self.config.parallelism.tensor, data=self.config.parallelism.data)
 
 
-def choose_device(local_rank: int) -> torch.device:
-    """A GPU of this process where there is one, else the CPU."""
-    if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        return device
-    return torch.device("cpu")
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankLaunch:
     """This process among the ranks of a plan.
@@ -132,7 +124,8 @@ class RankLaunch:
         plan: the ranks.
         process: the name of this one among them (``Rank.process``).
         store: where ranks meet; None for one rank that never grows.
-        local_rank: which GPU of the machine to use.
+        local_rank, local_ranks: this process among those of the pod, or of the machine outside of pods.
+        device: what to compute on.
         joining: the plan grows a job that runs already, and this pod is new in it.
     """
 
@@ -140,6 +133,8 @@ class RankLaunch:
     process: str
     store: Any = None
     local_rank: int = 0
+    local_ranks: int = 1
+    device: DeviceChoice = DeviceChoice.AUTO
     joining: bool = False
 
     @property
@@ -198,10 +193,13 @@ def train(
     job.check_ranks(ranks)
     hang_seconds = seconds_from(os.environ, HANG_SECONDS_ENV) or HANG_SECONDS
     speed = emulated_speed(os.environ, job.model.family)
+    device = choose_device(launch.local_rank, launch.local_ranks, launch.device)
+    threads = threads_of_rank(device, ranks=ranks, local_ranks=launch.local_ranks, environment=os.environ)
     if speed is not None:
         # The emulation counts one thread's CPU seconds.
-        torch.set_num_threads(1)
-    device = choose_device(launch.local_rank)
+        threads = 1
+    if threads is not None:
+        torch.set_num_threads(threads)
     check_precision(job.config.training.precision, device)
     with contextlib.ExitStack() as closing:
         chosen: Reporter = SilentReporter()

@@ -7,9 +7,10 @@ import torch
 from ballast_policies.contract import Directive, Plan, Rank, Stage
 from ballast_policies.contract.job import JobConfig, PipelineConfig
 
+from ballast_trainer.device import choose_device
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.registry import build_dynamics
-from ballast_trainer.launch import ValidatedJob, choose_device
+from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import optimizer_step, squared_gradient_norm
 from ballast_trainer.layers.precision import check_precision

@@ -92,6 +92,12 @@ def test_a_rank_has_the_place_that_torchrun_gives_it():
     assert LaunchedRank.from_environment({}) == LaunchedRank()
 
 
+@pytest.mark.parametrize(("variables", "count"), [({}, 2), ({"LOCAL_WORLD_SIZE": "4"}, 4)])
+def test_ranks_of_this_machine_are_those_that_torchrun_started(variables, count):
+    """At least those up to this one, where a launcher does not say."""
+    assert LaunchedRank.from_environment({**TORCHRUN, **variables}).local_ranks == count
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [("WORLD_SIZE", "two"), ("RANK", "2"), ("RANK", "-1"), ("MASTER_ADDR", ""), ("MASTER_PORT", "http")],

@@ -8,15 +8,19 @@ from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.dynamics.freezing import Freezing
 from ballast_trainer.dynamics.schedule import ChangeSteps
+from ballast_trainer.errors import TrainerError
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.loop.migrate import LayerMove, plan_moves
 from ballast_trainer.models.gpt import build_gpt
+from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.pipeline.stages import PipelineBuilder
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import Profile
 from ballast_trainer.seeding import mixed_key
+from torch import nn
 
 from tests.support.waiting import eventually
 
@@ -210,3 +214,21 @@ def test_a_rank_that_stops_counting_is_hung(monkeypatch):
     assert found[0].startswith("silent has not been heard of")
     watcher.close()
     alive.close()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_a_layer_that_returns_no_tensor_is_named(recompute, by_layer):
+    """In a measured step too, which looks at what layers return."""
+
+    class Pair(nn.Linear):
+        def forward(self, value):
+            return super().forward(value), value
+
+    model = Model(layer_count=2, build_layer=lambda index: Pair(4, 4), loss=nn.functional.mse_loss)
+    layers = LayerSet(model, TrainingConfig(recompute=recompute), CPU, lambda index, module: module)
+    meter = Meter(2, CPU, None)
+    meter.start_step(0, by_layer=by_layer)
+    stack = LayerStack([layers.make(index) for index in range(2)], meter, 0, CPU)
+    with pytest.raises(TrainerError, match=r"^layer 0 returns tuple, not a tensor\. To fix: "):
+        stack(torch.ones(2, 4))

@@ -92,6 +92,7 @@ def _fork(ranks: int, port: int, body: Callable[[], int]) -> list[BaseProcess]:
         environment = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(ranks),
             "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),

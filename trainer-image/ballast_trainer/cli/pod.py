@@ -179,6 +179,7 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
             process=process,
             store=store,
             local_rank=local_rank,
+            local_ranks=_count(POD_RANKS_ENV),
             joining=plan.directive is Directive.GROW,
         ),
         channel=channel,

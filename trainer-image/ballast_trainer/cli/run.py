@@ -15,7 +15,7 @@ from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.local_ranks import Causes, run_local_ranks
 from ballast_trainer.distributed.stopping import StopSignal, stop_seconds
-from ballast_trainer.environment import LaunchedRank
+from ballast_trainer.environment import DeviceChoice, LaunchedRank
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.process_exit import end, end_on_lost_peer, reason_of
 from ballast_trainer.reporting.progress_line import ProgressLine
@@ -102,9 +102,8 @@ def _run(
     channel_folder: Path | None,
     trace: Path | None,
     trace_step: int,
+    device: DeviceChoice,
 ) -> int:
-    import torch
-
     from ballast_trainer.channel.base import Channel, ChannelError
     from ballast_trainer.channel.directory import DirectoryChannel
     from ballast_trainer.channel.standalone import StandaloneChannel
@@ -118,9 +117,6 @@ def _run(
     job = ValidatedJob.from_mapping(config)
     launched = LaunchedRank() if single_process else LaunchedRank.from_environment(os.environ)
     rank, ranks = launched.rank, launched.ranks
-    if ranks > 1:
-        # Ranks on one machine share its cores.
-        torch.set_num_threads(1)
     job.check_ranks(ranks)
     if rank == 0:
         job = job.with_ties()
@@ -138,7 +134,14 @@ def _run(
     store = _open_store(launched, stop) if ranks > 1 else None
     outcome = train(
         job,
-        RankLaunch(plan=plan, process=plan.ranks[rank].process, store=store, local_rank=launched.local_rank),
+        RankLaunch(
+            plan=plan,
+            process=plan.ranks[rank].process,
+            store=store,
+            local_rank=launched.local_rank,
+            local_ranks=launched.local_ranks,
+            device=device,
+        ),
         channel=channel,
         reporter=JsonReporter() if log == "json" else TextReporter(job.config.total_steps),
         stop=stop,
@@ -161,6 +164,13 @@ def _run(
     "--ranks", type=click.IntRange(1), default=None, help="Start this many local ranks; not under torchrun."
 )
 @click.option(
+    "--device",
+    type=click.Choice([choice.value for choice in DeviceChoice]),
+    default=DeviceChoice.AUTO.value,
+    show_default=True,
+    help="What ranks compute on; auto: GPUs where each rank of this machine has one, else the CPU.",
+)
+@click.option(
     "--channel", "channel_folder", type=click.Path(path_type=Path), default=None, help="Directory for plans."
 )
 @click.option(
@@ -178,6 +188,7 @@ def run(
     log: str,
     single_process: bool,
     ranks: int | None,
+    device: str,
     channel_folder: Path | None,
     trace: Path | None,
     trace_step: int,
@@ -205,6 +216,7 @@ def run(
                 channel_folder=channel_folder,
                 trace=trace,
                 trace_step=trace_step,
+                device=DeviceChoice(device),
             )
         except Exception as error:
             reason = reason_of(error)

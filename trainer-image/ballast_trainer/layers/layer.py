@@ -227,6 +227,8 @@ class LayerSet:
         # A change of the model may have wrapped what has them.
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         module = module.to(self.device)
+        if self._config.compile:
+            module.compile()
         now = {number: names[id(parameter)] for number, parameter in tied.items()}
         copies = [name for number, name in now.items() if self._model.tied[number][0][0] != index]
         return Layer(index, module, self._config, tied=now, copies=copies)

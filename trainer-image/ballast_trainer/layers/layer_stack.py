@@ -162,8 +162,7 @@ class LayerStack(nn.Module):
             return self._recomputed(held, layer, key, value, counts=counts)
         seed_layer(self._device, key, index)
         with kept.saving(index) if kept is not None else _NOTHING:
-            output: torch.Tensor = layer(value)
-        return output
+            return _tensor(index, layer(value))
 
     def _recomputed(
         self, held: Layer, layer: nn.Module, key: int, value: torch.Tensor, *, counts: bool
@@ -173,8 +172,7 @@ class LayerStack(nn.Module):
 
         def run(value: torch.Tensor) -> torch.Tensor:
             seed_layer(self._device, key, held.index)
-            output: torch.Tensor = layer(value)
-            return output
+            return _tensor(held.index, layer(value))
 
         def again(value: torch.Tensor) -> torch.Tensor:
             RUNNING.set(step, microbatch)
@@ -211,6 +209,16 @@ class _Entrance(torch.autograd.Function):
 def own_storage(value: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy where it is a view of another."""
     return value.clone() if value._is_view() else value
+
+
+def _tensor(layer: int, output: object) -> torch.Tensor:
+    """What a layer has returned, which is one tensor."""
+    if not isinstance(output, torch.Tensor):
+        raise TrainerError(
+            f"layer {layer} returns {type(output).__name__}, not a tensor. To fix: one tensor between "
+            "layers, e.g. all that the next layer needs side by side (torch.cat) in its last dimension"
+        )
+    return output
 
 
 def _learns(layer: nn.Module) -> bool:

@@ -11,6 +11,7 @@ import logging
 import torch
 from ballast_policies.contract.job.training import Precision
 from ballast_policies.gpus.catalogue import gpu_named
+from torch import nn
 
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.seeding import host_seeded
@@ -43,14 +44,21 @@ def step_flops(model: Model, inputs: torch.Tensor) -> float | None:
             for index in range(model.layer_count):
                 with torch.device("meta"):
                     layer = model.build_layer(index)
-                if not all(parameter.is_meta for parameter in layer.parameters()):
-                    # It may be the model's own, that trains.
-                    layer = copy.deepcopy(layer)
-                activations = layer.to("meta")(activations)
+                activations = _as_written(layer).to("meta")(activations)
     except Exception as error:  # a user's layer may do anything with its input
         logger.info("operations are not counted: a layer needs data to run: %s", error)
         return None
     return _OF_A_FORWARD * float(counter.get_total_flops()) or None
+
+
+def _as_written(layer: nn.Module) -> nn.Module:
+    """A copy that is not compiled: the layer may be the one that trains, and is not compiled for a count."""
+    outer = nn.ModuleList([copy.deepcopy(layer)])
+    for module in list(outer.modules()):
+        for name, part in list(module.named_children()):
+            if isinstance(inner := getattr(part, "_orig_mod", None), nn.Module):
+                setattr(module, name, inner)
+    return outer[0]
 
 
 def peak_flops(device: torch.device, precision: Precision) -> float | None:

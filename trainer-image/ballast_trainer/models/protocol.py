@@ -99,7 +99,9 @@ class Model:
 
     def name_of(self, index: int, name: str) -> str:
         """Name in the whole model of what layer ``index`` calls ``name``."""
-        return f"{index}.{name}" if self.parameter_name is None else self.parameter_name(index, name)
+        whole = f"{index}.{name}" if self.parameter_name is None else self.parameter_name(index, name)
+        # What torch.compile calls the module that it wraps; no model that loads the export has that name.
+        return whole.replace("_orig_mod.", "")
 
     @classmethod
     def from_layers(
@@ -201,4 +203,8 @@ def _copied(index: int, module: nn.Module, owners: Mapping[int, tuple[int, str]]
             f"layer {index} refers to {name!r} of layer {other} without having it among its parameters, so "
             "it would learn apart. To fix: assign the parameter to an attribute of the layer's module",
         )
+    for original, copied in zip(module.modules(), layer.modules(), strict=True):
+        if original._compiled_call_impl is not None:
+            # A copy is not compiled, and does not know the options: torch's defaults.
+            copied.compile()
     return layer

@@ -181,7 +181,7 @@ class Trial:
             if last:
                 result = self.loss(result, batch[1])
         if not isinstance(result, torch.Tensor):
-            raise TypeError(f"layer {stack.indices[-1]} returns {type(result).__name__}, not a tensor")
+            raise TypeError(f"the loss is {type(result).__name__}, not a tensor")
         runs.append((stack, source, result, stage > 0))
         return Boundary.of(result)
 

@@ -88,6 +88,9 @@ class TrainingConfig(Settings):
     recompute: bool = False
     """Whether only each layer's input is kept and its forward runs again in the backward: less memory, more
     time."""
+    compile: bool = False
+    """Whether each layer is compiled (``torch.compile`` with its defaults), again on a rank that it moves to.
+    The trainer's image needs a C++ compiler."""
     comm_timeout_seconds: float = setting(600.0, ge=1, le=86400)
     """How long ranks wait for one that lives but is busy, e.g. in a callback, or in a layer that compiles.
     Dead and hung ranks are noticed in seconds."""

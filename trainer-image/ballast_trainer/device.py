@@ -1,0 +1,70 @@
+"""The device that a rank computes on, and how many of the machine's cores it uses."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from ballast_trainer.environment import DeviceChoice
+from ballast_trainer.errors import ConfigurationError
+
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+
+
+def choose_device(
+    local_rank: int, local_ranks: int = 1, choice: DeviceChoice = DeviceChoice.AUTO
+) -> torch.device:
+    """The device of one of ``local_ranks`` ranks on this machine; all of them choose alike.
+
+    Raises:
+        ConfigurationError: GPUs are asked for, and there are fewer than ranks: NCCL takes no GPU twice.
+    """
+    gpus = 0 if choice is DeviceChoice.CPU or not torch.cuda.is_available() else torch.cuda.device_count()
+    if gpus >= local_ranks:
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        return device
+    if choice is DeviceChoice.CUDA:
+        some = "no GPU" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+        ranks = "1 rank" if local_ranks == 1 else f"{local_ranks} ranks"
+        raise ConfigurationError(
+            "--device",
+            f"cuda for {ranks} on a machine with {some}, and each needs one of its own. "
+            f"To fix: {f'--ranks {gpus}, or ' if gpus else ''}--device cpu",
+        )
+    return torch.device("cpu")
+
+
+def threads_of_rank(
+    device: torch.device, *, ranks: int, local_ranks: int, environment: Mapping[str, str]
+) -> int | None:
+    """Threads with which one rank computes on the CPU; None: as torch chooses.
+
+    Ranks of one machine share its cores. On a CPU a rank has its part of the container's limit, and one
+    thread without a limit, since other pods may be on the node; beside a GPU it has its part of all cores.
+
+    Args:
+        device: of the rank.
+        ranks: of the job.
+        local_ranks: of those in this pod, or on this machine outside of pods.
+        environment: OMP_NUM_THREADS is left as it is.
+    """
+    if environment.get("OMP_NUM_THREADS"):
+        return None
+    limit = _cpu_limit()
+    if limit is None and ranks == 1:
+        return None
+    if limit is None and device.type == "cpu":
+        return 1
+    cores = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min(cores, limit if limit is not None else cores) / local_ranks))
+
+
+def _cpu_limit() -> float | None:
+    """Cores that the container may use (cgroup v2); None: no limit, or none that can be read."""
+    try:
+        quota, period = _CPU_LIMIT.read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
