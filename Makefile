@@ -14,7 +14,9 @@ DIST := loadgroup
 # keep them together, and a file costs the scheduler less than its tests; `make test` draws more random examples.
 test-unit coverage-unit: WORKERS = logical --maxprocesses=8
 test-unit coverage-unit: DIST := loadfile
-UNIT = -m "not api and not processes and not e2e and not slow" --hypothesis-profile=quick
+UNIT = -m "not api and not processes and not e2e and not slow and not nightly" --hypothesis-profile=quick
+# What proves again, on more cases or by another way, what other tests prove. Files that ARGS names are run whole.
+DAILY = -m "not nightly"
 pytest_with = $(BIN)/python -m pytest --numprocesses=$(1) --dist=$(DIST) --no-loadscope-reorder $(if $(CI),--durations=25)
 PYTEST = $(call pytest_with,$(WORKERS))
 ARGS ?=
@@ -23,7 +25,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests start hundreds of Python processes; where no bytecode is kept, each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs setup demo test test-unit test-api test-e2e bench coverage coverage-unit chaos check format generate clean
+.PHONY: help docs setup demo test test-nightly test-unit test-api test-e2e bench coverage coverage-unit chaos check format generate clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -42,21 +44,24 @@ demo: setup ## run the whole story on a local cluster (ARGS="--output json")
 # of tests that compute and start nothing (`make test BESIDE=`: alone).
 DEMO := tests/e2e/test_demo_story.py
 BESIDE := tests/policies
-test: setup ## run every test
+test: setup ## run every test but those of each night
 ifeq ($(findstring tests/,$(ARGS)),)
 	@failed=0; \
-	$(PYTEST) $(addprefix --ignore=,$(DEMO) $(BESIDE)) $(ARGS) || failed=1; \
-	$(call pytest_with,$(if $(filter 0,$(WORKERS)),0,2)) $(ARGS) $(DEMO) $(BESIDE) || { [ $$? -eq 5 ] || failed=1; }; \
+	$(PYTEST) $(DAILY) $(addprefix --ignore=,$(DEMO) $(BESIDE)) $(ARGS) || failed=1; \
+	$(call pytest_with,$(if $(filter 0,$(WORKERS)),0,2)) $(DAILY) $(ARGS) $(DEMO) $(BESIDE) || { [ $$? -eq 5 ] || failed=1; }; \
 	exit $$failed
 else
 	@$(PYTEST) $(ARGS)
 endif
 
-test-unit: $(STAMP) ## run the fast tests: no cluster, no processes, nothing marked slow; about a minute
+test-nightly: setup ## run every test, with new random examples and more of them (half an hour)
+	@$(MAKE) --no-print-directory test DAILY= ARGS="--hypothesis-profile=nightly $(ARGS)"
+
+test-unit: $(STAMP) ## run the fast tests: no cluster, no processes, nothing marked slow; less than a minute
 	@$(PYTEST) $(UNIT) $(ARGS)
 
 test-api: setup ## run the tests on a real API server
-	@$(PYTEST) -m api $(ARGS)
+	@$(PYTEST) -m "api and not nightly" $(ARGS)
 
 test-e2e: setup ## run the product's promises on a local cluster with process nodes
 	@$(BIN)/python -m pytest $(ARGS) tests/e2e
@@ -70,7 +75,7 @@ chaos: $(if $(findstring --real,$(ARGS)),setup,$(STAMP)) ## let seeded faults lo
 	@$(BIN)/python -m tests.chaos --seed $(SEED) --faults $(FAULTS) $(ARGS)
 
 coverage: setup ## run the tests (ARGS="tests/policies") and print which lines they do not reach
-	@$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html:out/coverage $(ARGS)
+	@$(PYTEST) $(DAILY) --cov --cov-report=term:skip-covered --cov-report=html:out/coverage $(ARGS)
 
 coverage-unit: $(STAMP) ## run the fast tests and print how much of each module they reach, lines and branches
 	@$(PYTEST) $(UNIT) --cov --cov-report=term:skip-covered $(ARGS)

@@ -15,23 +15,26 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.control_plane import control_plane, namespace
+from tests.support.examples import USUAL
 from tests.support.time_limits import is_over, limited, now, stacks_of_children
 
 __all__ = ["control_plane", "namespace"]
 
-# No deadlines: machines are shared. The same examples every time, so that a change is judged by itself; rare
-# cases are found by `scripts/stress-tests` and `--hypothesis-profile=thorough`, which draw new ones.
+# No deadlines: machines are shared. The same examples every time, so that a change is judged by itself; new
+# ones are drawn by `scripts/stress-tests`, `make test-nightly` and `--hypothesis-profile=thorough`. A number
+# is of tests that name none; the others have as many in proportion (tests/support/examples.py).
 settings.register_profile(
     "ballast",
-    max_examples=50,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
 # Of the fast tests: what more of the same examples would find, `make test` finds.
-settings.register_profile("quick", settings.get_profile("ballast"), max_examples=20)
+settings.register_profile("quick", settings.get_profile("ballast"), max_examples=10)
 settings.register_profile("new", settings.get_profile("ballast"), derandomize=False)
+settings.register_profile("nightly", settings.get_profile("new"), max_examples=USUAL)
 settings.register_profile("thorough", settings.get_profile("new"), max_examples=2000)
 settings.load_profile("ballast")
 

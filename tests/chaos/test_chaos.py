@@ -26,6 +26,7 @@ def test_a_seed_is_always_the_same_sequence():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_failing_sequence_is_shortened_to_the_fault_that_makes_it_fail(monkeypatch):
     """An operator with a bug that a killed pod brings out: of six faults, this one is left."""
 

@@ -7,6 +7,7 @@ import pytest
 from ballast_policies.contract import Ack, Directive, Report
 
 from tests.client.test_messages import a_plan
+from tests.support.examples import first_daily
 from tests.support.ports import free_port
 from tests.support.scripts import start_script
 from tests.support.waiting import eventually
@@ -79,7 +80,7 @@ def launch(tmp_path):
 
 @pytest.mark.parametrize(
     ("script", "ranks"),
-    [("plain_ddp.py", 2), ("hugging_face_trainer.py", 1), ("lightning_trainer.py", 1)],
+    first_daily([("plain_ddp.py", 2), ("hugging_face_trainer.py", 1), ("lightning_trainer.py", 1)], 2),
 )
 def test_a_script_is_stopped_resumes_and_ends(tmp_path, launch, script, ranks):
     """All ranks leave with the code for it; the next launch begins where the checkpoint ends."""

@@ -68,6 +68,7 @@ def test_an_operator_killed_during_a_shrink_finishes_it_after_its_restart(ballas
         ballast.end_job("transformer")
 
 
+@pytest.mark.nightly
 def test_deleting_a_running_job_with_the_operator_dead_leaves_nothing(ballast):
     """Ownership does it: no finalizer waits for anybody."""
     with ballast.operator() as operator:
@@ -89,6 +90,7 @@ def test_deleting_a_running_job_with_the_operator_dead_leaves_nothing(ballast):
         )
 
 
+@pytest.mark.nightly
 def test_a_suspended_job_saves_leaves_and_resumes_from_there(ballast):
     """Suspend is a checkpoint and an exit; resume continues from that step with a new launch."""
     with ballast.operator():
@@ -145,6 +147,7 @@ def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
         ballast.end_job("spot")
 
 
+@pytest.mark.nightly
 def test_a_pod_that_a_drain_evicts_is_left_live(ballast):
     """Its ranks get SIGTERM at once, and train on until the others have their layers: no restart."""
     job = ballast.demo_job("transformer", "drained", **ELASTIC)
@@ -217,6 +220,7 @@ def test_a_gang_in_two_pools_continues_in_one_when_the_others_node_goes(ballast)
         ballast.end_job("wide")
 
 
+@pytest.mark.nightly
 def test_a_pool_without_a_node_gets_one_for_a_job_and_is_empty_again_afterwards(ballast):
     """The pods wait for a machine that did not exist; here the test is the autoscaler that makes it."""
     policies = {"group": "ballast.dev", "version": "v1alpha1", "plural": "clusterpolicies"}
@@ -249,6 +253,7 @@ def test_a_pool_without_a_node_gets_one_for_a_job_and_is_empty_again_afterwards(
         ballast.custom.patch_cluster_custom_object(**policies, name="demo", body=patch)
 
 
+@pytest.mark.nightly
 def test_uninstalling_with_a_job_running_and_the_operator_dead_leaves_nothing(ballast):
     """Definitions, namespace, roles, jobs and pods all go; no finalizer holds any of them. Runs last."""
     with ballast.operator() as operator:

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import settings
 
 USUAL = 50
-"""Examples of a test that names no number, in the profile of ``make test``."""
+"""Examples of a test that names no number, each night."""
 
 
 def examples(count: int, **more: Any) -> settings:
     """Settings with ``count`` examples, in proportion fewer in a profile with fewer than usual.
 
     Args:
-        count: in ``make test``.
+        count: each night.
         more: other settings of hypothesis.
     """
     share = min(1.0, settings().max_examples / USUAL)
@@ -23,9 +23,17 @@ def examples(count: int, **more: Any) -> settings:
 
 def first_fast(values: Iterable[Any], count: int = 1) -> list[Any]:
     """Values for ``parametrize``: ``make test-unit`` runs the first ``count``; the others are slow."""
+    return _first(values, count, pytest.mark.slow)
+
+
+def first_daily(values: Iterable[Any], count: int = 1) -> list[Any]:
+    """Values for ``parametrize``: ``make test`` runs the first ``count``, ``make test-nightly`` all."""
+    return _first(values, count, pytest.mark.nightly)
+
+
+def _first(values: Iterable[Any], count: int, mark: pytest.MarkDecorator) -> list[Any]:
     values = list(values)
-    slow = [
-        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
+    return values[:count] + [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=mark)
         for value in values[count:]
     ]
-    return values[:count] + slow

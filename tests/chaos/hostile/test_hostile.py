@@ -11,6 +11,7 @@ SLOWEST_SECONDS = 10.0
 
 @pytest.mark.e2e
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_hostile_objects_cost_no_job_and_nothing_of_others(tmp_path):
     """One of each kind: the operator lives, answers each, and ordinary jobs run to their end."""

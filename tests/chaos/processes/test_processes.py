@@ -23,6 +23,7 @@ SHORT = (
 
 @pytest.mark.e2e
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_faults_of_processes_cost_no_job_and_no_step(tmp_path):
     """Every job succeeds, from its newest checkpoint after each fault; never two launches of one at once."""

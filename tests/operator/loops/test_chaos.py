@@ -5,13 +5,14 @@ import asyncio
 import pytest
 from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tests.operator.loops.simulated.machines import end_pod, node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 from tests.operator.loops.simulated.world import GPU, Crash, unavailable
+from tests.support.examples import examples
 
 NAMES = ("one", "two", "three")
 NODES = ("a", "b")
@@ -130,9 +131,7 @@ class Chaos(RuleBasedStateMachine):
             assert resumed == sorted(resumed)
 
 
-Chaos.TestCase.settings = settings(
-    max_examples=12, stateful_step_count=15, suppress_health_check=list(HealthCheck)
-)
+Chaos.TestCase.settings = examples(12, stateful_step_count=15, suppress_health_check=list(HealthCheck))
 TestChaos = pytest.mark.slow(Chaos.TestCase)
 
 
@@ -161,8 +160,6 @@ class GrowingChaos(Chaos):
         self.time_passes(2, 1.0)
 
 
-GrowingChaos.TestCase.settings = settings(
-    max_examples=8, stateful_step_count=15, suppress_health_check=list(HealthCheck)
-)
+GrowingChaos.TestCase.settings = examples(8, stateful_step_count=15, suppress_health_check=list(HealthCheck))
 TestGrowingChaos = pytest.mark.slow(GrowingChaos.TestCase)
 assert ExitCode.PEER_LOST == 76

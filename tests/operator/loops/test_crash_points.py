@@ -95,6 +95,7 @@ async def test_leaders_that_live_for_ten_writes_each_still_get_there():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("error", [Unavailable, Conflict])
 async def test_a_write_that_fails_or_whose_answer_is_lost_is_made_good(error):
     """A lost answer and a conflict, at each write in turn, are repeated in the next pass."""

@@ -10,6 +10,7 @@ from ballast_operator.api.policy_conditions import PolicyReason
 from ballast_operator.kube.kinds import JOB, POLICY
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation
+from tests.support.examples import first_daily
 
 LONG = {"totalSteps": 100_000, "trainer": {"total": 100_000}}
 
@@ -57,7 +58,7 @@ async def test_all_policies_one_after_the_other_under_running_jobs():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", CHOOSABLE)
+@pytest.mark.parametrize("policy", first_daily(CHOOSABLE, 5))
 async def test_a_policy_sees_its_jobs_through(policy):
     """Three jobs on four GPUs, one more than fits at a time, all succeed; no round falls back."""
     simulation = cluster(roundSeconds=5, objective={"policy": policy})

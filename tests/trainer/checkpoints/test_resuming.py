@@ -5,6 +5,8 @@ import signal
 import pytest
 from ballast_policies.contract import ExitCode
 
+from tests.support.examples import first_daily
+
 pytestmark = pytest.mark.processes
 
 FULL_DISK = """
@@ -61,7 +63,7 @@ def assert_resumes(losses, reference, *, after, total):
     assert max(abs(losses[step] - reference[step]) for step in losses) < 1e-5
 
 
-@pytest.mark.parametrize("dynamics", [[], CHANGES], ids=["plain", "freezing+pruning"])
+@pytest.mark.parametrize("dynamics", first_daily([CHANGES, []]), ids=["freezing+pruning", "plain"])
 def test_four_ranks_save_and_two_three_or_one_resume(
     gang, small_config, single_process_losses, tmp_path, dynamics
 ):

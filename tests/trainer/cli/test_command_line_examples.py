@@ -11,6 +11,8 @@ from ballast_policies.planning.schedules import trained_schedules
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.launch import ValidatedJob
 
+from tests.support.examples import first_daily
+
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples/trainer").rglob("*.yaml"))
 
@@ -42,7 +44,7 @@ def test_every_schedule_and_every_kind_of_change_has_an_example():
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["zero-bubble-v", "interleaved-zero-bubble"])
+@pytest.mark.parametrize("name", first_daily(["zero-bubble-v", "interleaved-zero-bubble"]))
 def test_an_example_runs_with_its_four_ranks_and_is_traced(gang, name, tmp_path):
     """The first steps of the schedules that ask most of their ranks; what these did, action by action."""
     config = read_config(ROOT / f"examples/trainer/{name}.yaml", ("totalSteps=4",))

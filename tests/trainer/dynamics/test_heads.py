@@ -12,6 +12,7 @@ from ballast_trainer.models.gpt import build_gpt
 from torch import nn
 from torch.nn import functional
 
+from tests.support.examples import first_daily
 from tests.trainer.dynamics.test_suits_model import FAMILIES, OwnBlock, hugging_face, own
 
 CPU = torch.device("cpu")
@@ -37,7 +38,7 @@ def model_of(family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt", *FAMILIES])
+@pytest.mark.parametrize("family", first_daily(["gpt", *FAMILIES], 2))
 def test_the_weakest_heads_of_the_whole_model_go(family):
     """What is left computes as if the others gave nothing; half of them are half of the products, and the
     optimizer continues. Each layer keeps its best one.
@@ -77,7 +78,7 @@ def test_the_weakest_heads_of_the_whole_model_go(family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt", *FAMILIES])
+@pytest.mark.parametrize("family", first_daily(["gpt", *FAMILIES], 2))
 def test_a_head_that_gives_nothing_leaves_nothing_behind(family):
     """Removing a head whose map out is zero changes no output."""
     model = model_of(family)

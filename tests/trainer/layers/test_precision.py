@@ -19,6 +19,7 @@ from ballast_trainer.layers.precision import FIRST_SCALE, GROWTH_STEPS, LossScal
 from ballast_trainer.profiling.meter import Meter
 
 from tests.support.changes import change
+from tests.support.examples import first_daily
 from tests.support.plans import local_plan
 from tests.trainer.layers.trained_layers import CPU, trained_layers, weights
 
@@ -29,7 +30,7 @@ def assert_same(losses, reference, *, within):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("schedule", ["1F1B", "ZeroBubbleV"])
+@pytest.mark.parametrize("schedule", first_daily(["ZeroBubbleV", "1F1B"]))
 def test_bf16_partitioned_learns_as_bf16_in_one_process(gang, small_config, single_process_losses, schedule):
     """Activations cross stages in the type the layers return, so the curve does not depend on the cuts."""
     config = small_config(totalSteps=12, training={"precision": "bf16"})
@@ -43,7 +44,7 @@ def test_bf16_partitioned_learns_as_bf16_in_one_process(gang, small_config, sing
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("schedule", ["1F1B", "ZeroBubbleV"])
+@pytest.mark.parametrize("schedule", first_daily(["ZeroBubbleV", "1F1B"]))
 def test_recomputation_gives_the_same_curve_with_dropout(gang, small_config, single_process_losses, schedule):
     """The second forward draws the same dropout as the first: losses equal to 1e-6."""
     config = small_config(totalSteps=12)

@@ -11,6 +11,7 @@ from ballast_policies.planning import even_partition
 from ballast_policies.planning.schedules import pipedream, weight_versions
 from ballast_trainer.channel.directory import DirectoryChannel
 
+from tests.support.examples import first_daily
 from tests.support.plans import local_plan
 from tests.support.waiting import eventually
 from tests.trainer.loop.recurrence import (
@@ -40,7 +41,9 @@ def even(stages):
     return even_partition(LAYERS, stages).bounds
 
 
-@pytest.mark.parametrize(("n", "optimizer", "rate"), [(2, "torch.optim:SGD", 0.1), (4, "adamw", 1e-3)])
+@pytest.mark.parametrize(
+    ("n", "optimizer", "rate"), first_daily([(4, "adamw", 1e-3), (2, "torch.optim:SGD", 0.1)])
+)
 def test_stage_s_of_n_learns_with_weights_n_minus_s_updates_late(gang, flowing, tmp_path, n, optimizer, rate):
     """PipeDream: W(t+1) = W(t) - v grad f(W_1(t-n+1), ..., W_n(t)), parameters equal to 1e-6."""
     config = flowing("PipeDream", optimizer=optimizer, rate=rate, checkpoint={"path": str(tmp_path / "c")})
@@ -61,7 +64,9 @@ def test_vertical_sync_learns_with_all_weights_n_minus_1_updates_late(gang, flow
     assert drain["versions_held"] == [n] * n
 
 
-@pytest.mark.parametrize(("n", "optimizer", "rate"), [(2, "adamw", 1e-3), (4, "torch.optim:SGD", 0.3)])
+@pytest.mark.parametrize(
+    ("n", "optimizer", "rate"), first_daily([(2, "adamw", 1e-3), (4, "torch.optim:SGD", 0.3)])
+)
 def test_2bw_learns_with_weights_one_update_late(gang, flowing, tmp_path, n, optimizer, rate):
     """W(t+1) = W(t) - v grad f(W(t-1)); microbatch k uses version max(floor((k-1)/m) - 1, 0), k from 1."""
     config = flowing("PipeDream2BW", optimizer=optimizer, rate=rate, checkpoint={"path": str(tmp_path / "c")})
@@ -124,7 +129,7 @@ FREEZING = {"kind": "freezing", "startStep": 4, "endStep": 12, "everySteps": 4, 
 PRUNING = {"kind": "pruning", "startStep": 4, "endStep": 12, "everySteps": 4, "target": 0.9}
 
 
-@pytest.mark.parametrize("dynamic", [FREEZING, PRUNING], ids=["freezing", "pruning"])
+@pytest.mark.parametrize("dynamic", first_daily([FREEZING, PRUNING]), ids=["freezing", "pruning"])
 def test_2bw_learns_the_same_however_layers_move_and_change(gang, pods, flowing, tmp_path, dynamic):
     """Three ranks whose layers change and move learn as one process does: all drain at the same steps."""
     config = flowing(
@@ -194,7 +199,7 @@ def test_a_stopped_job_drains_saves_and_resumes_from_there(gang, flowing, tmp_pa
     assert sorted(again.losses()) == list(range(saved["step"] + 1, saved["step"] + 5))
 
 
-@pytest.mark.parametrize("schedule", ["PipeDream", "PipeDream2BW"])
+@pytest.mark.parametrize("schedule", first_daily(["PipeDream2BW", "PipeDream"]))
 def test_a_job_resumed_from_a_checkpoint_learns_as_if_it_had_never_stopped(gang, flowing, tmp_path, schedule):
     """The pipeline drains at every checkpoint, so a run cut there and a whole one are the same."""
     saved = {"path": str(tmp_path / "whole"), "everySteps": 4}

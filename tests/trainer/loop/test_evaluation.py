@@ -10,6 +10,7 @@ from ballast_trainer.models.protocol import Model
 from torch import nn
 
 from tests.support.changes import SHORT, change
+from tests.support.examples import first_daily
 from tests.support.one_process import train_here
 
 PLASTICITY = {"criterion": "plasticity", "threshold": 1.0, "patience": 1}
@@ -207,7 +208,7 @@ MESHES = {
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", first_daily(MESHES, 2))
 def test_ranks_measure_what_one_process_does(gang, small_config, mesh):
     """Several stages a rank, replicas that share experts, tensor ranks: the loss of the single process."""
     parallelism, pipeline, dynamics = MESHES[mesh]

@@ -8,6 +8,7 @@ import pytest
 from ballast_policies.contract import Ack, Directive, ExitCode
 from ballast_trainer.channel.directory import DirectoryChannel
 
+from tests.support.examples import first_daily
 from tests.support.plans import local_plan
 from tests.support.waiting import eventually
 
@@ -37,7 +38,7 @@ def saving(config, tmp_path):
     return {**config, "checkpoint": {"path": str(tmp_path / "saved"), "everySteps": 5}}
 
 
-@pytest.mark.parametrize("victim", ["job-1-0", "job-1-1"])
+@pytest.mark.parametrize("victim", first_daily(["job-1-1", "job-1-0"]))
 def test_a_killed_rank_ends_the_others_as_healthy(pods, launch, small_config, victim, tmp_path):
     """The survivors exit PEER_LOST and say so in their termination message."""
     launch(small_config(totalSteps=100_000), network=21)
@@ -70,7 +71,7 @@ def test_a_restart_after_a_kill_gives_the_same_curve(
     assert max(abs(curve[step] - reference[step]) for step in curve) < 1e-5
 
 
-@pytest.mark.parametrize("victim", ["job-1-0", "job-1-2"])
+@pytest.mark.parametrize("victim", first_daily(["job-1-0", "job-1-2"]))
 def test_a_hung_rank_is_noticed_by_its_heartbeat(pods, launch, small_config, victim):
     """A stopped process, whose connections stay open, costs seconds and not gloo's time-out."""
     launch(small_config(totalSteps=100_000), network=23, environment={"BALLAST_HANG_SECONDS": "6"})
@@ -82,7 +83,7 @@ def test_a_hung_rank_is_noticed_by_its_heartbeat(pods, launch, small_config, vic
     assert any("has not" in pods.termination(survivor)["message"] for survivor in survivors)
 
 
-@pytest.mark.parametrize("told", PODS)
+@pytest.mark.parametrize("told", first_daily(PODS[::-1]))
 def test_sigterm_to_one_rank_saves_and_stops_all(pods, launch, small_config, told, tmp_path):
     """All ranks leave after the same step, which is saved, with exit code STOPPED."""
     launch(saving(small_config(totalSteps=100_000), tmp_path), network=24)

@@ -11,6 +11,7 @@ from ballast_trainer.distributed.joining import new_ranks_ready
 from ballast_trainer.distributed.process_group import reach_store
 
 from tests.support.changes import SHORT, change
+from tests.support.examples import first_daily
 from tests.support.held_data import Gates
 from tests.support.plans import local_plan
 from tests.support.waiting import WAIT_SECONDS, eventually
@@ -47,7 +48,9 @@ def grow(pods, channel, before, plan, folder, environment=None):
 
 
 @pytest.mark.parametrize(
-    ("fields", "reference"), [(TENSOR, TENSOR), (EXPERTS, ALONE)], ids=["tensor", "experts"]
+    ("fields", "reference"),
+    first_daily([(TENSOR, TENSOR), (EXPERTS, ALONE)]),
+    ids=["tensor", "experts"],
 )
 def test_a_job_that_grows_keeps_the_curve(
     pods, small_config, single_process_losses, tmp_path, fields, reference
@@ -88,7 +91,7 @@ RESHAPED = {
 }
 
 
-@pytest.mark.parametrize("fields", RESHAPED.values(), ids=RESHAPED)
+@pytest.mark.parametrize("fields", first_daily(RESHAPED.values()), ids=RESHAPED)
 def test_a_job_that_gives_ranks_back_and_takes_more_keeps_the_curve(
     pods, small_config, single_process_losses, tmp_path, fields
 ):

@@ -17,6 +17,7 @@ from ballast_trainer.loop.migrate import migrate, plan_moves
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.profiling.link_times import TRIALS, link_seconds
 
+from tests.support.examples import first_daily
 from tests.support.held_data import Gates
 from tests.support.replans import has_acked, stages_at, until
 from tests.trainer.tensor_parallel.ranks import held_layers, on_ranks
@@ -172,7 +173,7 @@ PRUNING = {"kind": "pruning", "startStep": 3, "endStep": 7, "everySteps": 1, "ta
 
 
 @pytest.mark.parametrize(
-    ("schedule", "dynamics", "tied"), [("1F1B", [], True), ("ZeroBubbleV", [PRUNING], False)]
+    ("schedule", "dynamics", "tied"), first_daily([("1F1B", [], True), ("ZeroBubbleV", [PRUNING], False)])
 )
 def test_a_shrink_in_the_step_after_a_rebalance_keeps_curve_and_checkpoints(
     gang, small_config, single_process_losses, tmp_path, schedule, dynamics, tied

@@ -9,6 +9,8 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer import LayerSet
 
+from tests.support.examples import first_daily
+
 pytestmark = pytest.mark.processes
 
 MODELS = "tests.trainer.models.awkward_models"
@@ -58,7 +60,7 @@ def assert_same(one, many):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "ranks"), [("ZeroBubbleV", 4), ("ZeroBubbleH1", 3), ("1F1B", 4), ("GPipe", 3)]
+    ("schedule", "ranks"), first_daily([("ZeroBubbleV", 4), ("ZeroBubbleH1", 3), ("1F1B", 4), ("GPipe", 3)])
 )
 def test_stages_that_end_in_views_train_as_one_process(gang, single_process_losses, schedule, ranks):
     """Flattened, turned, cut to shape, or nothing at all between two stages; the next may work in place."""
@@ -127,7 +129,7 @@ def test_hooks_on_receive_buffers_do_not_pile_up(gang, tmp_path):
     assert max(counts) <= 2, list(itertools.islice(counts, 60))
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", first_daily([True, False]))
 def test_whatever_generator_a_layer_draws_from_the_curve_is_that_of_one_process(
     gang, single_process_losses, recompute
 ):

@@ -16,6 +16,7 @@ from ballast_trainer.seeding import host_seeded, seed_build
 from safetensors.torch import load_file
 from torch.distributed import checkpoint
 
+from tests.support.examples import first_daily
 from tests.support.held_data import Gates
 from tests.support.one_process import train_here
 from tests.support.plans import local_plan
@@ -76,7 +77,7 @@ def test_one_process_learns_as_plain_modules_do(build):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["of_modules", "by_cache", "one_block"])
+@pytest.mark.parametrize("name", first_daily(["by_cache", "of_modules", "one_block"]))
 def test_three_ranks_learn_as_plain_modules_do(gang, name):
     """The head's rank knows of the tie though it builds no embedding; a block may be on all ranks."""
     running = gang(job(name), ranks=3)
@@ -102,7 +103,7 @@ def assert_copies_are_equal(folder, config):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("schedule", ["1F1B", "ZeroBubbleV"])
+@pytest.mark.parametrize("schedule", first_daily(["ZeroBubbleV", "1F1B"]))
 def test_copies_stay_equal_wherever_the_layers_move(
     gang, small_config, single_process_losses, schedule, tmp_path
 ):
@@ -178,7 +179,7 @@ def test_replicas_and_parts_of_a_stage_keep_the_tie(gang, small_config, single_p
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("model", ["gpt", "functions"])
+@pytest.mark.parametrize("model", first_daily(["gpt", "functions"]))
 def test_a_job_that_grows_and_shrinks_keeps_the_tie(
     pods, small_config, single_process_losses, model, tmp_path
 ):
@@ -221,7 +222,7 @@ def test_a_job_that_grows_and_shrinks_keeps_the_tie(
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", first_daily(["gpt2", "llama"]))
 def test_hugging_face_models_learn_as_their_own_class_does(gang, family):
     """GPT-2 and a Llama with tied weights: the losses of the whole class in a plain loop."""
     transformers = pytest.importorskip("transformers")

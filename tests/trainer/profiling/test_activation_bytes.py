@@ -14,6 +14,8 @@ from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import Profile
 from torch import nn
 
+from tests.support.examples import first_daily
+
 CASES = {
     "plain": {},
     "recomputed": {"training": {"recompute": True}},
@@ -46,7 +48,7 @@ def test_gradients_into_weights_are_those_of_the_outputs_of_products():
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", first_daily(CASES, 2))
 def test_a_running_job_counts_what_the_profile_command_counts(
     gang, small_config, single_process_losses, tmp_path, case
 ):
@@ -71,7 +73,7 @@ def test_a_running_job_counts_what_the_profile_command_counts(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZeroBubbleV", "PipeDream2BW"])
+@pytest.mark.parametrize("schedule", first_daily(["ZeroBubbleV", "Interleaved1F1B", "PipeDream2BW"]))
 def test_every_schedule_counts_one_microbatch(gang, small_config, tmp_path, schedule):
     """Several stages a rank, and a pipeline that does not drain after a step."""
     config = small_config(totalSteps=10)
@@ -216,7 +218,7 @@ def test_a_step_without_a_forward_does_not_empty_the_profile():
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", first_daily([False, True]))
 def test_the_memory_limit_counts_what_the_running_job_has_measured(
     gang, small_config, single_process_losses, recompute
 ):

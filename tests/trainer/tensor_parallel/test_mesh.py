@@ -15,6 +15,7 @@ from ballast_trainer.layers.layer import LayerSet
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import first_daily
 from tests.support.held_data import Gates
 from tests.support.waiting import eventually
 from tests.trainer.tensor_parallel.ranks import DIM, on_ranks, pipelined_step
@@ -66,7 +67,7 @@ def whole_model(config, folder=None):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", first_daily([4, 2]))
 def test_gathered_parameters_are_those_of_one_process(gang, small_config, tmp_path, size):
     """After six steps every weight equals the unsharded model's to 1e-5, momentum and dropout on."""
     config = with_heads(small_config(totalSteps=6, training={"optimizer": "sgd", "learningRate": 0.1}))

@@ -10,6 +10,7 @@ from ballast_operator.report.costs import costs
 from ballast_policies.contract import JOB_LABEL
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.support.examples import first_daily
 
 PRICE = 36.0
 NODES = {"a": ("fast", 2), "b": ("fast", 1), "c": ("fast", 1)}
@@ -80,7 +81,7 @@ def of_teams(simulation: Simulation) -> Counter[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_daily(range(3)))
 async def test_each_gpu_second_is_paid_by_one_team(seed: int):
     """Jobs change their teams while GPUs change hands, with or without an operator that sees it at once.
 
@@ -118,7 +119,7 @@ async def test_each_gpu_second_is_paid_by_one_team(seed: int):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_daily(range(3)))
 async def test_each_gpu_second_is_paid_once(seed: int):
     """An independent meter of what each job holds agrees with what all have paid, at every moment.
 

@@ -10,6 +10,7 @@ from ballast_operator.report.costs import costs
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.support.examples import first_daily
 
 PRICES = {"sure": 3.6, "spot": 1.2}
 ROUNDING = 1e-4
@@ -55,12 +56,13 @@ class Meter:
 
 
 @pytest.mark.slow
-async def test_fifty_launches_preemptions_and_failovers():
+@pytest.mark.parametrize("number_of_launches", first_daily([12, 50]))
+async def test_launches_preemptions_and_failovers(number_of_launches):
     """Jobs come, end and are deleted, nodes go and come, operators die: no cent is missing at any time."""
     rng, simulation = random.Random(2), cluster()
     meter, launches, number = Meter(simulation), 0, 0
     gone: set[str] = set()
-    while launches < 50:
+    while launches < number_of_launches:
         number += 1
         if number % 4 == 1 and len(meter.present()) < 40:
             stages = rng.choice(((1, 1), (1, 2), (2, 2)))

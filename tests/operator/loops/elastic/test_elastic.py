@@ -9,6 +9,7 @@ from ballast_policies.allocation.registry import POLICIES
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import Simulation
 from tests.operator.loops.simulated.world import Crash
+from tests.support.examples import first_daily
 
 ENDLESS = {"totalSteps": 100_000, "trainer": {"total": 100_000, "scales": True}}
 
@@ -39,7 +40,10 @@ async def alone_on_four(**spec) -> Simulation:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [name for name, row in POLICIES.builtin.items() if row.space_sharing is not SpaceSharing.ALWAYS]
+    "name",
+    first_daily(
+        [name for name, row in POLICIES.builtin.items() if row.space_sharing is not SpaceSharing.ALWAYS], 5
+    ),
 )
 async def test_two_elastic_jobs_run_side_by_side_by_every_policy(name):
     """Neither waits for the other, and no GPU is idle that would make one of them faster."""

@@ -8,6 +8,7 @@ from ballast_operator.kube.kinds import JOB
 from tests.operator.loops.mixed.two_pools import add_wide, parts_of, speeds, two_pools
 from tests.operator.loops.simulated.machines import Trainer
 from tests.operator.loops.simulated.simulation import NAMESPACE
+from tests.support.examples import first_daily
 
 BOTH = ["2 x fast of pool fast", "2 x slow of pool slow"]
 SMALL = {"model": {"name": "small", "layers": 12}, "totalSteps": 100_000}
@@ -108,7 +109,7 @@ async def test_a_namespace_limit_counts_both_parts():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first_daily(range(2)))
 async def test_no_node_has_more_gpus_given_than_it_has(seed):
     """Jobs of all kinds come and go; that no node has too many pods the simulation checks at every moment."""
     simulation = two_pools(fast=3 + seed, slow=2 + seed, roundSeconds=30, moves={"maxMovesPerHour": 3600})

@@ -8,10 +8,11 @@ import pytest
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_operator.views.assignment import AssignmentAction
 from ballast_operator.views.clock import show
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, job
+from tests.support.examples import examples
 
 ENDLESS = {"totalSteps": 100_000, "trainer": {"total": 100_000}}
 ONE = {"stages": (1, 1), **ENDLESS}
@@ -223,7 +224,7 @@ CHANGES = st.tuples(
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@examples(40)
 @given(moves=MOVES, changes=st.lists(CHANGES, min_size=2, max_size=6))
 def test_whatever_becomes_of_pools_every_gang_is_decided_on(moves, changes):
     """No decision fails, no GPU is given twice, and gangs of pools that did not change are left alone."""

@@ -10,6 +10,7 @@ from ballast_policies.contract import JOB_LABEL
 
 from tests.operator.loops.sharing.shared_nodes import PRICE, one_job, sharing_cluster
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.support.examples import first_daily
 
 
 def present(simulation: Simulation) -> list[str]:
@@ -76,7 +77,7 @@ async def test_each_of_two_pays_half_while_both_hold_the_gpu_and_the_one_that_is
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_daily(range(3)))
 async def test_each_gpu_second_is_paid_once_and_no_gpu_has_more_than_two_jobs(seed: int):
     """An independent meter agrees with what all jobs have paid, at every moment.
 

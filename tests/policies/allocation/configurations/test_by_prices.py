@@ -10,6 +10,7 @@ from ballast_policies.configuration import Configuration
 from scipy.optimize import linprog
 
 from tests.policies.allocation.configurations.families import FAMILIES
+from tests.support.examples import first_daily
 
 JOBS = 130
 
@@ -22,7 +23,7 @@ def by_one_program(policy, build, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+@pytest.mark.parametrize("family", first_daily(FAMILIES.values(), 5), ids=lambda family: family.name)
 @pytest.mark.parametrize("policy", ["max-min-fairness", "makespan", "max-throughput"])
 def test_prices_find_the_optimum_of_the_plain_program(policy, family, monkeypatch):
     """On every family of the benchmark, with a proven gap."""

@@ -11,6 +11,7 @@ from ballast_policies.allocation.registry import allocate
 from ballast_policies.configuration import Configuration
 
 from tests.policies.allocation.configurations.instances import FAMILIES, problem_of
+from tests.support.examples import first_daily
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +24,7 @@ def without_lists(problem):
 
 
 @pytest.mark.parametrize("policy", GENERATES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", first_daily(FAMILIES, 4))
 def test_the_optimum_is_that_of_the_full_list(policy, family):
     """Objective and levels in the same units; proven over all configurations."""
     for seed in range(200, 206):

@@ -11,14 +11,14 @@ from ballast_policies.allocation.solvers import methods
 
 from tests.policies.allocation.configurations.families import FAMILIES as LARGE
 from tests.policies.allocation.configurations.instances import FAMILIES, problem_of
-from tests.support.examples import first_fast
+from tests.support.examples import first_daily, first_fast
 
 ROOTS = {"water-filling": flat, "hierarchical": tree}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ROOTS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", first_daily(FAMILIES, 4))
 def test_levels_are_those_of_one_program_for_each_level(policy, family, monkeypatch):
     """Small random problems, gangs beside elastic jobs and nested teams included."""
     monkeypatch.setattr(methods, "STAGES", 0)

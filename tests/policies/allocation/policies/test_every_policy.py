@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policies.allocation.problems import STANDARD, problem, problems, random_problem
-from tests.support.examples import examples, first_fast
+from tests.support.examples import examples, first_daily
 
 BOUNDED = [name for name, policy in POLICIES.builtin.items() if policy.proves_gap]
 
@@ -58,7 +58,7 @@ def consistent(p, answer):
         assert answer.levels[job.name] == pytest.approx(want, rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize("agnostic", first_fast([False, True]), ids=["aware", "agnostic"])
+@pytest.mark.parametrize("agnostic", first_daily([False, True]), ids=["aware", "agnostic"])
 @pytest.mark.parametrize("policy", POLICIES.builtin)
 @pytest.mark.parametrize(
     ("name", "sharing"),

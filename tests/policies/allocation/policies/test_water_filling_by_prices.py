@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policies.allocation.families import FAMILIES
-from tests.support.examples import examples
+from tests.support.examples import examples, first_daily
 
 ROOTS = {"water-filling": flat, "hierarchical": tree}
 
@@ -77,7 +77,7 @@ def test_levels_are_those_of_one_program_for_each_level(policy, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ROOTS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", first_daily(FAMILIES, 6))
 def test_every_family_is_certified_within_its_limits(name, policy, monkeypatch):
     """3,000 jobs; a stage for each GPU type at most, and never a program of all jobs."""
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from tests.policies.allocation.families import FAMILIES
-from tests.support.examples import examples, first_fast
+from tests.support.examples import examples, first_daily, first_fast
 
 JOBS = 300
 
@@ -37,7 +37,7 @@ def within_limits(instance, x):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["max-min-fairness", "makespan", "finish-time-fairness"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", first_daily(FAMILIES, 8))
 def test_every_family_has_the_optimum_of_the_simplex_method(name, policy, small_samples, monkeypatch):
     """Objective, certified gap and limits."""
     instance = FAMILIES[name].instance(JOBS, seed=3)
