@@ -92,14 +92,13 @@ class Objective(ApiModel):
     )
 
     policy: _Name = DEFAULT_POLICY
-    """Name of the policy: one of docs/policies.md, ``prefix.name`` of a distribution that is installed in the
-    operator's image, or ``module:function`` of that image, which its solver process imports and calls."""
+    """Name of the policy: one of docs/policies.md, ``prefix.name`` of a distribution in the operator's
+    image, or ``module:function`` of that image, called in its solver process."""
     heterogeneity_agnostic: bool = False
-    """The baseline: the policy takes each GPU type that a job may use for as fast as the job's fastest. What
-    it reaches is reported with the real speeds."""
+    """The baseline: each GPU type that a job may use counts as fast as the job's fastest. What it reaches
+    is reported with the real speeds."""
     entities: Annotated[dict[str, EntityShare], Field(max_length=64)] = Field(default_factory=dict)
-    """Teams by name, for ``hierarchical``; other policies do not read them. Empty: each team that jobs name
-    has weight 1."""
+    """Teams by name, for ``hierarchical``. Empty: each team that jobs name has weight 1."""
 
     @field_validator("policy")
     @classmethod
@@ -231,8 +230,8 @@ class ClusterPolicySpec(ApiModel):
             json_schema_extra=schema(list_type="map", list_map_keys=["fromRegion", "toRegion"]),
         ),
     ] = ()
-    """What data between regions costs, for jobs with ``spec.dataLocation``: the most exact entry counts. A
-    job is not placed where the price of its data is not known."""
+    """What data between regions costs, for jobs with ``spec.dataLocation``: the most exact entry counts.
+    Without a price a job is not placed there."""
     dry_run: bool = False
     """Decide and say so, but start and stop nothing."""
 

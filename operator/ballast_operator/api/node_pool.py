@@ -85,33 +85,30 @@ class NodePool(ApiModel):
     ] = GPU_RESOURCE
     """Resource that its nodes offer and pods ask for."""
     memory_per_gpu: MemoryQuantity | None = None
-    """Memory of each of its GPUs, e.g. ``80G`` or ``15.5Gi``. A job is not placed where it does not fit, by
-    its own ``memoryPerGpu`` or as measured. Absent: that of the GPU in the catalogue (``ballast gpus``) which
-    the nodes' labels name (``nvidia.com/gpu.product``, AMD's), or else ``gpuType``; ``status.capacity`` has
-    what counts. Where these name none, memory is not looked at."""
+    """Memory of each of its GPUs, e.g. ``80G`` or ``15.5Gi``: a job is not placed where it does not fit.
+    Absent: that of the catalogue (``ballast gpus``) for the GPU that the nodes' labels, or else
+    ``gpuType``, name; ``status.capacity`` has what counts. Not known: memory is not looked at."""
     capacity_type: CapacityType | None = None
-    """How sure its nodes are to stay. Absent: as the labels of its nodes say, of Karpenter, EKS, GKE, AKS or
-    ``ballast.dev/capacity-type``; without such labels ``onDemand``. ``status.capacity`` has what counts."""
+    """How sure its nodes are to stay. Absent: as the labels of its nodes say (Karpenter, EKS, GKE, AKS,
+    ``ballast.dev/capacity-type``), else ``onDemand``; ``status.capacity`` has what counts."""
     region: Region | None = None
-    """Region of its nodes, for jobs with ``spec.dataLocation``. Absent: as its nodes' label
-    ``topology.kubernetes.io/region`` says, or its selector, or its price feed; ``status.capacity`` has what
+    """Region of its nodes, for jobs with ``spec.dataLocation``. Absent: by the nodes' label
+    ``topology.kubernetes.io/region``, its selector, or its price feed; ``status.capacity`` has what
     counts."""
     max_nodes: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Nodes that it may have. An autoscaler (Karpenter, Cluster Autoscaler) behind it adds those that do not
-    exist: gangs are placed on them too, and their pods wait for them. Absent: only nodes that exist count."""
+    """Nodes that it may have: gangs are placed on those that do not exist, too, which an autoscaler
+    (Karpenter, Cluster Autoscaler) adds. Absent: only nodes that exist count."""
     gpus_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
     """GPUs of a node that does not exist yet; required beside ``maxNodes``."""
     sharing: Sharing | None = None
-    """How two jobs share a GPU here, if each says so itself (``sharesGpu: Allowed``). Its nodes have one GPU
-    each, which the device plugin offers to two pods; other nodes of the pool take no gang. Absent: nodes with
-    shared GPUs take no gang."""
+    """How two jobs share a GPU here, if both allow it (``sharesGpu``), on nodes with one GPU that the
+    device plugin offers to two pods. Absent: nodes with shared GPUs take no gang."""
     start_seconds: Annotated[float, Field(ge=0, le=86_400)] = 180.0
-    """How long a new node takes until its pods run. A gang whose nodes have not come by then, and the usual
-    time for pods to start, is taken back (``NotBound``) and avoids such nodes of the pool for ten minutes."""
+    """How long a new node takes until its pods run. A gang whose nodes have not come by then is taken
+    back (``NotBound``) and avoids such nodes of the pool for ten minutes."""
     price_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """Price of one GPU for one hour, in a currency of your choice; 0: not known, and not accounted for.
-    Beside ``priceFeed`` it counts until a price has been read."""
+    """Price of one GPU for one hour, in a currency of your choice; 0: not known. Beside ``priceFeed`` it
+    counts until a price has been read."""
     price_feed: PriceFeed | None = None
-    """Where a price that changes is read; absent: ``pricePerGpuHour`` holds. The highest
-    ``pricePerGpuHour`` of the GPU type is taken for its on-demand price: a price below a fiftieth of it or
-    above twice is not used."""
+    """Where a price that changes is read. A price below a fiftieth or above twice of the GPU type's
+    highest ``pricePerGpuHour`` is not used. Absent: ``pricePerGpuHour`` holds."""

@@ -117,42 +117,42 @@ class TrainingJobSpec(ApiModel):
     ] = ()
     """Speeds that are known before the job has run."""
     memory_per_gpu: MemoryQuantity | None = None
-    """Memory that each GPU must have, at any number of them; it counts in place of what was measured. Absent:
-    once trainers of this namespace have measured the layers of this job, or of one with the same model,
-    batches and parallelism, it is not placed where they do not fit."""
+    """Memory that each GPU must have, at any number of them, in place of what was measured. Absent: as
+    measured of this job's layers, or those of one in its namespace with the same model, batches and
+    parallelism."""
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Share relative to other jobs."""
     entity: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """The team it belongs to, one of the ClusterPolicy's ``objective.entities``; read by ``hierarchical``."""
     deadline: Time | None = None
-    """When it should be done, as 2030-01-31T12:00:00Z; kept, where it can be, by ``min-cost-slo``. Under
-    every policy the condition DeadlineAtRisk says, from the first decision on, whether it can be met."""
+    """When it should be done, as 2030-01-31T12:00:00Z; ``min-cost-slo`` keeps it where it can.
+    DeadlineAtRisk says, under every policy, whether it can be met."""
     on_deadline_missed: OnLimit = OnLimit.CONTINUE
     """What happens when ``deadline`` passes before the job is done."""
     budget: Annotated[float, Field(gt=0, le=1e12)] | None = None
-    """What it may cost in all, in the currency of ``pricePerGpuHour``; absent: no limit. The condition
-    BudgetExhausted says whether it is enough, from the job's first decision on."""
+    """What it may cost in all, in the currency of ``pricePerGpuHour``; absent: no limit. BudgetExhausted
+    says whether it is enough."""
     on_budget_exhausted: OnLimit = OnLimit.SUSPEND
     """What happens when ``status.costSoFar`` reaches ``budget``. Its last checkpoint is still paid for."""
     spot: SpotUse = SpotUse.ALLOW
     """Whether it may run on spot machines (``nodePools[].capacityType``), under every policy. A change takes
     effect at the next launch."""
     data_location: DataLocation | None = None
-    """Where its data is, and how much of it is read: then what clouds take for data between regions counts in
-    its cost, its budget, and in every policy that reads prices. Absent: data is taken to cost nothing."""
+    """Where its data is, and how much of it is read: then data between regions counts in its cost, its
+    budget, and in every policy that reads prices. Absent: data costs nothing."""
     mixed_pools: MixedPools = MixedPools.NEVER
-    """Whether its gang may have GPUs of several pools at once, with stages that suit their speed and memory:
-    where that is faster than one pool, or where no pool has room for it. It keeps the size that it was
-    launched with, or shrinks as nodes leave. A change takes effect at the next launch."""
+    """Whether its gang may have GPUs of several pools at once, with stages that suit them: where that is
+    faster than one pool, or no pool has room. Its size stays, or shrinks as nodes leave. A change takes
+    effect at the next launch."""
     shares_gpu: SharesGpu = SharesGpu.NEVER
-    """Whether another job may run on its GPU at the same time, in pools with ``sharing``. It counts for a job
-    of exactly one GPU whose memory is known; another runs alone, and its decision says why. Nothing separates
-    the two: where one takes more memory than it stated, either may fail. A change takes effect at the next
-    launch; Never ends a pair at the end of the round."""
+    """Whether another job may run on its GPU at the same time, in pools with ``sharing``: of a job of one
+    GPU whose memory is known. Nothing separates the two: where one takes more memory than it stated,
+    either may fail. A change takes effect at the next launch; Never ends a pair at the end of the
+    round."""
     grow: bool | None = None
     """Whether its number of GPUs follows what is free while it trains, from ``pipeline.minStages`` to
-    ``pipeline.maxStages``; absent: where it can, which a job without a model cannot. false: it is launched
-    with the most that its pool has, and keeps them."""
+    ``pipeline.maxStages``; absent: where it can (with a model). false: it is launched with the most that
+    its pool has, and keeps them."""
     suspend: bool = False
     """Save a checkpoint, stop and hold no GPUs until it is false again."""
     backoff_limit: Annotated[int, Field(ge=0, le=1000)] = 3
