@@ -181,11 +181,9 @@ The last row is GPT-3.
 
 {degrees()}
 
-Ours is the least predicted step of `plan_ptdp` at the published GPUs, batch and FLOP/s, on 8 GPUs of 80 GB a server. Assumed,
-since the table does not say it: 300 GB/s inside a server, 25 GB/s a GPU between servers, no interleaving. Other degrees have
-two causes: the published ones follow the dissertation's take-aways (tensor parallelism up to the server's size, then
-pipeline parallelism) for a table of weak scaling, and our prediction takes the same FLOP/s for any tensor degree and microbatch size, while small
-matrices are slower.
+Ours is the least predicted step of `plan_ptdp` at the published GPUs, batch and FLOP/s, on 8 GPUs of 80 GB a server. Assumed:
+300 GB/s inside a server, 25 GB/s a GPU between servers, no interleaving. The published degrees follow the dissertation's take-aways (tensor
+parallelism up to the server's size, then pipeline parallelism); our prediction takes the same FLOP/s for any tensor degree and microbatch size.
 
 ## PTD-P: days of training (4.5.1, table 4.2)
 
@@ -200,9 +198,8 @@ VGG-16, the one model of the table whose layers follow from its published shape:
 
 {pipedream()}
 
-Seconds are FLOPs at an assumed 7 TFLOP/s, 64 samples; links inside servers are assumed (10 GB/s shared PCIe, 25 GB/s NVLink),
-those between servers are the table's (10 and 25 Gbit/s). Over two levels the recursion uses whole servers for the stages of
-its outer level, so a split 15-1 over 4 x 4 GPUs is not among its answers; over one level of 16 GPUs it is.
+Seconds are FLOPs at an assumed 7 TFLOP/s, 64 samples; links inside servers are assumed (10 GB/s shared PCIe, 25 GB/s NVLink). Over two
+levels the recursion uses whole servers for its outer stages, so 15-1 over 4 x 4 GPUs is not among its answers.
 
 Published, without ours, since the profiles of their layers are not printed: ResNet-50 16 (both clusters); AlexNet 15-1; GNMT-16
 straight (1x4, 4x4, 2x8); GNMT-8 straight (1x4, 3x4), 16 (2x8); AWD LM straight (1x4); S2VT 2-1-1 (4x1).

@@ -3,13 +3,13 @@
 import enum
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ballast_policies.planning.balancers.registry import BALANCERS
 from ballast_policies.planning.dynamics import DYNAMICS
-from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
+from ballast_policies.planning.schedules import trained_schedules
 
 from ballast_operator.api.conditions import JobCondition, JobReason, JobState
 from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
@@ -38,10 +38,6 @@ Succeeded and Failed exclude each other. Programs should read conditions; `statu
 """
 
 _RULES_HEAD = "Each message also says what to change; here it stands where the reason alone is short.\n"
-_SCHEDULES_HEAD = "Orders of microbatches that the trainer carries out."
-
-_BALANCERS_HEAD = "How the trainer chooses which rank holds which layers."
-_DYNAMICS_HEAD = "Changes of the model while it trains that the trainer carries out."
 _AS_KUBERNETES = frozenset(
     f"template.spec.{field}"
     for field in ("containers[].env", "containers[].resources", "tolerations", "affinity")
@@ -60,9 +56,9 @@ def api_reference() -> str:
     parts += [_kind(resource, root_schema(resource)) for resource in RESOURCES]
     parts += [
         "## Values\n",
-        _registered("Schedules", _SCHEDULES_HEAD, trained_schedules(), SCHEDULES),
-        _registered("Balancers", _BALANCERS_HEAD, BALANCERS.builtin, BALANCERS),
-        _registered("Dynamics", _DYNAMICS_HEAD, DYNAMICS.builtin, DYNAMICS),
+        _names("Schedules", "planning.md#schedules", trained_schedules()),
+        _names("Balancers", "planning.md#balancers", BALANCERS.builtin),
+        _names("Dynamics", "trainer-changes.md#kinds-of-change", DYNAMICS.builtin),
     ]
     parts.append(_CONDITIONS)
     parts += [_enum(values) for values in _WORDS]
@@ -183,10 +179,8 @@ def _grouped(rules: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
         yield ", ".join(paths), message
 
 
-def _registered(title: str, head: str, names: Iterable[str], rows: Mapping[str, Any]) -> str:
-    lines = [f"### {title}\n", f"{head}\n"]
-    lines += [f"- `{name}`: {_one_line(rows[name].summary)}" for name in names]
-    return "\n".join([*lines, ""])
+def _names(title: str, page: str, names: Iterable[str]) -> str:
+    return f"### {title}\n\n{', '.join(f'`{name}`' for name in names)}: [what each does]({page}).\n"
 
 
 def _enum(values: type[enum.StrEnum]) -> str:
