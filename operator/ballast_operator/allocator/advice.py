@@ -6,6 +6,7 @@ from ballast_policies.allocation.problem import Allocation
 
 from ballast_operator.allocator.costs.forecasts import limit_advice, refused_advice
 from ballast_operator.allocator.deadlines import deadline_advice
+from ballast_operator.allocator.faults import JobFaults
 from ballast_operator.allocator.problem.inputs import CompletedProblem
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.problem.speeds.consolidated import placement_advice
@@ -18,34 +19,41 @@ from ballast_operator.views.job import JobView
 def advice_by_job(
     policy: str, snapshot: Snapshot, inputs: CompletedProblem, allocation: Allocation, jobs: Sequence[JobView]
 ) -> dict[Key, tuple[Advice, ...]]:
-    """Job -> its conditions; a job that no default was ever used for has no ``InputsComplete``."""
+    """Job -> its conditions; a job that no default was ever used for has no ``InputsComplete``.
+
+    Raises:
+        JobFaults: jobs whose conditions cannot be said.
+    """
     views = {view.key: view for view in jobs}
-    found = {}
+    found: dict[Key, tuple[Advice, ...]] = {}
+    faults: dict[Key, Exception] = {}
     for job in inputs.problem.jobs:
-        key = snapshot.by_name[job.name].key
-        advice = deadline_advice(policy, job, allocation)
-        advice += limit_advice(policy, snapshot, snapshot.by_name[job.name], views[key], allocation)
-        advice += placement_advice(snapshot, snapshot.by_name[job.name])
-        defaults = inputs.job_defaults.get(job.name, ())
-        if defaults:
-            message = f"{policy} needs {'; '.join(defaults)}. To fix: set the field"
-            missing = Advice(
-                type=JobCondition.INPUTS_COMPLETE,
-                value=False,
-                reason=JobReason.DEFAULTS_USED,
-                message=message,
+        one = snapshot.by_name[job.name]
+        try:
+            found[one.key] = (
+                *_inputs_complete(policy, inputs.job_defaults.get(job.name, ()), views[one.key]),
+                *deadline_advice(policy, job, allocation),
+                *limit_advice(policy, snapshot, one, views[one.key], allocation),
+                *placement_advice(snapshot, one),
             )
-            advice = (missing, *advice)
-        elif views[key].status.condition(JobCondition.INPUTS_COMPLETE) is not None:
-            message = f"{policy} uses no default for it"
-            full = Advice(
-                type=JobCondition.INPUTS_COMPLETE, value=True, reason=JobReason.COMPLETE, message=message
-            )
-            advice = (full, *advice)
-        if advice:
-            found[key] = advice
+        except Exception as error:
+            faults[one.key] = error
     for refused in snapshot.refused:
-        advice = refused_advice(snapshot, views[refused.key])
-        if advice:
-            found[refused.key] = advice
-    return found
+        try:
+            found[refused.key] = refused_advice(snapshot, views[refused.key])
+        except Exception as error:
+            faults[refused.key] = error
+    if faults:
+        raise JobFaults(faults)
+    return {key: advice for key, advice in found.items() if advice}
+
+
+def _inputs_complete(policy: str, defaults: Sequence[str], view: JobView) -> tuple[Advice, ...]:
+    kind = JobCondition.INPUTS_COMPLETE
+    if defaults:
+        message = f"{policy} needs {'; '.join(defaults)}. To fix: set the field"
+        return (Advice(type=kind, value=False, reason=JobReason.DEFAULTS_USED, message=message),)
+    if view.status.condition(kind) is None:
+        return ()
+    message = f"{policy} uses no default for it"
+    return (Advice(type=kind, value=True, reason=JobReason.COMPLETE, message=message),)

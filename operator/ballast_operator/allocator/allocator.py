@@ -10,7 +10,7 @@ from ballast_operator.allocator.assignments import waiting_for_policy
 from ballast_operator.allocator.costs.bill import pool_infos, with_regions
 from ballast_operator.allocator.costs.gauges import set_cost_gauges
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_prices, with_prices
-from ballast_operator.allocator.decider import Decider
+from ballast_operator.allocator.decider import Decider, Decision, Question
 from ballast_operator.allocator.gauges import set_gauges
 from ballast_operator.allocator.pace import Pace
 from ballast_operator.allocator.problem.capacity import in_todays_pools
@@ -18,7 +18,7 @@ from ballast_operator.allocator.reporting.policy_status import PolicyReport
 from ballast_operator.allocator.reporting.reporter import Failures, PolicyReporter
 from ballast_operator.allocator.saved_state import SavedState, StateStore
 from ballast_operator.allocator.solving.last_answer import LastAnswer
-from ballast_operator.allocator.solving.solver import Solver
+from ballast_operator.allocator.solving.solver import Solve, Solver
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.policy_conditions import NO_POLICY, PolicyReason
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
@@ -213,32 +213,45 @@ class Allocator:
         seen = [self._seen.popleft() for _ in range(len(self._seen))]
         nodes, pods = self._observer.nodes(), self._observer.caches[POD].of_no_job()
         clock.lap("read")
-        jobs = await asyncio.to_thread(in_todays_pools, jobs, policy, nodes)
+        faults: dict[Key, Exception] = {}
+        jobs = await asyncio.to_thread(in_todays_pools, jobs, policy, nodes, faults)
         known = self._board.pools
-        self._board.pools = pool_infos(policy.spec.node_pools, known, item.get("status"), at=started)
-        question = await asyncio.to_thread(
-            self.decider.ask,
-            policy,
-            jobs,
-            seen=seen,
-            nodes=nodes,
-            pods=pods,
-            started=started,
-            item=item,
-            pools=self._board.pools,
+        self._board.pools = pools = pool_infos(policy.spec.node_pools, known, item.get("status"), at=started)
+        spent = await asyncio.to_thread(
+            self.decider.look, policy, jobs, seen=seen, started=started, item=item, pools=pools
         )
-        clock.lap("prepare")
-        self._board.pools = with_regions(self._board.pools, question.snapshot.capacity)
-        solve = await self._answers.solve(
-            policy,
-            question.problem,
-            structure=question.structure,
-            values=question.values,
-            within_round=self._next_round is not None and started.timestamp() < self._next_round,
+
+        async def attempt(left_out: Mapping[Key, Exception]) -> tuple[Question, Solve, Decision]:
+            question = await asyncio.to_thread(
+                self.decider.ask,
+                policy,
+                jobs,
+                nodes=nodes,
+                pods=pods,
+                started=started,
+                spent=spent,
+                item=item,
+                pools=pools,
+                left_out=left_out,
+            )
+            clock.lap("prepare")
+            solve = await self._answers.solve(
+                policy,
+                question.problem,
+                structure=question.structure,
+                values=question.values,
+                within_round=self._next_round is not None and started.timestamp() < self._next_round,
+            )
+            clock.lap("solve")
+            decision = await asyncio.to_thread(self.decider.conclude, policy, question, solve, jobs, started)
+            clock.lap("conclude")
+            return question, solve, decision
+
+        question, solve, decision = await self.decider.faults.leave_out(
+            attempt, [view.key for view in jobs], faults
         )
-        clock.lap("solve")
-        decision = await asyncio.to_thread(self.decider.conclude, policy, question, solve, jobs, started)
-        clock.lap("conclude")
+        self.decider.keep(question, decision, started)
+        self._board.pools = with_regions(pools, question.snapshot.capacity)
         self._next_round = self.decider.rounds.next_at
         if self._next_round is not None and solve.outcome is not PolicyReason.OPTIMAL:
             again = started.timestamp() + solve.seconds + self._settings.retry_seconds

@@ -14,9 +14,10 @@ from ballast_policies.allocation.registry import find_policy
 from ballast_policies.rounds import ElasticGang, Placement, Round, extra_nodes, kept_ranks, with_mixtures
 
 from ballast_operator.allocator.costs.data_told import data_told
+from ballast_operator.allocator.faults import FaultyJob, JobFaults
 from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
 from ballast_operator.allocator.problem.snapshot import Snapshot
-from ballast_operator.api.conditions import JobReason
+from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.assignment import Advice, Assignment, AssignmentAction
 from ballast_operator.views.job import JobView
@@ -34,7 +35,7 @@ def assignments_of(
     plan_id: str,
     dry_run: bool,
 ) -> dict[Key, Assignment]:
-    """An assignment for each job of the snapshot and for each refused one.
+    """An assignment for each job of the snapshot, for each refused one and for each that is left out.
 
     Args:
         snapshot: what was decided on.
@@ -43,48 +44,75 @@ def assignments_of(
         advice: job -> conditions that the policy sets on it.
         plan_id: name of the round.
         dry_run: nothing is to change; each assignment says what would.
+
+    Raises:
+        JobFaults: jobs for which none can be made.
     """
     speeds = isolated_speeds(snapshot, snapshot.problem, snapshot.running)
     # The fallback is no policy, and reads no prices.
     by_price = allocation.status != "greedy" and Reads.PRICES in find_policy(allocation.policy).reads
-    found = {
-        job.key: _assignment(
-            job,
-            round_,
-            allocation,
-            snapshot.capacity.gpu_types,
-            dry_run=dry_run,
-            of_data=data_told(
+    found: dict[Key, Assignment] = {}
+    faults: dict[Key, Exception] = {}
+    for job in snapshot.jobs:
+        placement = round_.placements.get(job.name)
+        try:
+            found[job.key] = _assignment(
                 job,
-                round_.placements.get(job.name),
-                snapshot.capacity.pools,
-                by_price=by_price,
+                round_,
+                allocation,
+                snapshot.capacity.gpu_types,
+                dry_run=dry_run,
+                of_data=data_told(job, placement, snapshot.capacity.pools, by_price=by_price)
+                if job.usd_per_step
+                else "",
+                common={
+                    "launches": job.launches,
+                    "plan_id": plan_id,
+                    "advice": advice.get(job.key, ()),
+                    "isolated_speed": speeds.get(job.name, 0.0),
+                    "layers": job.layers,
+                    **_sharing(snapshot, job, round_),
+                    **_gpus_of(snapshot, job, placement or job.placement),
+                },
             )
-            if job.usd_per_step
-            else "",
-            common={
-                "launches": job.launches,
-                "plan_id": plan_id,
-                "advice": advice.get(job.key, ()),
-                "isolated_speed": speeds.get(job.name, 0.0),
-                "layers": job.layers,
-                **_sharing(snapshot, job, round_),
-                **_gpus_of(snapshot, job, round_.placements.get(job.name) or job.placement),
-            },
-        )
-        for job in snapshot.jobs
-    }
+        except Exception as error:
+            faults[job.key] = error
+    if faults:
+        raise JobFaults(faults)
     within_tenant_limits(snapshot, found)
-    for job in snapshot.refused:
-        found[job.key] = Assignment(
+    for refused in snapshot.refused:
+        found[refused.key] = Assignment(
+            action=AssignmentAction.RELEASE,
+            launches=refused.launches,
+            plan_id=plan_id,
+            reason=refused.refusal.reason,
+            why=refused.refusal.message,
+            advice=advice.get(refused.key, ()),
+        )
+    for faulty in snapshot.faulty:
+        found[faulty.key] = _left_out(faulty, plan_id)
+    return found
+
+
+def _left_out(job: FaultyJob, plan_id: str) -> Assignment:
+    """A job on which nothing is decided: what runs is kept."""
+    reason, message = JobReason.INTERNAL_ERROR, job.message
+    if not job.runs:
+        return Assignment(
             action=AssignmentAction.RELEASE,
             launches=job.launches,
             plan_id=plan_id,
-            reason=job.refusal.reason,
-            why=job.refusal.message,
-            advice=advice.get(job.key, ()),
+            reason=reason,
+            why=message,
         )
-    return found
+    return Assignment(
+        action=AssignmentAction.KEEP,
+        launches=job.launches,
+        plan_id=plan_id,
+        reason=reason,
+        why=message,
+        advice=(Advice(type=JobCondition.DECIDED, value=False, reason=reason, message=message),),
+    )
 
 
 def waiting_for_policy(jobs: Sequence[JobView], problem: str) -> dict[Key, Assignment]:

@@ -21,7 +21,8 @@ def set_gauges(
     metrics.gpus_shared.clear()
     capacity, taken = Counter[tuple[str, str]](), Counter[str]()
     for node in snapshot.capacity.nodes:
-        capacity[node.pool, node.gpu_type] += node.gpus
+        left_out = snapshot.capacity.left_out.get(node.name, 0)
+        capacity[node.pool, node.gpu_type] += node.gpus + left_out
     allocations = [held for view in jobs if (held := view.status.allocation) is not None]
     counted = once_a_gpu(allocations)
     for held in counted:

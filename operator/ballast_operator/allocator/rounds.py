@@ -25,6 +25,23 @@ from ballast_operator.api.cluster_policy import ClusterPolicy
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProposedRound:
+    """A decision that has not changed anything yet.
+
+    Attributes:
+        round_: the decision.
+        plan_id: its name.
+        next_at: when the round ends, epoch seconds.
+        memory: for the next decision.
+    """
+
+    round_: Round
+    plan_id: str
+    next_at: float
+    memory: RoundMemory
+
+
 class Rounds:
     """Decides the rounds of one policy.
 
@@ -51,7 +68,24 @@ class Rounds:
         parts: Mapping[str, float] | None = None,
         moment: float,
     ) -> Round:
+        """The decision at ``moment``, kept."""
+        proposed = self.propose(policy, snapshot, allocation, classes=classes, parts=parts, moment=moment)
+        self.keep(proposed, snapshot)
+        return proposed.round_
+
+    def propose(
+        self,
+        policy: ClusterPolicy,
+        snapshot: Snapshot,
+        allocation: Allocation,
+        *,
+        classes: PriceClasses | None = None,
+        parts: Mapping[str, float] | None = None,
+        moment: float,
+    ) -> ProposedRound:
         """The decision at ``moment`` (epoch seconds), at the start of a round or within one.
+
+        Nothing is remembered of it until it is kept: an error in it leaves all as it was.
 
         ``classes``: the columns of ``allocation``; None: GPU types. ``parts``: job -> part of the cluster
         that it has a claim to; None: by its weight.
@@ -61,12 +95,11 @@ class Rounds:
         memory = self._remember(snapshot, allocation, classes, moment, length)
         # A fresh operator starts in the middle of a round: its start alone moves no gang.
         at_boundary = self.next_at is not None and moment >= self.next_at
-        if self.next_at is None:
-            self.next_at = moment + length
-        elif at_boundary:
+        next_at = moment + length if self.next_at is None else self.next_at
+        if at_boundary:
             # On the grid: a decision that comes late does not delay the rounds after it.
-            self.next_at += length * (1 + (moment - self.next_at) // length)
-        self.next_at = min(self.next_at, moment + length)  # roundSeconds may have been lowered since
+            next_at += length * (1 + (moment - next_at) // length)
+        next_at = min(next_at, moment + length)  # roundSeconds may have been lowered since
         effective = EffectivePlacements(running=snapshot.running, since=snapshot.running_since)
         if not at_boundary:
             effective = self._grants.effective_placements(snapshot, moment=moment)
@@ -106,10 +139,19 @@ class Rounds:
         decided = decide_round(question)
         if not at_boundary:
             decided = self._grants.explain(decided)
+        return ProposedRound(
+            round_=decided,
+            plan_id=f"{policy.metadata.name}-{int(moment)}-{self._number + 1}",
+            next_at=next_at,
+            memory=memory if policy.spec.dry_run else memory.with_moves(decided, moment),
+        )
+
+    def keep(self, proposed: ProposedRound, snapshot: Snapshot) -> None:
+        """Remember what was proposed for ``snapshot``."""
+        decided = proposed.round_
         self._grants.remember(decided, snapshot)
-        self.memory = memory if policy.spec.dry_run else memory.with_moves(decided, moment)
+        self.memory, self.next_at, self.plan_id = proposed.memory, proposed.next_at, proposed.plan_id
         self._number += 1
-        self.plan_id = f"{policy.metadata.name}-{int(moment)}-{self._number}"
         logger.info(
             "round planId=%s extended=%d resized=%d started=%d moved=%d stopped=%d waiting=%d",
             self.plan_id,
@@ -120,7 +162,6 @@ class Rounds:
             len(decided.stopped),
             len(decided.waiting),
         )
-        return decided
 
     def _remember(
         self,

@@ -64,6 +64,9 @@ class JobCondition(enum.StrEnum):
     REPORTING = "Reporting"
     """A job without a model uses the client library; False: progress, loss and speed are not known, and it is
     not asked to save before it is stopped. Absent: it has a model, or has not run yet."""
+    DECIDED = "Decided"
+    """False: an error keeps the job out of the allocator's decisions; its gang keeps the GPUs that it has.
+    Absent: it takes part."""
     RECONCILED = "Reconciled"
     """The operator can act on the job. Absent: it always could."""
     SUCCEEDED = "Succeeded"
@@ -251,7 +254,7 @@ class JobReason(enum.StrEnum):
     PASS_COMPLETED = "PassCompleted"
     """Reconciled again: the error is gone."""
     INTERNAL_ERROR = "InternalError"
-    """Not reconciled: an error of the operator, in the message; it tries again."""
+    """Not reconciled, decided or admitted: an error of the operator, in the message; it tries again."""
     ACTION_REFUSED = "ActionRefused"
     """Not reconciled: the API server refuses an action, such as the deletion of a pod, for the reason in the
     message; it is tried again after growing pauses."""

@@ -71,6 +71,7 @@ ALLOCATOR_CONDITIONS = frozenset(
         JobCondition.DEADLINE_AT_RISK,
         JobCondition.BUDGET_EXHAUSTED,
         JobCondition.CONSOLIDATED,
+        JobCondition.DECIDED,
     }
 )
 """Conditions of a job that the allocator sets, since it knows all GPUs, speeds and prices."""

@@ -7,6 +7,7 @@ paid.
 """
 
 import dataclasses
+import logging
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
@@ -18,6 +19,8 @@ from ballast_operator.report.paid import Written, written_for_data, written_for_
 from ballast_operator.views.assignment import UNKNOWN_POOL, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
+
+logger = logging.getLogger(__name__)
 
 _ByJob = Mapping[str, Mapping[str, float]]
 
@@ -133,28 +136,14 @@ class Paid:
         rates: dict[str, dict[str, float]] = {}
         team_rates: dict[str, dict[str, float]] = {}
         for view in jobs:
-            status, by_teams = view.status, {part.team: part.cost for part in view.status.team_costs}
-            team = (view.spec.entity if view.spec is not None else None) or ""
-            if by_teams:
-                team = status.team_costs[-1].team
-            gpus[view.uid] = paid = {entry.pool: entry.cost for entry in status.pool_costs}
-            data[view.uid] = {entry.pool: entry.data_cost for entry in status.pool_costs}
-            by_team[view.uid] = by_teams or {team: status.cost_so_far}
-            allocation = status.allocation
-            since = None if allocation is None else view.unpaid_since
-            if allocation is None or since is None:
-                continue
-            present = 0.0
-            for part in allocation.on_nodes_by_pool:
-                pool = pools.get(part.pool, UNKNOWN_POOL)
-                gpu_part = part.gpus * allocation.price_part
-                present += cost(gpu_part, pool.price_per_hour)
-                rate = cost(gpu_part, pool.mean_price(since, now))
-                rates.setdefault(view.uid, {})[part.pool] = rate
-                unpaid = rate * max(0.0, (now - since).total_seconds())
-                paid[part.pool] = paid.get(part.pool, 0.0) + unpaid
-                by_team[view.uid][team] += unpaid
-            team_rates[view.uid] = {team: present}
+            uid = view.uid
+            try:
+                gpus[uid], data[uid], by_team[uid], rates[uid], team_rates[uid] = _paid_by(view, pools, now)
+            except Exception:  # it has paid what it had, until that can be read again
+                logger.exception("job=%s/%s what it has paid cannot be read", *view.key)
+                gpus[uid] = dict(self.gpus.by_job.get(uid, {}))
+                data[uid] = dict(self.data.by_job.get(uid, {}))
+                by_team[uid] = dict(self.teams.by_job.get(uid, {}))
         entries = {entry.pool: entry.to_dict() for entry in bill}
         for_gpus = {pool: written_for_gpus(entry, seconds) for pool, entry in entries.items()}
         for_data = {pool: written_for_data(entry) for pool, entry in entries.items()}
@@ -171,6 +160,31 @@ class Paid:
             data=self.data.next(data, {}, for_data, pools, now),
             teams=self.teams.next(by_team, team_rates, of_teams, (), now, from_start=True),
         )
+
+
+def _paid_by(view: JobView, pools: Mapping[str, PoolInfo], now: Time) -> tuple[dict[str, float], ...]:
+    """(for GPUs by pool, for data by pool, both by team, the rate of GPUs by pool, that by team)."""
+    status, by_team = view.status, {part.team: part.cost for part in view.status.team_costs}
+    team = (view.spec.entity if view.spec is not None else None) or ""
+    if by_team:
+        team = status.team_costs[-1].team
+    gpus = {entry.pool: entry.cost for entry in status.pool_costs}
+    data = {entry.pool: entry.data_cost for entry in status.pool_costs}
+    by_team = by_team or {team: status.cost_so_far}
+    allocation = status.allocation
+    since = None if allocation is None else view.unpaid_since
+    if allocation is None or since is None:
+        return gpus, data, by_team, {}, {}
+    rates, present = dict[str, float](), 0.0
+    for part in allocation.on_nodes_by_pool:
+        pool = pools.get(part.pool, UNKNOWN_POOL)
+        gpu_part = part.gpus * allocation.price_part
+        present += cost(gpu_part, pool.price_per_hour)
+        rates[part.pool] = rate = cost(gpu_part, pool.mean_price(since, now))
+        unpaid = rate * max(0.0, (now - since).total_seconds())
+        gpus[part.pool] = gpus.get(part.pool, 0.0) + unpaid
+        by_team[team] += unpaid
+    return gpus, data, by_team, rates, {team: present}
 
 
 def _sum(by_job: _ByJob) -> defaultdict[str, float]:

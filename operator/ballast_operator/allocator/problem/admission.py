@@ -1,7 +1,6 @@
 """Which jobs some round of a policy can place, and with which sizes of their gangs."""
 
 import dataclasses
-import logging
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.planning.memory.need import MemoryNeed
@@ -13,6 +12,7 @@ from ballast_operator.allocator.costs.data_prices import (
     no_priced_pool,
     pools_without_price,
 )
+from ballast_operator.allocator.faults import JobFaults
 from ballast_operator.allocator.problem.capacity import Capacity
 from ballast_operator.allocator.problem.capacity_types import PoolKind, left_out, no_pool_left, pools_closed
 from ballast_operator.allocator.problem.gang_size import (
@@ -38,8 +38,6 @@ from ballast_operator.views.spec import JobSpec
 
 LACK_OF_ROOM = (JobReason.EXCEEDS_CAPACITY, JobReason.EXCEEDS_MEMORY)
 """Refusals of a gang that several pools together may have room for."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +118,11 @@ class Admissions:
         views: Sequence[JobView],
         profiles: LayerProfiles,
     ) -> tuple[list[Admitted], list[RefusedJob]]:
-        """(jobs that some round can place, jobs that none can); ``profiles``: layers that were measured."""
+        """(jobs that some round can place, jobs that none can); ``profiles``: layers that were measured.
+
+        Raises:
+            JobFaults: jobs for which it cannot be said.
+        """
         cluster = _Cluster(
             pools=tuple((pool.name, pool.gpu_type) for pool in spec.node_pools),
             gpu_types=capacity.gpu_types,
@@ -135,10 +137,11 @@ class Admissions:
         self._cluster, self._found = cluster, {}
         usable_for: dict[tuple[frozenset[str], int], Mapping[str, int]] = {}
         admitted, refused = [], []
+        faults: dict[Key, Exception] = {}
         for view in views:
-            assert view.spec is not None
             found: Admitted | Refusal
             try:
+                assert view.spec is not None
                 need = profiles.need(view.key, view.spec)
                 before = known.get(view.key)
                 if before is not None and before[0] is view and before[1] is need:
@@ -148,15 +151,14 @@ class Admissions:
                     found = _admit_one(spec, capacity, view, usable_for, need)
                     self._found[view.key] = (view, need, found)
             except Exception as error:
-                if view.running_allocation is not None:
-                    raise  # refused, it would lose its GPUs
-                logger.exception("job=%s/%s cannot be considered", *view.key)
-                message = f"the allocator cannot consider the job: {type(error).__name__}: {error}"
-                found = Refusal(reason=JobReason.INTERNAL_ERROR, message=message)
+                faults[view.key] = error
+                continue
             if isinstance(found, Admitted):
                 admitted.append(found)
             else:
                 refused.append(RefusedJob(key=view.key, launches=view.status.launches, refusal=found))
+        if faults:
+            raise JobFaults(faults)
         return admitted, refused
 
 

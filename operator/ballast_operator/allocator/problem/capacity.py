@@ -18,7 +18,7 @@ from ballast_operator.allocator.problem.tolerance import Tolerance
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.job_allocation import JobAllocation, is_coming
 from ballast_operator.api.node_pool import NodePool
-from ballast_operator.kube.kinds import Object
+from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, foreign_use, zone_of
 from ballast_operator.views.sharing.gpus import once_a_gpu
@@ -45,6 +45,7 @@ class Capacity:
         overlaps: nodes that match two pools, as text; they are in ``nodes`` only for gangs that run there.
         pools_without_gpus: pools that have nodes, none of which offers a GPU.
         shared: node -> bytes of its one GPU, which two jobs may share; 0: not known.
+        left_out: node -> its GPUs that gangs hold which a decision leaves out; they are not in ``nodes``.
     """
 
     gpu_types: tuple[str, ...]
@@ -62,6 +63,7 @@ class Capacity:
     overlaps: tuple[str, ...] = ()
     pools_without_gpus: tuple[str, ...] = ()
     shared: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def node_sizes(self) -> NodeSizes:
@@ -83,7 +85,8 @@ class Capacity:
     @property
     def gpus_by_pool(self) -> Counter[str]:
         """Pool -> GPUs of the nodes that exist."""
-        return _total((node.pool, node.gpus) for node in self.nodes if not node.coming)
+        there = (node for node in self.nodes if not node.coming)
+        return _total((node.pool, node.gpus + self.left_out.get(node.name, 0)) for node in there)
 
 
 def read_capacity(
@@ -94,17 +97,20 @@ def read_capacity(
     jobs: Sequence[JobView],
     wanting: Sequence[JobView],
     known: Mapping[str, str] | None = None,
+    left_out: Sequence[JobView] = (),
 ) -> Capacity:
     """The capacity of ``pools``, less what pods of others hold.
 
-    ``known``: pool -> the region where its nodes were.
+    ``known``: pool -> the region where its nodes were. ``left_out``: jobs that the decision leaves out, and
+    which are not among ``jobs``: their gangs keep what they hold.
 
     Nodes that are closed, or have a taint that none of the jobs ``wanting`` GPUs tolerates, are there only
     for the gangs that run on them.
     """
     held = _held_by_running_gangs(jobs)
     members, overlaps = assign_nodes(pools, nodes, held)
-    coming, promised = nodes_to_come(pools, members, jobs)
+    coming, promised = nodes_to_come(pools, members, [*jobs, *left_out])
+    kept = _kept(left_out)
     listed = {name: [*found, *coming[name]] for name, found in members.items()}
     memory = {pool.name: has for pool in pools if (has := pool_memory(pool, members[pool.name])) is not None}
     kinds = {pool.name: pool_kind(pool, members[pool.name]) for pool in pools}
@@ -120,10 +126,11 @@ def read_capacity(
         foreign = foreign_use(pods, pool.gpu_resource)
         for node in listed[pool.name]:
             taints = tolerance.taints[node.name]
-            gpus = node.gpus(pool.gpu_resource) - foreign[node.name]
+            others = foreign[node.name] + kept[node.name]
+            gpus = node.gpus(pool.gpu_resource) - others
             if pool.sharing is not None and not why_not_shared(node, pool.gpu_resource):
                 shared[node.name] = memory.get(pool.name, 0.0)
-                gpus = min(1, held[pool.name][node.name]) if foreign[node.name] else 1
+                gpus = min(1, held[pool.name][node.name]) if others else 1
             closed = node.closed or promised.get(node.name, "")
             if closed or taints in tolerance.by_no_job:
                 gpus = min(gpus, held[pool.name][node.name])
@@ -166,6 +173,7 @@ def read_capacity(
             if members[pool.name] and not any(node.gpus(pool.gpu_resource) for node in members[pool.name])
         ),
         shared=shared,
+        left_out=kept,
     )
 
 
@@ -187,6 +195,14 @@ def _held_by_running_gangs(jobs: Sequence[JobView]) -> Mapping[str, Counter[str]
                 held[part.pool].update(nodes[first : first + part.gpus])
                 first += part.gpus
     return held
+
+
+def _kept(jobs: Sequence[JobView]) -> Counter[str]:
+    """Node -> GPUs of the gangs of jobs that a decision leaves out."""
+    found: Counter[str] = Counter()
+    for allocation in once_a_gpu([held for view in jobs if (held := view.running_allocation) is not None]):
+        found.update(allocation.placement.nodes)
+    return found
 
 
 def assign_nodes(
@@ -214,15 +230,28 @@ def assign_nodes(
 
 
 def in_todays_pools(
-    jobs: Sequence[JobView], policy: ClusterPolicy, nodes: Mapping[str, NodeView]
+    jobs: Sequence[JobView],
+    policy: ClusterPolicy,
+    nodes: Mapping[str, NodeView],
+    faults: dict[Key, Exception] | None = None,
 ) -> list[JobView]:
     """The jobs, with running gangs in the pools that their nodes are in now: pools are renamed and split.
 
     A gang in one pool stays its pool's, whatever that is called; one whose nodes are of none, of several or
-    of another GPU type needs GPUs elsewhere (``JobView.lost_pool``).
+    of another GPU type needs GPUs elsewhere (``JobView.lost_pool``). ``faults``: takes in the jobs for which
+    this raises, which stay as they are; None: it raises.
     """
     pools = policy.spec.node_pools
     types = {pool.name: pool.gpu_type for pool in pools}
+
+    def today_or_as_it_is(view: JobView) -> JobView:
+        try:
+            return today(view)
+        except Exception as error:
+            if faults is None:
+                raise
+            faults[view.key] = error
+            return view
 
     def today(view: JobView) -> JobView:
         allocation = view.running_allocation
@@ -242,7 +271,7 @@ def in_todays_pools(
             return view
         return dataclasses.replace(view, status=view.status.replace(allocation=now))
 
-    return [today(view) for view in jobs]
+    return [today_or_as_it_is(view) for view in jobs]
 
 
 def _pool_now(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from ballast_policies.allocation.policy import CLOCK, Reads
 from ballast_policies.allocation.problem import Problem
@@ -11,6 +11,7 @@ from ballast_policies.rounds import ElasticGang, MixedGang, Placement, SharedGpu
 
 from ballast_operator.allocator.costs.data_prices import data_prices
 from ballast_operator.allocator.costs.spot_limits import spot_limits, within_limits
+from ballast_operator.allocator.faults import FaultyJob, JobFaults
 from ballast_operator.allocator.problem.admission import Admissions, RefusedJob
 from ballast_operator.allocator.problem.budgets import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.problem.capacity import Capacity, read_capacity
@@ -25,9 +26,10 @@ from ballast_operator.allocator.problem.tenants import TenantRooms, admit_tenant
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.wanting import wants_gpus
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
-from ballast_operator.kube.kinds import Object
+from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
+from ballast_operator.views.names import some_of
 from ballast_operator.views.nodes import NodeView
 
 TIMES = frozenset({*CLOCK, Reads.STEPS})
@@ -45,6 +47,7 @@ class Snapshot:
         tenants: what namespaces with a limit on GPUs may still be given.
         spent: teams that have spent their budget, with what that means for their jobs.
         shared: which jobs may share which GPUs.
+        faulty: those that are left out since deciding on them raises.
     """
 
     capacity: Capacity
@@ -53,6 +56,7 @@ class Snapshot:
     tenants: TenantRooms = dataclasses.field(default_factory=TenantRooms)
     spent: Mapping[str, SpentBudget] = dataclasses.field(default_factory=dict)
     shared: SharedGpus = dataclasses.field(default_factory=SharedGpus)
+    faulty: tuple[FaultyJob, ...] = ()
 
     @functools.cached_property
     def problem(self) -> Problem:
@@ -127,22 +131,67 @@ def take_snapshot(
     admissions: Admissions | None = None,
     made: SnapshotJobs | None = None,
     regions: Mapping[str, str] | None = None,
+    left_out: Mapping[Key, Exception] | None = None,
 ) -> Snapshot:
-    """What the policy ``spec`` has to decide on.
+    """What the policy ``spec`` has to decide on, without the jobs for which that raises.
 
-    ``spent``: teams that have spent their budget. ``admissions``, ``made``: of earlier snapshots; None: there
-    are none. ``regions``: pool -> where its nodes were.
+    Args:
+        spec: of the ClusterPolicy.
+        nodes: all.
+        pods: of others.
+        jobs: all.
+        measurements: what trainers have reported.
+        now: the time.
+        spent: teams that have spent their budget.
+        admissions: of earlier snapshots; None: there are none.
+        made: likewise.
+        regions: pool -> where its nodes were.
+        left_out: jobs that are known to be at fault, with their errors.
     """
-    wanting, over = without_suspended_teams([view for view in jobs if wants_gpus(view, now)], spent or {})
+    admissions, made, out = admissions or Admissions(), made or SnapshotJobs(), dict(left_out or {})
+    while True:
+        try:
+            return _take(
+                spec, nodes, pods, jobs, measurements, now, spent or {}, admissions, made, regions, out
+            )
+        except JobFaults as faults:
+            if faults.by_job.keys() <= out.keys():
+                raise
+            out |= faults.by_job
+
+
+def _take(
+    spec: ClusterPolicySpec,
+    nodes: Mapping[str, NodeView],
+    pods: Sequence[Object],
+    every_job: Sequence[JobView],
+    measurements: Measurements,
+    now: Time,
+    spent: Mapping[str, SpentBudget],
+    admissions: Admissions,
+    made: SnapshotJobs,
+    regions: Mapping[str, str] | None,
+    left_out: Mapping[Key, Exception],
+) -> Snapshot:
+    at_fault = [view for view in every_job if view.key in left_out]
+    jobs = [view for view in every_job if view.key not in left_out]
+    wanting, over = without_suspended_teams(_wanting(jobs, now), spent)
     capacity = read_capacity(
-        spec.node_pools, nodes=nodes, pods=pods, jobs=jobs, wanting=wanting, known=regions
+        spec.node_pools,
+        nodes=nodes,
+        pods=pods,
+        jobs=jobs,
+        wanting=wanting,
+        known=regions,
+        left_out=at_fault,
     )
+    _leave_out_partners(jobs, left_out, capacity.left_out.keys() & capacity.shared.keys())
     capacity = dataclasses.replace(capacity, data_prices=data_prices(spec.data_prices))
-    admitted, refused = (admissions or Admissions()).admit(spec, capacity, wanting, measurements.profiles)
+    admitted, refused = admissions.admit(spec, capacity, wanting, measurements.profiles)
     refused += over
     shrinkable = frozenset(one.view.key for one in admitted if one.shrinks)
     tenants = admit_tenants(
-        spec.tenants, [(one.view, one.gpus) for one in admitted], jobs, shrinkable=shrinkable
+        spec.tenants, [(one.view, one.gpus) for one in admitted], every_job, shrinkable=shrinkable
     )
     refused += [
         RefusedJob(key=one.view.key, launches=one.view.status.launches, refusal=tenants.refused[one.view.key])
@@ -158,7 +207,7 @@ def take_snapshot(
     speeds = measurements.estimates(requests, capacity.gpu_types)
     shared = who_may_share(admitted, capacity, measurements.kinds)
     reads_times = not TIMES.isdisjoint(find_policy(spec.objective.policy).reads)
-    found = (made or SnapshotJobs()).of(
+    found = made.of(
         admitted, requests, speeds, measurements, capacity, shared, now=now, reads_times=reads_times
     )
     running = {job.name: job.placement for job in found if job.placement is not None}
@@ -174,6 +223,40 @@ def take_snapshot(
         jobs=found,
         refused=tuple(refused),
         tenants=tenants.rooms,
-        spent=spent or {},
+        spent=spent,
         shared=shared,
+        faulty=tuple(
+            FaultyJob(
+                key=view.key,
+                launches=view.status.launches,
+                runs=view.status.allocation is not None,
+                error=left_out[view.key],
+            )
+            for view in at_fault
+        ),
     )
+
+
+def _wanting(jobs: Sequence[JobView], now: Time) -> list[JobView]:
+    """The jobs that take part in the allocation."""
+    found, faults = [], dict[Key, Exception]()
+    for view in jobs:
+        try:
+            if wants_gpus(view, now):
+                found.append(view)
+        except Exception as error:
+            faults[view.key] = error
+    if faults:
+        raise JobFaults(faults)
+    return found
+
+
+def _leave_out_partners(jobs: Sequence[JobView], left_out: Mapping[Key, Exception], nodes: Set[str]) -> None:
+    """A GPU of which one job is left out stays as it is: so is the job that shares it."""
+    beside: dict[Key, Exception] = {
+        view.key: RuntimeError("it shares a GPU with one of " + some_of(["/".join(key) for key in left_out]))
+        for view in jobs
+        if nodes and (held := view.running_allocation) is not None and not nodes.isdisjoint(held.nodes)
+    }
+    if beside:
+        raise JobFaults(beside)

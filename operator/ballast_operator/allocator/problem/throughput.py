@@ -19,6 +19,7 @@ from ballast_policies.throughput.placed import PackedSpeeds, bounded, packed_spe
 from ballast_policies.throughput.table import JobType, ThroughputTable
 from ballast_policies.throughput.track import Estimate
 
+from ballast_operator.allocator.faults import JobFaults
 from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.allocator.problem.sharing.reports import Partners
 from ballast_operator.allocator.problem.size_speeds import (
@@ -154,7 +155,11 @@ class Measurements:
     def estimates(
         self, wanted: Iterable[GangRequest], gpu_types: tuple[str, ...]
     ) -> dict[Key, dict[str, Estimate]]:
-        """Job -> GPU type -> steps/s of its gang; 0 where its spec says that it cannot run."""
+        """Job -> GPU type -> steps/s of its gang; 0 where its spec says that it cannot run.
+
+        Raises:
+            JobFaults: jobs whose speed cannot be said.
+        """
         wanted = list(wanted)
         nodes = wanted[0].nodes if wanted else NO_NODES
         self._packed_kinds.clear()
@@ -168,24 +173,30 @@ class Measurements:
         profiled: set[tuple[str, int]] = set()
         unreported: dict[tuple[str, int], str] = {}
         like: dict[Key, str] = {}
+        faults: dict[Key, Exception] = {}
         for job in wanted:
-            own_name, variant = job_id(job.key), (self._kind_of(job).variant, job.stages)
-            name = own_name if job.key in self._jobs else unreported.setdefault(variant, own_name)
-            like[job.key] = name
-            if name in types:  # what is estimated of it is what is known of its type
-                continue
-            types[name] = job_type = JobType(name=variant[0], gpus=variant[1])
-            if variant not in profiled:
-                profiled.add(variant)
-                of_kind = self._packed_kind(job)
-                for gpu_type in gpu_types:
-                    prior = self._prior(job, of_kind, gpu_type)
-                    if prior is not None:
-                        rates[gpu_type][job_type] = prior.steps_per_second
-            if reports := self.reported_by(job.key):
-                found = {t: self._own(job, self._packed(job, reports), t) for t in gpu_types}
-                measured = {t: report for t, report in found.items() if report is not None}
-                own[name] = reconcile_with_spec(job, measured)
+            try:
+                own_name, variant = job_id(job.key), (self._kind_of(job).variant, job.stages)
+                name = own_name if job.key in self._jobs else unreported.setdefault(variant, own_name)
+                like[job.key] = name
+                if name in types:  # what is estimated of it is what is known of its type
+                    continue
+                types[name] = job_type = JobType(name=variant[0], gpus=variant[1])
+                if variant not in profiled:
+                    profiled.add(variant)
+                    of_kind = self._packed_kind(job)
+                    for gpu_type in gpu_types:
+                        prior = self._prior(job, of_kind, gpu_type)
+                        if prior is not None:
+                            rates[gpu_type][job_type] = prior.steps_per_second
+                if reports := self.reported_by(job.key):
+                    found = {t: self._own(job, self._packed(job, reports), t) for t in gpu_types}
+                    measured = {t: report for t, report in found.items() if report is not None}
+                    own[name] = reconcile_with_spec(job, measured)
+            except Exception as error:
+                faults[job.key] = error
+        if faults:
+            raise JobFaults(faults)
         estimator = Estimator(
             profiles=ThroughputTable(source="the cluster's jobs", alone_rates=rates),
             gpu_types=gpu_types,

@@ -7,6 +7,7 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.rounds import SharedGpus
 from ballast_policies.throughput.track import Estimate
 
+from ballast_operator.allocator.faults import JobFaults
 from ballast_operator.allocator.problem.admission import Admitted
 from ballast_operator.allocator.problem.capacity import Capacity
 from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob, snapshot_job
@@ -65,11 +66,15 @@ class SnapshotJobs:
             shared: who may share which GPUs.
             now: the time.
             reads_times: whether the policy computes with times.
+
+        Raises:
+            JobFaults: jobs that cannot be made.
         """
         known, self._made = {} if reads_times else self._made, {}
         # Thousands of jobs have the same speeds; guesses of types that they may not use are none of them.
         alike: dict[tuple[int, int, tuple[str, ...]], bool] = {}
         found = []
+        faults: dict[Key, Exception] = {}
         for one, request in zip(admitted, requests, strict=True):
             key, there = one.view.key, speeds[one.view.key]
             layers = measurements.profiles.layers(key, one.spec)
@@ -82,11 +87,17 @@ class SnapshotJobs:
                     self._made[key] = before
                     found.append(before.job)
                     continue
-            alone = sharing_text(one, shared)
-            job = snapshot_job(one, request, there, measurements, capacity, now, alone)
+            try:
+                alone = sharing_text(one, shared)
+                job = snapshot_job(one, request, there, measurements, capacity, now, alone)
+            except Exception as error:
+                faults[key] = error
+                continue
             found.append(job)
             if _waits(one) and not reads_times:
                 self._made[key] = _Made(one, there, layers, job)
+        if faults:
+            raise JobFaults(faults)
         return tuple(found)
 
 

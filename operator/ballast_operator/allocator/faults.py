@@ -1,0 +1,124 @@
+"""Jobs whose decision raises: each is left out of the decision, so that all others are decided on.
+
+An error that names its job (:class:`JobFaults`) leaves out that one. For an error of a decision as a whole
+the jobs at fault are searched for: those without which the decision succeeds.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import TypeVar
+
+from ballast_operator.kube.kinds import Key
+from ballast_operator.metrics import Metrics
+
+MOST_ATTEMPTS = 40
+"""At a decision: two jobs at fault among 5,000 are found with 28."""
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class JobFaults(Exception):  # noqa: N818
+    """Errors of single jobs.
+
+    Attributes:
+        by_job: job -> its error.
+    """
+
+    def __init__(self, by_job: Mapping[Key, Exception]) -> None:
+        super().__init__("; ".join(f"{'/'.join(key)}: {error}" for key, error in by_job.items()))
+        self.by_job = by_job
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FaultyJob:
+    """A job that a decision leaves out; while its gang runs, it keeps its GPUs.
+
+    Attributes:
+        key: which job.
+        launches: ``status.launches``.
+        runs: whether its gang has GPUs.
+        error: why it is left out.
+    """
+
+    key: Key
+    launches: int
+    runs: bool
+    error: Exception
+
+    @property
+    def message(self) -> str:
+        """For people."""
+        stays = "it keeps its GPUs as they are" if self.runs else "it waits"
+        error = f"{type(self.error).__name__}: {self.error}"[:700]
+        return (
+            f"the allocator cannot consider the job, {stays}: {error}. "
+            "To fix: report this message, with the operator's log"
+        )
+
+
+class Faults:
+    """Finds the jobs at fault, decision after decision."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._told: dict[Key, str] = {}
+
+    async def leave_out(
+        self,
+        attempt: Callable[[Mapping[Key, Exception]], Awaitable[T]],
+        jobs: Sequence[Key],
+        known: Mapping[Key, Exception] | None = None,
+    ) -> T:
+        """The outcome of ``attempt`` without the jobs for which it raises.
+
+        Args:
+            attempt: decides without the jobs that it is given, and changes nothing where it raises.
+            jobs: that may be at fault.
+            known: jobs that are known to be.
+
+        Raises:
+            Exception: of the attempt with all jobs, where no job is at fault.
+        """
+        out, tries = dict(known or {}), 0
+        best: T | None = None
+        while True:
+            try:
+                return await attempt(out)
+            except JobFaults as faults:
+                if faults.by_job.keys() <= out.keys():
+                    raise
+                out |= faults.by_job
+                continue
+            except Exception as error:
+                first = error
+            # Those of the last decision come last: they are looked at first.
+            suspects = [key for key in jobs if key not in out and key in self._told]
+            order = [key for key in jobs if key not in out and key not in self._told] + suspects
+            works, fails = -1, len(order)
+            next_try = 0
+            while fails - works > 1:
+                without = out | dict.fromkeys(order[next_try:], first)
+                tries += 1
+                try:
+                    best = await attempt(without)
+                    works = next_try
+                except Exception:
+                    if next_try == 0:
+                        raise first from None
+                    fails = next_try
+                if tries >= MOST_ATTEMPTS and best is not None:
+                    return best
+                unseen = len(order) - len(suspects)
+                next_try = unseen if works < unseen < fails else (works + fails) // 2
+            out[order[fails - 1]] = first
+
+    def tell(self, faulty: Collection[FaultyJob]) -> None:
+        """Count the jobs that a decision has left out, and log what is new."""
+        for job in faulty:
+            self._metrics.reconcile_errors.labels("Bug").inc()
+            if self._told.get(job.key) != job.message:
+                logger.error("job=%s/%s left out of decisions", *job.key, exc_info=job.error)
+        self._told = {job.key: job.message for job in faulty}
