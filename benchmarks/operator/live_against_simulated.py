@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ballast_policies.simulator.engine import simulate
-from ballast_policies.simulator.settings import BALLAST_RULES, SimulatedCluster, SimulationSettings
+from ballast_policies.simulator.settings import SimulatedCluster, SimulationSettings
 from ballast_policies.simulator.workloads.workload import Workload
 from ballast_policies.throughput.gavel_file import built_in_table
 from ballast_policies.throughput.table import ThroughputTable
@@ -61,7 +61,6 @@ def simulated(
     settings = SimulationSettings(
         policy=policy,
         round_seconds=round_seconds,
-        rules=BALLAST_RULES,
         record_timeline=True,
         launch_seconds=costs.launch if costs is not None else 0.0,
         stop_seconds=costs.stop if costs is not None else 0.0,

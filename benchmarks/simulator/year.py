@@ -14,10 +14,9 @@ import json
 import sys
 import time
 
-from ballast_lab.gavel.rules import RULES as GAVELS_RULES
-from ballast_policies.simulator.engine import simulate
+from ballast_lab.commands.simulate_arrays import RULES, array_simulation
 from ballast_policies.simulator.progress import SimulationProgress
-from ballast_policies.simulator.settings import RULES, SimulatedCluster, SimulationSettings
+from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.workloads.generate import Generated
 from ballast_policies.simulator.workloads.workload import Workload
 from ballast_policies.throughput.gavel_file import built_in_table
@@ -33,7 +32,7 @@ def main() -> None:
     parser.add_argument("--jobs-per-hour", type=float, default=200.0)
     parser.add_argument("--round", type=float, default=3600.0, help="seconds")
     parser.add_argument("--policy", default="max-min-fairness")
-    parser.add_argument("--rules", choices=sorted(GAVELS_RULES | RULES), default="whole-rounds")
+    parser.add_argument("--rules", choices=sorted(RULES), default="whole-rounds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--measure", help="jobs measured, FIRST:END; default: all")
     options = parser.parse_args()
@@ -47,9 +46,9 @@ def main() -> None:
         count=count,
     )
     workload = Workload(name=f"{options.days:g} days, {options.jobs_per_hour:g} jobs/h", jobs=jobs)
-    settings = SimulationSettings(
+    simulate = array_simulation(
+        options.rules,
         policy=options.policy,
-        rules=(GAVELS_RULES | RULES)[options.rules],
         round_seconds=options.round,
         seed=options.seed,
         record_jobs=False,
@@ -65,7 +64,7 @@ def main() -> None:
             done = f"{moment.done} of {moment.total} jobs"
             print(f"day {moment.seconds / 86400:.1f}: {done}, {last - started:.0f} s", file=sys.stderr)
 
-    result = simulate(workload, SimulatedCluster(gpus=CLUSTER), table, settings, progress=progress)
+    result = simulate(workload, SimulatedCluster(gpus=CLUSTER), table, progress=progress)
     found = result.to_json()
     found["finish_time_fairness"].pop("per_job")
     seconds = {

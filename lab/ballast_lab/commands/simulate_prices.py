@@ -1,7 +1,7 @@
 """``ballast simulate --prices FOLDER``: jobs in clouds whose prices change, replayed from logs."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,17 +41,12 @@ LEFT_OUT: dict[str, Any] = {
 OPTIONS = {**workload_input.OPTIONS, "review_seconds": "--round"}
 
 
-def simulate_spot(
-    prices: str, *, policy: str, which_jobs: dict[str, Any], given: set[str], others: dict[str, Any]
-) -> None:
+def simulate_spot(options: Mapping[str, Any], *, given: set[str]) -> None:
     """Replay and print the result.
 
     Args:
-        prices: a folder, or :data:`BUILT_IN`.
-        policy: a policy that chooses among prices.
-        which_jobs: the options of the workload.
-        given: options that stand on the command line.
-        others: all other options.
+        options: of ``ballast simulate``.
+        given: those that stand on the command line.
 
     Raises:
         UsageError: the logs or an option cannot be used.
@@ -66,38 +61,39 @@ def simulate_spot(
     from ballast_lab.spot.engine import replay
     from ballast_lab.spot.settings import SpotSettings
 
+    prices = options["prices"]
     for name, left_out in LEFT_OUT.items():
-        if {**which_jobs, **others}.get(name, left_out) != left_out:
+        if options.get(name, left_out) != left_out:
             option = "--" + name.replace("_", "-")
             raise click.UsageError(
                 f"{option}: not with --prices FOLDER, which replays prices. To fix: leave it out"
             )
-    jobs = WorkloadOptions(**which_jobs)
+    jobs = WorkloadOptions.of(options)
     chosen: dict[str, Any] = {
-        name: others[name] for name in ("checkpoint_seconds", "hysteresis") if others[name] is not None
+        name: options[name] for name in ("checkpoint_seconds", "hysteresis") if options[name] is not None
     }
-    chosen |= {name: others[name] for name in ("launch_seconds", "notice_seconds") if name in given}
-    if others["round_seconds"] is not None:
-        chosen["review_seconds"] = others["round_seconds"]
-    if others["cluster"] is not None:
-        chosen["quota"] = read_amounts(others["cluster"], "--cluster", int)
+    chosen |= {name: options[name] for name in ("launch_seconds", "notice_seconds") if name in given}
+    if options["round_seconds"] is not None:
+        chosen["review_seconds"] = options["round_seconds"]
+    if options["cluster"] is not None:
+        chosen["quota"] = read_amounts(options["cluster"], "--cluster", int)
     try:
-        if others["start"] is not None:
-            chosen["start"] = seconds_of(others["start"], where="--start")
-        settings = SpotSettings(policy=policy, seed=jobs.seed, oracle=others["oracle"], **chosen)
-        table = table_of(others["throughputs"])
+        if options["start"] is not None:
+            chosen["start"] = seconds_of(options["start"], where="--start")
+        settings = SpotSettings(policy=options["policy"], seed=jobs.seed, oracle=options["oracle"], **chosen)
+        table = table_of(options["throughputs"])
         market = excerpt() if prices == BUILT_IN and not Path(prices).is_dir() else read_market(Path(prices))
-        workload = list(_jobs(jobs.workload(table), table, market, others["measure"]))
-        with progress_bar(others["output"]) as progress:
+        workload = list(_jobs(jobs.workload(table), table, market, options["measure"]))
+        with progress_bar(options["output"]) as progress:
             result = replay(market, workload, settings, progress=progress)
     except PriceLogError as error:
         raise click.UsageError(f"--prices: {error}") from error
     except (SettingsError, WorkloadError, ThroughputError) as error:
         raise click.UsageError(with_option(str(error), OPTIONS)) from error
-    if others["output"] == "json":
-        click.echo(json.dumps(result.to_json(per_job=others["per_job"]), indent=2))
+    if options["output"] == "json":
+        click.echo(json.dumps(result.to_json(per_job=options["per_job"]), indent=2))
     else:
-        print_result(result, per_job=others["per_job"])
+        print_result(result, per_job=options["per_job"])
 
 
 def _jobs(

@@ -3,8 +3,7 @@
 import dataclasses
 import functools
 
-from ballast_policies.simulator.settings import Rules
-
+from ballast_lab.arrays.rules import Rules
 from ballast_lab.gavel.shares import GavelPolicies
 
 GAVEL_RULES = Rules(
@@ -25,5 +24,3 @@ PUBLISHED_RULES = dataclasses.replace(
     GAVEL_RULES, name="published", own_policies=functools.partial(GavelPolicies, interior=True)
 )
 """Gavel's simulator with the solver of its published curves."""
-
-RULES = {rules.name: rules for rules in (GAVEL_RULES, PUBLISHED_RULES)}

@@ -7,8 +7,8 @@ import numpy as np
 from ballast_policies.allocation.problem import Problem
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.settings import Entries, PairRates, SimulationSettings
 
+from ballast_lab.arrays.rules import ArraySettings, Entries, PairRates
 from ballast_lab.gavel import fairness
 from ballast_lab.gavel.allox import AlloX
 from ballast_lab.gavel.fifo import Fifo
@@ -34,7 +34,7 @@ class GavelPolicies:
     def __init__(
         self,
         ledger: Ledger,
-        settings: SimulationSettings,
+        settings: ArraySettings,
         shared_rates: PairRates,
         *,
         interior: bool = False,

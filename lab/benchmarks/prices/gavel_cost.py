@@ -12,9 +12,8 @@ import json
 import random
 from typing import Any
 
-from ballast_lab.gavel.rules import GAVEL_RULES
-from ballast_policies.simulator.engine import simulate
-from ballast_policies.simulator.settings import SimulatedCluster, SimulationSettings
+from ballast_lab.commands.simulate_arrays import array_simulation
+from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.workloads.workload import TraceJob, Workload
 from ballast_policies.throughput.gavel_file import built_in_table
 from ballast_policies.throughput.table import JobType
@@ -44,8 +43,8 @@ def run(count: int, batch_size: int) -> dict[str, Any]:
     cluster = SimulatedCluster(gpus=dict.fromkeys(PRICES, count), prices=PRICES)
     found: dict[str, Any] = {"batch_size": batch_size}
     for policy in POLICIES:
-        settings = SimulationSettings(policy=policy, ideal=True, rules=GAVEL_RULES)
-        result = simulate(workload(count, batch_size), cluster, built_in_table(), settings)
+        simulate = array_simulation("gavel", policy=policy, ideal=True)
+        result = simulate(workload(count, batch_size), cluster, built_in_table())
         found[policy] = {
             "cost_usd": result.cost,
             "missed": result.deadline_violations / result.deadlines,

@@ -16,14 +16,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ballast_policies.simulator.engine import simulate
+from ballast_lab.arrays.engine import simulate
 from ballast_policies.simulator.result import HOUR, Result
 from published_figures import (
-    ALL_RULES,
     FIGURES,
     ISOLATED,
     MEASURED,
     PHYSICAL_PUBLISHED,
+    RULES,
     Curve,
     published,
     settings_of,
@@ -117,7 +117,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--measure", default="{}:{}".format(*MEASURED), help="jobs measured, FIRST:END")
-    parser.add_argument("--rules", choices=sorted(ALL_RULES), help="default: those of the published values")
+    parser.add_argument("--rules", choices=sorted(RULES), help="default: those of the published values")
     parser.add_argument("--curves", nargs="*", help="names of the published curves, as in the JSON file")
     parser.add_argument("--keep", action="store_true", help="enter the runs in the file of runs")
     parser.add_argument("--missing", action="store_true", help="only what is not in the file of runs")

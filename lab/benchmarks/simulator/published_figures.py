@@ -4,9 +4,10 @@ import dataclasses
 import json
 from pathlib import Path
 
+from ballast_lab.arrays.rules import ArraySettings
+from ballast_lab.commands.simulate_arrays import RULES
 from ballast_lab.gavel import job_table
-from ballast_lab.gavel.rules import RULES as GAVELS_RULES
-from ballast_policies.simulator.settings import RULES, SimulatedCluster, SimulationSettings
+from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.workloads.generate import continuous, static
 from ballast_policies.simulator.workloads.trace import read_trace
 from ballast_policies.simulator.workloads.workload import Workload
@@ -17,7 +18,6 @@ PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
 SIMULATED = SimulatedCluster(gpus={"v100": 36, "p100": 36, "k80": 36})
 PHYSICAL = SimulatedCluster(gpus={"v100": 8, "p100": 16, "k80": 24})
 MEASURED = (4000, 5000)
-ALL_RULES = GAVELS_RULES | RULES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,13 +179,13 @@ def workload_of(
 
 def settings_of(
     figure: str, curve: Curve, seed: int, *, rules: str | None, measured: tuple[int, int]
-) -> SimulationSettings:
+) -> ArraySettings:
     """The settings for a point; ``rules`` None: those with which the values were published."""
-    return SimulationSettings(
+    return ArraySettings(
         policy=curve.policy,
         agnostic=curve.agnostic,
         space_sharing=curve.space_sharing,
-        rules=ALL_RULES[rules or ("gavel" if figure == "physical" else "published")],
+        rules=RULES[rules or ("gavel" if figure == "physical" else "published")],
         seed=seed,
         measure=None if figure in ("physical", "makespan") else measured,
     )

@@ -1,4 +1,4 @@
-"""Errors of the parsers of price and availability logs."""
+"""What the parsers of price and availability logs raise."""
 
 
 class PriceLogError(ValueError):

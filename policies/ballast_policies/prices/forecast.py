@@ -1,4 +1,4 @@
-"""Time and cost of the rest of a job on each kind of GPUs: which deadline and budget are feasible."""
+"""What the rest of a job takes and costs on each kind of GPUs: what deadline and budget are feasible."""
 
 import dataclasses
 import math

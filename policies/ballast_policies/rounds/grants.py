@@ -16,7 +16,6 @@ import numpy as np
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.claims import OrderedClaims, Pools, ordered_claims
-from ballast_policies.rounds.draft import Draft
 from ballast_policies.rounds.explanations import (
     Explained,
     explain_pinned,
@@ -35,11 +34,11 @@ from ballast_policies.rounds.packing import assign_nodes
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.selection import Claims, select
 from ballast_policies.rounds.taints import Groups, Split
-from ballast_policies.rounds.values import Placement
+from ballast_policies.rounds.values import Placement, Round
 from ballast_policies.rounds.whole_pods import filled
 
 
-def grant_gpus(question: Question) -> Draft:
+def grant_gpus(question: Question) -> Round:
     """The round of gangs of one size, each on one pool, granted by priority."""
     pools = Pools.of(question.nodes, question.columns)
     jobs, now, state, settings = question.jobs, question.now, question.state, question.settings
@@ -57,19 +56,19 @@ def grant_gpus(question: Question) -> Draft:
             jobs, pools, question.shares, now=now, valid=valid, state=state, settings=settings
         ),
     )
-    pinned = within_min_run(question, valid)
-    limit = moves_left(question)
-    keep = keeps_free(question)
+    pinned = within_min_run(now, valid, state, settings)
+    limit = moves_left(now, state, settings)
+    keep = keeps_free(now, state, settings)
     while True:
         placements, kept_for = _grant(claimed, pinned, keep=keep)
         disturbed = {job: at for job, at in valid.items() if placements.get(job) != at}
-        if len(disturbed) <= limit:
+        if limit is None or len(disturbed) <= limit:
             break
         reason = (
             f"would be stopped or moved, but moves.maxMovesPerHour={settings.max_moves_per_hour} is reached"
         )
         pinned = {**pinned, **exempt_newest(disturbed, state, limit, reason)}
-    return _draft(claimed, placements, pinned, kept_for)
+    return _as_round(claimed, placements, pinned, kept_for)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,32 +140,41 @@ def _grant(
     return placements, kept_for
 
 
-def _draft(
+def _as_round(
     claimed: _Claimed,
     placements: Mapping[str, Placement],
     pinned: Mapping[str, str],
     kept_for: Mapping[str, str],
-) -> Draft:
-    question = claimed.question
-    free = {node.name: node.gpus for node in question.nodes}
+) -> Round:
+    free = {node.name: node.gpus for node in claimed.question.nodes}
     for placement in placements.values():
         for name in placement.nodes:
             free[name] -= 1
-    ran = question.state.running
+    ran, names = claimed.question.state.running, claimed.names
+    extended = tuple(job for job in names if job in ran and placements.get(job) == ran[job])
     column_of = dict(zip(claimed.pools.names, claimed.pools.columns, strict=True))
-    explained = Explained(pool_rooms(question.nodes, free), kept_for)
+    explained = Explained(pool_rooms(claimed.question.nodes, free), kept_for)
     reasons = {}
     for name, job in claimed.jobs.items():
         at = placements.get(name)
         if at is None:
-            barred = question.not_tolerated.get(name, frozenset())
-            reasons[name] = explained.waiting(job, barred, question.gpus_per_pod.get(name, 1))
+            barred = claimed.question.not_tolerated.get(name, frozenset())
+            reasons[name] = explained.waiting(job, barred, claimed.question.gpus_per_pod.get(name, 1))
         elif name in pinned:
-            reasons[name] = explain_pinned(pinned[name])
+            reasons[name] = explain_pinned(at, pinned[name])
         else:
             reasons[name] = explain_placement(
-                share=question.shares.get(name, {}).get(column_of[at.pool], 0.0),
+                at,
+                share=claimed.question.shares.get(name, {}).get(column_of[at.pool], 0.0),
                 received_fraction=claimed.ordered.received_fraction[name, column_of[at.pool]],
-                extended=ran.get(name) == at,
+                extended=name in extended,
             )
-    return Draft(question=question, placements=placements, reasons=reasons)
+    return Round(
+        placements=dict(placements),
+        extended=extended,
+        started=tuple(job for job in names if job not in ran and job in placements),
+        moved=tuple(job for job in names if job in ran and job in placements and job not in extended),
+        stopped=tuple(sorted(job for job in ran if job not in placements)),
+        waiting=tuple(job for job in names if job not in ran and job not in placements),
+        reasons=reasons,
+    )

@@ -79,29 +79,35 @@ class ActiveJob:
 
     def ends_in(self) -> float:
         """Seconds until its GPUs are free, if nothing changes before."""
+        if self.remaining <= 0 and self.ending <= 0:
+            return 0.0
         speed = self.speed
-        if self.waits > 0 or speed <= 0:
-            return math.inf
-        return max(0.0, self.remaining) / speed + self.ending
+        return self.waits + max(0.0, self.remaining) / speed + self.ending if speed > 0 else math.inf
 
     def advance(self, seconds: float) -> float:
-        """Let time pass, at most until the next change; the seconds that it trained."""
+        """Let time pass, at most until the next change that it told; the seconds that it trained."""
         if self.placement is None:
             return 0.0
         self.gpu_seconds += seconds * len(self.placement.nodes)
-        if self.waits > 0:
-            self.waits = _left(self.waits - seconds)
-            return 0.0
-        speed = self.speed
-        trained = min(seconds, max(0.0, self.remaining) / speed) if speed > 0 else 0.0
-        self.remaining -= trained * speed
+        waited = min(seconds, self.waits)
+        self.waits = _left(self.waits - waited)
+        trained = self.train(seconds - waited)
         if self.remaining <= 0:
-            self.ending -= seconds - trained
+            self.ending -= seconds - waited - trained
         if self.joins > 0:
             self.joins = _left(self.joins - seconds)
             if self.joins == 0.0:
                 self.trains_on, self.waits = self.placement, self.pause_seconds
         return trained
+
+    def train(self, seconds: float) -> float:
+        """Do the steps of ``seconds``; the part of them that it trained."""
+        speed = self.speed
+        if speed <= 0:
+            return 0.0
+        needs = max(0.0, self.remaining) / speed
+        self.remaining = 0.0 if needs <= seconds else self.remaining - seconds * speed
+        return min(seconds, needs)
 
     def follow(self, decided: Round, now: float) -> None:
         """Start, move, stop or change the size as decided."""
@@ -159,24 +165,28 @@ class Clock(Generic[Active]):
     Attributes:
         arrivals: (seconds, job) in order of arrival.
         decide: asked at each moment at which jobs are there.
-        ended: told of a job that has ended, and when.
+        passed: told of each stretch of time, its begin and end, before jobs end.
+        ended: told of a job that has ended, and when; it may set ``over``.
         events: of the cluster, in order of time.
         total: number of jobs, for ``progress``.
         progress: called after each moment.
         now: seconds.
         present: jobs that have arrived and not ended, by name.
         decisions: number of times that it was decided.
+        over: nothing more is played.
     """
 
     arrivals: Iterable[tuple[float, Active]]
     decide: Decide[Active]
     ended: Callable[[Active, float], None]
+    passed: Callable[[float, float], None] | None = None
     events: Sequence[Event] = ()
     total: int = 0
     progress: OnProgress | None = None
     now: float = 0.0
     present: dict[str, Active] = dataclasses.field(default_factory=dict)
     decisions: int = 0
+    over: bool = False
 
     def run(self, until: float = math.inf) -> None:
         """Play all moments until no job is left, none comes, or the time is over.
@@ -186,7 +196,7 @@ class Clock(Generic[Active]):
         """
         coming, events = _Queue(iter(self.arrivals)), _Queue((event.at, event) for event in self.events)
         round_ends, done = math.inf, 0
-        while (self.present or coming.at < math.inf) and self.now < until - LEAST_STEP:
+        while not self.over and (self.present or coming.at < math.inf) and self.now < until - LEAST_STEP:
             for event in events.due(self.now):
                 event.happens()
             self.present.update((job.name, job) for job in coming.due(self.now))
@@ -199,9 +209,12 @@ class Clock(Generic[Active]):
             if ending and math.isinf(next_change) and math.isinf(until):
                 raise SimulationError(f"at {self.now:g} s all of {len(ends)} jobs wait, and none arrives")
             later = min(until, next_change, round_ends if self.present else math.inf)
-            later = max(later, self.now + LEAST_STEP) if self.present else later
+            if later <= self.now < min(ends.values(), default=later):
+                later = self.now + LEAST_STEP  # a clock of large numbers may not tell the two apart
             for job in self.present.values():
                 job.advance(later - self.now)
+            if self.passed is not None:
+                self.passed(self.now, later)
             self.now = later
             for name in [name for name, end in ends.items() if end <= self.now + LEAST_STEP]:
                 self.ended(self.present.pop(name), self.now)

@@ -1,27 +1,25 @@
-"""The simulation loop: jobs arrive, shares are solved, rounds grant GPUs, jobs train.
+"""Jobs of a trace under the operator's rules: its decisions, on a cluster of values.
 
-An iteration admits the jobs that have arrived, makes a new allocation if one is due, grants GPUs, and
-lets the granted jobs run until the next time at which something changes.
+Each job has one number of GPUs. When a job arrives or ends, free GPUs are handed out at once; at the ends of
+rounds gangs may also be stopped, moved, or brought together on fewer nodes.
 """
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from ballast_policies.accounting import isolated_seconds
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds import Node, Placement, Round, RoundSettings, SpreadGang
+from ballast_policies.simulator.clock import Answer, Clock, SimulationError
+from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 from ballast_policies.simulator.result import Counters, Result, summarise
-from ballast_policies.simulator.rounds.by_shares import EMPTY_GRANT, Grant, SimulatedRounds
-from ballast_policies.simulator.rounds.fluid import run_fluid
-from ballast_policies.simulator.rounds.hysteresis import HysteresisRounds
-from ballast_policies.simulator.rounds.launch_delays import LaunchDelays
-from ballast_policies.simulator.rounds.nodes import Nodes
-from ballast_policies.simulator.rounds.running_jobs import running_jobs
-from ballast_policies.simulator.rounds.share_accounts import positions
 from ballast_policies.simulator.settings import SettingsError, SimulatedCluster, SimulationSettings
-from ballast_policies.simulator.solving import Shares, ShareSolver
-from ballast_policies.simulator.workloads.workload import TraceJob, Workload
+from ballast_policies.simulator.workloads.workload import Workload
 from ballast_policies.throughput.table import ThroughputTable
 
 
@@ -41,250 +39,220 @@ def simulate(
         WorkloadError: a job fits on no GPU type.
         ProblemError: the policy is unknown or cannot do what is asked.
     """
-    if workload.endless and settings.measure is None:
-        raise SettingsError(
-            "measure: the workload is endless. To fix: choose which jobs to measure, as 4000:5000"
+    settings.check_window(workload)
+    run = _Run(workload, Ledger(cluster, table), settings, progress)
+    try:
+        run.clock.run()
+    except SimulationError as error:
+        raise SettingsError(f"policy: {settings.policy}: {error}") from error
+    if settings.measure is not None and not run.clock.over:
+        raise settings.refuse_window(workload, run.ledger.count)
+    return summarise(run.ledger, run.counters, workload, settings, begin=run.begin, end=run.clock.now)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _TraceGang(SimulatedGang):
+    """A job of the ledger.
+
+    Attributes:
+        row: of the ledger.
+        asked: the job as policies see it, but for its progress.
+        move_seconds: what a move to fewer nodes takes.
+    """
+
+    row: int
+    ledger: Ledger
+    asked: Job
+    move_seconds: float
+
+    def changes_in(self, now: float) -> float:
+        """Infinite: nothing is decided on its first step."""
+        del now
+        return math.inf
+
+    def as_job(self, now: float) -> Job:
+        ledger, row = self.ledger, self.row
+        deadline = float(ledger.deadline[row])
+        return dataclasses.replace(
+            self.asked,
+            steps_remaining=max(self.remaining, 1e-9),
+            elapsed=max(0.0, now - float(ledger.arrival[row])),
+            isolated_elapsed=float(ledger.isolated_elapsed[row]),
+            deadline=deadline - now if math.isfinite(deadline) else None,
         )
-    run = _Run(workload, Ledger(cluster, table), settings)
-    while not run.finished(progress):
-        run.admit()
-        run.solve_if_due()
-        if settings.ideal:
-            run.step_fluid()
-        elif settings.rules.end_with_last_job:
-            run.step_round()
-        else:
-            run.step_event()
-    return summarise(run.ledger, run.counters, workload, settings, begin=run.begin, end=run.now)
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether it is on several nodes although one would hold it."""
+        at, per_node = self.placement, self.ledger.gpus_per_node
+        return at is not None and len(at.nodes) <= per_node.get(at.gpu_type, 0) and len(set(at.nodes)) > 1
+
+    def as_spread(self) -> SpreadGang | None:
+        if self.placement is None or not self.is_spread:
+            return None
+        return SpreadGang(
+            at=self.placement,
+            fewest=1,
+            speed=self.speed_at(self.placement),
+            packed_speed=self.asked.throughput[self.placement.gpu_type],
+            restart_seconds=self.move_seconds,
+        )
 
 
 class _Run:
-    """The state of a running simulation."""
+    """A simulation, and what is counted of it."""
 
-    def __init__(self, workload: Workload, ledger: Ledger, settings: SimulationSettings) -> None:
-        self.workload, self.ledger, self.settings = workload, ledger, settings
-        self.counters = Counters()
-        self._solver = ShareSolver(ledger, settings)
-        self._rounds = (
-            HysteresisRounds(ledger, settings, lambda: self.now)
-            if settings.uses_hysteresis
-            else SimulatedRounds(ledger, settings)
-        )
-        self._nodes = Nodes(ledger, lambda: self.now) if ledger.gpus_per_node else None
-        costly = max(settings.launch_seconds, settings.stop_seconds, settings.notice_seconds) > 0
-        self._starts = (
-            LaunchDelays(ledger, launch_seconds=settings.launch_seconds, stop_seconds=settings.stop_seconds)
-            if costly
-            else None
-        )
-        self._arrivals: Iterator[TraceJob] = iter(workload.jobs)
-        self._next = next(self._arrivals, None)
-        self.begin = self.now = 0.0 if self._next is None else self._next.arrival
-        self._active = np.zeros(0, dtype=np.int64)
-        self._running = EMPTY_GRANT
-        self._shares: Shares | None = None
-        self._changed = False
-        self._solved_at: float | None = None
-        self._round_ends = self.now
-
-    def finished(self, progress: OnProgress | None) -> bool:
-        """Whether all measured jobs are done."""
-        ledger, window = self.ledger, self.settings.measure
-        first, end = window or (0, ledger.count)
-        total, done = end - first, int(ledger.done[first : min(end, ledger.count)].sum())
-        finished = done == total and (window is not None or self._next is None)
-        if window and not finished and self._next is None and not len(self._active) and ledger.count:
-            raise SettingsError(
-                f"measure: {first}:{end} goes beyond the {ledger.count} jobs of {self.workload.name}"
-            )
-        if progress is not None:
-            here, waiting = len(self._active), self._waiting()
-            progress(
-                SimulationProgress(seconds=self.now, done=done, total=total, present=here, waiting=waiting)
-            )
-        return finished
-
-    def _waiting(self) -> int:
-        if self.settings.ideal:
-            return int(np.isnan(self.ledger.first_run[self._active]).sum())
-        return len(self._active) - len(self._running.job) - int((self._running.partner >= 0).sum())
-
-    def admit(self) -> None:
-        """Enter the jobs that have arrived."""
-        rows = []
-        while self._next is not None and self._next.arrival <= self.now:
-            rows.append(self.ledger.add(self._next))
-            self._next = next(self._arrivals, None)
-        if rows:
-            self._active = np.concatenate([self._active, rows])
-            self._changed = True
-
-    def solve_if_due(self) -> None:
-        """Make a new allocation if jobs have come or gone, and the last one is old enough."""
-        if not self._changed or not len(self._active):
-            return
-        least = self.settings.rules.least_seconds_between_solves
-        # As in Gavel, the allocation made at time 0 does not delay the next one.
-        if self._solved_at and self.now < self._solved_at + least and not self.settings.ideal:
-            return
-        self._shares = self._solver.solve(self._active, self.now)
-        self._rounds.reset(self._shares)
-        self.counters.solves.append(self._shares.solve_seconds)
-        self._changed, self._solved_at = False, self.now
-
-    def step_round(self) -> None:
-        """Gavel's round: decided once; GPUs that come free within it idle; ends with its last job."""
-        grant = self._rounds.grant(self._active, self._running, self.ledger.capacity)
-        self._count_leases(grant)
-        self._running = grant
-        if not len(grant.job):
-            self._skip_idle_time()
-            return
-        rows, columns, rates, part = running_jobs(grant, self.ledger, self._solver, self._nodes)
-        steps = rates * self.settings.round_seconds
-        if self.settings.rules.whole_steps:
-            # A job slower than a step a round would otherwise never progress.
-            steps = np.where(steps >= 1.0, np.floor(steps), steps)
-        steps = np.minimum(steps, self.ledger.left[rows])
-        seconds = steps / rates
-        self._book(grant, rows, columns, steps, seconds, part, until=self.now + float(seconds.max()))
-
-    def step_event(self) -> None:
-        """To the next change: within a round only free GPUs are handed out, at its end all are."""
-        before, moved = self._running, list[int]()
-        if self.now >= self._round_ends:
-            grant = self._rounds.grant(self._active, self._running, self.ledger.capacity)
-            moved = self._brought_together(grant)
-            self._count_leases(grant, moved)
-            self._running = grant
-            self._round_ends = self.now + self.settings.round_seconds
-        else:
-            self._running = self._rounds.fill(self._active, self._running)
-        if not len(self._running.job):
-            self._skip_idle_time()
-            self._round_ends = self.now
-            return
-        rows, columns, rates, part = running_jobs(self._running, self.ledger, self._solver, self._nodes)
-        waits: np.ndarray | float = 0.0
-        if self._starts is not None:
-            self._starts.note(before, self._running, self.now)
-            self._starts.restart(moved, self.now)
-            if self._train_on(before):
-                return
-            waits = self._starts.left(rows, self.now)
-        to_do = waits + self.ledger.left[rows] / rates
-        until = min(self._round_ends, self.now + float(to_do.min()))
-        if self._next is not None:
-            until = min(until, self._next.arrival)
-        # Compared as absolute times, so that a job that ends at ``until`` ends, however the last bit rounds.
-        ending = self.now + to_do <= until
-        seconds = np.where(ending, to_do, until - self.now)
-        steps = np.where(ending, self.ledger.left[rows], rates * np.maximum(0.0, seconds - waits))
-        self._book(self._running, rows, columns, steps, seconds, part, until=until)
-
-    def _brought_together(self, grant: Grant) -> list[int]:
-        """Rows of gangs that the round moves to fewer nodes."""
-        if self._nodes is None:
-            return []
-        moved = self._nodes.bring_together(grant, self.settings, self._rounds.moves)
-        self._rounds.brought_together(moved)
-        return moved
-
-    def _train_on(self, before: Grant) -> bool:
-        """Let gangs that were just stopped or moved train for the notice; whether one finished by that."""
-        notice, ledger = self.settings.notice_seconds, self.ledger
-        was, column = before.job[before.partner < 0], before.column[before.partner < 0]
-        now_on = np.full(ledger.count, -1)
-        now_on[self._running.job] = self._running.column
-        leaving = (now_on[was] != column) & ~ledger.done[was]
-        rows, columns = was[leaving], column[leaving]
-        if not notice or not len(rows):
-            return False
-        rates = ledger.rate[rows, columns]
-        # A gang that has not reached its first step does none.
-        assert self._starts is not None
-        ran = np.where(self._starts.had_begun(rows), notice, 0.0)
-        left = ledger.left[rows]
-        steps = np.minimum(left, rates * ran)
-        finished = ledger.book(rows, columns, steps, steps / rates, now=self.now, part=np.ones(len(rows)))
-        self._pass_time(rows, self.now)
-        return bool(finished.any())
-
-    def step_fluid(self) -> None:
-        """Every job gets exactly its shares until the next arrival or completion."""
-        assert self._shares is not None
-        until, busy = run_fluid(
-            self.ledger,
-            self._solver,
-            self._shares,
-            self._active,
-            self.now,
-            None if self._next is None else self._next.arrival,
-        )
-        self.counters.busy_gpu_seconds += busy
-        self._pass_time(self._active, until)
-
-    def _book(
-        self,
-        grant: Grant,
-        rows: np.ndarray,
-        columns: np.ndarray,
-        steps: np.ndarray,
-        seconds: np.ndarray,
-        part: np.ndarray,
-        *,
-        until: float,
+    def __init__(
+        self, workload: Workload, ledger: Ledger, settings: SimulationSettings, progress: OnProgress | None
     ) -> None:
-        ledger = self.ledger
-        ledger.isolated_elapsed[rows] += isolated_seconds(
-            steps, ledger.isolated_rate(rows, len(self._active))
+        self.ledger, self.settings, self._progress = ledger, settings, progress
+        self.counters = Counters()
+        self._present_before_ends = 0
+        self._column = {gpu_type: k for k, gpu_type in enumerate(ledger.gpu_types)}
+        self._decisions = OperatorDecisions[_TraceGang](
+            settings.policy,
+            RoundSettings(
+                round_seconds=settings.round_seconds,
+                min_run_seconds=settings.min_run_seconds,
+                max_moves_per_hour=settings.max_moves_per_hour,
+            ),
+            nodes=list(nodes_of(ledger)),
+            prices=dict(zip(ledger.gpu_types, ledger.prices.tolist(), strict=True)),
+            agnostic=settings.agnostic,
         )
-        ledger.book(rows, columns, steps, seconds, now=self.now, part=part)
-        together = seconds[: len(grant.job)].copy()
-        paired = np.flatnonzero(grant.partner >= 0)
-        together[paired] = np.maximum(together[paired], seconds[len(grant.job) :])
-        busy = ledger.gpus[grant.job] * together
-        self.counters.busy_gpu_seconds += float(busy.sum())
-        if self._nodes is not None:
-            self.counters.spread_gpu_seconds += float(busy @ self._nodes.spread(grant))
-        if self.settings.record_timeline:
-            self.counters.note(rows, columns, self.now, self.now + seconds)
-        self._rounds.pass_time(grant, together, until - self.now)
-        self._pass_time(rows, until)
+        self._restart = settings.launch_seconds + settings.stop_seconds
+        self.clock = Clock(
+            arrivals=self._arrivals(workload),
+            decide=self._decide,
+            passed=self._book,
+            ended=self._end,
+            progress=None if progress is None else self._report,
+        )
 
-    def _pass_time(self, rows: np.ndarray, until: float) -> None:
-        """Advance the clock to ``until``; ``rows``: jobs that may be done by then."""
-        ledger = self.ledger
-        ledger.compare_with_isolation(self._active, until - self.now, now=self.now)
-        ended = rows[ledger.done[rows]]
-        if len(ended):
-            ledger.close_isolation(ended, len(self._active))
-            self._active = self._active[~ledger.done[self._active]]
-            self._changed = True
-            self._running = self._running.without(ledger.done)
-        self.now = until
+    def _arrivals(self, workload: Workload) -> Iterator[tuple[float, "_TraceGang"]]:
+        for trace_job in workload.jobs:
+            yield trace_job.arrival, self._gang(self.ledger.add(trace_job))
 
-    def _skip_idle_time(self) -> None:
-        """No job can run: advance to the next arrival, or to when a new allocation may be made."""
-        moments = [] if self._next is None else [self._next.arrival]
-        if self._changed and len(self._active) and self._solved_at:
-            moments.append(self._solved_at + self.settings.rules.least_seconds_between_solves)
-        if not moments or min(moments) <= self.now:
-            waiting = [self.ledger.jobs[row].type.name for row in self._active[:3].tolist()]
-            raise SettingsError(
-                f"policy: {self.settings.policy} gives none of {len(self._active)} waiting jobs a GPU "
-                f"although all are idle (the first: {', '.join(waiting)})"
-            )
-        self._pass_time(EMPTY_GRANT.job, min(moments))
+    def _gang(self, row: int) -> "_TraceGang":
+        ledger, gpus = self.ledger, int(self.ledger.gpus[row])
+        packed: dict[str, float] = dict(zip(ledger.gpu_types, ledger.rate[row].tolist(), strict=True))
+        spread: dict[str, float] = dict(zip(ledger.gpu_types, ledger.spread_rate[row].tolist(), strict=True))
 
-    def _count_leases(self, grant: Grant, moved: Sequence[int] = ()) -> None:
-        before, after = self._running, grant
-        order = np.argsort(before.job)
-        at = positions(before.job[order], after.job)
-        extended = at >= 0
-        extended[extended] = before.column[order][at[extended]] == after.column[extended]
-        extended &= ~np.isin(after.job, moved)
-        self.ledger.extensions[after.job[extended]] += 1
-        self.counters.lease_extensions += int(extended.sum())
-        self.counters.lease_opportunities += len(before.job)
-        self.counters.rounds += 1
+        def speed_at(at: Placement) -> float:
+            on_one_node = len(set(at.nodes)) == 1 or not ledger.gpus_per_node
+            return packed[at.gpu_type] if on_one_node else spread[at.gpu_type]
+
+        name = f"job-{row:07d}"
+        return _TraceGang(
+            name=name,
+            remaining=float(ledger.left[row]),
+            speed_at=speed_at,
+            restart_seconds=self._restart,
+            pause_seconds=0.0,
+            row=row,
+            ledger=ledger,
+            asked=Job(name=name, throughput=packed, gpus=gpus, weight=float(ledger.weight[row])),
+            move_seconds=self._restart,
+        )
+
+    @property
+    def begin(self) -> float:
+        """The first arrival, seconds of the clock."""
+        return float(self.ledger.arrival[0]) if self.ledger.count else 0.0
+
+    def measured_done(self) -> int:
+        """How many of the measured jobs are done."""
+        first, end = self.settings.measure or (0, self.ledger.count)
+        return int(self.ledger.done[first : min(end, self.ledger.count)].sum())
+
+    def _decide(self, present: Mapping[str, "_TraceGang"], now: float) -> Answer:
+        answer = self._decisions(present, now)
+        decided, counters = answer.round, self.counters
+        counters.solves = self._decisions.solve_seconds
+        if self._decisions.begins_round:
+            counters.rounds += 1
+            counters.lease_opportunities += sum(one.placement is not None for one in present.values())
+            counters.lease_extensions += len(decided.extended)
+            self.ledger.extensions[[present[name].row for name in decided.extended]] += 1
+        if self._restart > 0 or self.settings.notice_seconds > 0:
+            self._set_restarts(present, decided)
+            for one in present.values():
+                self._train_on(one, decided.placements.get(one.name), now)
+        return answer
+
+    def _set_restarts(self, present: Mapping[str, "_TraceGang"], decided: Round) -> None:
+        """A gang that finds idle GPUs does not wait until others have saved and left."""
+        idle = dict(zip(self.ledger.gpu_types, self.ledger.capacity.tolist(), strict=True))
+        for one in present.values():
+            if one.placement is not None:
+                idle[one.placement.gpu_type] -= len(one.placement.nodes)
+        for name in decided.started:
+            at = decided.placements[name]
+            finds_room = idle[at.gpu_type] >= len(at.nodes)
+            idle[at.gpu_type] -= len(at.nodes) if finds_room else 0
+            present[name].restart_seconds = self.settings.launch_seconds if finds_room else self._restart
+        for name in decided.moved:
+            present[name].restart_seconds = self._restart
+
+    def _train_on(self, one: "_TraceGang", after: Placement | None, now: float) -> None:
+        """A gang that has to leave a GPU type trains until it has read that, if it has begun to."""
+        before, notice = one.placement, self.settings.notice_seconds
+        leaves = before is not None and (after is None or after.gpu_type != before.gpu_type)
+        if before is None or not leaves or not notice or one.waits > 0:
+            return
+        trained = one.train(notice)
+        self._enter([one], np.array([self._column[before.gpu_type]]), np.array([trained]), now)
+
+    def _enter(
+        self, jobs: Sequence["_TraceGang"], columns: np.ndarray, seconds: np.ndarray, now: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Book what the jobs have done since the last time: (their rows, steps)."""
+        rows = np.array([one.row for one in jobs])
+        steps = self.ledger.left[rows] - [one.remaining for one in jobs]
+        self.ledger.book(rows, columns, steps, seconds, now=now, part=np.ones(len(rows)))
+        return rows, steps
+
+    def _book(self, began: float, now: float) -> None:
+        """Enter what happened from ``began`` to ``now``."""
+        present, ledger, counters = self.clock.present.values(), self.ledger, self.counters
+        placed = [(one, one.placement) for one in present if one.placement is not None]
+        if placed and now > began:
+            columns = np.array([self._column[at.gpu_type] for _, at in placed])
+            seconds = np.full(len(placed), now - began)
+            rows, steps = self._enter([one for one, _ in placed], columns, seconds, began)
+            ledger.isolated_elapsed[rows] += isolated_seconds(steps, ledger.isolated_rate(rows, len(present)))
+            busy = ledger.gpus[rows] * seconds
+            counters.busy_gpu_seconds += float(busy.sum())
+            counters.spread_gpu_seconds += float(busy @ [one.is_spread for one, _ in placed])
+            if self.settings.record_timeline:
+                counters.note(rows, columns, began, began + seconds)
+        if present:
+            ledger.compare_with_isolation(np.array([one.row for one in present]), now - began, now=began)
+        self._present_before_ends = len(present)
+
+    def _end(self, one: "_TraceGang", now: float) -> None:
+        ledger, row = self.ledger, one.row
+        if not ledger.done[row]:
+            ledger.left[row], ledger.done[row], ledger.finish[row] = 0.0, True, now
+        ledger.close_isolation(np.array([row]), self._present_before_ends)
+        measured = self.settings.measure
+        if measured is not None and self.measured_done() == measured[1] - measured[0]:
+            self.clock.over = True
+
+    def _report(self, moment: SimulationProgress) -> None:
+        assert self._progress is not None
+        first, end = self.settings.measure or (0, self.ledger.count)
+        self._progress(dataclasses.replace(moment, done=self.measured_done(), total=end - first))
+
+
+def nodes_of(ledger: Ledger) -> Iterator[Node]:
+    """The cluster's nodes; where placement has no influence, one for each GPU type."""
+    for gpu_type, count in zip(ledger.gpu_types, ledger.capacity.tolist(), strict=True):
+        for i, gpus in enumerate(node_sizes(count, ledger.gpus_per_node.get(gpu_type, count))):
+            yield Node(name=f"{gpu_type}-{i:05d}", pool=gpu_type, gpu_type=gpu_type, gpus=gpus)
+
+
+def node_sizes(gpus: int, per_node: int) -> list[int]:
+    """GPUs of each node; the last has what is left."""
+    whole, rest = divmod(gpus, max(1, per_node))
+    return [per_node] * whole + ([rest] if rest else [])

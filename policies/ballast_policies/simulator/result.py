@@ -178,8 +178,14 @@ def summarise(
     *,
     begin: float,
     end: float,
+    rules: str = "ballast",
+    space_sharing: bool = False,
+    ideal: bool = False,
 ) -> Result:
-    """The result of a simulation that has run from ``begin`` to ``end`` (s)."""
+    """The result of a simulation that has run from ``begin`` to ``end`` (s).
+
+    ``rules``, ``space_sharing``, ``ideal``: for the report.
+    """
     rows = np.arange(*(settings.measure or (0, ledger.count)))
     took = ledger.finish[rows] - ledger.arrival[rows]
     rho = took / ledger.isolated_finish[rows]
@@ -191,9 +197,9 @@ def summarise(
         workload=workload.name,
         policy=settings.policy,
         agnostic=settings.agnostic,
-        space_sharing=settings.space_sharing,
-        ideal=settings.ideal,
-        rules=settings.rules.name,
+        space_sharing=space_sharing,
+        ideal=ideal,
+        rules=rules,
         round_seconds=settings.round_seconds,
         cluster={t: int(c) for t, c in zip(ledger.gpu_types, ledger.capacity, strict=True)},
         jobs_measured=len(rows),

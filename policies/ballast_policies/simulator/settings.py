@@ -1,16 +1,10 @@
-"""Settings of a simulation: the cluster, the policy, and the rules by which rounds are made."""
+"""Settings of a simulation: the cluster, the policy, and what moves cost."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
 
-import numpy as np
-
-from ballast_policies.allocation.problem import Problem
-
-if TYPE_CHECKING:
-    from ballast_policies.simulator.ledger import Ledger
+from ballast_policies.simulator.workloads.workload import Workload
 
 LIST_PRICES = {"v100": 2.48, "p100": 1.46, "k80": 0.45}
 """USD per GPU hour on demand at Google Cloud, us-central1, in 2020: the default prices."""
@@ -51,85 +45,6 @@ class SimulatedCluster:
                 raise SettingsError(f"gpus_per_node: {gpu_type}={count} must be at least 1")
 
 
-Entries = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Job rows, partner rows (-1: alone), (entries, k) shares."""
-
-PairRates = Callable[[int, int, int], tuple[float, float]]
-"""(row, other row, column of a GPU type) -> steps/s of both on the same GPUs."""
-
-
-class OwnPolicies(Protocol):
-    """The policies of rules that answer some themselves, with what they remember of one simulation.
-
-    Attributes:
-        status: of their answers, as a solver's.
-    """
-
-    status: str
-
-    def answers(self, rows: np.ndarray) -> bool:
-        """Whether they have the policy that is asked for, for these jobs."""
-
-    def solve(self, rows: np.ndarray, posed: Callable[[], Problem]) -> tuple[Entries, float]:
-        """The entries for ``rows``, and the wall seconds they took."""
-
-
-MakeOwnPolicies = Callable[["Ledger", "SimulationSettings", PairRates], OwnPolicies]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """How rounds are made from allocations.
-
-    Attributes:
-        name: for reports.
-        least_seconds_between_solves: least time between an allocation and the next one that an arrival
-            or a completion asks for.
-        by_type: serve one GPU type after the other, each by priority; else all claims by priority.
-        shuffle_types: with ``by_type``: in a new random order each round, where the policy is
-            heterogeneity-agnostic.
-        deficits: ties go to the job whose shares were realised worst before the last allocation.
-        whole_steps: a job does floor(steps/s x round) steps in a round; a job slower than one step a round
-            does the fraction, so that it ends.
-        end_with_last_job: the next round begins when the last job of this one is done, if that is sooner.
-        keeps_accounts: time promised and received is kept, and slowly forgotten, when shares
-            change; else every allocation begins a new account.
-        newcomers_block: a job that has no share yet may be granted idle GPUs, which then stay idle.
-        own_policies: makes the policies that the rules answer themselves; None: all are the operator's.
-    """
-
-    name: str
-    least_seconds_between_solves: float
-    by_type: bool
-    shuffle_types: bool
-    deficits: bool
-    whole_steps: bool
-    end_with_last_job: bool
-    keeps_accounts: bool
-    newcomers_block: bool
-    own_policies: MakeOwnPolicies | None = None
-
-
-BALLAST_RULES = Rules(
-    name="ballast",
-    least_seconds_between_solves=0.0,
-    by_type=False,
-    shuffle_types=False,
-    deficits=False,
-    whole_steps=False,
-    end_with_last_job=False,
-    keeps_accounts=True,
-    newcomers_block=False,
-)
-"""The rules of the operator: every change leads to a new allocation; rounds as ``decide_round`` decides."""
-
-WHOLE_ROUND_RULES = dataclasses.replace(BALLAST_RULES, name="whole-rounds", end_with_last_job=True)
-"""The operator's priorities and accounts, decided once a round: for years of thousands of GPUs."""
-
-RULES = {rules.name: rules for rules in (BALLAST_RULES, WHOLE_ROUND_RULES)}
-"""Ballast's own; those of other simulators come from the distribution ballast-lab."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationSettings:
     """One simulation.
@@ -137,14 +52,11 @@ class SimulationSettings:
     Attributes:
         policy: name of the policy, as in ``ClusterPolicy.spec.objective``.
         agnostic: the heterogeneity-agnostic baseline: all GPU types count as equally fast.
-        space_sharing: the policy may put two jobs on the same GPUs.
-        ideal: every job gets exactly its shares at every instant (a fluid model); no rounds.
         round_seconds: length of a round.
-        rules: how allocations become rounds.
-        seed: of the simulation's own random choices (the order of types where rules shuffle them).
         measure: first and one past the last job (in order of arrival) of the averages; the
             simulation ends when these are done. None: all jobs.
         record_timeline: keep which job ran where and when, for plots.
+        record_jobs: keep a row for each job.
         launch_seconds: from a gang's grant to its first step; its GPUs are held and idle.
         stop_seconds: added to it where another gang has to save and leave first.
         notice_seconds: how long a gang that a round stops trains until it has read that it is to stop.
@@ -153,11 +65,7 @@ class SimulationSettings:
 
     policy: str
     agnostic: bool = False
-    space_sharing: bool = False
-    ideal: bool = False
     round_seconds: float = 360.0
-    rules: Rules = BALLAST_RULES
-    seed: int = 0
     measure: tuple[int, int] | None = None
     record_timeline: bool = False
     record_jobs: bool = True
@@ -167,11 +75,6 @@ class SimulationSettings:
     min_run_seconds: float = 0.0
     max_moves_per_hour: int | None = None
 
-    @property
-    def uses_hysteresis(self) -> bool:
-        """Whether hysteresis may protect running gangs from more urgent ones."""
-        return self.min_run_seconds > 0 or self.max_moves_per_hour is not None
-
     def __post_init__(self) -> None:
         if not (self.round_seconds > 0 and math.isfinite(self.round_seconds)):
             raise SettingsError(f"round_seconds: {self.round_seconds} s must be positive")
@@ -179,29 +82,25 @@ class SimulationSettings:
             raise SettingsError(
                 f"measure: {self.measure[0]}:{self.measure[1]} holds no job. To fix: first:end, as 4000:5000"
             )
-        for field, seconds in (
-            ("launch_seconds", self.launch_seconds),
-            ("stop_seconds", self.stop_seconds),
-            ("notice_seconds", self.notice_seconds),
-            ("min_run_seconds", self.min_run_seconds),
-        ):
+        for field in ("launch_seconds", "stop_seconds", "notice_seconds", "min_run_seconds"):
+            seconds = getattr(self, field)
             if not (seconds >= 0 and math.isfinite(seconds)):
                 raise SettingsError(f"{field}: {seconds} s must be at least 0")
-            if seconds and (self.ideal or self.rules.end_with_last_job):
-                raise SettingsError(
-                    f"{field}: {seconds:g} s: Gavel's rules and ideal shares have no launch delays. "
-                    "To fix: choose the rules ballast, and no ideal shares"
-                )
-        if self.max_moves_per_hour is not None:
-            if self.max_moves_per_hour < 0:
-                raise SettingsError(f"max_moves_per_hour: {self.max_moves_per_hour} must be at least 0")
-            if self.ideal or self.rules.end_with_last_job:
-                raise SettingsError(
-                    f"max_moves_per_hour: {self.max_moves_per_hour}: Gavel's rules and ideal shares do not "
-                    "limit moves. To fix: choose the rules ballast, and no ideal shares"
-                )
-        if self.uses_hysteresis and self.space_sharing:
+        if self.max_moves_per_hour is not None and self.max_moves_per_hour < 0:
+            raise SettingsError(f"max_moves_per_hour: {self.max_moves_per_hour} must be at least 0")
+
+    def check_window(self, workload: Workload) -> None:
+        """Refuse an endless workload of which all jobs are to be measured.
+
+        Raises:
+            SettingsError: it is one.
+        """
+        if workload.endless and self.measure is None:
             raise SettingsError(
-                "space_sharing: min_run_seconds and max_moves_per_hour belong to the operator's rounds, "
-                "which place no pairs of jobs. To fix: leave space sharing out"
+                "measure: the workload is endless. To fix: choose which jobs to measure, as 4000:5000"
             )
+
+    def refuse_window(self, workload: Workload, jobs: int) -> SettingsError:
+        """That the measured jobs are not all among the ``jobs`` of the workload."""
+        first, end = self.measure or (0, jobs)
+        return SettingsError(f"measure: {first}:{end} goes beyond the {jobs} jobs of {workload.name}")

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from ballast_lab.arrays.share_accounts import ShareAccounts
 from ballast_lab.gavel import fairness
 from ballast_lab.gavel.allox import AlloX
 from ballast_lab.gavel.fifo import Fifo
 from ballast_lab.gavel.gandiva import Gandiva
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.rounds.share_accounts import ShareAccounts
 from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.workloads.workload import TraceJob
 from ballast_policies.throughput.table import JobType, ThroughputTable

@@ -8,25 +8,21 @@ from pathlib import Path
 
 import pytest
 from ballast_lab.gavel.job_table import PUBLISHED
-from ballast_lab.gavel.rules import GAVEL_RULES, PUBLISHED_RULES
-from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.result import HOUR
-from ballast_policies.simulator.settings import (
-    BALLAST_RULES,
-    SimulatedCluster,
-    SimulationSettings,
-)
+from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.workloads.generate import static
 from ballast_policies.simulator.workloads.trace import read_trace
 from ballast_policies.throughput.gavel_file import built_in_table
+
+from tests.support.simulations import simulation
 
 SIMULATED = SimulatedCluster(gpus={"v100": 36, "p100": 36, "k80": 36})
 PHYSICAL = SimulatedCluster(gpus={"v100": 8, "p100": 16, "k80": 24})
 
 
-def run(trace, policy, rules=GAVEL_RULES, **settings):
-    chosen = SimulationSettings(policy=policy, rules=rules, **settings)
-    return simulate(read_trace(Path(trace)), PHYSICAL, built_in_table("physical_cluster"), chosen)
+def run(trace, policy, rules="gavel", **settings):
+    run_it = simulation(rules, policy=policy, **settings)
+    return run_it(read_trace(Path(trace)), PHYSICAL, built_in_table("physical_cluster"))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +67,7 @@ def test_static_trace_takes_17_5_hours_by_the_makespan_policy():
 @pytest.mark.slow
 def test_the_operators_rules_and_leftovers_are_better_than_gavels(aware):
     """No idle GPU within a round, no delay of 1920 s, leftovers handed out: at least 5 % shorter."""
-    ours = run("max_min_fairness", "max-min-fairness", rules=BALLAST_RULES)
+    ours = run("max_min_fairness", "max-min-fairness", rules="ballast")
     assert ours.average_completion_time < 0.95 * aware.average_completion_time
     assert ours.finish_time_fairness_max < 1.3
 
@@ -97,6 +93,6 @@ def test_makespan_of_100_generated_jobs_is_the_published_one(hours, settings):
     table, found = built_in_table(), []
     for seed in range(3):
         workload = static(table, count=100, seed=seed, job_table=PUBLISHED)
-        chosen = SimulationSettings(rules=PUBLISHED_RULES, seed=seed, **settings)
-        found.append(simulate(workload, SIMULATED, table, chosen).makespan / HOUR)
+        run_it = simulation("published", seed=seed, **settings)
+        found.append(run_it(workload, SIMULATED, table).makespan / HOUR)
     assert sum(found) / 3 == pytest.approx(hours, rel=0.02)

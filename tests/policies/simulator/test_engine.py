@@ -3,19 +3,12 @@
 import itertools
 
 import pytest
-from ballast_lab.gavel.rules import GAVEL_RULES, PUBLISHED_RULES
-from ballast_policies.simulator.engine import simulate
-from ballast_policies.simulator.settings import (
-    BALLAST_RULES,
-    WHOLE_ROUND_RULES,
-    SettingsError,
-    SimulatedCluster,
-    SimulationSettings,
-)
+from ballast_lab.gavel.rules import GAVEL_RULES
+from ballast_policies.simulator.settings import SettingsError, SimulatedCluster
 from ballast_policies.simulator.workloads.workload import TraceJob, Workload, WorkloadError
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
-RULES = [GAVEL_RULES, PUBLISHED_RULES, BALLAST_RULES, WHOLE_ROUND_RULES]
+from tests.support.simulations import ALL_RULES, simulation
 
 
 def table(rates, pairs=None):
@@ -37,17 +30,15 @@ def job(name="a", steps=720.0, arrival=0.0, gpus=1, **rest):
 
 
 def run(jobs, gpus, oracle, **settings):
-    settings = {"policy": "max-min-fairness", "rules": GAVEL_RULES, **settings}
     workload = Workload(name="test", jobs=tuple(jobs))
-    return simulate(
-        workload, SimulatedCluster(gpus=gpus, prices={"fast": 2.0}), oracle, SimulationSettings(**settings)
-    )
+    run_it = simulation(**{"policy": "max-min-fairness", "rules": "gavel", **settings})
+    return run_it(workload, SimulatedCluster(gpus=gpus, prices={"fast": 2.0}), oracle)
 
 
 FAST = table({("a", 1): {"fast": 1.0}, ("b", 1): {"fast": 1.0}, ("a", 2): {"fast": 1.0}})
 
 
-@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("rules", ALL_RULES)
 def test_a_job_alone_takes_its_steps_over_its_throughput(rules):
     """720 steps at 1 step/s, 1 GPU at 2 USD/h."""
     result = run([job()], {"fast": 1}, FAST, rules=rules)
@@ -59,7 +50,7 @@ def test_a_job_alone_takes_its_steps_over_its_throughput(rules):
     assert result.lease_extensions == 1
 
 
-@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("rules", ALL_RULES)
 def test_two_jobs_on_one_gpu_take_turns(rules):
     """Rounds alternate, so both of 720 s end in the last two rounds of four."""
     result = run([job(), job("b")], {"fast": 1}, FAST, rules=rules)
@@ -75,13 +66,13 @@ def test_who_waits_for_the_next_allocation_gets_it_to_the_last_bit_of_the_clock(
     assert begins
     for begin in begins[:5]:
         jobs = [job(steps=10.0), job("b", arrival=begin), job(arrival=begin + 721.0)]
-        result = run(jobs, {"fast": 1}, FAST, rules=GAVEL_RULES)
+        result = run(jobs, {"fast": 1}, FAST, rules="gavel")
         assert result.jobs[2].finish == pytest.approx(begin + least + 720.0)
 
 
 def test_a_gang_waits_until_all_its_gpus_are_there_and_is_not_starved():
     """A gang of two and two ones on two GPUs: all are done when the work is."""
-    result = run([job(), job("b"), job(gpus=2)], {"fast": 2}, FAST, rules=BALLAST_RULES)
+    result = run([job(), job("b"), job(gpus=2)], {"fast": 2}, FAST, rules="ballast")
     assert result.makespan == pytest.approx(1440.0)
     assert result.utilisation == pytest.approx(1.0)
 
@@ -89,16 +80,16 @@ def test_a_gang_waits_until_all_its_gpus_are_there_and_is_not_starved():
 def test_within_a_round_gavel_lets_idle_what_comes_free_and_the_operator_does_not():
     """The second job arrives at 10 s on an idle GPU."""
     jobs = [job(), job("b", arrival=10.0)]
-    at_once = run(jobs, {"fast": 2}, FAST, rules=BALLAST_RULES)
+    at_once = run(jobs, {"fast": 2}, FAST, rules="ballast")
     assert at_once.jobs[1].first_run == pytest.approx(10.0)
-    next_round = run(jobs, {"fast": 2}, FAST, rules=GAVEL_RULES)
+    next_round = run(jobs, {"fast": 2}, FAST, rules="gavel")
     assert next_round.jobs[1].first_run == pytest.approx(360.0)
 
 
 def test_gavels_minimum_between_allocations_delays_a_newcomer():
     """The third allocation waits for 1920 s after the second, so its job does too."""
     jobs = [job(steps=7200.0), job("b", 7200.0, arrival=10.0), job("b", arrival=370.0)]
-    result = run(jobs, {"fast": 3}, FAST, rules=GAVEL_RULES)
+    result = run(jobs, {"fast": 3}, FAST, rules="gavel")
     assert result.jobs[1].first_run == pytest.approx(360.0)
     assert result.jobs[2].first_run == pytest.approx(360.0 + 6 * 360.0)
 
@@ -106,7 +97,7 @@ def test_gavels_minimum_between_allocations_delays_a_newcomer():
 def test_jobs_run_where_they_gain_most():
     """Each of two types is fast for one of two jobs."""
     oracle = table({("a", 1): {"fast": 4.0, "slow": 1.0}, ("b", 1): {"fast": 1.0, "slow": 1.0}})
-    result = run([job(), job("b")], {"fast": 1, "slow": 1}, oracle, rules=BALLAST_RULES)
+    result = run([job(), job("b")], {"fast": 1, "slow": 1}, oracle, rules="ballast")
     assert set(result.jobs[0].seconds_on) == {"fast"}
     assert set(result.jobs[1].seconds_on) == {"slow"}
 
@@ -121,7 +112,7 @@ def test_ideal_gives_exactly_the_shares():
 def test_rho_is_the_completion_time_over_that_on_an_isolated_part():
     """Finish-time fairness: alone on two GPUs, of which half the time of each would be its part of 1/1."""
     oracle = table({("a", 1): {"fast": 4.0, "slow": 2.0}})
-    result = run([job(steps=3600.0)], {"fast": 1, "slow": 1}, oracle, rules=BALLAST_RULES)
+    result = run([job(steps=3600.0)], {"fast": 1, "slow": 1}, oracle, rules="ballast")
     assert result.jobs[0].completion_time == pytest.approx(900.0)
     # X_isolated is half of the time on each type: 3 steps/s, 1200 s.
     assert result.finish_time_fairness == pytest.approx(0.75)
@@ -130,13 +121,13 @@ def test_rho_is_the_completion_time_over_that_on_an_isolated_part():
 def test_a_late_job_misses_its_deadline():
     """A deadline of 1.2 x the time alone; the second of two jobs in turn takes 2 x."""
     jobs = [job(deadline_factor=1.2), job("b", deadline_factor=1.2), job("b", steps=36.0)]
-    result = run(jobs, {"fast": 1}, FAST, rules=BALLAST_RULES)
+    result = run(jobs, {"fast": 1}, FAST, rules="ballast")
     assert (result.deadlines, result.deadline_violations) == (2, 2)
-    alone = run(jobs[:1], {"fast": 1}, FAST, rules=BALLAST_RULES)
+    alone = run(jobs[:1], {"fast": 1}, FAST, rules="ballast")
     assert (alone.deadlines, alone.deadline_violations) == (1, 0)
 
 
-@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("rules", ALL_RULES)
 def test_work_and_time_are_conserved(rules):
     """GPU seconds booked on jobs are the GPU seconds that were busy, and all steps are done."""
     oracle = table(
@@ -163,13 +154,14 @@ def test_the_same_simulation_twice_is_the_same():
     """Every number, the solve times aside."""
     jobs = [job("ab"[i % 2], 3000.0 + 700 * i, arrival=90.0 * i) for i in range(12)]
     first, second = (
-        run(jobs, {"fast": 2}, FAST, rules=GAVEL_RULES, agnostic=True, seed=4).to_json(per_job=True)
+        run(jobs, {"fast": 2}, FAST, rules="gavel", agnostic=True, seed=4).to_json(per_job=True)
         for _ in range(2)
     )
     assert {**first, "solve_seconds": 0} == {**second, "solve_seconds": 0}
 
 
-def test_an_endless_workload_ends_when_the_measured_jobs_are_done():
+@pytest.mark.parametrize("rules", ["ballast", "whole-rounds"])
+def test_an_endless_workload_ends_when_the_measured_jobs_are_done(rules):
     """Jobs keep arriving until then; the averages are over the window alone."""
 
     class Endless:
@@ -177,53 +169,50 @@ def test_an_endless_workload_ends_when_the_measured_jobs_are_done():
             return (job(steps=360.0, arrival=600.0 * i) for i in itertools.count())
 
     workload = Workload(name="endless", jobs=Endless(), endless=True)
-    settings = SimulationSettings(policy="max-min-fairness", measure=(3, 5), rules=BALLAST_RULES)
-    result = simulate(workload, SimulatedCluster(gpus={"fast": 1}), FAST, settings)
+    run_it = simulation(policy="max-min-fairness", measure=(3, 5), rules=rules)
+    result = run_it(workload, SimulatedCluster(gpus={"fast": 1}), FAST)
     assert result.jobs_measured == 2
     assert result.average_completion_time == pytest.approx(360.0)
     assert result.duration == pytest.approx(4 * 600.0 + 360.0)
 
 
-def test_what_cannot_be_simulated_is_said():
+@pytest.mark.parametrize("rules", ["ballast", "gavel"])
+def test_what_cannot_be_simulated_is_said(rules):
     """An endless workload without a window, a window beyond the last job, a job that fits nowhere."""
     with pytest.raises(SettingsError, match="measure: the workload is endless"):
-        simulate(
-            Workload(name="endless", jobs=(job(),), endless=True),
-            SimulatedCluster(gpus={"fast": 1}),
-            FAST,
-            SimulationSettings(policy="max-min-fairness", rules=GAVEL_RULES),
+        simulation(rules, policy="max-min-fairness")(
+            Workload(name="endless", jobs=(job(),), endless=True), SimulatedCluster(gpus={"fast": 1}), FAST
         )
     with pytest.raises(SettingsError, match="goes beyond the 1 jobs"):
-        run([job()], {"fast": 1}, FAST, measure=(0, 5))
+        run([job()], {"fast": 1}, FAST, rules=rules, measure=(0, 5))
     with pytest.raises(WorkloadError, match="fits on no GPU type"):
-        run([job(gpus=2)], {"fast": 1}, FAST)
+        run([job(gpus=2)], {"fast": 1}, FAST, rules=rules)
     with pytest.raises(SettingsError, match="gpus: there is none"):
         SimulatedCluster(gpus={"fast": 0})
 
 
-def test_progress_counts_the_measured_jobs():
+@pytest.mark.parametrize("rules", ["ballast", "gavel"])
+def test_progress_counts_the_measured_jobs(rules):
     """The last call says that all are done."""
     seen = []
-    simulate(
+    simulation(rules, policy="max-min-fairness")(
         Workload(name="test", jobs=(job(), job("b"))),
         SimulatedCluster(gpus={"fast": 1}),
         FAST,
-        SimulationSettings(policy="max-min-fairness", rules=GAVEL_RULES),
         progress=lambda moment: seen.append((moment.done, moment.total)),
     )
     assert seen[-1] == (2, 2)
     assert seen == sorted(seen)
 
 
-@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("rules", ALL_RULES)
 def test_progress_counts_the_jobs_that_wait(rules):
     """Three jobs of half an hour, one GPU: one runs, the others wait, and fewer as jobs are done."""
     seen = []
-    simulate(
+    simulation(rules, policy="fifo")(
         Workload(name="test", jobs=[job(steps=1800.0) for _ in range(3)]),
         SimulatedCluster(gpus={"fast": 1}),
         FAST,
-        SimulationSettings(policy="fifo", rules=rules),
         progress=lambda moment: seen.append((moment.done, moment.present, moment.waiting)),
     )
     assert {(done, present) for done, present, _ in seen[1:]} == {(0, 3), (1, 2), (2, 1), (3, 0)}
@@ -231,7 +220,7 @@ def test_progress_counts_the_jobs_that_wait(rules):
     assert seen[-1] == (3, 0, 0)
 
 
-@pytest.mark.parametrize("rules", RULES, ids=lambda rules: rules.name)
+@pytest.mark.parametrize("rules", ALL_RULES)
 def test_a_job_slower_than_a_step_a_round_ends(rules):
     """0.001 steps/s are 0.36 steps in a round of 360 s: five steps take 5,000 s under every set of rules."""
     slow = table({("a", 1): {"v100": 0.001}})
@@ -239,7 +228,7 @@ def test_a_job_slower_than_a_step_a_round_ends(rules):
     assert result.jobs[0].finish == pytest.approx(5000.0)
 
 
-@pytest.mark.parametrize("rules", RULES, ids=lambda rules: rules.name)
+@pytest.mark.parametrize("rules", ALL_RULES)
 def test_slow_and_fast_jobs_end_beside_each_other(rules):
     """A mixture on too few GPUs, down to a millionth of a step a round."""
     rates = {("a", 1): {"v100": 0.001}, ("b", 1): {"v100": 3e-9}, ("c", 2): {"v100": 10.0}}

@@ -4,8 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from ballast_policies.simulator.engine import simulate
-from ballast_policies.simulator.settings import RULES, SimulatedCluster, SimulationSettings
+from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.workloads.generate import continuous
 from ballast_policies.simulator.workloads.load import load_of
 from ballast_policies.throughput.gavel_file import built_in_table
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.policies.simulator.test_engine import FAST, job, table
 from tests.support.examples import examples
+from tests.support.simulations import simulation
 
 TWO_TYPES = table({("a", 1): {"fast": 4.0, "slow": 1.0}, ("b", 1): {"fast": 1.0, "slow": 1.0}})
 
@@ -71,13 +71,10 @@ def test_the_queue_grows_where_the_load_is_above_one(jobs_per_hour: float, grows
     load = load_of(itertools.islice(workload.jobs, 2000), gpus, oracle, jobs_per_hour=jobs_per_hour)
     assert (load.least > 1) is grows
     waiting = []
-    simulate(
+    simulation("whole-rounds", policy="fifo", round_seconds=3600.0, measure=(0, 600))(
         workload,
         SimulatedCluster(gpus=gpus),
         oracle,
-        SimulationSettings(
-            policy="fifo", rules=RULES["whole-rounds"], round_seconds=3600.0, measure=(0, 600)
-        ),
         progress=lambda moment: waiting.append(moment.waiting),
     )
     assert (max(waiting) > 100) is grows

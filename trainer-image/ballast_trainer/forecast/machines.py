@@ -1,4 +1,4 @@
-"""Ranks and links that a forecast assumes, and the ranks of each pipeline."""
+"""What a forecast takes the ranks and their links to be, and who of them is in which pipeline."""
 
 import dataclasses
 import math

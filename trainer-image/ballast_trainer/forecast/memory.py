@@ -1,4 +1,4 @@
-"""Work and memory of each rank of a forecast."""
+"""What each rank of a forecast does and holds."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Memory of this job's layers on its ranks: as measured, by the formula of launches and forecasts."""
+"""What this job's layers take of its ranks' memory: as measured, by the formula of launches and forecasts."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Results of earlier partitions' trials, so that the next move need not repeat them.
+"""What the trials of earlier partitions have shown, so that the next move need not find it out again.
 
 All ranks of the world take part in the same trials and record the same, so they decide alike from it.
 """

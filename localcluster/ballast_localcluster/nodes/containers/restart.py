@@ -1,4 +1,4 @@
-"""Restarts of ended containers, and the pauses before them."""
+"""Whether an ended container starts again, and after how long."""
 
 import dataclasses
 

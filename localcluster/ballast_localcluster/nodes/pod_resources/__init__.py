@@ -1,1 +1,1 @@
-"""Resources of a pod: an address, GPUs, environment variables, volumes, credentials."""
+"""What a pod is given: an address, GPUs, environment variables, volumes, credentials."""

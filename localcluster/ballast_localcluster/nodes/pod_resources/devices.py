@@ -1,4 +1,4 @@
-"""Emulated GPUs of a node, and the containers that hold them."""
+"""Which of a node's emulated GPUs a container holds."""
 
 import asyncio
 import dataclasses

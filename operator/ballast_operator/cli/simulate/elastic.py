@@ -1,21 +1,20 @@
 """``ballast simulate --elastic``: jobs that run on any of their configurations."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from ballast_operator.cli.laboratory import lab_is_missing
+from ballast_operator.cli.simulate.input import all_of
 from ballast_operator.cli.simulate.progress import progress_bar
 
 if TYPE_CHECKING:
     from ballast_policies.simulator.elastic.engine import ElasticResult
     from ballast_policies.simulator.elastic.operator_rounds import OperatorRules
     from ballast_policies.simulator.elastic.workload_file import Sizes
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 ONLY_WITHOUT = {
     "cluster": None,
@@ -59,62 +58,49 @@ def _sizes(_context: click.Context, _option: click.Parameter, value: str) -> "Si
     raise click.BadParameter(f"{value!r} is not stated, all, requested or a number of GPUs from 1 on")
 
 
-def elastic_options(command: Command) -> Command:
-    """The options of elastic jobs, for the command."""
-    for option in (
-        click.option(
-            "--pause-seconds",
-            type=float,
-            default=1.0,
-            show_default=True,
-            help="With --elastic --rules ballast: pause of training when a gang changes its size live.",
-        ),
-        click.option(
-            "--growth-seconds",
-            type=float,
-            default=0.0,
-            show_default=True,
-            help="With --elastic --rules ballast: from the decision that a gang grows until it has its GPUs.",
-        ),
-        click.option(
-            "--end-seconds",
-            type=float,
-            default=0.0,
-            show_default=True,
-            help="With --elastic --rules ballast: from a job's last step until its GPUs are free.",
-        ),
-        click.option(
-            "--sizes",
-            metavar="stated|all|requested|N",
-            callback=_sizes,
-            default="stated",
-            show_default=True,
-            help="With --elastic: numbers of GPUs that a job may have: those that the file's cluster states, "
-            "all with a speed, the requested one, or N for all jobs (or the nearest to these).",
-        ),
-        click.option("--workload", metavar="NAME", help="With --elastic: which of the file's workloads."),
-        click.option(
-            "--elastic",
-            type=click.Path(path_type=Path, dir_okay=False),
-            metavar="FILE",
-            help="A file of elastic jobs with their speeds by GPU type and number, and their cluster.",
-        ),
-    ):
-        command = option(command)
-    return command
+elastic_options = all_of(
+    click.option(
+        "--elastic",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="A file of elastic jobs with their speeds by GPU type and number, and their cluster.",
+    ),
+    click.option("--workload", metavar="NAME", help="With --elastic: which of the file's workloads."),
+    click.option(
+        "--sizes",
+        metavar="stated|all|requested|N",
+        callback=_sizes,
+        default="stated",
+        show_default=True,
+        help="With --elastic: numbers of GPUs that a job may have: those that the file's cluster states, "
+        "all with a speed, the requested one, or N for all jobs (or the nearest to these).",
+    ),
+    click.option(
+        "--end-seconds",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="With --elastic --rules ballast: from a job's last step until its GPUs are free.",
+    ),
+    click.option(
+        "--growth-seconds",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="With --elastic --rules ballast: from the decision that a gang grows until it has its GPUs.",
+    ),
+    click.option(
+        "--pause-seconds",
+        type=float,
+        default=1.0,
+        show_default=True,
+        help="With --elastic --rules ballast: pause of training when a gang changes its size live.",
+    ),
+)
+"""The options of elastic jobs."""
 
 
-def simulate_elastic(
-    path: Path,
-    *,
-    policy: str,
-    workload: str | None,
-    sizes: "Sizes",
-    round_seconds: float | None,
-    output: str,
-    per_job: bool,
-    others: dict[str, Any],
-) -> None:
+def simulate_elastic(options: Mapping[str, Any]) -> None:
     """Run one workload of the file and print the result.
 
     Raises:
@@ -129,13 +115,14 @@ def simulate_elastic(
     from ballast_policies.simulator.elastic.operator_rounds import simulate_rules
     from ballast_policies.simulator.elastic.workload_file import read_workload
 
+    path, policy, round_seconds = options["elastic"], options["policy"], options["round_seconds"]
     for name, left_out in ONLY_WITHOUT.items():
-        if others.get(name, left_out) != left_out:
+        if options.get(name, left_out) != left_out:
             option = OPTION_OF.get(name, "--" + name.replace("_", "-"))
             raise click.UsageError(
                 f"{option}: not with --elastic, whose file has cluster and jobs. To fix: leave it out"
             )
-    rules = _rules(policy, round_seconds, others)
+    rules = _rules(policy, round_seconds, options)
     if rules is None and policy == "sia" and policy not in ELASTIC_POLICIES:
         raise lab_is_missing("--policy sia", instead="--policy completion-time")
     if rules is None and policy not in ELASTIC_POLICIES:
@@ -151,21 +138,21 @@ def simulate_elastic(
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"--elastic: {path} cannot be read: {error}") from error
     try:
-        chosen = read_workload(text, workload=workload, sizes=sizes)
+        chosen = read_workload(text, workload=options["workload"], sizes=options["sizes"])
     except ContractError as error:
         raise click.UsageError(f"--elastic: {path}: {error}") from error
     try:
-        with progress_bar(output) as progress:
+        with progress_bar(options["output"]) as progress:
             if rules is not None:
                 result = simulate_rules(chosen, rules, progress=progress)
             else:
                 result = simulate(chosen, policy=policy, round_seconds=length, progress=progress)
     except (SimulationError, ProblemError, RegistryError) as error:
         raise click.ClickException(str(error)) from error
-    if output == "json":
-        click.echo(json.dumps(result.to_json(per_job=per_job), indent=2))
+    if options["output"] == "json":
+        click.echo(json.dumps(result.to_json(per_job=options["per_job"]), indent=2))
     else:
-        _print(result, per_job=per_job)
+        _print(result, per_job=options["per_job"])
 
 
 def _rules(policy: str, round_seconds: float | None, options: Mapping[str, Any]) -> "OperatorRules | None":

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,12 +15,57 @@ if TYPE_CHECKING:
     from ballast_policies.throughput.table import ThroughputTable
 
 Number = TypeVar("Number", int, float)
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 OPTIONS = {"gpus": "--cluster", "round_seconds": "--round", "jobs_per_hour": "--rate", "count": "--static"}
 """Settings of the simulator -> options that are called otherwise."""
 
 DRAWN = 4000
 """Jobs from which the demand of an endless workload is estimated."""
+
+
+def all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """A decorator that gives a command ``options``, the first of them first in its help."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+workload_options = all_of(
+    click.option(
+        "--trace",
+        type=click.Path(path_type=Path),
+        help="A trace in Gavel's format, or the name of a built-in one.",
+    ),
+    click.option(
+        "--generate", type=click.Choice(["single", "multiple"]), help="Jobs on one GPU, or on 1 to 8."
+    ),
+    click.option("--rate", type=float, metavar="JOBS_PER_HOUR", help="With --generate: mean arrival rate."),
+    click.option(
+        "--static", "static_jobs", type=int, metavar="N", help="N generated jobs that all arrive at 0."
+    ),
+    click.option("--weights", is_flag=True, help="Generated jobs: 20 % have weight 5."),
+    click.option(
+        "--deadlines",
+        is_flag=True,
+        help="Generated jobs: each has a deadline (1.2, 2 or 10 x its V100 time).",
+    ),
+    click.option(
+        "--job-table",
+        type=click.Choice(["gavel", "published"]),
+        default="gavel",
+        show_default=True,
+        help="Generated jobs: the order of the types as in Gavel's code, or as for its published curves.",
+    ),
+    click.option(
+        "--seed", type=int, default=0, show_default=True, help="The same seed is the same workload."
+    ),
+)
+"""The options of :class:`WorkloadOptions`."""
 
 
 def table_of(throughputs: str) -> "ThroughputTable":
@@ -65,6 +110,11 @@ class WorkloadOptions:
             raise click.UsageError("--rate: only jobs of --generate without --static arrive at a rate")
         if self.trace is not None and (self.weights or self.deadlines):
             raise click.UsageError("--weights and --deadlines are for generated jobs; a trace has its own")
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "WorkloadOptions":
+        """Those among the options of a command."""
+        return cls(**{field.name: options[field.name] for field in dataclasses.fields(cls)})
 
     def workload(self, table: "ThroughputTable") -> "Workload":
         """The jobs.

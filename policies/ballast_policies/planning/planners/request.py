@@ -1,4 +1,4 @@
-"""The request that a planner answers."""
+"""What a planner plans from."""
 
 import dataclasses
 

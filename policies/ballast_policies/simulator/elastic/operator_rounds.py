@@ -9,25 +9,14 @@ A GPU type is one pool. Where the parts of a gang are has no influence on its sp
 """
 
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping
 
-from ballast_policies.allocation.problem import Allocation, Job, Problem
-from ballast_policies.allocation.registry import allocate, find_policy
+from ballast_policies.allocation.problem import Job
 from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.elastic.job import ElasticJob
-from ballast_policies.rounds import (
-    ElasticGang,
-    Node,
-    Question,
-    Round,
-    RoundMemory,
-    RoundSettings,
-    RoundState,
-    SizeSettings,
-    decide_round,
-)
-from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, Clock, SimulationError
+from ballast_policies.rounds import ElasticGang, Node, RoundSettings
+from ballast_policies.simulator.clock import LEAST_STEP, Clock, SimulationError
+from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang
 from ballast_policies.simulator.elastic.engine import ElasticJobResult, ElasticResult
 from ballast_policies.simulator.elastic.workload_file import ElasticWorkload
 from ballast_policies.simulator.progress import OnProgress
@@ -93,10 +82,23 @@ def simulate_rules(
             f"a restart takes up to {longest:g} s, a round {rules.round_seconds:g} s: gangs that "
             f"take turns would never train. To fix: --round or --min-run-seconds above {longest:g}"
         )
-    done: dict[str, ElasticJobResult] = {}
+    cluster, done = workload.cluster, dict[str, ElasticJobResult]()
     clock = Clock(
         arrivals=((job.arrival, _gang(job, workload, rules)) for job in workload.jobs),
-        decide=_Decisions(workload, rules),
+        decide=OperatorDecisions[_Gang](
+            rules.policy,
+            RoundSettings(
+                round_seconds=rules.round_seconds,
+                min_run_seconds=rules.min_run_seconds,
+                max_moves_per_hour=rules.max_moves_per_hour,
+            ),
+            nodes=[
+                Node(name=f"{kind}-{number}", pool=kind, gpu_type=kind, gpus=cluster.gpus_per_node[kind])
+                for kind, count in cluster.nodes.items()
+                for number in range(count)
+            ],
+            first_round_ends=rules.round_seconds,
+        ),
         ended=lambda one, now: done.update({one.name: _result(one, now)}),
         total=len(workload.jobs),
         progress=progress,
@@ -106,14 +108,14 @@ def simulate_rules(
         workload=workload.name,
         policy=rules.policy,
         round_seconds=rules.round_seconds,
-        gpus=sum(workload.cluster.gpus.values()),
+        gpus=sum(cluster.gpus.values()),
         decisions=clock.decisions,
         jobs=tuple(done[job.name] for job in workload.jobs),
     )
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class _Gang(ActiveJob):
+class _Gang(SimulatedGang):
     """``sizes``: GPU type -> number of GPUs -> speed."""
 
     job: ElasticJob
@@ -134,7 +136,7 @@ class _Gang(ActiveJob):
             elapsed=now - self.job.arrival,
         )
 
-    def as_gang(self, now: float) -> ElasticGang | None:
+    def as_elastic(self, now: float) -> ElasticGang | None:
         """Its sizes; None: it has one."""
         sizes = {kind: by_size for kind, by_size in self.sizes.items() if self.least in by_size}
         if all(len(by_size) == 1 for by_size in sizes.values()):
@@ -183,84 +185,6 @@ def sizes_within(job: ElasticJob, gpus: Mapping[str, int]) -> dict[str, dict[int
     if not sizes:
         raise SimulationError(f"{job.name}: none of its configurations fits the cluster")
     return {kind: dict(sorted(by_size.items())) for kind, by_size in sizes.items()}
-
-
-class _Decisions:
-    """The operator's, one after the other."""
-
-    def __init__(self, workload: ElasticWorkload, rules: OperatorRules) -> None:
-        self._rules = rules
-        cluster = workload.cluster
-        self._gpus = cluster.gpus
-        self._nodes = tuple(
-            Node(name=f"{kind}-{number}", pool=kind, gpu_type=kind, gpus=cluster.gpus_per_node[kind])
-            for kind, count in cluster.nodes.items()
-            for number in range(count)
-        )
-        self._memory: RoundMemory | None = None
-        self._allocation: tuple[frozenset[str], Allocation] | None = None
-        self._surplus = find_policy(rules.policy).surplus
-        self._reads_progress = bool(find_policy(rules.policy).reads)
-        self._round_ends = rules.round_seconds
-
-    def __call__(self, present: Mapping[str, _Gang], now: float) -> Answer:
-        rules, length = self._rules, self._rules.round_seconds
-        within_round = now < self._round_ends - LEAST_STEP
-        if not within_round:
-            self._round_ends += length * (1 + (now - self._round_ends + LEAST_STEP) // length)
-        jobs = tuple(one.as_job(now) for one in present.values())
-        shares = self._shares(jobs, fresh=self._reads_progress and not within_round)
-        running = {name: one.placement for name, one in present.items() if one.placement is not None}
-        since = {name: present[name].since for name in running}
-        if self._memory is None:
-            memory = RoundMemory.from_running(running, since, shares, now=now)
-        else:
-            memory = self._memory.of_jobs(present).until(
-                now, shares, running=running, round_seconds=rules.round_seconds
-            )
-        gangs = {name: one.as_gang(now) for name, one in present.items()}
-        decided = decide_round(
-            Question(
-                now=now,
-                shares=shares,
-                jobs=jobs,
-                nodes=self._nodes,
-                state=RoundState(
-                    received=memory.account.received,
-                    promised=memory.account.promised,
-                    running=running,
-                    running_since=since,
-                    moves=memory.moves,
-                ),
-                settings=RoundSettings(
-                    round_seconds=rules.round_seconds,
-                    min_run_seconds=rules.min_run_seconds,
-                    max_moves_per_hour=rules.max_moves_per_hour,
-                    within_round=within_round,
-                ),
-                elastic={name: gang for name, gang in gangs.items() if gang is not None},
-                sizes=SizeSettings(surplus=self._surplus),
-            )
-        )
-        self._memory = memory.with_moves(decided, now)
-        self._check(decided, now)
-        return Answer(round=decided, until=self._round_ends)
-
-    def _shares(self, jobs: tuple[Job, ...], *, fresh: bool) -> Mapping[str, Mapping[str, float]]:
-        """By the policy; those of the last solve where the same jobs are there and none is asked for."""
-        names = frozenset(job.name for job in jobs)
-        if fresh or self._allocation is None or self._allocation[0] != names:
-            problem = Problem(gpu_types=tuple(self._gpus), capacity=self._gpus, jobs=jobs)
-            self._allocation = names, allocate(self._rules.policy, problem)
-        return self._allocation[1].allocation
-
-    def _check(self, decided: Round, now: float) -> None:
-        used = Counter(name for placed in decided.placements.values() for name in placed.nodes)
-        for node in self._nodes:
-            if used[node.name] > node.gpus:
-                raise SimulationError(
-                    f"at {now:g} s {used[node.name]} of {node.gpus} GPUs of {node.name} are given out"
-                )
 
 
 def _result(one: _Gang, now: float) -> ElasticJobResult:

@@ -1,21 +1,14 @@
 """What a start costs in the simulation: its GPUs are held, and nothing is done."""
 
-import dataclasses
-
 import pytest
-from ballast_lab.gavel.rules import GAVEL_RULES
-from ballast_policies.simulator.engine import simulate
-from ballast_policies.simulator.settings import (
-    BALLAST_RULES,
-    SettingsError,
-    SimulatedCluster,
-    SimulationSettings,
-)
+from ballast_policies.simulator.settings import SettingsError, SimulatedCluster
 from ballast_policies.simulator.workloads.workload import TraceJob, Workload
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
+from tests.support.simulations import simulation
+
 TABLE = ThroughputTable(source="a test", alone_rates={"v100": {JobType(name="job"): 1.0}})
-SETTINGS = SimulationSettings(policy="max-min-fairness", round_seconds=10.0, rules=BALLAST_RULES)
+SETTINGS = {"policy": "max-min-fairness", "round_seconds": 10.0}
 
 
 def finishes(steps, *, gpus=1, arrivals=None, **settings):
@@ -23,13 +16,13 @@ def finishes(steps, *, gpus=1, arrivals=None, **settings):
         TraceJob(type=JobType(name="job"), steps=count, arrival=arrival)
         for count, arrival in zip(steps, arrivals or [0.0] * len(steps), strict=True)
     )
-    result = simulate(
-        Workload(name="w", jobs=jobs),
-        SimulatedCluster(gpus={"v100": gpus}),
-        TABLE,
-        dataclasses.replace(SETTINGS, **settings),
-    )
-    return [job["finish"] for job in result.to_json(per_job=True)["jobs"]]
+    found = []
+    for arrays in (False, True):
+        run = simulation(**SETTINGS, **settings, arrays=arrays)
+        result = run(Workload(name="w", jobs=jobs), SimulatedCluster(gpus={"v100": gpus}), TABLE)
+        found.append([job["finish"] for job in result.to_json(per_job=True)["jobs"]])
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
+    return found[0]
 
 
 def test_a_gang_that_keeps_its_gpus_pays_its_launch_once():
@@ -65,15 +58,15 @@ def test_without_costs_nothing_changes():
     assert finishes([15.0, 15.0], launch_seconds=0.0, stop_seconds=0.0) == finishes([15.0, 15.0])
 
 
-@pytest.mark.parametrize("settings", [{"ideal": True}, {"rules": GAVEL_RULES}])
+@pytest.mark.parametrize("settings", [{"ideal": True}, {"rules": "gavel"}])
 def test_costs_of_starts_are_refused_where_they_would_not_count(settings):
     """Gavel's rules and ideal shares have none."""
     with pytest.raises(SettingsError, match=r"launch_seconds: 1 s.*To fix"):
-        dataclasses.replace(SETTINGS, launch_seconds=1.0, **settings)
+        simulation(**SETTINGS, launch_seconds=1.0, **settings)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
 def test_impossible_costs_are_named(seconds):
     """With the option's name."""
     with pytest.raises(SettingsError, match="stop_seconds"):
-        dataclasses.replace(SETTINGS, stop_seconds=seconds)
+        simulation(**SETTINGS, stop_seconds=seconds)

@@ -10,15 +10,15 @@ together, by the operator's code.
 from collections.abc import Callable
 
 import numpy as np
-
-from ballast_policies.rounds import Node, Placement, Question, RoundSettings, RoundState, SpreadGang
+from ballast_policies.rounds import Placement, Question, Round, RoundSettings, RoundState, SpreadGang
 from ballast_policies.rounds.consolidate import consolidate
-from ballast_policies.rounds.draft import Draft
-from ballast_policies.rounds.hysteresis import moves_left
 from ballast_policies.rounds.packing import assign_nodes
+from ballast_policies.simulator.engine import nodes_of
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.rounds.by_shares import EMPTY_GRANT, Grant
-from ballast_policies.simulator.settings import SimulationSettings
+
+from ballast_lab.arrays.by_shares import EMPTY_GRANT, Grant
+from ballast_lab.arrays.rules import ArraySettings
+from ballast_lab.arrays.solving import ShareSolver
 
 
 class Nodes:
@@ -28,11 +28,7 @@ class Nodes:
         self._ledger = ledger
         self._clock = clock
         self._since: dict[str, float] = {}
-        self._nodes = [
-            Node(name=f"{gpu_type}-{i:05d}", pool=gpu_type, gpu_type=gpu_type, gpus=gpus)
-            for gpu_type, count in zip(ledger.gpu_types, ledger.capacity.tolist(), strict=True)
-            for i, gpus in enumerate(node_sizes(count, ledger.gpus_per_node.get(gpu_type, count)))
-        ]
+        self._nodes = list(nodes_of(ledger))
         self._placed: dict[str, Placement] = {}
         self._last = EMPTY_GRANT
         self._spread = np.zeros(0, dtype=bool)
@@ -72,15 +68,12 @@ class Nodes:
         self._placed = {**placed, **partners}
         return self._spread
 
-    def bring_together(
-        self, grant: Grant, settings: SimulationSettings, moves: tuple[float, ...]
-    ) -> list[int]:
+    def bring_together(self, grant: Grant, settings: ArraySettings) -> list[int]:
         """Move spread gangs to one node at the end of a round, where that pays; those moved, as rows.
 
         Args:
             grant: of the round that begins.
             settings: of the simulation.
-            moves: when running gangs were moved or stopped within the hour, this round included.
         """
         ran = {str(job) for job in self._last.job.tolist()}
         before = {name: at for name, at in self._placed.items() if name in ran}
@@ -101,27 +94,34 @@ class Nodes:
             )
             for i in np.flatnonzero(self._spread & alone).tolist()
         }
-        question = Question(
-            now=self._clock(),
-            shares={},
-            jobs=(),
-            nodes=self._nodes,
-            state=RoundState(running=before, running_since=since, moves=moves),
-            settings=RoundSettings(
-                round_seconds=settings.round_seconds,
-                min_run_seconds=settings.min_run_seconds,
-                max_moves_per_hour=settings.max_moves_per_hour,
+        decided = consolidate(
+            Round(
+                placements=placements,
+                extended=tuple(name for name in names if before.get(name) == placements[name]),
+                started=(),
+                moved=(),
+                stopped=(),
+                waiting=(),
+                reasons={},
             ),
-            spread=spread,
+            Question(
+                now=self._clock(),
+                shares={},
+                jobs=(),
+                nodes=self._nodes,
+                state=RoundState(running=before, running_since=since),
+                settings=RoundSettings(
+                    round_seconds=settings.round_seconds,
+                    min_run_seconds=settings.min_run_seconds,
+                    max_moves_per_hour=settings.max_moves_per_hour,
+                ),
+                spread=spread,
+            ),
         )
-        # The moves of this round are among those of the hour.
-        granted = Draft(question=question, placements=placements, reasons={})
-        decided = consolidate(granted, moves_left(question))
-        moved = [name for name, at in decided.placements.items() if placements[name] != at]
         self._placed |= decided.placements
-        self._since |= dict.fromkeys(moved, self._clock())
-        self._spread &= ~np.isin(names, moved)
-        return [int(name) for name in moved]
+        self._since |= dict.fromkeys(decided.moved, self._clock())
+        self._spread &= ~np.isin(names, decided.moved)
+        return [int(name) for name in decided.moved]
 
     def _are_spread(self, wanted: list[tuple[str, str, int]], placed: dict[str, Placement]) -> np.ndarray:
         per_node = self._ledger.gpus_per_node
@@ -141,15 +141,41 @@ class Nodes:
         return found
 
 
-def node_sizes(gpus: int, per_node: int) -> list[int]:
-    """GPUs of each node; the last has what is left."""
-    whole, rest = divmod(gpus, max(1, per_node))
-    return [per_node] * whole + ([rest] if rest else [])
-
-
 def _same(one: Grant, other: Grant) -> bool:
     return (
         np.array_equal(one.job, other.job)
         and np.array_equal(one.column, other.column)
         and np.array_equal(one.partner, other.partner)
+    )
+
+
+def running_jobs(
+    grant: Grant, ledger: Ledger, solver: ShareSolver, nodes: Nodes | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Rows, columns, steps/s, and part of the price, of all jobs that run, the partners last."""
+    paired = grant.partner >= 0
+    rates = ledger.rate[grant.job, grant.column]
+    slowdown = np.ones(len(rates)) if nodes is None else nodes.slowdown(grant)
+    rates = rates * slowdown
+    if not paired.any():
+        return grant.job, grant.column, rates, np.ones(len(rates))
+    shared = np.array(
+        [
+            solver.shared_rates(first, second, column)
+            for first, second, column in zip(
+                grant.job[paired].tolist(),
+                grant.partner[paired].tolist(),
+                grant.column[paired].tolist(),
+                strict=True,
+            )
+        ]
+    )
+    shared *= slowdown[paired][:, None]
+    rates[paired] = shared[:, 0]
+    part = np.where(paired, 0.5, 1.0)
+    return (
+        np.concatenate([grant.job, grant.partner[paired]]),
+        np.concatenate([grant.column, grant.column[paired]]),
+        np.concatenate([rates, shared[:, 1]]),
+        np.concatenate([part, np.full(len(shared), 0.5)]),
     )

@@ -8,14 +8,14 @@ import dataclasses
 import random
 
 import numpy as np
-
 from ballast_policies.rounds.account import forgetting
 from ballast_policies.rounds.priority import SHARE_EPSILON, by_urgency, priorities
 from ballast_policies.rounds.selection import Claims, select
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.rounds.share_accounts import ShareAccounts, positions
-from ballast_policies.simulator.settings import SimulationSettings
-from ballast_policies.simulator.solving import Shares
+
+from ballast_lab.arrays.rules import ArraySettings
+from ballast_lab.arrays.share_accounts import ShareAccounts, positions
+from ballast_lab.arrays.solving import Shares
 
 GAVEL_TYPE_ORDER = ("v100", "p100", "k80")
 SHUFFLER_STREAM = 5
@@ -49,7 +49,7 @@ EMPTY_GRANT = Grant(
 class SimulatedRounds:
     """ShareAccounts of one allocation after the other, and the grants that follow from them."""
 
-    def __init__(self, ledger: Ledger, settings: SimulationSettings) -> None:
+    def __init__(self, ledger: Ledger, settings: ArraySettings) -> None:
         self._ledger = ledger
         self._settings = settings
         self._shuffler = random.Random(settings.seed + SHUFFLER_STREAM)
@@ -78,14 +78,6 @@ class SimulatedRounds:
             keep=rules.keeps_accounts,
             deficits=rules.deficits,
         )
-
-    @property
-    def moves(self) -> tuple[float, ...]:
-        """When running gangs were moved or stopped within the last hour, where that is limited."""
-        return ()
-
-    def brought_together(self, rows: list[int]) -> None:
-        """Take note of gangs that have moved to fewer nodes of their GPU type."""
 
     def pass_time(self, grant: Grant, ran: np.ndarray, seconds: float) -> None:
         """Account for ``seconds`` in which the granted gangs ran for ``ran`` s each."""

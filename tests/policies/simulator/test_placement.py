@@ -2,19 +2,16 @@
 
 import numpy as np
 import pytest
-from ballast_policies.simulator.engine import simulate
+from ballast_lab.arrays.by_shares import Grant
+from ballast_lab.arrays.nodes import Nodes
+from ballast_policies.simulator.engine import node_sizes
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.rounds.by_shares import Grant
-from ballast_policies.simulator.rounds.nodes import Nodes, node_sizes
-from ballast_policies.simulator.settings import (
-    BALLAST_RULES,
-    SettingsError,
-    SimulatedCluster,
-    SimulationSettings,
-)
+from ballast_policies.simulator.settings import SettingsError, SimulatedCluster
 from ballast_policies.simulator.workloads.workload import TraceJob, Workload
 from ballast_policies.throughput.gavel_file import built_in_table
 from ballast_policies.throughput.table import JobType
+
+from tests.support.simulations import simulation
 
 TABLE = built_in_table("simulation")
 GANG = JobType(name="ResNet-18 (batch size 16)", gpus=2)
@@ -22,10 +19,10 @@ SINGLE = JobType(name="ResNet-18 (batch size 16)", gpus=1)
 TOGETHER, APART = TABLE.alone(GANG, "v100"), TABLE.spread(GANG, "v100")
 
 
-def run(*jobs, per_node, gpus=4, space_sharing=False):
+def run(*jobs, per_node, gpus=4, **settings):
     cluster = SimulatedCluster(gpus={"v100": gpus}, gpus_per_node=per_node)
-    settings = SimulationSettings(policy="max-min-fairness", rules=BALLAST_RULES, space_sharing=space_sharing)
-    return simulate(Workload(name="test", jobs=jobs), cluster, TABLE, settings)
+    run_it = simulation(policy="max-min-fairness", **settings)
+    return run_it(Workload(name="test", jobs=jobs), cluster, TABLE)
 
 
 def grant(*jobs):
@@ -86,19 +83,14 @@ def come_together(launch=0.0, **settings):
     jobs = [TraceJob(type=SINGLE, steps=s, arrival=0.0) for s in ends]
     gang = TraceJob(type=GANG, steps=2e5, arrival=begun)
     cluster = SimulatedCluster(gpus={"v100": 4}, gpus_per_node={"v100": 2})
-    found = simulate(
-        Workload(name="test", jobs=(*jobs, gang)),
-        cluster,
-        TABLE,
-        SimulationSettings(
-            policy="max-min-fairness",
-            rules=BALLAST_RULES,
-            round_seconds=ROUND,
-            launch_seconds=launch,
-            record_timeline=True,
-            **settings,
-        ),
+    run_it = simulation(
+        policy="max-min-fairness",
+        round_seconds=ROUND,
+        launch_seconds=launch,
+        record_timeline=True,
+        **settings,
     )
+    found = run_it(Workload(name="test", jobs=(*jobs, gang)), cluster, TABLE)
     return found.jobs[-1].completion_time, found
 
 

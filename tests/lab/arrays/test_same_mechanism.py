@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from ballast_lab.arrays.by_shares import EMPTY_GRANT, SimulatedRounds
+from ballast_lab.arrays.rules import BALLAST_RULES, ArraySettings
+from ballast_lab.arrays.solving import ShareSolver, name_of
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds import Account, Node, Question, RoundSettings, RoundState, advance, decide_round
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.rounds.by_shares import EMPTY_GRANT, SimulatedRounds
-from ballast_policies.simulator.settings import BALLAST_RULES, SimulatedCluster, SimulationSettings
-from ballast_policies.simulator.solving import ShareSolver, name_of
+from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.workloads.workload import TraceJob
 from ballast_policies.throughput.table import JobType, ThroughputTable
 from hypothesis import example, given
@@ -50,7 +51,7 @@ def world(sizes, on_v100, on_p100, gpus):
 def test_the_simulator_grants_what_decide_round_places(policy, world):
     """Ten rounds in a row: the same jobs on the same types."""
     sizes, table, gpus = world
-    chosen = SimulationSettings(policy=policy, rules=BALLAST_RULES)
+    chosen = ArraySettings(policy=policy, rules=BALLAST_RULES)
     ledger = Ledger(SimulatedCluster(gpus=gpus), table)
     for i, size in enumerate(sizes):
         ledger.add(TraceJob(type=JobType(name=f"t{i}", gpus=size), steps=1e9, arrival=0.0))

@@ -4,14 +4,14 @@ import dataclasses
 import time
 
 import numpy as np
-
 from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.policy import SpaceSharing
 from ballast_policies.allocation.problem import Allocation, Job, Pair, Problem
 from ballast_policies.allocation.registry import allocate, find_policy, solve
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.settings import SimulationSettings
 from ballast_policies.throughput.table import JobType
+
+from ballast_lab.arrays.rules import ArraySettings
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Shares:
 class ShareSolver:
     """Solves the policy for the jobs of a ledger, as the operator does."""
 
-    def __init__(self, ledger: Ledger, settings: SimulationSettings) -> None:
+    def __init__(self, ledger: Ledger, settings: ArraySettings) -> None:
         self._ledger = ledger
         self._settings = settings
         self._capacity = {t: int(c) for t, c in zip(ledger.gpu_types, ledger.capacity, strict=True)}

@@ -1,0 +1,216 @@
+"""``ballast simulate`` of a trace or a generated workload."""
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ballast_operator.cli.laboratory import from_lab
+from ballast_operator.cli.option_names import with_option
+from ballast_operator.cli.own_modules import import_from_here
+from ballast_operator.cli.simulate.input import (
+    OPTIONS,
+    WorkloadOptions,
+    all_of,
+    overload_warning,
+    read_amounts,
+    table_of,
+    window_of,
+)
+from ballast_operator.cli.simulate.progress import progress_bar
+
+if TYPE_CHECKING:
+    from ballast_policies.simulator.result import Result
+    from ballast_policies.simulator.settings import SimulatedCluster
+
+SETTINGS = (
+    "policy",
+    "agnostic",
+    "launch_seconds",
+    "stop_seconds",
+    "notice_seconds",
+    "min_run_seconds",
+    "max_moves_per_hour",
+)
+"""Options that are settings of the simulation by the same name."""
+
+
+trace_options = all_of(
+    click.option("--cluster", metavar="TYPE=N,...", help="GPUs, as v100=36,p100=36,k80=36."),
+    click.option(
+        "--prices",
+        metavar="TYPE=USD,...|FOLDER",
+        help="USD per GPU hour; default: on-demand list prices of 2020. Or a folder of price and "
+        "availability logs of AWS, Google Cloud and Azure to replay (excerpt: four weeks that come with "
+        "Ballast).",
+    ),
+    click.option(
+        "--throughputs",
+        metavar="FILE|NAME",
+        default="simulation",
+        show_default=True,
+        help="Throughputs in Gavel's format, or a built-in table: simulation, physical_cluster.",
+    ),
+    click.option(
+        "--gpus-per-node",
+        metavar="TYPE=N,...",
+        help="GPUs of a node: gangs that do not fit one, or are spread, run at the table's unconsolidated "
+        "speed. Default: placement has no influence, as in Gavel's simulator.",
+    ),
+    click.option("--agnostic", is_flag=True, help="The policy takes all GPU types for equally fast."),
+    click.option("--space-sharing", is_flag=True, help="The policy may put two jobs on the same GPUs."),
+    click.option(
+        "--ideal", is_flag=True, help="No rounds: every job has exactly its shares at every moment."
+    ),
+    click.option(
+        "--launch-seconds",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="With --rules ballast: from a gang's grant to its first step.",
+    ),
+    click.option(
+        "--stop-seconds",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="With --rules ballast: so much later where the gang before it has to save and leave.",
+    ),
+    click.option(
+        "--notice-seconds",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="With --rules ballast: how long a gang that a round stops still trains.",
+    ),
+    click.option(
+        "--measure",
+        metavar="FIRST:END",
+        help="Average over these jobs, in order of arrival, as 4000:5000.",
+    ),
+    click.option(
+        "--plot",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE.png|html",
+        help="Draw the run.",
+    ),
+)
+"""The options of a simulated cluster."""
+
+
+def simulate_trace(options: Mapping[str, Any]) -> None:
+    """Run the workload and print the result.
+
+    Raises:
+        UsageError: an option cannot be used.
+    """
+    from ballast_policies.allocation.problem import ProblemError
+    from ballast_policies.simulator.settings import SettingsError
+    from ballast_policies.simulator.workloads.workload import WorkloadError
+    from ballast_policies.throughput.table import ThroughputError
+
+    if options["cluster"] is None:
+        raise click.UsageError("Missing option '--cluster'. To fix: --cluster v100=36,p100=36,k80=36")
+    plot, output = options["plot"], options["output"]
+    if plot is not None:
+        _check_plot(plot)
+    import_from_here(options["policy"])
+    jobs = WorkloadOptions.of(options)
+    try:
+        table = table_of(options["throughputs"])
+        arrivals = jobs.workload(table)
+        run = _simulation(options)
+        machines = _cluster(options)
+        if jobs.rate is not None:
+            warning = overload_warning(
+                arrivals, machines.gpus, table, rate=jobs.rate, space_sharing=options["space_sharing"]
+            )
+            if warning is not None:
+                click.echo(warning, err=True)
+        with progress_bar(output) as progress:
+            result = run(arrivals, machines, table, progress=progress)
+    except (ProblemError, WorkloadError, ThroughputError, SettingsError) as error:
+        raise click.UsageError(with_option(str(error), OPTIONS)) from error
+    if plot is not None:
+        _plot(result, plot)
+    if output == "json":
+        click.echo(json.dumps(result.to_json(per_job=options["per_job"]), indent=2))
+    else:
+        _print(result, per_job=options["per_job"])
+
+
+def _simulation(options: Mapping[str, Any]) -> "Callable[..., Result]":
+    """What runs a workload on a cluster by a table: the operator's decisions, or the laboratory's arrays."""
+    from ballast_policies.allocation.policy import SpaceSharing
+    from ballast_policies.allocation.registry import find_policy
+    from ballast_policies.simulator.engine import simulate
+    from ballast_policies.simulator.settings import SimulationSettings
+
+    settings = {name: options[name] for name in SETTINGS}
+    settings |= {
+        "round_seconds": 360.0 if options["round_seconds"] is None else options["round_seconds"],
+        "measure": window_of(options["measure"]),
+        "record_timeline": options["plot"] is not None,
+    }
+    rules, pairs, ideal = options["rules"], options["space_sharing"], options["ideal"]
+    always_pairs = find_policy(options["policy"]).space_sharing is SpaceSharing.ALWAYS
+    if rules == "ballast" and not (pairs or ideal or always_pairs):
+        return functools.partial(simulate, settings=SimulationSettings(**settings))
+    asked, instead = f"--rules {rules}", "--rules ballast"
+    if rules == "ballast":
+        asked = "--ideal" if ideal else "--space-sharing" if pairs else f"--policy {options['policy']}"
+        instead = ""
+    arrays = from_lab("arrays", asked, instead=instead)
+    simulation: Callable[..., Result] = arrays(
+        rules, space_sharing=pairs, ideal=ideal, seed=options["seed"], **settings
+    )
+    return simulation
+
+
+def _cluster(options: Mapping[str, Any]) -> "SimulatedCluster":
+    from ballast_policies.simulator.settings import SimulatedCluster
+
+    prices, per_node = options["prices"], options["gpus_per_node"]
+    return SimulatedCluster(
+        gpus=read_amounts(options["cluster"], "--cluster", int),
+        gpus_per_node={} if per_node is None else read_amounts(per_node, "--gpus-per-node", int),
+        **({} if prices is None else {"prices": read_amounts(prices, "--prices", float)}),
+    )
+
+
+def _print(result: "Result", *, per_job: bool) -> None:
+    from rich.console import Console
+
+    from ballast_operator.cli.simulate.text import per_job_table, summary_table
+
+    console = Console()
+    console.print(summary_table(result))
+    if per_job:
+        console.print(per_job_table(result))
+
+
+def _check_plot(path: Path) -> None:
+    """Before a long run: a file that cannot be drawn is a usage error."""
+    from ballast_policies.simulator.plot import FORMATS
+
+    if path.suffix not in FORMATS:
+        raise click.UsageError(f"--plot: {path.name} ends neither in .png nor in .html")
+    if not path.parent.is_dir():
+        raise click.UsageError(f"--plot: there is no folder {path.parent}. To fix: make it")
+
+
+def _plot(result: "Result", path: Path) -> None:
+    from ballast_policies.simulator import plot
+
+    try:
+        plot.draw(result, path)
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"--plot {path.name} needs the Python package {error.name!r}. "
+            "To fix: pip install 'ballast-operator[plot]', or name a file that ends in .html"
+        ) from error
+    except OSError as error:
+        raise click.ClickException(f"--plot: {path} cannot be written: {error.strerror}") from error

@@ -1,1 +1,0 @@
-"""Which jobs run when and where: rounds on arrays, rounds of the operator, and the fluid baseline."""
