@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ballast-setup
+AGAIN = $(MAKE)
 # Four workers also on two cores: many tests wait for processes. `make test WORKERS=0` runs one at a time.
 WORKERS ?= 4
 DIST := loadgroup
@@ -30,8 +31,11 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## install the locked Python packages into .venv and build the local control plane (once)
-	@$(BIN)/python -m ballast_localcluster.setup
+# Both at once: one waits for downloads, the other for the compiler. A Python that is too old is told by the first.
+setup: ## install the locked Python packages into .venv and build the local control plane (once)
+	@( "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || exit 0; \
+	PYTHONPATH=localcluster exec "$(PYTHON)" -m ballast_localcluster.setup ) & \
+	trap "kill $$! 2>/dev/null || true" EXIT; MAKEFLAGS= $(AGAIN) --silent $(STAMP); wait $$!
 
 $(STAMP): pyproject.toml $(wildcard */pyproject.toml) uv.lock scripts/setup-python
 	@scripts/setup-python "$(PYTHON)" "$(VENV)"

@@ -82,7 +82,7 @@ def rank_main(rank, port, schedule, blocks, forward, results):
         for _ in range(BLOCK):
             meter.start_step(0)
             began, busy_before = time.perf_counter(), time.process_time()
-            pipelines[name].run(batch)
+            pipelines[name].run(lambda: batch)
             dist.barrier()
             seconds[name].append(time.perf_counter() - began)
             if block > 1:

@@ -1,4 +1,4 @@
-"""Which step is the last one: all ranks leave after the same step, without a collective of their own.
+"""The last step of a gang: all ranks leave after the same step, without a collective of their own.
 
 Rank 0 listens; each other rank keeps a connection to it. To stop, rank 0 asks every rank to hold: a rank
 answers with the step that it is in, and waits at the end of that step. The largest answer is the last step,

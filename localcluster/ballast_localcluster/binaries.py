@@ -146,6 +146,6 @@ def _build(folder: Path, progress: Progress) -> None:
     flags = _build_flags(SOURCE)
     packages = len(run_go([go, "list", *flags[:-2], "-deps", "."], SOURCE).splitlines())
     output = folder / "controlplane"
-    compile_packages([go, "build", "-v", *flags, "-o", str(output), "."], SOURCE, packages, progress)
+    compile_packages([go, *flags, "-o", str(output), "."], SOURCE, packages, progress)
     for name in PROGRAMS:
         (folder / name).symlink_to(output.name)

@@ -1,4 +1,4 @@
-"""Who may do what in a local cluster: users with tokens, and a kubeconfig for each."""
+"""Users of a local cluster, each with a token, rights and a kubeconfig."""
 
 import base64
 import csv

@@ -1,4 +1,4 @@
-"""What can go wrong with a local cluster.
+"""Errors of a local cluster.
 
 LocalClusterError
 ├── BinariesError      no control-plane binaries, and none can be built

@@ -1,9 +1,11 @@
 """``python -m ballast_localcluster.setup``: build the control plane, unless it is there already.
 
+The standard library is enough for it, so that ``make setup`` builds while Python packages are downloaded.
 With ``--karpenter`` also Karpenter, which only the clusters that ask for it need.
 """
 
 import argparse
+import signal
 import sys
 
 from ballast_localcluster.binaries import find_binaries
@@ -16,6 +18,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m ballast_localcluster.setup", description=__doc__)
     parser.add_argument("--karpenter", action="store_true", help="build Karpenter, too")
     options = parser.parse_args()
+    # Told to end, it ends the compiler, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         find_binaries()
         if options.karpenter:

@@ -1,6 +1,7 @@
 """A script with the client, its operator a directory."""
 
 import signal
+import sys
 
 import pytest
 from ballast_client import Job, reporter
@@ -8,6 +9,7 @@ from ballast_client.channels import Directory
 from ballast_policies.contract import Ack, Directive, ExitReason, Report, TerminationMessage
 
 from tests.client.test_messages import a_plan
+from tests.docs.blocks import blocks
 from tests.support.waiting import eventually
 
 
@@ -27,16 +29,18 @@ def operator(tmp_path):
     return tmp_path
 
 
+ENVIRONMENT = {
+    "BALLAST_POD_NAME": "job-1-0",
+    "BALLAST_CHECKPOINT_PATH": "{folder}/checkpoints",
+    "BALLAST_TERMINATION_LOG": "{folder}/termination-log",
+    "BALLAST_TOTAL_STEPS": "20",
+    "BALLAST_CHECKPOINT_EVERY_STEPS": "5",
+}
+
+
 def a_job(folder, **environment):
-    values = {
-        "BALLAST_POD_NAME": "job-1-0",
-        "BALLAST_CHECKPOINT_PATH": str(folder / "checkpoints"),
-        "BALLAST_TERMINATION_LOG": str(folder / "termination-log"),
-        "BALLAST_TOTAL_STEPS": "20",
-        "BALLAST_CHECKPOINT_EVERY_STEPS": "5",
-        **environment,
-    }
-    return Job(channel=Directory(folder), environment=values)
+    values = {name: value.format(folder=folder) for name, value in ENVIRONMENT.items()}
+    return Job(channel=Directory(folder), environment={**values, **environment})
 
 
 def wait_for(path, reader, reached):
@@ -131,3 +135,40 @@ def test_away_from_ballast_the_script_runs_as_it_is(tmp_path):
     assert list(job.steps(5, load=lambda path: None, save=saving, every=2)) == [3, 4]
     with pytest.raises(ValueError, match="needs a total"):
         next(job.steps())
+
+
+def lines_of_the_page():
+    """The lines that docs/tasks/run-any-script.md adds to a script."""
+    (block,) = [block for block in blocks("python") if block.where.startswith("docs/tasks/run-any-script.md")]
+    return block.text.replace("20_000", "30")
+
+
+def steps_of(script):
+    """The steps that ``script`` trains; its checkpoints hold a word."""
+    made = []
+    exec(
+        script,
+        {
+            "train": lambda step: made.append(step) or 0.5,
+            "load": lambda path: path.read_text(),
+            "save": lambda path: path.write_text("weights"),
+        },
+    )
+    return made
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_script_with_the_lines_of_the_page_runs_away_from_ballast(installed, monkeypatch, tmp_path):
+    """All of its steps, also where the client is not installed."""
+    monkeypatch.chdir(tmp_path)
+    if not installed:
+        monkeypatch.setitem(sys.modules, "ballast_client", None)
+    assert steps_of(lines_of_the_page()) == list(range(30))
+
+
+def test_the_lines_of_the_page_make_the_steps_of_the_job(operator, monkeypatch):
+    """In a pod ``spec.totalSteps`` counts, and checkpoints are saved as the job says."""
+    for name, value in {**ENVIRONMENT, "BALLAST_CHANNEL": str(operator)}.items():
+        monkeypatch.setenv(name, value.format(folder=operator))
+    assert steps_of(lines_of_the_page()) == list(range(20))
+    assert "step-20" in {path.name for path in (operator / "checkpoints").iterdir()}

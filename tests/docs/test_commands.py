@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ballast_operator.cli.main import main as ballast
+from click.testing import CliRunner
 
 from tests.docs.blocks import ROOT, blocks
 
@@ -150,8 +152,14 @@ def test_packages_that_are_installed_exist_with_their_extras(folder, command):
     assert extra is None or extra in project["optional-dependencies"]
 
 
+def run_here(command, environment):
+    """Run ``ballast`` in this process, whose imports are made: many commands are, one after the other."""
+    done = CliRunner().invoke(ballast, shlex.split(command)[1:], env=environment)
+    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.output)
+
+
 @pytest.mark.api
-def test_commands_on_a_cluster_succeed(control_plane, checkout):
+def test_commands_on_a_cluster_succeed(control_plane, checkout, monkeypatch):
     """In the order of the pages, on a real API server that has the examples; changes only by a dry run."""
     kubectl = control_plane.cluster.kubectl if control_plane.cluster else "kubectl"
     (checkout / "bin").mkdir()
@@ -159,6 +167,7 @@ def test_commands_on_a_cluster_succeed(control_plane, checkout):
     path = f"{checkout / 'bin'}{os.pathsep}{BIN}{os.pathsep}{os.environ['PATH']}"
     environment = {"KUBECONFIG": str(control_plane.kubeconfig), "PATH": path}
     folder = checkout
+    monkeypatch.chdir(folder)
     existing = (
         "-f examples/trainingjob.yaml -f examples/clusterpolicy.yaml -f examples/demo/01-transformer.yaml"
     )
@@ -175,7 +184,8 @@ def test_commands_on_a_cluster_succeed(control_plane, checkout):
                 tried += " --dry-run=server"
             if command == "ballast top":
                 tried += " --once"
-            done = run(tried, folder, **environment)
+            here = tried.startswith("ballast ")
+            done = run_here(tried, environment) if here else run(tried, folder, **environment)
             assert done.returncode == 0, f"{where}: {tried}\n{done.stderr}"
     finally:
         run(f"kubectl delete --ignore-not-found {existing}", folder, **environment)

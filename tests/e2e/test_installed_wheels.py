@@ -21,6 +21,7 @@ PACKAGES = ("policies", "operator", "trainer-image", "localcluster")
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
+    pytest.mark.nightly,  # tests/packaging installs the same wheels, and starts their commands
     pytest.mark.skipif(UV is None, reason="uv is not installed; `make setup` installs it"),
 ]
 

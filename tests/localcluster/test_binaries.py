@@ -1,6 +1,7 @@
 """The control-plane binaries are found, or built once, or it is said plainly what is missing."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from ballast_localcluster.karpenter.start import INSTANCE_TYPES, read_instance_t
 from ballast_operator.cli.local.up import up
 from click.testing import CliRunner
 
-from tests.support.waiting import WAIT_SECONDS
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 FAKE_GO = """#!/bin/sh
 case "$1" in
@@ -21,6 +22,7 @@ case "$1" in
   list) echo example.com/a ;;
   build)
     while [ "$1" != -o ]; do shift; done
+    [ -n "$FAKE_GO_HANGS" ] && { echo $$ > "$FAKE_GO_HANGS"; exec sleep 3600; }
     echo build >> "$FAKE_GO_BUILDS"
     [ -n "$FAKE_GO_FAILS" ] && { echo "main.go:1:2: made to fail" >&2; exit 1; }
     sleep "${FAKE_GO_SECONDS:-0}"; echo "#!/bin/sh" > "$2"; chmod +x "$2" ;;
@@ -71,6 +73,21 @@ def test_two_builders_at_once_build_once(fake_go, monkeypatch):
     builders = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(2)]
     assert [builder.wait(WAIT_SECONDS) for builder in builders] == [0, 0]
     assert fake_go.read_text() == "build\n"
+
+
+@pytest.mark.processes
+def test_a_builder_that_is_told_to_end_takes_the_compiler_with_it(fake_go, tmp_path, monkeypatch):
+    """Nothing compiles on behind an interrupted `make setup`, and no half-made folder is left."""
+    hangs = tmp_path / "hangs"
+    monkeypatch.setenv("FAKE_GO_HANGS", str(hangs))
+    command = [sys.executable, "-m", "ballast_localcluster.setup"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as builder:
+        eventually(lambda: hangs.exists() and hangs.read_text().strip(), "the compiler to start")
+        builder.terminate()
+        assert builder.wait(WAIT_SECONDS) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(hangs.read_text()), 0)
+    assert {entry.suffix for entry in (tmp_path / "cache/ballast/controlplane").iterdir()} == {".lock"}
 
 
 def test_a_failed_build_shows_the_compilers_words_and_leaves_nothing(fake_go, tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.checkpoints.export import check_export
 from ballast_trainer.config import read_job_config
+from ballast_trainer.data.sources import is_read_in_order
 from ballast_trainer.device import choose_device, threads_of_rank
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.joining import announce_ready, wait_until_called
@@ -73,6 +74,13 @@ class ValidatedJob:
         if config.model is None:
             raise ConfigurationError("model", "missing. To fix: name one, e.g. model: {name: gpt}")
         model = build_model(config.model, config.data, seed=config.training.seed)
+        workers = config.training.dataloader_num_workers
+        if workers and is_read_in_order(model.batch):
+            raise ConfigurationError(
+                "training.dataloaderNumWorkers",
+                f"{workers}, and data.name gives a loader, which is read in its own order. "
+                "To fix: 0, and num_workers of the loader itself",
+            )
         check_dynamics(model, config.dynamics)
         check_tensor_parallel(model, config)
         check_export(model, config.export, config.dynamics)
@@ -210,6 +218,7 @@ def train(
         chosen, end_request = with_callback(chosen, job.config.callback, rank)
         meter = _meter(job, device, speed, trace)
         training = _training_state(job, launch, device, speed, meter, stop)
+        closing.callback(training.close)
         channel_thread = None
         if rank == 0:
             renew_seconds = seconds_from(os.environ, RENEW_ENV) or RENEW_SECONDS

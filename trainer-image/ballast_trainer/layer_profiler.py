@@ -125,7 +125,7 @@ def _step(training: TrainingState, step: int) -> None:
     config, meter = training.config, training.meter
     meter.start_step(step)
     assert training.pipeline is not None
-    training.pipeline.run(training.batch())
+    training.pipeline.run(training.batch)
     training.complete_gradients()
     for dynamic in training.dynamics:
         dynamic.after_backward(training.layers)

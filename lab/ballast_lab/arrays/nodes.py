@@ -10,8 +10,10 @@ together, by the operator's code.
 from collections.abc import Callable
 
 import numpy as np
-from ballast_policies.rounds import Placement, Question, Round, RoundSettings, RoundState, SpreadGang
+from ballast_policies.rounds import Placement, Question, RoundSettings, RoundState, SpreadGang
 from ballast_policies.rounds.consolidate import consolidate
+from ballast_policies.rounds.draft import Draft
+from ballast_policies.rounds.hysteresis import moves_left
 from ballast_policies.rounds.packing import assign_nodes
 from ballast_policies.simulator.engine import nodes_of
 from ballast_policies.simulator.ledger import Ledger
@@ -94,34 +96,27 @@ class Nodes:
             )
             for i in np.flatnonzero(self._spread & alone).tolist()
         }
-        decided = consolidate(
-            Round(
-                placements=placements,
-                extended=tuple(name for name in names if before.get(name) == placements[name]),
-                started=(),
-                moved=(),
-                stopped=(),
-                waiting=(),
-                reasons={},
+        question = Question(
+            now=self._clock(),
+            shares={},
+            jobs=(),
+            nodes=self._nodes,
+            state=RoundState(running=before, running_since=since),
+            settings=RoundSettings(
+                round_seconds=settings.round_seconds,
+                min_run_seconds=settings.min_run_seconds,
+                max_moves_per_hour=settings.max_moves_per_hour,
             ),
-            Question(
-                now=self._clock(),
-                shares={},
-                jobs=(),
-                nodes=self._nodes,
-                state=RoundState(running=before, running_since=since),
-                settings=RoundSettings(
-                    round_seconds=settings.round_seconds,
-                    min_run_seconds=settings.min_run_seconds,
-                    max_moves_per_hour=settings.max_moves_per_hour,
-                ),
-                spread=spread,
-            ),
+            spread=spread,
         )
+        # The moves of this round are among those of the hour.
+        granted = Draft(question=question, placements=placements, reasons={})
+        decided = consolidate(granted, moves_left(question))
+        moved = [name for name, at in decided.placements.items() if placements[name] != at]
         self._placed |= decided.placements
-        self._since |= dict.fromkeys(decided.moved, self._clock())
-        self._spread &= ~np.isin(names, decided.moved)
-        return [int(name) for name in decided.moved]
+        self._since |= dict.fromkeys(moved, self._clock())
+        self._spread &= ~np.isin(names, moved)
+        return [int(name) for name in moved]
 
     def _are_spread(self, wanted: list[tuple[str, str, int]], placed: dict[str, Placement]) -> np.ndarray:
         per_node = self._ledger.gpus_per_node

@@ -67,7 +67,7 @@ def deviation(row: Row) -> float:
 
 
 def not_run(figure: str, runs: list[dict[str, Any]]) -> list[str]:
-    """Published points that were not run, a line a curve."""
+    """Curves with published points that were not run, and how many."""
     lines = []
     places = {
         "makespan": [100.0 * i for i in range(1, 8)],
@@ -79,10 +79,10 @@ def not_run(figure: str, runs: list[dict[str, Any]]) -> list[str]:
         ran = {(run["at"], run["seed"]) for run in runs if run["curve"] == curve.key}
         missing = [at for at in there if not any(abs(at - at_) < 1e-9 for at_, _ in ran)]
         if missing:
-            lines.append(f"{curve.label}: {', '.join(f'{at:g}' for at in missing)}")
+            lines.append(f"{curve.label} ({len(missing)})")
         some = sorted({at for at, _ in ran if {s for a, s in ran if a == at} < set(FIGURES[figure].seeds)})
         if some:
-            lines.append(f"{curve.label}, not all seeds: {', '.join(f'{at:g}' for at in some)}")
+            lines.append(f"{curve.label}, not all seeds ({len(some)})")
     return lines
 
 
@@ -165,7 +165,9 @@ def named(rows: list[Row]) -> str:
         off = sorted(deviation(row) for row in mine)
         far = f"{off[0]:+.1%}" if len(off) == 1 else f"{off[0]:+.1%} to {off[-1]:+.1%}"
         unit = mine[0][2].split(" ", 1)[1]
-        parts.append(f"{label} at {', '.join(row[2].split()[0] for row in mine)} {unit} ({far})")
+        places = [row[2].split()[0] for row in mine]
+        where = ", ".join(places) if len(places) < 4 else f"{len(places)} points, {places[0]} to {places[-1]}"
+        parts.append(f"{label} at {where} {unit} ({far})")
     return "; ".join(parts)
 
 
@@ -195,7 +197,8 @@ def main() -> None:
             number = reasons.setdefault(words, len(reasons) + 1)
             parts += ["", f"\\* {named([row for row in notable if reason(row) == words])}: reason {number}."]
         if figure in FIGURES and figure != "physical":
-            skipped += [f"- {figure}, {line}" for line in not_run(figure, runs)]
+            missing = not_run(figure, runs)
+            skipped += [f"- {figure}: {'; '.join(missing)}"] if missing else []
     head = ["| figure | what | points | median | largest | within 5 % |", "|---|---|---|---|---|---|"]
     lines = [
         WORDS["head"].strip(),
@@ -208,7 +211,7 @@ def main() -> None:
         "",
         *(f"{number}. {words}" for words, number in reasons.items()),
         "",
-        "## Not run",
+        "## Published points that were not run",
         "",
         *skipped,
         "",

@@ -105,7 +105,7 @@ def _build(folder: Path, progress: Progress) -> None:
     progress(f"building {_WHAT} {karpenter_version()}; once, about 5 minutes on 2 cores")
     progress("fetching its Go modules")
     packages = len(run_go([go, "list", "-deps", _PACKAGE], source).splitlines())
-    command = [go, "build", "-v", *_FLAGS, "-o", str(folder / PROGRAM), _PACKAGE]
+    command = [go, *_FLAGS, "-o", str(folder / PROGRAM), _PACKAGE]
     compile_packages(command, source, packages, progress)
     module = Path(run_go([go, "list", "-m", "-f", "{{.Dir}}", _REPOSITORY], source).strip())
     (folder / "crds").mkdir()

@@ -1,4 +1,4 @@
-"""What `kubectl logs` talks to: the part of kubelet's HTTPS API that process nodes have."""
+"""The server of `kubectl logs`: the part of kubelet's HTTPS API that process nodes have."""
 
 import asyncio
 import dataclasses

@@ -42,8 +42,8 @@ class JobCondition(enum.StrEnum):
     GROWN = "Grown"
     """The job has taken more GPUs while training."""
     SHRUNK = "Shrunk"
-    """The job has given GPUs back while training, as it was asked: for other jobs, or because their nodes go.
-    Absent: it was never asked."""
+    """The job has given GPUs back while training, for other jobs, or because their nodes go. Absent: it
+    was never asked."""
     PREEMPTED = "Preempted"
     """The job was stopped with a checkpoint, so that its GPUs serve another purpose."""
     NODES_STAY = "NodesStay"
@@ -62,8 +62,8 @@ class JobCondition(enum.StrEnum):
     MESSAGES_READABLE = "MessagesReadable"
     """The trainer's messages can be used. Absent: none was ever refused."""
     REPORTING = "Reporting"
-    """A job without a model uses the client library; False: progress, loss and speed are not known, and it is
-    not asked to save before it is stopped. Absent: it has a model, or has not run yet."""
+    """A job without a model uses the client library; False: progress, loss and speed are not known.
+    Absent: it has a model, or has not run yet."""
     DECIDED = "Decided"
     """False: an error keeps the job out of the allocator's decisions; its gang keeps the GPUs that it has.
     Absent: it takes part."""
@@ -90,13 +90,12 @@ class JobReason(enum.StrEnum):
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
     """Not admitted: it fits, but other jobs hold the GPUs this round."""
     WAITING_FOR_RELEASED_PODS = "WaitingForReleasedPods"
-    """Not admitted: its GPUs are promised, but pods of another job that hold them are not gone yet."""
+    """Not admitted: pods of another job that hold its GPUs are not gone yet."""
     NOT_ALLOWED = "NotAllowed"
-    """Not admitted or not running: a quota, Pod Security, a webhook or a missing PriorityClass forbids the
-    pods now; the message quotes the API server, and it is tried again."""
+    """Not admitted or not running: a quota, Pod Security, a webhook or a missing PriorityClass forbids
+    the pods now; the message quotes the API server. Retried."""
     NAME_TAKEN = "NameTaken"
-    """Not admitted or not running: an object of somebody else has a name that the job needs; it is left
-    alone, and the launch is tried again."""
+    """Not admitted or not running: an object of somebody else has a name that the job needs. Retried."""
     BACKING_OFF = "BackingOff"
     """Not admitted: it failed and is launched again after a pause that doubles each time."""
     DRY_RUN = "DryRun"
@@ -110,9 +109,9 @@ class JobReason(enum.StrEnum):
     NO_MATCHING_GPU_TYPE = "NoMatchingGpuType"
     """Not admitted: no node pool has a GPU type that ``gpuTypes`` allows."""
     NO_MATCHING_CAPACITY_TYPE = "NoMatchingCapacityType"
-    """Not admitted: all pools with its GPU types are spot, or none is, and ``spec.spot`` rules them out."""
+    """Not admitted: ``spec.spot`` rules out all pools with its GPU types."""
     NO_DATA_PRICE = "NoDataPrice"
-    """Not admitted: of no pool that it may use it is known what reading ``spec.dataLocation`` there costs."""
+    """Not admitted: no pool that it may use has a price for reading ``spec.dataLocation`` there."""
     EXCEEDS_MEMORY = "ExceedsMemory"
     """Not admitted: the job does not fit the memory of the GPUs; the message says what needs how much."""
 
@@ -157,8 +156,8 @@ class JobReason(enum.StrEnum):
     NODE_LOST = "NodeLost"
     """Restarts: a node went away under a pod."""
     NODE_LEAVING = "NodeLeaving"
-    """NodesStay is False: nodes go; the message says which, when, and by what. Restarts: the gang could not
-    continue without such a node, so it saved, and is launched elsewhere."""
+    """NodesStay is False: nodes go; the message says which, when, and by what. Restarts: the gang could
+    not continue without such a node, and saved first."""
     PEER_LOST = "PeerLost"
     """Restarts: ranks lost touch with each other."""
     SHRINK_TIMEOUT = "ShrinkTimeout"
@@ -220,17 +219,17 @@ class JobReason(enum.StrEnum):
     """Not on time, or at risk: earlier deadlines need the GPUs."""
 
     DEADLINE_SPEED_TOO_LOW = "DeadlineSpeedTooLow"
-    """Deadline at risk: at its present speed the job would be late; faster GPUs could keep the deadline."""
+    """Deadline at risk: at its present speed the job would be late; faster GPUs could keep it."""
     DEADLINE_MET = "DeadlineMet"
     """Deadline not at risk: the job succeeded before it."""
     DEADLINE_MISSED = "DeadlineMissed"
     """Not admitted or failed: the deadline has passed, and ``onDeadlineMissed`` ends the job."""
     SPEED_UNKNOWN = "SpeedUnknown"
-    """Deadline or budget: no speed of the job is stated or measured yet, so that nothing can be forecast."""
+    """Deadline or budget: no speed of the job is stated or measured yet."""
 
     # Consolidated
     ON_MORE_NODES = "OnMoreNodes"
-    """Not consolidated: the message has the nodes, and both speeds where they are known to differ."""
+    """Not consolidated: the message has the nodes, and both speeds where known."""
 
     # BudgetExhausted
     BUDGET_SPENT = "BudgetSpent"
@@ -248,7 +247,7 @@ class JobReason(enum.StrEnum):
     ALL_MESSAGES_READ = "AllMessagesRead"
     """MessagesReadable again: the trainer's newest messages are in force."""
     MESSAGE_REFUSED = "MessageRefused"
-    """Not readable: a message of the trainer is malformed or out of range; the last good one is in force."""
+    """Not readable: a trainer's message is malformed or out of range; the last good one counts."""
 
     # Reconciled
     PASS_COMPLETED = "PassCompleted"
@@ -259,8 +258,8 @@ class JobReason(enum.StrEnum):
     """Not reconciled: the API server refuses an action, such as the deletion of a pod, for the reason in the
     message; it is tried again after growing pauses."""
     STATUS_REFUSED = "StatusRefused"
-    """Not reconciled: the API server refuses what the operator writes of the job, for the reason in the
-    message; the job goes on, and texts of its status are shortened."""
+    """Not reconciled: the API server refuses what the operator writes of the job; the job goes on, and
+    texts of its status are shortened."""
 
     # Succeeded, Failed
     ALL_STEPS_DONE = "AllStepsDone"

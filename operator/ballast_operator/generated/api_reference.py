@@ -136,7 +136,7 @@ def _type(field: dict[str, Any]) -> str:
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
     if field["type"] == "array":
-        return f"list of {_type(field['items'])}"
+        return f"{_type(field['items'])}s"
     if field["type"] == "object":
         values = field.get("additionalProperties")
         return f"map to {_type(values)}" if isinstance(values, dict) else "object"

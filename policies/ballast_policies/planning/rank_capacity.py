@@ -1,4 +1,4 @@
-"""What each rank can compute and hold, and the bytes that layers take there."""
+"""Speed and memory of each rank, and the bytes that layers take there."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

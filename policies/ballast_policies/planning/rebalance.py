@@ -1,4 +1,4 @@
-"""Whether to move layers now: the time saved over the rest of the run against the cost of moving."""
+"""The decision to move layers now: the time saved over the rest of the run against the cost of moving."""
 
 import dataclasses
 from collections.abc import Sequence

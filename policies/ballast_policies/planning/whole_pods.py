@@ -1,4 +1,4 @@
-"""Which pods stay in a repack, where a pod holds several positions of the pipeline."""
+"""Pods that stay in a repack, where a pod holds several positions of the pipeline."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What data costs that is read from another region: clouds bill it by the GB, by origin and destination."""
+"""The cost of data that is read from another region: clouds bill it by the GB, by origin and destination."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the parsers of price and availability logs raise."""
+"""Errors of the parsers of price and availability logs."""
 
 
 class PriceLogError(ValueError):

@@ -1,4 +1,4 @@
-"""What the rest of a job takes and costs on each kind of GPUs: what deadline and budget are feasible."""
+"""Time and cost of the rest of a job on each kind of GPUs: which deadline and budget are feasible."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""How often spot machines are taken away: the rate, its uncertainty, and what a preemption costs.
+"""The rate at which spot machines are taken away, its uncertainty, and the cost of a preemption.
 
 Preemptions are taken for a Poisson process over the time that machines run: n preemptions in T machine hours.
 With the prior Gamma(a, b) the rate's posterior is Gamma(a + n, b + T); its quantiles are the uncertainty.

@@ -9,40 +9,43 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ballast_policies.rounds.draft import Draft
+from ballast_policies.rounds.explanations import Reason
 from ballast_policies.rounds.gangs import SpreadGang
-from ballast_policies.rounds.hysteresis import moves_left
 from ballast_policies.rounds.packing import pack
-from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Node, Placement, Round
+from ballast_policies.rounds.values import Node, Placement
 
 LEAST_GAIN = 0.05
 """A gang moves where it becomes faster by at least this fraction, its restart included."""
 
 
-def consolidate(decided: Round, question: Question) -> Round:
+def consolidate(decided: Draft, moves: int) -> Draft:
     """The round, with spread gangs on the fewest nodes of their pools where these are free and it pays.
 
     Each keeps its size and pool, and nothing that another gang has or leaves is taken. Within a round, and
     before a gang has run ``min_run_seconds``, it stays; so it does once the hour's moves are used up. It is
     expected to stay as long as it has been where it is, at least a round.
+
+    Args:
+        decided: the round.
+        moves: running gangs that may still be moved within the hour.
     """
+    question = decided.question
     spread, now, state, settings = question.spread, question.now, question.state, question.settings
     candidates = {
         name: spread[name]
-        for name in decided.extended
+        for name in decided.changes.extended
         if name in spread and spread[name].may_move and spread[name].at == decided.placements[name]
     }
     if settings.within_round or not candidates:
         return decided
-    left = moves_left(now, state, settings)
-    room = len(candidates) if left is None else left - len(decided.moved) - len(decided.stopped)
     free, pools = _free(question.nodes, decided.placements, state.running), _by_pool(question.nodes)
-    placements, reasons = dict[str, Placement](), dict[str, str]()
+    placements, reasons = dict[str, Placement](), dict[str, Reason]()
     for name in sorted(candidates, key=lambda name: (-_gain(candidates[name]), name)):
         gang, at = candidates[name], decided.placements[name]
         ran = now - state.running_since.get(name, now)
         won = gang.speed_after_restart(max(settings.round_seconds, ran))
-        if len(placements) >= room or ran < settings.min_run_seconds or won < gang.speed * (1 + LEAST_GAIN):
+        if len(placements) >= moves or ran < settings.min_run_seconds or won < gang.speed * (1 + LEAST_GAIN):
             continue
         barred = question.not_tolerated.get(name, frozenset())
         members = [n for n in pools[at.pool] if not (n.closed or n.coming or n.group in barred)]
@@ -58,12 +61,12 @@ def consolidate(decided: Round, question: Question) -> Round:
         # Its old GPUs are free only when it has stopped.
         free = free - Counter(chosen)
         placements[name] = dataclasses.replace(at, nodes=chosen)
-        reasons[name] = (
+        reasons[name] = Reason(
             f"moves from {len(set(at.nodes))} nodes to {len(set(chosen))} of pool {at.pool}: "
             f"{gang.packed_speed:.3g} steps/s in place of {gang.speed:.3g}, after a restart of "
             f"{gang.restart_seconds:.0f} s"
         )
-    return decided.with_moves(placements, reasons)
+    return decided.with_placements(placements, reasons)
 
 
 def _gain(gang: SpreadGang) -> float:

@@ -1,6 +1,8 @@
 """One round: which gangs run where until the next."""
 
 from ballast_policies.rounds.consolidate import consolidate
+from ballast_policies.rounds.draft import Draft
+from ballast_policies.rounds.hysteresis import moves_left
 from ballast_policies.rounds.mixed.decide import decide_mixed_round
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.sharing.decide import decide_with_shared_gpus
@@ -19,12 +21,13 @@ def decide_round(question: Question) -> Round:
     starts on spot machines keeps within their limits (:mod:`.spot_limits`); jobs that would wait are put
     beside others (:mod:`.sharing`).
     """
-    return decide_with_shared_gpus(_on_whole_gpus, question)
+    return decide_with_shared_gpus(_on_whole_gpus, question).round()
 
 
-def _on_whole_gpus(question: Question) -> Round:
+def _on_whole_gpus(question: Question) -> Draft:
     return decide_within_limits(_without_limits, question)
 
 
-def _without_limits(question: Question) -> Round:
-    return consolidate(decide_mixed_round(question), question)
+def _without_limits(question: Question) -> Draft:
+    decided = decide_mixed_round(question)
+    return consolidate(decided, moves_left(question) - decided.changes.disturbed)

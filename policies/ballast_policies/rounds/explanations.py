@@ -11,22 +11,44 @@ TOLD_APART = "#"
 """In ``Node.taints``, before the number of nodes that more than their taints tells apart."""
 
 
-def where(placement: Placement) -> str:
-    """The GPUs of a gang in one pool, as texts begin with them."""
-    return f"{len(placement.nodes)} x {placement.gpu_type} in pool {placement.pool}"
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a job is where it is, told once it is known where that is.
+
+    Attributes:
+        text: the reason.
+        lead: what comes before the job's GPUs, which come before the reason; None: the reason stands alone.
+        notes: what else there is to say.
+    """
+
+    text: str
+    lead: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def noted(self, note: str) -> "Reason":
+        """The reason with one more note."""
+        return Reason(self.text, self.lead, (*self.notes, note))
+
+    def told(self, placement: Placement | None) -> str:
+        """The sentence for a job that runs there."""
+        text = self.text
+        if self.lead is not None and placement is not None:
+            gpus = f"{len(placement.nodes)} x {placement.gpu_type} in pool {placement.pool}"
+            text = f"{self.lead}{gpus}: {text}"
+        return "; ".join((text, *self.notes))
 
 
-def explain_placement(placement: Placement, *, share: float, received_fraction: float, extended: bool) -> str:
+def explain_placement(*, share: float, received_fraction: float, extended: bool) -> Reason:
     """Why a gang got its GPUs."""
-    at = f"{'stays on ' if extended else ''}{where(placement)}"
+    lead = "stays on " if extended else ""
     if share > 0:
-        return f"{at}: its share there is {share:.0%} of the time, it has had {received_fraction:.0%}"
-    return f"{at}: no job with a share needs them"
+        return Reason(f"its share there is {share:.0%} of the time, it has had {received_fraction:.0%}", lead)
+    return Reason("no job with a share needs them", lead)
 
 
-def explain_pinned(placement: Placement, why: str) -> str:
+def explain_pinned(why: str) -> Reason:
     """Why a gang keeps its GPUs although others are more urgent."""
-    return f"keeps {where(placement)}: it {why}"
+    return Reason(f"it {why}", "keeps ")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,19 +142,19 @@ class Explained:
     def __init__(self, rooms: Sequence[PoolRoom], kept_for: Mapping[str, str]) -> None:
         self._rooms, self._kept_for = rooms, kept_for
         self._served = frozenset(kept_for.values())
-        self._known: dict[tuple[object, ...], str] = {}
+        self._known: dict[tuple[object, ...], Reason] = {}
 
-    def waiting(self, job: Job, not_tolerated: frozenset[str], gpus_per_pod: int) -> str:
+    def waiting(self, job: Job, not_tolerated: frozenset[str], gpus_per_pod: int) -> Reason:
         """What the gang lacks."""
         if job.name in self._served:  # its text alone does not name it
-            return explain_waiting(job, self._rooms, self._kept_for, not_tolerated, gpus_per_pod)
+            return Reason(explain_waiting(job, self._rooms, self._kept_for, not_tolerated, gpus_per_pod))
         runs = tuple((gpu_type, rate > 0) for gpu_type, rate in job.throughput.items())
         asked = (runs, job.gpus, not_tolerated, gpus_per_pod)
-        text = self._known.get(asked)
-        if text is None:
-            text = explain_waiting(job, self._rooms, self._kept_for, not_tolerated, gpus_per_pod)
-            self._known[asked] = text
-        return text
+        why = self._known.get(asked)
+        if why is None:
+            why = Reason(explain_waiting(job, self._rooms, self._kept_for, not_tolerated, gpus_per_pod))
+            self._known[asked] = why
+        return why
 
 
 def barred_nodes(pool: str, barred: Mapping[str, int], closed: Mapping[str, int]) -> str:

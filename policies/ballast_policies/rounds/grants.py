@@ -16,6 +16,7 @@ import numpy as np
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.claims import OrderedClaims, Pools, ordered_claims
+from ballast_policies.rounds.draft import Draft
 from ballast_policies.rounds.explanations import (
     Explained,
     explain_pinned,
@@ -34,11 +35,11 @@ from ballast_policies.rounds.packing import assign_nodes
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.selection import Claims, select
 from ballast_policies.rounds.taints import Groups, Split
-from ballast_policies.rounds.values import Placement, Round
+from ballast_policies.rounds.values import Placement
 from ballast_policies.rounds.whole_pods import filled
 
 
-def grant_gpus(question: Question) -> Round:
+def grant_gpus(question: Question) -> Draft:
     """The round of gangs of one size, each on one pool, granted by priority."""
     pools = Pools.of(question.nodes, question.columns)
     jobs, now, state, settings = question.jobs, question.now, question.state, question.settings
@@ -56,19 +57,19 @@ def grant_gpus(question: Question) -> Round:
             jobs, pools, question.shares, now=now, valid=valid, state=state, settings=settings
         ),
     )
-    pinned = within_min_run(now, valid, state, settings)
-    limit = moves_left(now, state, settings)
-    keep = keeps_free(now, state, settings)
+    pinned = within_min_run(question, valid)
+    limit = moves_left(question)
+    keep = keeps_free(question)
     while True:
         placements, kept_for = _grant(claimed, pinned, keep=keep)
         disturbed = {job: at for job, at in valid.items() if placements.get(job) != at}
-        if limit is None or len(disturbed) <= limit:
+        if len(disturbed) <= limit:
             break
         reason = (
             f"would be stopped or moved, but moves.maxMovesPerHour={settings.max_moves_per_hour} is reached"
         )
         pinned = {**pinned, **exempt_newest(disturbed, state, limit, reason)}
-    return _as_round(claimed, placements, pinned, kept_for)
+    return _draft(claimed, placements, pinned, kept_for)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,41 +141,32 @@ def _grant(
     return placements, kept_for
 
 
-def _as_round(
+def _draft(
     claimed: _Claimed,
     placements: Mapping[str, Placement],
     pinned: Mapping[str, str],
     kept_for: Mapping[str, str],
-) -> Round:
-    free = {node.name: node.gpus for node in claimed.question.nodes}
+) -> Draft:
+    question = claimed.question
+    free = {node.name: node.gpus for node in question.nodes}
     for placement in placements.values():
         for name in placement.nodes:
             free[name] -= 1
-    ran, names = claimed.question.state.running, claimed.names
-    extended = tuple(job for job in names if job in ran and placements.get(job) == ran[job])
+    ran = question.state.running
     column_of = dict(zip(claimed.pools.names, claimed.pools.columns, strict=True))
-    explained = Explained(pool_rooms(claimed.question.nodes, free), kept_for)
+    explained = Explained(pool_rooms(question.nodes, free), kept_for)
     reasons = {}
     for name, job in claimed.jobs.items():
         at = placements.get(name)
         if at is None:
-            barred = claimed.question.not_tolerated.get(name, frozenset())
-            reasons[name] = explained.waiting(job, barred, claimed.question.gpus_per_pod.get(name, 1))
+            barred = question.not_tolerated.get(name, frozenset())
+            reasons[name] = explained.waiting(job, barred, question.gpus_per_pod.get(name, 1))
         elif name in pinned:
-            reasons[name] = explain_pinned(at, pinned[name])
+            reasons[name] = explain_pinned(pinned[name])
         else:
             reasons[name] = explain_placement(
-                at,
-                share=claimed.question.shares.get(name, {}).get(column_of[at.pool], 0.0),
+                share=question.shares.get(name, {}).get(column_of[at.pool], 0.0),
                 received_fraction=claimed.ordered.received_fraction[name, column_of[at.pool]],
-                extended=name in extended,
+                extended=ran.get(name) == at,
             )
-    return Round(
-        placements=dict(placements),
-        extended=extended,
-        started=tuple(job for job in names if job not in ran and job in placements),
-        moved=tuple(job for job in names if job in ran and job in placements and job not in extended),
-        stopped=tuple(sorted(job for job in ran if job not in placements)),
-        waiting=tuple(job for job in names if job not in ran and job not in placements),
-        reasons=reasons,
-    )
+    return Draft(question=question, placements=placements, reasons=reasons)

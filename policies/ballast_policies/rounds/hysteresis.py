@@ -1,36 +1,37 @@
 """Hysteresis: gangs that a round must not disturb, and GPUs kept free for gangs that wait for them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.packing import has_room, in_its_pools
+from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.selection import Claims
-from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
+from ballast_policies.rounds.values import Node, Placement, RoundState
 
 HOUR = 3600.0
 
 
-def within_min_run(
-    now: float, valid: Mapping[str, Placement], state: RoundState, settings: RoundSettings
-) -> dict[str, str]:
-    """Gangs that have not run ``min_run_seconds`` yet -> why they stay; within a round: all gangs."""
-    if settings.within_round:
-        return dict.fromkeys(valid, "holds them until the round ends")
+def within_min_run(question: Question, gangs: Iterable[str]) -> dict[str, str]:
+    """Those of the gangs that must stay, all of them within a round -> why."""
+    least = question.settings.min_run_seconds
+    if question.settings.within_round:
+        return dict.fromkeys(gangs, "holds them until the round ends")
     pinned = {}
-    for job in valid:
-        ran = now - state.running_since.get(job, now)
-        if ran < settings.min_run_seconds:
-            pinned[job] = f"has run {ran:.0f} s, less than moves.minRunSeconds={settings.min_run_seconds:.0f}"
+    for job in gangs:
+        ran = question.ran(job)
+        if ran < least:
+            pinned[job] = f"has run {ran:.0f} s, less than moves.minRunSeconds={least:.0f}"
     return pinned
 
 
-def moves_left(now: float, state: RoundState, settings: RoundSettings) -> int | None:
-    """How many running gangs may still be stopped or moved in this hour; None: no limit."""
-    if settings.max_moves_per_hour is None:
-        return None
-    return max(0, settings.max_moves_per_hour - len(recent_moves(state.moves, now)))
+def moves_left(question: Question) -> int:
+    """Running gangs that may still be stopped or moved in this hour; all of them where there is no limit."""
+    most = question.settings.max_moves_per_hour
+    if most is None:
+        return len(question.state.running)
+    return max(0, most - len(recent_moves(question.state.moves, question.now)))
 
 
 def recent_moves(moves: tuple[float, ...], now: float) -> tuple[float, ...]:
@@ -38,13 +39,13 @@ def recent_moves(moves: tuple[float, ...], now: float) -> tuple[float, ...]:
     return tuple(at for at in moves if now - at < HOUR)
 
 
-def keeps_free(now: float, state: RoundState, settings: RoundSettings) -> bool:
+def keeps_free(question: Question) -> bool:
     """Whether GPUs that come free are kept for a gang that waits for gangs that must not be disturbed.
 
     Not needed within a round whose end may stop all of them: the gang gets its GPUs there.
     """
-    left = moves_left(now, state, settings)
-    every_gang_may_be_stopped = settings.min_run_seconds <= 0 and (left is None or left >= len(state.running))
+    settings, running = question.settings, question.state.running
+    every_gang_may_be_stopped = settings.min_run_seconds <= 0 and moves_left(question) >= len(running)
     return not settings.within_round or not every_gang_may_be_stopped
 
 

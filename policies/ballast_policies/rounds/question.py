@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, SizeSettings, SpreadGang
-from ballast_policies.rounds.values import Node, RoundSettings, RoundState
+from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,3 +130,15 @@ class Question:
             return self.parts
         weights = sum(job.weight for job in self.jobs) or 1.0
         return {job.name: job.weight / weights for job in self.jobs}
+
+    def least(self, name: str, placement: Placement) -> tuple[str, ...]:
+        """The nodes that the gang is to keep: an elastic one, those of its least size."""
+        gang = self.elastic.get(name)
+        held = name in self.state.running and name not in self.pending
+        if gang is None or (held and not gang.may_shrink):
+            return placement.nodes
+        return placement.nodes[: min(gang.speeds.get(placement.gpu_type, {}), default=gang.least)]
+
+    def ran(self, name: str) -> float:
+        """Seconds that the running gang has been where it is."""
+        return self.now - self.state.running_since.get(name, self.now)

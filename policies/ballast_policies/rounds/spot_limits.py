@@ -10,8 +10,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from ballast_policies.rounds.draft import Draft
 from ballast_policies.rounds.question import Question, SpotLimits
-from ballast_policies.rounds.values import Node, Placement, Round
+from ballast_policies.rounds.values import Node, Placement
 
 REFINEMENTS = 6
 """After as many decisions the limits become strict, so that there is an end."""
@@ -61,7 +62,7 @@ def nodes_by_place(
     return found
 
 
-def decide_within_limits(decide: Callable[[Question], Round], question: Question) -> Round:
+def decide_within_limits(decide: Callable[[Question], Draft], question: Question) -> Draft:
     """The round that ``decide`` makes of the nodes that the limits of spot machines leave.
 
     Where it takes GPUs of spot pools that running gangs do not hold, at most ``SpotLimits.most`` of the GPUs
@@ -83,9 +84,8 @@ def decide_within_limits(decide: Callable[[Question], Round], question: Question
             break
         kept_off |= refused
         offered = offer.nodes()
-    if offered is nodes:
-        return decided
-    return _explained(decided, kept_off, offer, question)
+    decided = dataclasses.replace(decided, question=question)
+    return decided if offered is nodes else _explained(decided, kept_off, offer)
 
 
 class _Offer:
@@ -107,7 +107,7 @@ class _Offer:
         self._decisions = 0
         self.why: dict[str, str] = {}
 
-    def refuse(self, decided: Round) -> dict[str, str]:
+    def refuse(self, decided: Draft) -> dict[str, str]:
         """Job -> why it gets no GPUs of a spot pool, for what the limits do not allow; empty: all is allowed.
 
         What is refused is not offered any more by :meth:`nodes`.
@@ -229,26 +229,25 @@ class _Offer:
 
 
 def _explained(
-    decided: Round,
+    decided: Draft,
     kept_off: Mapping[str, str],
     offer: _Offer,
-    question: Question,
-) -> Round:
-    """The round with the limit that kept each job off spot machines, in its reason and by itself."""
+) -> Draft:
+    """The draft with the limit that kept each job off spot machines, in its reason and by itself."""
     open_to = {(node.gpu_type, node.taints) for node in offer.spot_nodes if not node.closed and node.gpus > 0}
     limited: dict[str, str] = {}
-    for job in question.jobs:
+    for job in decided.question.jobs:
         at = decided.placements.get(job.name)
         if at is not None and any(part.pool in offer.limits.pools for part in at.by_pool):
             continue
         if job.name in kept_off:
             limited[job.name] = kept_off[job.name]
         elif at is None:
-            barred = question.not_tolerated.get(job.name, frozenset())
+            barred = decided.question.not_tolerated.get(job.name, frozenset())
             if any(job.throughput.get(kind, 0.0) > 0 and taints not in barred for kind, taints in open_to):
                 limited[job.name] = "; ".join(offer.why.values())
     reasons = {
-        job: f"{why}; kept off spot machines by {limited[job]}" if job in limited else why
+        job: why.noted(f"kept off spot machines by {limited[job]}") if job in limited else why
         for job, why in decided.reasons.items()
     }
     return dataclasses.replace(decided, reasons=reasons, kept_off_spot=limited)

@@ -184,14 +184,3 @@ class Round:
                 lambda placed: placed[1].nodes[0] if placed[0] in self.beside else "",
             )
         )
-
-    def with_moves(self, placements: Mapping[str, Placement], reasons: Mapping[str, str]) -> "Round":
-        """The round in which these jobs are elsewhere; of them, those whose grant was extended have moved."""
-        moved = tuple(name for name in placements if name in self.extended)
-        return dataclasses.replace(
-            self,
-            placements={**self.placements, **placements},
-            extended=tuple(name for name in self.extended if name not in moved),
-            moved=(*self.moved, *moved),
-            reasons={**self.reasons, **reasons},
-        )

@@ -106,6 +106,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             "decayTo": draw(st.floats(0, 1)),
             "precision": draw(st.sampled_from(["fp32", "bf16", "fp16"])),
             "recompute": draw(st.booleans()),
+            "dataloaderNumWorkers": draw(st.integers(0, 64)),
             "compile": draw(st.booleans()),
             "commTimeoutSeconds": draw(st.floats(1, 86400)),
         },

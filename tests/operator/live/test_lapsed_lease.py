@@ -15,7 +15,8 @@ from ballast_localcluster.supervision.processes import PART_VARIABLE, marked_pro
 from tests.operator.live.conftest import Stage
 from tests.support.waiting import WAIT_SECONDS, eventually
 
-pytestmark = [pytest.mark.api, pytest.mark.slow]
+# test_death_and_succession.py loses a lease in a process of its own, too, with the usual times.
+pytestmark = [pytest.mark.api, pytest.mark.slow, pytest.mark.nightly]
 
 LEADS, RESTARTS = "leader elected", "the lease lapsed; restarting"
 SOON = {

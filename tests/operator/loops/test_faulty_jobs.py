@@ -128,7 +128,7 @@ async def test_a_running_gang_keeps_its_gpus_and_the_others_are_decided_on(place
     assert simulation.status(bad).launches == 1
 
 
-@pytest.mark.parametrize("place", PLACES.keys() - OF_RUNNING_GANGS)
+@pytest.mark.parametrize("place", [place for place in PLACES if place not in OF_RUNNING_GANGS])
 async def test_a_waiting_job_waits_and_the_others_are_decided_on(place, monkeypatch):
     """The GPUs that it would get are another's, and its condition Admitted names the error."""
     fine, simulation = await full_cluster(), await full_cluster()

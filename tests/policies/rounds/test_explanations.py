@@ -35,4 +35,4 @@ def test_a_text_found_for_another_job_is_the_job_s_own(asked, free, kept_for):
     explained = Explained(rooms, kept_for)
     for job, not_tolerated, per_pod in asked:
         expected = explain_waiting(job, rooms, kept_for, not_tolerated, per_pod)
-        assert explained.waiting(job, not_tolerated, per_pod) == expected
+        assert explained.waiting(job, not_tolerated, per_pod).told(None) == expected

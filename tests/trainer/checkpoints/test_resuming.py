@@ -83,6 +83,7 @@ def test_four_ranks_save_and_two_three_or_one_resume(
         assert_resumes(running.losses(), reference, after=10, total=16)
 
 
+@pytest.mark.nightly
 def test_a_corrupt_checkpoint_is_skipped_with_a_message(gang, small_config, single_process_losses, tmp_path):
     """A flipped byte is found by its checksum, and the one before is used."""
     config = small_config(totalSteps=15)
@@ -100,6 +101,7 @@ def test_a_corrupt_checkpoint_is_skipped_with_a_message(gang, small_config, sing
     assert_resumes(running.losses(), single_process_losses(config), after=5, total=15)
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_cut_short_is_not_seen(gang, small_config, tmp_path):
     """What a killed writer left under the temporary name is never loaded."""
     (tmp_path / "saved/.step-00000007.partial").mkdir(parents=True)
@@ -108,6 +110,7 @@ def test_a_checkpoint_cut_short_is_not_seen(gang, small_config, tmp_path):
     assert running.events("launch")[0]["resumed_from_step"] is None
 
 
+@pytest.mark.nightly
 def test_only_the_newest_are_kept(gang, small_config, tmp_path):
     """``checkpoint.keep`` bounds the disk."""
     running = gang(with_checkpoints(small_config(totalSteps=20), tmp_path / "saved", keep=2), ranks=2)
@@ -165,6 +168,7 @@ def copy_tree(source, target):
     shutil.copytree(source, target)
 
 
+@pytest.mark.nightly
 def test_a_full_disk_is_survived_and_the_checkpoint_comes_when_there_is_room(
     gang, small_config, single_process_losses, tmp_path
 ):
@@ -188,6 +192,7 @@ def test_a_full_disk_is_survived_and_the_checkpoint_comes_when_there_is_room(
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["step-00000012", "step-00000014"]
 
 
+@pytest.mark.nightly
 def test_a_warning_names_no_checkpoint_that_has_vanished_with_its_folder(gang, small_config, tmp_path):
     """Those written before are gone: there is none, until the next one is written."""
     folder = tmp_path / "gang"
@@ -205,6 +210,7 @@ def test_a_warning_names_no_checkpoint_that_has_vanished_with_its_folder(gang, s
     assert sorted(path.name for path in saved.iterdir()) == ["step-00000013", "step-00000014"]
 
 
+@pytest.mark.nightly
 def test_a_run_that_cannot_read_its_checkpoints_does_not_start_from_step_0(gang, small_config, tmp_path):
     """Exit code 1 with the reasons; all of them are there afterwards, and one brought back is used."""
     config = with_checkpoints(small_config(totalSteps=10), tmp_path / "saved", retrySeconds=0)
@@ -223,6 +229,7 @@ def test_a_run_that_cannot_read_its_checkpoints_does_not_start_from_step_0(gang,
     assert again.events("launch")[0]["resumed_from_step"] == 5
 
 
+@pytest.mark.nightly
 def test_a_second_run_on_a_folder_in_use_is_refused(gang, small_config, tmp_path):
     """With the process that uses it; the first one trains on and saves."""
     config = with_checkpoints(small_config(totalSteps=100_000), tmp_path / "saved")

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from tests.support.examples import first_daily
 from tests.trainer.tensor_parallel.ranks import on_ranks
 
 
@@ -19,7 +20,7 @@ def several_sums(world):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+@pytest.mark.parametrize("ranks", first_daily([5, 2, 3, 8]))
 def test_all_ranks_hold_the_same_sum_bit_for_bit(ranks):
     sums = on_ranks(several_sums, ranks)
     expected = torch.tensor([numbers_of(rank) for rank in range(ranks)], dtype=torch.float64).sum(0)

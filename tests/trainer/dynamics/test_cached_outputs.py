@@ -7,6 +7,8 @@ from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.models.protocol import Model
 from torch import nn
 
+from tests.support.examples import first_daily
+
 HERE = "tests.trainer.dynamics.test_cached_outputs"
 SAMPLES, CONTEXT = 16, 8
 
@@ -84,7 +86,9 @@ def test_a_model_without_dropout_on_a_dataset_is_taken():
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("freezing", [{}, {"criterion": "weightChange", "threshold": 1000, "thawSteps": 3}])
+@pytest.mark.parametrize(
+    "freezing", first_daily([{"criterion": "weightChange", "threshold": 1000, "thawSteps": 3}, {}])
+)
 def test_losses_are_those_of_a_job_that_computes_all(gang, single_process_losses, freezing):
     """Over several epochs, also where layers thaw; both ranks pass their frozen layers."""
     config = job(freezing={"patience": 1, **freezing} if freezing else {})

@@ -11,6 +11,7 @@ from ballast_trainer.layers.slicing import slicings
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.tensor_parallel.layers import split_layer
 
+from tests.support.examples import first_daily
 from tests.trainer.tensor_parallel.ranks import on_ranks
 
 CPU = torch.device("cpu")
@@ -63,7 +64,7 @@ def figures(world, criterion, steps):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("criterion", ["weightChange", "gradientNorm"])
+@pytest.mark.parametrize("criterion", first_daily(["weightChange", "gradientNorm"]))
 def test_each_rank_of_a_tensor_group_sees_the_figure_of_the_whole_layer(criterion):
     """That of one process: so layers freeze at the same steps, however many ranks share them."""
     alone = figures(World(epoch=1, rank=0, size=1, processes=("local",), device=CPU), criterion, 14)

@@ -7,6 +7,7 @@ from ballast_trainer.dynamics.registry import build_dynamic
 
 from tests.support.changes import change
 from tests.support.distributions import install
+from tests.support.examples import first_daily
 
 IDLE = {
     "earlyExit": {"exits": {"confidence": "softmax", "threshold": 1.0, "vocabulary": 256}},
@@ -42,7 +43,7 @@ def test_loads_are_measured_while_training(gang, small_config):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", first_daily([2, 1]))
 def test_effects_are_printed_where_no_layer_is_ever_looked_at(gang, small_config, ranks):
     """Without rebalancing, or on one rank: once, after the last step, of the layers of all ranks."""
     config = small_config(
@@ -60,7 +61,7 @@ def test_effects_are_printed_where_no_layer_is_ever_looked_at(gang, small_config
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", sorted(IDLE))
+@pytest.mark.parametrize("kind", first_daily(sorted(IDLE)))
 def test_a_change_that_the_data_never_reaches_says_so(gang, small_config, kind):
     """Its settings allow an effect, but nothing that it measures fulfils them."""
     fields = {**change(kind, startStep=1, endStep=5), **IDLE[kind]}

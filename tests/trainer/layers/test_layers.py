@@ -71,7 +71,7 @@ def test_dropout_follows_step_microbatch_and_layer_alone():
     for step in (3, 3, 4):
         torch.rand(step)
         meter.start_step(step)
-        losses.append(pipeline.run(batch))
+        losses.append(pipeline.run(lambda batch=batch: batch))
     assert losses[0] == losses[1] != losses[2]
 
 
@@ -85,7 +85,7 @@ def test_a_frozen_prefix_computes_no_gradients():
     """No dW in frozen layers, no backward below the first that learns; the others learn as before."""
     freezing = Freezing(DynamicConfig(kind="freezing", start_step=0, end_step=0, target=0.4), 5)
     pipeline, layers, meter, batch = one_rank(freezing, step=1)
-    pipeline.run(batch)
+    pipeline.run(lambda: batch)
     assert [all(p.grad is None for p in layer.module.parameters()) for layer in layers] == [
         True,
         True,

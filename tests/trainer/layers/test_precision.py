@@ -174,7 +174,7 @@ def train_here(small_config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(DYNAMICS))
+@pytest.mark.parametrize("kind", first_daily(sorted(DYNAMICS), 2))
 def test_each_kind_of_change_works_in_bf16_with_recomputation(train_here, kind):
     """The six dynamic cases under autocast and a second forward: the loss falls and stays finite."""
     training = {"precision": "bf16", "recompute": True, "learningRate": 0.003}

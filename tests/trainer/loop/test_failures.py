@@ -120,16 +120,19 @@ def test_sigterm_before_the_plan_stops_at_once(pods, tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "field"),
-    [
-        ({"model": {"name": "gtp"}}, "model.name"),
-        ({"model": {"name": "gpt", "args": {"dim": 30}}}, "model.args"),
-        ({"model": {"name": "gpt", "layers": 2}}, "model.args"),
-        ({"pipeline": {"microbatches": 3, "globalBatchSize": 8}}, "pipeline.globalBatchSize"),
-        ({"pipeline": {"schedule": "2F2B"}}, "pipeline.schedule"),
-        ({"dynamics": [{"kind": "melting", "endStep": 3, "target": 0.5}]}, "dynamics[0].kind"),
-        ({"totalSteps": "many"}, "totalSteps"),
-        ({"model": {"name": "gpt", "layers": 3}, "pipeline": {"maxStages": 2}}, None),
-    ],
+    first_daily(
+        [
+            ({"model": {"name": "gtp"}}, "model.name"),
+            ({"model": {"name": "gpt", "args": {"dim": 30}}}, "model.args"),
+            ({"model": {"name": "gpt", "layers": 2}}, "model.args"),
+            ({"pipeline": {"microbatches": 3, "globalBatchSize": 8}}, "pipeline.globalBatchSize"),
+            ({"pipeline": {"schedule": "2F2B"}}, "pipeline.schedule"),
+            ({"dynamics": [{"kind": "melting", "endStep": 3, "target": 0.5}]}, "dynamics[0].kind"),
+            ({"totalSteps": "many"}, "totalSteps"),
+            ({"model": {"name": "gpt", "layers": 3}, "pipeline": {"maxStages": 2}}, None),
+        ],
+        3,
+    ),
 )
 def test_a_wrong_configuration_ends_with_its_field_named(pods, small_config, change, field, tmp_path):
     """Exit code USAGE, reason ConfigurationError, and the field that is wrong."""

@@ -87,15 +87,22 @@ def test_a_cut_on_which_the_job_would_end_is_tried_once_and_not_made(gang, singl
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {},
-        {"schedule": "ZeroBubbleH1"},
-        {"training": {"recompute": True}},
-        {"parallelism": {"data": 2}},
-        {"parallelism": {"data": 2}, "training": {"recompute": True}},
-        {"dynamics": [{"kind": "freezing", "startStep": 2, "endStep": 4, "everySteps": 1, "target": 0.4}]},
-        {"args": {"momentum": None}, "parallelism": {"data": 2}},
-    ],
+    first_daily(
+        [
+            {},
+            {"schedule": "ZeroBubbleH1"},
+            {"training": {"recompute": True}},
+            {"parallelism": {"data": 2}},
+            {"parallelism": {"data": 2}, "training": {"recompute": True}},
+            {
+                "dynamics": [
+                    {"kind": "freezing", "startStep": 2, "endStep": 4, "everySteps": 1, "target": 0.4}
+                ]
+            },
+            {"args": {"momentum": None}, "parallelism": {"data": 2}},
+        ],
+        4,
+    ),
     ids=["pipeline", "split", "recompute", "data", "data+recompute", "freezing", "data+mean"],
 )
 def test_running_statistics_are_those_of_one_process(gang, tmp_path, change):

@@ -159,12 +159,15 @@ def test_other_ranks_continue_from_a_checkpoint(gang, small_config, single_proce
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("ranks", "fields"),
-    [
-        (4, {"parallelism": {"data": 2}}),
-        (4, {"parallelism": {"tensor": 2}}),
-        (4, {"pipeline": {"replicas": [2, 1, 1]}}),
-        (3, {"pipeline": {"replicas": [1, 2]}}),
-    ],
+    first_daily(
+        [
+            (4, {"parallelism": {"data": 2}}),
+            (4, {"parallelism": {"tensor": 2}}),
+            (4, {"pipeline": {"replicas": [2, 1, 1]}}),
+            (3, {"pipeline": {"replicas": [1, 2]}}),
+        ],
+        2,
+    ),
     ids=["data", "tensor", "replicas of the owner", "replicas of the copy"],
 )
 def test_replicas_and_parts_of_a_stage_keep_the_tie(gang, small_config, single_process_losses, ranks, fields):

@@ -103,7 +103,9 @@ def test_a_users_model_optimizer_and_loader_keep_the_curve_under_replans(run, us
 
 @pytest.mark.processes
 def test_each_step_sees_the_same_samples_whatever_ranks_replans_and_restarts(run, users_module, tmp_path):
-    """What every process asked for, in order, is what the step calls for: one rank, three ranks, resumed."""
+    """What the ends of the pipeline ask for, in order, is what the step calls for: one rank, three, resumed.
+    A rank between them reads only to try a partition, and workers read for their rank.
+    """
     width = 8
 
     def config(name, **fields):
@@ -134,18 +136,43 @@ def test_each_step_sees_the_same_samples_whatever_ranks_replans_and_restarts(run
     dataset = ShuffledDataset(Recorded(tmp_path))
     expected = [dataset.indices(0, step, width) for step in range(20)]
     for name, ranks, start in (("three", 3, 0), ("one", 1, 0), ("first", 3, 0), ("resumed", 2, 7)):
-        read = orders(name)
-        assert len(read) == ranks
         end = 7 if name == "first" else 20
-        for order in read:
+        read = []
+        for order in orders(name):
             batches = [order[at : at + width] for at in range(0, len(order), width)]
             # A pipeline that is built or rebuilt looks at its next batch once more.
-            seen = [
-                batch for batch, before in zip(batches, [None, *batches], strict=False) if batch != before
-            ]
-            assert seen == expected[start:end]
+            read.append(
+                [batch for batch, before in zip(batches, [None, *batches], strict=False) if batch != before]
+            )
+        assert len(read) == ranks
+        ends = [batches for batches in read if batches == expected[start:end]]
+        between = [batches for batches in read if batches not in ends]
+        assert len(ends) == min(ranks, 2)
+        assert all(len(batches) <= 2 and batches[0] == expected[start] for batches in between)
     assert_same(running.losses(), single.losses())
     assert_same({**first.losses(), **resumed.losses()}, single.losses())
+
+
+@pytest.mark.processes
+def test_workers_read_what_the_training_process_would(run, users_module, tmp_path):
+    """Each step's samples by processes of their own; the curve is the same, also after a restart."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    data = {"name": "users_module:Recorded", "args": {"folder": str(logs)}}
+    single = run(users_module(data=data, totalSteps=8), ranks=1)
+    assert single.exit_codes() == {"rank-0": 0}, single.errors()
+    plain = sorted(logs.glob("*.log"))
+    saved = {"path": str(tmp_path / "saved"), "everySteps": 5}
+    training = {**users_module()["training"], "dataloaderNumWorkers": 2}
+    losses = {}
+    for steps in (5, 8):
+        config = users_module(data=data, totalSteps=steps, checkpoint=saved, training=training)
+        ahead = run(config, ranks=2)
+        assert set(ahead.exit_codes().values()) == {0}, ahead.errors()
+        losses |= ahead.losses()
+    assert_same(losses, single.losses())
+    # Two workers on each of two ranks, in each of two runs; no rank has read anything itself.
+    assert len(set(logs.glob("*.log")) - set(plain)) == 8
 
 
 @pytest.mark.processes

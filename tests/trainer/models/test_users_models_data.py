@@ -1,10 +1,13 @@
 """Users' datasets, loaders and batch functions: any step's batch, in an order that the seed fixes."""
 
+import os
 import re
+import signal
 
 import pytest
 import torch
 from ballast_trainer.causes import describe
+from ballast_trainer.data.read_ahead import ReadAhead
 from ballast_trainer.data.sources import ReplayedLoader, ShuffledDataset, batches_from, read_batch
 from ballast_trainer.errors import ConfigurationError, DataError
 from hypothesis import given
@@ -202,3 +205,80 @@ def test_unusable_data_is_refused_with_the_reason(source, words):
     with pytest.raises(ConfigurationError, match=words) as caught:
         batches_from(source)(0, 0, 4)
     assert caught.value.field == "data.name"
+
+
+@pytest.fixture
+def ahead():
+    """Readers of a batch function by two workers, ended with their test."""
+    made = []
+
+    def reader(batch, size=4):
+        def read(step):
+            return read_batch(
+                batches_from(batch), 7, step, size, field="data.name", name="mine:data", what=f"batch {step}"
+            )
+
+        made.append(ReadAhead(read, workers=2, last_step=12, pinned=False))
+        return made[-1]
+
+    yield reader
+    for one in made:
+        one.close()
+
+
+def test_any_step_can_be_read_ahead_and_none_disturbs_the_numbers_of_training(ahead):
+    """In order, again, back, and from the middle; torch's generator stays as it was."""
+    dataset = list(zip(torch.arange(30), torch.arange(30), strict=True))
+    expected = [ShuffledDataset(dataset)(7, step, 4)[0].tolist() for step in range(12)]
+    before = torch.get_rng_state()
+    reader = ahead(dataset)
+    assert [reader.batch(step)[0].tolist() for step in range(12)] == expected
+    assert [reader.batch(step)[0].tolist() for step in (11, 9, 2, 3, 7)] == [
+        expected[step] for step in (11, 9, 2, 3, 7)
+    ]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Failing:
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        raise KeyError(f"no file for {index}")
+
+
+@pytest.mark.parametrize("data", [Failing(), lambda seed, step, size: (1, 2)])
+def test_what_a_worker_cannot_read_is_told_as_without_it(ahead, data):
+    """Broken samples, and what is no batch."""
+    with pytest.raises((DataError, ConfigurationError)) as plain:
+        read_batch(batches_from(data), 7, 0, 4, field="data.name", name="mine:data", what="batch 0")
+    with pytest.raises(type(plain.value)) as found:
+        ahead(data).batch(0)
+    assert str(found.value) == str(plain.value)
+
+
+def test_a_worker_that_is_killed_ends_the_job_in_words(ahead):
+    """As by the kernel when memory is short."""
+
+    def read(seed, step, size):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((size, 1), step), torch.zeros(size)
+
+    reader = ahead(read)
+    with pytest.raises(DataError, match=r"has ended: .*To fix: more memory, fewer workers"):
+        for step in range(4):
+            reader.batch(step)
+
+
+def test_workers_for_a_loader_are_refused():
+    """It is read in its own order, by its own workers."""
+    config = {
+        "totalSteps": 2,
+        "model": {"name": "tests.trainer.models.users_module:regression"},
+        "data": {"name": "tests.trainer.models.users_module:loader", "args": {"size": 8}},
+        "pipeline": {"microbatches": 4, "globalBatchSize": 8},
+        "training": {"dataloaderNumWorkers": 2},
+    }
+    with pytest.raises(ConfigurationError, match=r"dataloaderNumWorkers: 2, .*To fix: 0, and num_workers"):
+        train_here(config)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.support.examples import first_daily
 from tests.support.one_process import train_here
 from tests.trainer.models import tied_models
 
@@ -67,12 +68,15 @@ def test_microbatches_learn_what_the_whole_batch_does(whole):
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("ranks", "fields"),
-    [
-        (2, {"pipeline": {"schedule": "1F1B"}}),
-        (2, {"pipeline": {"schedule": "ZeroBubbleH1"}}),
-        (4, {"parallelism": {"data": 2}}),
-        (3, {"pipeline": {"replicas": [1, 2]}}),
-    ],
+    first_daily(
+        [
+            (2, {"pipeline": {"schedule": "1F1B"}}),
+            (2, {"pipeline": {"schedule": "ZeroBubbleH1"}}),
+            (4, {"parallelism": {"data": 2}}),
+            (3, {"pipeline": {"replicas": [1, 2]}}),
+        ],
+        2,
+    ),
     ids=["1F1B", "zero-bubble", "replicas", "replicas-of-a-stage"],
 )
 def test_stages_and_replicas_learn_what_the_whole_batch_does(gang, whole, ranks, fields):

@@ -22,13 +22,13 @@ class Recorded:
     def __init__(self, folder, width=16):
         generator = torch.Generator().manual_seed(5)
         self.inputs = torch.randn(40, width, generator=generator)
-        self.log = Path(folder) / f"{os.getpid()}.log"
+        self.folder = Path(folder)
 
     def __len__(self):
         return len(self.inputs)
 
     def __getitem__(self, index):
-        with self.log.open("a") as log:
+        with (self.folder / f"{os.getpid()}.log").open("a") as log:
             log.write(f"{index}\n")
         return self.inputs[index], self.inputs[index].sum().reshape(1)
 

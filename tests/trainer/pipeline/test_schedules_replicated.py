@@ -11,6 +11,7 @@ from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.loop.migrate import LayerMove, plan_moves
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
 
+from tests.support.examples import first_daily
 from tests.support.held_data import Gates
 from tests.support.waiting import eventually
 
@@ -41,14 +42,17 @@ def assert_same_curve(losses, reference):
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("replicas", "schedule"),
-    [
-        ([2, 1], "1F1B"),
-        ([1, 2, 1], "1F1B"),
-        ([1, 2], "GPipe"),
-        ([1, 3], "1F1B"),
-        ([3, 1], "GPipe"),
-        ([3], "1F1B"),
-    ],
+    first_daily(
+        [
+            ([2, 1], "1F1B"),
+            ([1, 2, 1], "1F1B"),
+            ([1, 2], "GPipe"),
+            ([1, 3], "1F1B"),
+            ([3, 1], "GPipe"),
+            ([3], "1F1B"),
+        ],
+        2,
+    ),
 )
 def test_replicas_of_a_stage_learn_as_one_process_does(
     gang, replicated, single_process_losses, replicas, schedule

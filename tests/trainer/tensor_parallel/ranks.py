@@ -166,7 +166,7 @@ def pipelined_step(world, scatter_gather):
     # Where torch's stages send; this process ends after the step.
     dist.P2POp = counted
     world.tensor.bytes.clear()
-    loss = pipeline.run(batch)
+    loss = pipeline.run(lambda: batch)
     gradients = {
         f"{layer.index}.{name}": parameter.grad
         for layer in layers

@@ -35,7 +35,7 @@ def with_heads(config, heads=4):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", first_daily(MESHES, 3))
 def test_a_mesh_learns_as_one_process_does(gang, small_config, single_process_losses, mesh):
     """Any mesh gives the losses of one process to 1e-5, with dropout, clipping and frozen layers."""
     ranks, parallelism = MESHES[mesh]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.support.examples import first_daily
 from tests.trainer.tensor_parallel.ranks import on_ranks, step_of_a_block, train_step, whole_block
 
 CASES = {
@@ -23,7 +24,7 @@ CASES = {
 
 @pytest.mark.processes
 @pytest.mark.parametrize("dropout", [0.0, 0.2], ids=["plain", "dropout"])
-@pytest.mark.parametrize("size", CASES)
+@pytest.mark.parametrize("size", first_daily(CASES, 1))
 def test_migrated_columns_give_the_whole_blocks_outputs_and_gradients(size, dropout):
     """Outputs and all gradients equal the whole block's to 1e-6 of their largest, for 2, 3 and 4 ranks."""
     block, values = whole_block(dropout)

@@ -81,6 +81,11 @@ def no_length(source: Any, error: Exception, field: str = FIELD) -> Configuratio
     )
 
 
+def is_read_in_order(batch: BatchFunction) -> bool:
+    """Whether a batch can be had only after those of the steps before it."""
+    return isinstance(batch, ReplayedLoader)
+
+
 def batches_from(source: Any) -> BatchFunction:
     """The batch function of a user's function, dataset or loader.
 

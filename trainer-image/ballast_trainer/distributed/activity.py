@@ -1,4 +1,4 @@
-"""What this rank does by itself right now: ranks that wait for it are told, and so is the user."""
+"""The activity of this rank outside collectives: ranks that wait for it are told, and so is the user."""
 
 import contextlib
 import dataclasses

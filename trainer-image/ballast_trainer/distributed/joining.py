@@ -1,4 +1,4 @@
-"""How the ranks of a running job and those that join it find each other, over the store.
+"""Rendezvous of a running job's ranks with those that join it, over the store.
 
 A new rank announces that it is ready, and waits without a limit: the others may be in a long step, or save.
 Between two steps rank 0 calls all new ranks. Where each answers, they enter the new process group together

@@ -1,4 +1,4 @@
-"""What a configuration will take on some ranks, from a profile of its layers: no rank is started."""
+"""Forecasts of a configuration on some ranks, from a profile of its layers: no rank is started."""
 
 from ballast_trainer.forecast.forecast import FLOW_STEPS, Forecast, forecast, forecasts, schedule_for
 from ballast_trainer.forecast.machines import Machines

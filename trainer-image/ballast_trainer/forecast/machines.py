@@ -1,4 +1,4 @@
-"""What a forecast takes the ranks and their links to be, and who of them is in which pipeline."""
+"""Ranks and links that a forecast assumes, and the ranks of each pipeline."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What each rank of a forecast does and holds."""
+"""Work and memory of each rank of a forecast."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""What the layers of this rank compute right now: which microbatch of which step, and its targets.
+"""The microbatch that this rank's layers compute right now, its step and its targets.
 
 Set by the stack of layers around each layer's forward; a dynamic case inside a layer reads it.  Outside of a
 step's own microbatches (a trial of a plan) there is none.

@@ -1,4 +1,4 @@
-"""What all ranks agree on after a step: one vector, summed over them."""
+"""The agreement of all ranks after a step: one vector, summed over them."""
 
 import dataclasses
 

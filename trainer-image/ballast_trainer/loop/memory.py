@@ -1,4 +1,4 @@
-"""What this job's layers take of its ranks' memory: as measured, by the formula of launches and forecasts."""
+"""Memory of this job's layers on its ranks: as measured, by the formula of launches and forecasts."""
 
 import dataclasses
 

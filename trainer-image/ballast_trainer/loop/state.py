@@ -7,7 +7,9 @@ import torch
 from ballast_policies.contract import Plan, Stage
 from ballast_policies.contract.job import JobConfig
 
-from ballast_trainer.data.sources import read_batch
+from ballast_trainer.data.batch import Batch
+from ballast_trainer.data.read_ahead import ReadAhead
+from ballast_trainer.data.sources import is_read_in_order, read_batch
 from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
@@ -95,11 +97,19 @@ class TrainingState:
     _met: Axis | None = None
     _targets: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     _factors: dict[int, list[float]] = dataclasses.field(default_factory=dict)
+    _ahead: ReadAhead | None = None
 
     def __post_init__(self) -> None:
         # A tensor group compares how long its ranks are busy.
         self.meter.always_busy = self.config.parallelism.tensor > 1
         RUNNING.targets_of = self.targets_of
+        if self.config.training.dataloader_num_workers > 0:
+            self._ahead = ReadAhead(
+                self._read,
+                workers=self.config.training.dataloader_num_workers,
+                last_step=self.config.total_steps,
+                pinned=self.device.type == "cuda",
+            )
         self.loss_scale = LossScale(self.config.training.precision)
         self.straggler_mitigation = StragglerMitigation(
             self.config.parallelism.stragglers, self.device, self.speed, seed=self.config.training.seed
@@ -116,11 +126,14 @@ class TrainingState:
     def train_pipeline(self) -> float | None:
         """Forward and backward of the next step; the mean loss on the rank of the last stage."""
         assert self.pipeline is not None
-        batch = self.batch()
         if self.frozen_outputs is None:
-            return self.pipeline.run(batch)
+            if is_read_in_order(self.model.batch):
+                # A rank that did not read along would have to read all steps again when it needs one.
+                self.batch()
+            return self.pipeline.run(self.batch)
+        batch = self.batch()
         with self.frozen_outputs.during(batch[0], self.microbatches):
-            return self.pipeline.run(batch)
+            return self.pipeline.run(lambda: batch)
 
     def probe_seconds(self) -> list[float]:
         """By pipeline position, seconds of the same work in a step measured by layer; 0 for the others."""
@@ -207,34 +220,43 @@ class TrainingState:
         """Microbatches that share one filling and draining of the pipeline: a step's, or a run's."""
         return self.microbatches * steps_between_drains(self.config)
 
-    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self) -> Batch:
         """Inputs and targets of the next step: this replica's microbatches of them."""
         return self.batch_of(self.step)
 
-    def batch_of(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch_of(self, step: int) -> Batch:
         """Inputs and targets of ``step``: this replica's microbatches of them."""
+        with ACTIVITY.doing(f"the batch of step {step + 1}"):
+            inputs, targets = self._read(step) if self._ahead is None else self._ahead.batch(step)
         size = self.config.pipeline.global_batch_size
-        data = self.config.data
-        what = f"the batch of step {step + 1}"
-        with ACTIVITY.doing(what):
-            inputs, targets = read_batch(
-                self.model.batch,
-                self.config.training.seed,
-                step,
-                size,
-                field="model.name" if data is None else "data.name",
-                name=self.config.model_name if data is None else data.name,
-                what=what,
-            )
         share = size // self.world.data.size
         mine = slice(self.world.data.index * share, (self.world.data.index + 1) * share)
-        there = targets[mine].to(self.device)
+        pinned = self._ahead is not None
+        there = targets[mine].to(self.device, non_blocking=pinned)
         self._targets[step] = there
         for old in sorted(self._targets)[:-_KEPT_TARGETS]:
             del self._targets[old]
             self._factors.pop(old, None)
         self._factors[step] = self._factors_of(step, targets)
-        return inputs[mine].to(self.device), there
+        return inputs[mine].to(self.device, non_blocking=pinned), there
+
+    def _read(self, step: int) -> Batch:
+        """The whole batch of a step."""
+        data = self.config.data
+        return read_batch(
+            self.model.batch,
+            self.config.training.seed,
+            step,
+            self.config.pipeline.global_batch_size,
+            field="model.name" if data is None else "data.name",
+            name=self.config.model_name if data is None else data.name,
+            what=f"the batch of step {step + 1}",
+        )
+
+    def close(self) -> None:
+        """End the processes that read data."""
+        if self._ahead is not None:
+            self._ahead.close()
 
     def _factors_of(self, step: int, targets: torch.Tensor) -> list[float]:
         """By microbatch of this replica, the factor of its mean loss, from the targets of all replicas."""

@@ -1,4 +1,4 @@
-"""What a transformer block tells about itself, so that a dynamic case can change it: four members.
+"""Members of a transformer block by which a dynamic case can change it: four.
 
 A block implements those that its cases need; docs/trainer-changes.md has the table. :class:`Block` of our GPT
 and the decoder layers of :mod:`ballast_trainer.models.hugging_face` have all of them.

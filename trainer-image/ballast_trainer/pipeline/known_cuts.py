@@ -1,4 +1,4 @@
-"""What the trials of earlier partitions have shown, so that the next move need not find it out again.
+"""Results of earlier partitions' trials, so that the next move need not repeat them.
 
 All ranks of the world take part in the same trials and record the same, so they decide alike from it.
 """

@@ -35,8 +35,11 @@ Boundaries = tuple[Boundary, ...]
 class Pipeline(Protocol):
     """Runs one step's microbatches through this rank's stages."""
 
-    def run(self, batch: Batch) -> float | None:
+    def run(self, batch: Callable[[], Batch]) -> float | None:
         """Forward and backward of a whole batch; gradients are left in the parameters.
+
+        Args:
+            batch: reads inputs and targets; called on ranks of the first and the last stage.
 
         Returns:
             The mean loss on the rank of the last stage, None elsewhere.
@@ -73,9 +76,9 @@ class LocalPipeline:
         self._stack, self._meter, self._microbatches = stack, meter, microbatches
         self._loss = _MeteredLoss(loss, meter, stack.indices[-1])
 
-    def run(self, batch: Batch) -> float | None:
+    def run(self, batch: Callable[[], Batch]) -> float | None:
         """See :class:`Pipeline`."""
-        inputs, targets = (tensor.chunk(self._microbatches) for tensor in batch)
+        inputs, targets = (tensor.chunk(self._microbatches) for tensor in batch())
         losses = []
         for index, (source, target) in enumerate(zip(inputs, targets, strict=True)):
             self._meter.begin(index, self._meter.forward, None)

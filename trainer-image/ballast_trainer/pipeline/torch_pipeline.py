@@ -5,7 +5,7 @@ move or freeze, since torch fixes a stage's module when it is made.  Shapes are 
 of the partition, so torch infers none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,11 +25,12 @@ class TorchPipeline:
         self._first = any(stage.is_first for stage in stages)
         self._last = any(stage.is_last for stage in stages)
 
-    def run(self, batch: Batch) -> float | None:
+    def run(self, batch: Callable[[], Batch]) -> float | None:
         """See :class:`~ballast_trainer.pipeline.stages.Pipeline`."""
         losses: list[torch.Tensor] = []
-        arguments = (batch[0],) if self._first else ()
-        target = batch[1] if self._last else None
+        inputs, targets = batch() if self._first or self._last else (None, None)
+        arguments = (inputs,) if self._first else ()
+        target = targets if self._last else None
         self._schedule.step(*arguments, target=target, losses=losses, return_outputs=False)
         return float(torch.stack(losses).detach().mean()) if self._last else None
 

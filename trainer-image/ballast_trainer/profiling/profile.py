@@ -1,4 +1,4 @@
-"""What each layer costs, from the last steps that were measured; the same on every rank."""
+"""Costs of each layer, from the last steps that were measured; the same on every rank."""
 
 import dataclasses
 import statistics

@@ -1,4 +1,4 @@
-"""How fast each rank is, apart from what its layers cost: a small fixed piece of work, timed on every rank.
+"""Speed of each rank, apart from the costs of its layers: a small fixed piece of work, timed on every rank.
 
 A layer's measured seconds are its cost over its rank's speed; where ranks differ, the layer takes other
 seconds after a move, and only the two factors apart tell how many.

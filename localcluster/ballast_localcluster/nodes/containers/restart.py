@@ -1,4 +1,4 @@
-"""Whether an ended container starts again, and after how long."""
+"""Restarts of ended containers, and the pauses before them."""
 
 import dataclasses
 

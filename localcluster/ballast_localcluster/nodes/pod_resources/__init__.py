@@ -1,1 +1,1 @@
-"""What a pod is given: an address, GPUs, environment variables, volumes, credentials."""
+"""Resources of a pod: an address, GPUs, environment variables, volumes, credentials."""

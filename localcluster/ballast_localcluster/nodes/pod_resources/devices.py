@@ -1,4 +1,4 @@
-"""Which of a node's emulated GPUs a container holds."""
+"""Emulated GPUs of a node, and the containers that hold them."""
 
 import asyncio
 import dataclasses

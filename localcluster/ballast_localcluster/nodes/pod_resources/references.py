@@ -1,4 +1,4 @@
-"""What a pod refers to: its own fields, and the ConfigMaps and Secrets that it names."""
+"""References of a pod: its own fields, and the ConfigMaps and Secrets that it names."""
 
 import base64
 import re

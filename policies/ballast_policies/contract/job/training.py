@@ -88,6 +88,9 @@ class TrainingConfig(Settings):
     recompute: bool = False
     """Whether only each layer's input is kept and its forward runs again in the backward: less memory, more
     time."""
+    dataloader_num_workers: int = setting(0, ge=0, le=64)
+    """Processes on each rank that read the batches of the next steps while it trains. 0: read in the step.
+    Not for a loader, which has workers of its own."""
     compile: bool = False
     """Whether each layer is compiled (``torch.compile`` with its defaults), again on a rank that it moves to.
     The trainer's image needs a C++ compiler."""

@@ -1,4 +1,4 @@
-"""What layers are expected to cost at a step, from the last steps that were measured.
+"""Expected costs of layers at a step, from the last steps that were measured.
 
 Of measurements without a trend it is the median, which noise and single disturbed steps do not move.  But
 a median of measurements on their way is as old as their middle one.  So where they rise or fall beyond

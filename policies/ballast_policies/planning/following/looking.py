@@ -1,4 +1,4 @@
-"""When to look at the partition, and whether a move has kept what it promised.
+"""Times to look at the partition, and the review of moves.
 
 Looking and moving cost about the same each time; an uneven partition costs more the longer it stays.  So the
 time to look is when the steps since the last look have lost as much as a look and a move cost: the rule of

@@ -1,4 +1,4 @@
-"""How much of a predicted gain may be noise of the measurements."""
+"""The part of a predicted gain that may be noise of the measurements."""
 
 import math
 from collections.abc import Sequence

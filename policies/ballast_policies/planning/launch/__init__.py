@@ -1,1 +1,1 @@
-"""What a gang is launched with: whether its layers fit the GPUs, and its first stages."""
+"""The first stages of a gang, and whether its layers fit the GPUs."""

@@ -1,4 +1,4 @@
-"""How fast a pipeline is whose ranks have GPUs of unlike speed and memory, with the stages that suit them.
+"""Speed of a pipeline over GPUs of unlike speed and memory, with the stages that suit them.
 
 With t_i the seconds of rank i's stage on its GPU and m microbatches, a step takes
 ((m - 1) max_i t_i + sum_i t_i) / m: the closed form of GPipe and 1F1B (``planning.step_time``).

@@ -1,4 +1,4 @@
-"""When a rank with one stage is fullest, in units of its stage's bytes (:mod:`.rank_bytes`).
+"""The fullest moments of a rank with one stage, in units of its stage's bytes (:mod:`.rank_bytes`).
 
 At each moment of a step it has n microbatches between forward and backward, h of them between the halves of
 a split backward, x whose messages are sent and kept, g = 0 or, before gradients are there, -1, and b = 1

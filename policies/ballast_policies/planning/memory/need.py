@@ -1,4 +1,4 @@
-"""Whether layers, as measured, fit the GPUs of a pipeline at a given number of positions.
+"""The need of memory of measured layers on the GPUs of a pipeline, at a given number of positions.
 
 By the formula of :mod:`.rank_bytes`: a launch then has a cut that fits, and the trainer's forecast agrees.
 """

@@ -1,4 +1,4 @@
-"""What planners answer: the same keys and the same table for every plan, judged by the one cost model."""
+"""Answers of planners: the same keys and the same table for every plan, judged by the one cost model."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a planner plans from."""
+"""The request that a planner answers."""
 
 import dataclasses
 

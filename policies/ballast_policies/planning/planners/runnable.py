@@ -1,4 +1,4 @@
-"""What a TrainingJob says to run a plan, or why the trainer refuses it: by the contract's own rules."""
+"""The TrainingJob's fields that run a plan, or why the trainer refuses it: by the contract's own rules."""
 
 import dataclasses
 from typing import Any

@@ -1,1 +1,1 @@
-"""What the price lists of clouds answer, and what it means for a GPU hour."""
+"""Answers of clouds' price lists, as prices of a GPU hour."""

@@ -12,6 +12,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
+from ballast_policies.rounds.draft import Draft
+from ballast_policies.rounds.explanations import Reason
 from ballast_policies.rounds.gangs import MixedGang
 from ballast_policies.rounds.hysteresis import exempt_newest, keeps_free, moves_left, within_min_run
 from ballast_policies.rounds.mixed.free import UseOfFree
@@ -20,7 +22,7 @@ from ballast_policies.rounds.mixed.pools import AllPools
 from ballast_policies.rounds.packing import has_room, in_its_pools
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.sizes.decide import decide_elastic_round
-from ballast_policies.rounds.values import Placement, Round
+from ballast_policies.rounds.values import Placement
 
 MOST_TURNS = 64
 """Gangs in several pools that are considered in one decision, the most urgent first; all that run are."""
@@ -29,7 +31,7 @@ Holds = Callable[[Mapping[str, int]], bool]
 """Whether the GPUs that are left of each node are enough."""
 
 
-def decide_mixed_round(question: Question) -> Round:
+def decide_mixed_round(question: Question) -> Draft:
     """Decide the round; without gangs that may run in several pools as ``decide_elastic_round`` does.
 
     A gang in several pools has whole pods and consecutive ranks in each, and keeps its size until it is
@@ -62,16 +64,15 @@ class _Turns:
         }
         self._apart = {*spread, *(too_large & self._order.keys())}
         self._urgency = self._pools.urgency()
-        self._protected = within_min_run(q.now, state.running, state, q.settings)
-        left = moves_left(q.now, state, q.settings)
-        self._moves_left = len(state.running) if left is None else left
+        self._protected = within_min_run(q, state.running)
+        self._moves_left = moves_left(q)
         self._moves = 0
         self._placed: dict[str, Placement] = {}
-        self._reasons: dict[str, str] = {}
+        self._reasons: dict[str, Reason] = {}
         self._stops: set[str] = set()
         self._kept: Counter[str] = Counter()
 
-    def round(self) -> Round:
+    def round(self) -> Draft:
         """The decision."""
         q = self._q
         pinned = {name: why for name, why in self._protected.items() if name in self._held}
@@ -96,10 +97,10 @@ class _Turns:
         reasons = {**decided.reasons, **self._reasons}
         use = UseOfFree(q, self._pools, decided, placements, reasons, self._urgency, self._kept)
         use.give(self._apart - self._placed.keys(), self._moves_left - self._moves)
-        return _composed(q, decided, placements, reasons)
+        return Draft(question=q, placements=placements, reasons=reasons)
 
     def _place(self, name: str, placement: Placement, why: str) -> None:
-        self._placed[name], self._reasons[name] = placement, why
+        self._placed[name], self._reasons[name] = placement, Reason(why)
 
     def _taken(self) -> Counter[str]:
         taken: Counter[str] = Counter()
@@ -115,11 +116,11 @@ class _Turns:
                 found[self._q.tenants.get(name, "")] += len(placement.nodes)
         return found
 
-    def _turn(self, name: str, first: Round) -> None:
+    def _turn(self, name: str, first: Draft) -> None:
         held, gang = self._held.get(name), self._q.mixed.get(name)
         others = {other: at for other, at in first.placements.items() if other not in self._stops}
         mine = [at.nodes for at in self._placed.values()]
-        least = {other: self._pools.least(other, at) for other, at in others.items()}
+        least = {other: self._q.least(other, at) for other, at in others.items()}
         left = self._pools.free([*least.values(), *mine])
         left.subtract(self._kept)
         if held is not None:
@@ -129,7 +130,7 @@ class _Turns:
                 self._place(name, held, f"stays on {held}")
                 return
         if gang is None or (held is not None and self._moves >= self._moves_left):
-            self._reasons[name] = "more urgent jobs need its GPUs"
+            self._reasons[name] = Reason("more urgent jobs need its GPUs")
             return
         most = self._pools.tenant_room(name, first.placements, self._placed)
         if most is not None and held is not None:
@@ -156,7 +157,7 @@ class _Turns:
             why = f"{found}: no single pool holds it" if not gang.fits_one_pool else f"{found}"
             self._place(name, found, f"{why}; {gang.speed_at(found):.3g} steps/s are predicted")
             return
-        self._reasons[name] = self._pools.waits_for(gang, unused)
+        self._reasons[name] = Reason(self._pools.waits_for(gang, unused))
 
     def _found(
         self, gang: MixedGang, left: Mapping[str, int], most: int | None, *, to_come: bool = False
@@ -217,25 +218,5 @@ class _Turns:
                 without.update(nodes)
                 if other not in q.state.running:
                     free.update(nodes)
-        if keeps_free(q.now, q.state, q.settings) and holds(without):
+        if keeps_free(q) and holds(without):
             self._kept = Counter({node.name: node.gpus for node in self._pools.open_nodes(gang, free)})
-
-
-def _composed(
-    q: Question, decided: Round, placements: Mapping[str, Placement], reasons: Mapping[str, str]
-) -> Round:
-    ran, names = q.state.running, [job.name for job in q.jobs]
-    extended = tuple(name for name in names if name in ran and placements.get(name) == ran[name])
-    resized = tuple(name for name in decided.resized if placements.get(name) == decided.placements.get(name))
-    stays = {*extended, *resized}
-    return dataclasses.replace(
-        decided,
-        placements=placements,
-        extended=extended,
-        resized=resized,
-        started=tuple(name for name in names if name not in ran and name in placements),
-        moved=tuple(name for name in names if name in ran and name in placements and name not in stays),
-        stopped=tuple(sorted(name for name in ran if name not in placements)),
-        waiting=tuple(name for name in names if name not in ran and name not in placements),
-        reasons=reasons,
-    )

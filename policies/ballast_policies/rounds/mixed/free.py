@@ -8,12 +8,14 @@
 from collections import Counter
 from collections.abc import Collection, Mapping
 
+from ballast_policies.rounds.draft import Draft
+from ballast_policies.rounds.explanations import Reason
 from ballast_policies.rounds.gangs import MixedGang
 from ballast_policies.rounds.hysteresis import keeps_free, within_min_run
 from ballast_policies.rounds.mixed.options import best_parts
 from ballast_policies.rounds.mixed.pools import AllPools
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Placement, Round
+from ballast_policies.rounds.values import Placement
 
 MOST_GANGS = 64
 """Gangs that are considered in one decision, the most urgent first."""
@@ -26,9 +28,9 @@ class UseOfFree:
         self,
         question: Question,
         pools: AllPools,
-        decided: Round,
+        decided: Draft,
         placements: dict[str, Placement],
-        reasons: dict[str, str],
+        reasons: dict[str, Reason],
         urgency: Mapping[str, float],
         kept: Mapping[str, int],
     ) -> None:
@@ -43,7 +45,7 @@ class UseOfFree:
     def give(self, without: Collection[str], moves_left: int) -> None:
         """Give them to all gangs but those ``without``; running ones within ``moves_left``."""
         q = self._q
-        moves_left -= len(self._decided.moved) + len(self._decided.stopped)
+        moves_left -= self._decided.changes.disturbed
         order = [job.name for job in q.jobs if job.name in q.mixed and job.name not in without]
         order.sort(key=lambda name: -self._urgency.get(name, 0.0))
         for name in order[:MOST_GANGS]:
@@ -57,9 +59,9 @@ class UseOfFree:
     def _kept_for_others(self, name: str) -> bool:
         """Whether a more urgent gang waits for some that must not be disturbed: what is free may be its."""
         q = self._q
-        if not keeps_free(q.now, q.state, q.settings):
+        if not keeps_free(q):
             return False
-        if not within_min_run(q.now, q.state.running, q.state, q.settings):
+        if not within_min_run(q, q.state.running):
             return False
         mine = self._urgency.get(name, 0.0)
         waiting = (one.name for one in q.jobs if one.name not in self._placements and one.name != name)
@@ -117,4 +119,4 @@ class UseOfFree:
         if now is not None:
             self._left.update(now.nodes)
         self._left.subtract(found.nodes)
-        self._placements[name], self._reasons[name] = found, why
+        self._placements[name], self._reasons[name] = found, Reason(why)

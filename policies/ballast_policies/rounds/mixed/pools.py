@@ -33,14 +33,6 @@ class AllPools:
         found = priorities(share, promised, had, round_seconds=q.settings.round_seconds)
         return dict(zip(received, found.tolist(), strict=True))
 
-    def least(self, name: str, placement: Placement) -> tuple[str, ...]:
-        """The nodes that the gang is to keep: an elastic one, those of its least size."""
-        gang = self._q.elastic.get(name)
-        held = name in self._q.state.running and name not in self._q.pending
-        if gang is None or (held and not gang.may_shrink):
-            return placement.nodes
-        return placement.nodes[: min(gang.speeds.get(placement.gpu_type, {}), default=gang.least)]
-
     def free(self, used: Sequence[Sequence[str]]) -> Counter[str]:
         """Node -> GPUs that are left of it, by the nodes of gangs."""
         left = Counter({node.name: node.gpus for node in self._q.nodes})
@@ -96,7 +88,7 @@ class AllPools:
             if self._q.tenants.get(other, "") != tenant:
                 continue
             runs = other in self._q.state.running and other not in self._q.pending
-            before = self.least(other, self._q.state.running[other]) if runs else ()
+            before = self._q.least(other, self._q.state.running[other]) if runs else ()
             used += len(at.nodes) - len(before)
         return max(0, self._q.room[tenant] - used)
 

@@ -11,19 +11,21 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
+from ballast_policies.rounds.draft import Draft
+from ballast_policies.rounds.explanations import Reason
 from ballast_policies.rounds.gangs import SharedGpus
 from ballast_policies.rounds.hysteresis import moves_left, recent_moves
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Beside, Placement, Round, RoundSettings, RoundState
+from ballast_policies.rounds.values import Beside, Placement, RoundSettings, RoundState
 
 LEAST_GAIN = 0.05
 """Two jobs begin to share where their speeds over those alone are 1 and this much more together. They
 continue while they are at least 1."""
 
-Decide = Callable[[Question], Round]
+Decide = Callable[[Question], Draft]
 
 
-def decide_with_shared_gpus(decide: Decide, question: Question) -> Round:
+def decide_with_shared_gpus(decide: Decide, question: Question) -> Draft:
     """The round by ``decide``, which gives whole GPUs to first jobs, with second jobs beside them.
 
     No GPU has more than two jobs. A second job is stopped or moved as rarely as any other: not before it ran
@@ -33,12 +35,12 @@ def decide_with_shared_gpus(decide: Decide, question: Question) -> Round:
         return decide(question)
     pairing = _Pairing(question)
     now, state, settings = question.now, question.state, question.settings
-    left = moves_left(now, state, settings)
+    left = moves_left(question)
     found = pairing.decide(decide, settings, frozen=False)
     allowed = left
     while allowed and not settings.within_round:
-        excess = len(found.moved) + len(found.stopped) - (left or 0)
-        if excess <= 0 or not pairing.seconds.keys() & {*found.moved, *found.stopped}:
+        excess = found.changes.disturbed - left
+        if excess <= 0 or not pairing.seconds.keys() & {*found.changes.moved, *found.changes.stopped}:
             return found
         # Second jobs are not known to what counts the moves: it is given fewer.
         allowed = max(0, allowed - excess)
@@ -59,7 +61,7 @@ class _Pairing:
         self.settings, self.shared = question.settings, question.shared
         self.seconds = _second_jobs(question.state, question.shared)
 
-    def decide(self, decide: Decide, settings: RoundSettings, *, frozen: bool) -> Round:
+    def decide(self, decide: Decide, settings: RoundSettings, *, frozen: bool) -> Draft:
         """The round; ``frozen``: no second job is offered a GPU of its own."""
         staying = {name for name in self.seconds if frozen or self._must_stay(name)}
         running = {name: at for name, at in self.state.running.items() if name not in self.seconds}
@@ -81,7 +83,7 @@ class _Pairing:
         beside, ended = dict[str, str](), dict[str, str]()
         self._continue(placements, first_on, taken, beside, ended, staying, frozen=frozen)
         self._begin(placements, first_on, beside, decided)
-        return self._as_round(decided, placements, beside, ended)
+        return self._draft(decided, placements, beside, ended)
 
     def _must_stay(self, name: str) -> bool:
         ran = self.now - self.state.running_since.get(name, self.now)
@@ -151,7 +153,7 @@ class _Pairing:
         placements: Mapping[str, Placement],
         first_on: Mapping[str, str],
         beside: dict[str, str],
-        decided: Round,
+        decided: Draft,
     ) -> None:
         """Jobs that would wait are put beside first jobs, those first that are owed the most time."""
         occupied = set(beside.values())
@@ -205,13 +207,13 @@ class _Pairing:
         promised = (self.state.promised or {}).get(name, {})
         return sum(promised.values()) - sum(self.state.received.get(name, {}).values())
 
-    def _as_round(
+    def _draft(
         self,
-        decided: Round,
+        decided: Draft,
         placements: dict[str, Placement],
         beside: Mapping[str, str],
         ended: Mapping[str, str],
-    ) -> Round:
+    ) -> Draft:
         reasons, pairs = {**decided.reasons}, dict[str, Beside]()
         for name, first in beside.items():
             at = placements[first]
@@ -219,42 +221,18 @@ class _Pairing:
             if name in self.shared.jobs and first in self.shared.jobs:
                 pairs[name] = self.shared.beside(name, first, at.gpu_type)
                 pairs[first] = self.shared.beside(first, name, at.gpu_type)
-        reasons |= {name: reason for name, reason in ended.items() if name not in placements}
+        reasons |= {name: Reason(why) for name, why in ended.items() if name not in placements}
         for name in beside:
-            reasons[name] = f"{placements[name]}, which the round gives to another job"
+            reasons[name] = Reason(f"{placements[name]}, which the round gives to another job")
         for name in self.seconds:
             if name in placements and name not in beside and placements[name] == self.state.running[name]:
-                reasons[name] = f"stays on {placements[name]}, now as its first job"
+                reasons[name] = Reason(f"stays on {placements[name]}, now as its first job")
         for name, pair in pairs.items():
             how = "measured" if pair.measured else "estimated"
             shares = f"shares it with {pair.partner}, at {pair.speed:.2f} of its speed alone ({how})"
-            reasons[name] = f"{reasons.get(name, '')}; {shares}"
-        changed = {*self.seconds, *self.seconds.values(), *beside} | {
-            name for name, at in placements.items() if decided.placements.get(name) != at
-        }
-        groups: dict[str, list[str]] = {
-            group: [name for name in getattr(decided, group) if name not in changed]
-            for group in ("extended", "started", "moved", "stopped", "waiting", "resized")
-        }
-        for name in sorted(changed):
-            was, now = self.state.running.get(name), placements.get(name)
-            if was is None:
-                groups["waiting" if now is None else "started"].append(name)
-            elif now is None:
-                groups["stopped"].append(name)
-            else:
-                groups["extended" if now == was else "moved"].append(name)
+            reasons[name] = reasons.get(name, Reason("")).noted(shares)
         return dataclasses.replace(
-            decided,
-            placements=placements,
-            reasons=reasons,
-            beside=pairs,
-            extended=tuple(groups["extended"]),
-            started=tuple(groups["started"]),
-            moved=tuple(groups["moved"]),
-            stopped=tuple(groups["stopped"]),
-            waiting=tuple(groups["waiting"]),
-            resized=tuple(groups["resized"]),
+            decided, question=self.question, placements=placements, reasons=reasons, beside=pairs
         )
 
 

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds.explanations import where
+from ballast_policies.rounds.draft import Draft
+from ballast_policies.rounds.explanations import Reason
 from ballast_policies.rounds.gangs import ElasticGang, SizeSettings
 from ballast_policies.rounds.grants import grant_gpus
 from ballast_policies.rounds.question import Question
@@ -23,10 +24,10 @@ from ballast_policies.rounds.sizes.free_gpus import FreeGpus
 from ballast_policies.rounds.sizes.pools import choose_pools, claims_where_they_run
 from ballast_policies.rounds.sizes.share_out import Division, Seat
 from ballast_policies.rounds.sizes.worth import Contender, gain, partition_speed
-from ballast_policies.rounds.values import Placement, Round, RoundSettings, RoundState
+from ballast_policies.rounds.values import Placement, RoundSettings
 
 
-def decide_elastic_round(question: Question) -> Round:
+def decide_elastic_round(question: Question) -> Draft:
     """The round of gangs in one pool each; without elastic gangs as :func:`grant_gpus` decides it.
 
     No node is given more GPUs than it has, no gang has fewer than its least size, and no GPU stays free that
@@ -61,7 +62,7 @@ def decide_elastic_round(question: Question) -> Round:
             left[tenants[job.name]] -= job.gpus
     seats = _seats(decided, question, reduced)
     if not seats:
-        return decided
+        return dataclasses.replace(decided, question=question)
     free = [FreeGpus(question.nodes, decided.placements.values()) for _ in range(2)]
     kept = Division(seats, free[0], left, sizes)
     if sizes.surplus is not Surplus.COST:
@@ -70,12 +71,12 @@ def decide_elastic_round(question: Question) -> Round:
         kept.keep_what_is_held(at for at, seat in enumerate(seats) if seat.runs)
     kept.share_out()
     chosen = kept
-    if sizes.surplus is not Surplus.COST and (decided.started or not settings.within_round):
+    if sizes.surplus is not Surplus.COST and (decided.changes.started or not settings.within_round):
         best = Division(seats, free[1], left, sizes)
         best.share_out()
         if _wins(seats, kept, best, sizes, settings):
             chosen = best
-    return _resized(decided, seats, chosen, state)
+    return _resized(dataclasses.replace(decided, question=question), seats, chosen)
 
 
 def _as_it_is(job: Job, gang: ElasticGang, held: Placement) -> Job:
@@ -92,7 +93,7 @@ def _least(placement: Placement, gang: ElasticGang) -> Placement:
     return dataclasses.replace(placement, nodes=placement.nodes[:least])
 
 
-def _seats(decided: Round, question: Question, reduced: Mapping[str, Placement]) -> list[Seat]:
+def _seats(decided: Draft, question: Question, reduced: Mapping[str, Placement]) -> list[Seat]:
     """The gangs that could have more than they were given."""
     state, parts = question.state, question.claimed_parts()
     capacity: Counter[str] = Counter()
@@ -139,26 +140,14 @@ def _wins(
     return bool(changed) and gain(sizes.surplus, changed) >= sizes.least_gain
 
 
-def _resized(decided: Round, seats: Sequence[Seat], chosen: Division, state: RoundState) -> Round:
+def _resized(decided: Draft, seats: Sequence[Seat], chosen: Division) -> Draft:
     """The round with the gangs' sizes."""
-    placements, reasons = dict(decided.placements), dict(decided.reasons)
+    placements, reasons = dict[str, Placement](), dict[str, Reason]()
     for at, seat in enumerate(seats):
         name = seat.one.job.name
         placements[name] = dataclasses.replace(seat.base, nodes=chosen.nodes[at])
         count, least = chosen.size(at), len(seat.base.nodes)
         most = max(seat.one.gang.speeds.get(seat.one.gpu_type, {least: 0.0}))
-        # The round before has placed its least size.
-        text = reasons[name].replace(where(seat.base), where(placements[name]), 1)
         size = f"it may have {least} to {most} GPUs and has {count}, " if most > least else ""
-        reasons[name] = f"{text}; {size}at {seat.one.speed(count):.3g} steps/s"
-    # A gang whose nodes have changed, and that neither moves nor starts, has another size.
-    resized = tuple(
-        job for job in decided.extended if job in state.running and placements[job] != state.running[job]
-    )
-    return dataclasses.replace(
-        decided,
-        placements=placements,
-        extended=tuple(job for job in decided.extended if job not in resized),
-        resized=resized,
-        reasons=reasons,
-    )
+        reasons[name] = decided.reasons[name].noted(f"{size}at {seat.one.speed(count):.3g} steps/s")
+    return decided.with_placements(placements, reasons)

@@ -10,15 +10,16 @@ although a gang may be faster on many slower GPUs than on its part of the fast o
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 from ballast_policies.allocation.policy import Surplus
+from ballast_policies.rounds.draft import Draft
+from ballast_policies.rounds.explanations import Reason
 from ballast_policies.rounds.hysteresis import moves_left
 from ballast_policies.rounds.packing import in_its_pools
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.sizes.market import Market
-from ballast_policies.rounds.values import Placement, Round
+from ballast_policies.rounds.values import Placement
 
 MOST_SWEEPS = 4
 """How often the gangs are gone through: one that has moved leaves room for others."""
@@ -65,21 +66,20 @@ def _all_in(row: Mapping[str, float], column: str) -> dict[str, float]:
     return {**dict.fromkeys(row, 0.0), column: sum(row.values())}
 
 
-def choose_pools(cluster: Question, reduced: Mapping[str, Placement], decided: Round) -> Round:
+def choose_pools(cluster: Question, reduced: Mapping[str, Placement], decided: Draft) -> Draft:
     """The round with elastic gangs in the pools where they are worth most; the same gangs run."""
     if len({node.pool for node in cluster.nodes}) < 2:
         return decided
-    market = Market(cluster, reduced, decided.placements)
+    market, changes = Market(cluster, reduced, decided.placements), decided.changes
     may_start = {
         name: at
         for name, at in decided.placements.items()
-        if name in decided.started and name in cluster.elastic and name not in cluster.pending
+        if name in changes.started and name in cluster.elastic and name not in cluster.pending
     }
     may_move = {}
     if not cluster.settings.within_round:
-        may_move = market.movable({name: decided.placements[name] for name in decided.extended})
-    limit = moves_left(cluster.now, cluster.state, cluster.settings)
-    left = math.inf if limit is None else limit - len(decided.moved) - len(decided.stopped)
+        may_move = market.movable({name: decided.placements[name] for name in changes.extended})
+    left = moves_left(cluster) - changes.disturbed
     chosen: dict[str, tuple[Placement, float]] = {}
     for _ in range(MOST_SWEEPS):
         candidates = {**may_start, **may_move} if left > 0 else may_start
@@ -95,16 +95,16 @@ def choose_pools(cluster: Question, reduced: Mapping[str, Placement], decided: R
     return _with_choices(decided, chosen, cluster) if chosen else decided
 
 
-def _with_choices(decided: Round, chosen: Mapping[str, tuple[Placement, float]], cluster: Question) -> Round:
+def _with_choices(decided: Draft, chosen: Mapping[str, tuple[Placement, float]], cluster: Question) -> Draft:
     placements = {name: placement for name, (placement, _) in chosen.items()}
-    reasons = {}
+    running, reasons = set(decided.changes.extended), {}
     for name, (placement, won) in chosen.items():
         before = decided.placements[name]
         restart = ""
-        if name in decided.extended:
+        if name in running:
             restart = f" after a restart of {cluster.elastic[name].restart_seconds:.0f} s"
-        reasons[name] = (
+        reasons[name] = Reason(
             f"in pool {placement.pool}: with the sizes that gangs reach, {won:.0%} better by the policy "
             f"than in pool {before.pool}{restart}"
         )
-    return decided.with_moves(placements, reasons)
+    return decided.with_placements(placements, reasons)

@@ -60,7 +60,7 @@ class ExecutedPipeline:
         groups = link_groups(flush, lines or [line], line) if several else {}
         self._transport = ProcessTransport(groups, line)
 
-    def run(self, batch: Batch) -> float | None:
+    def run(self, batch: Callable[[], Batch]) -> float | None:
         """Forward and backward of a whole batch; see :class:`ballast_trainer.pipeline.stages.Pipeline`.
 
         Returns:
@@ -70,7 +70,7 @@ class ExecutedPipeline:
         if self._group is not None:
             held = (layer for stack in self._stacks.values() for layer in stack.held)
             buffers = StepBuffers.of(module for layer in held for module in layer.stateful)
-        executor = self._executor(lambda step: batch, _never)
+        executor = self._executor(lambda step: batch(), _never)
         executor.begin(self._flush, self._meter.step)
         loss = executor.advance()
         executor.finish()

@@ -1,4 +1,4 @@
-"""What AMP plans with: layers, a cluster of unlike devices and links, and a strategy (AMP, NeurIPS 2022)."""
+"""Terms of AMP: layers, a cluster of unlike devices and links, and a strategy (AMP, NeurIPS 2022)."""
 
 import dataclasses
 
