@@ -8,9 +8,8 @@ import dataclasses
 import random
 
 import numpy as np
-from ballast_policies.rounds.account import forgetting
-from ballast_policies.rounds.priority import SHARE_EPSILON, by_urgency, priorities
-from ballast_policies.rounds.selection import Claims, select
+from ballast_policies.rounds.claims import SHARE_EPSILON, Claims, by_urgency, priorities, select
+from ballast_policies.rounds.memory import forgetting
 from ballast_policies.simulator.ledger import Ledger
 
 from ballast_lab.arrays.rules import ArraySettings

@@ -7,7 +7,7 @@ from typing import Any
 from ballast_policies.contract import ContractError
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.limits import OBJECT
-from ballast_policies.rounds import seconds_before_growth
+from ballast_policies.rounds import resize_cooldown_seconds
 
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.views.clock import Time
@@ -31,7 +31,7 @@ def may_grow_from(view: JobView) -> Time | None:
         return None
     if allocation.resized_at is None:
         return allocation.since
-    settling = seconds_before_growth(change_pause(view), allocation.failed_growths)
+    settling = resize_cooldown_seconds(change_pause(view), allocation.failed_growths)
     return allocation.resized_at + datetime.timedelta(seconds=settling)
 
 

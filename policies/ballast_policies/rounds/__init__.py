@@ -1,7 +1,7 @@
 """Rounds: from shares of time to gangs on nodes, again every few minutes."""
 
-from ballast_policies.rounds.account import Account, advance
 from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.divisions import best_parts, mixtures, with_mixtures
 from ballast_policies.rounds.gangs import (
     ElasticGang,
     MixedGang,
@@ -10,11 +10,10 @@ from ballast_policies.rounds.gangs import (
     SizeSettings,
     SpreadGang,
 )
-from ballast_policies.rounds.memory import RoundMemory
-from ballast_policies.rounds.mixed import best_parts, mixtures, with_mixtures
+from ballast_policies.rounds.memory import Account, RoundMemory, advance
 from ballast_policies.rounds.packing import in_whole_pods
 from ballast_policies.rounds.question import Question, SpotLimits
-from ballast_policies.rounds.sizes import extra_nodes, kept_ranks, seconds_before_growth, stays
+from ballast_policies.rounds.resizing import extra_nodes, kept_ranks, resize_cooldown_seconds, stays
 from ballast_policies.rounds.values import (
     Node,
     Placement,
@@ -50,7 +49,7 @@ __all__ = [
     "kept_ranks",
     "mixed_name",
     "mixtures",
-    "seconds_before_growth",
+    "resize_cooldown_seconds",
     "stays",
     "with_mixtures",
 ]

@@ -1,14 +1,120 @@
-"""The claims of a round: every job on every pool that it can use, in order of urgency."""
+"""Claims of jobs on pools: their order of urgency, and which of them are granted (dissertation section 5.5).
+
+priority[m, j] = X[m, j] / f[m, j]: the fraction of time that job m should run on type j over the fraction
+that it has run there. Shares change whenever jobs come and go, so both are kept as seconds, in an account:
+promised[m, j] is the integral of X[m, j] over time, and priority = (promised + X r/2) / (received + r/2). For
+constant shares this orders as X / f does. Half a round r is added so that a job that has had nothing has a
+finite priority, in the order of its share. Above 1 a job is behind, below 1 ahead. Where X is 0 the priority
+is 0: such a job runs only where GPUs would idle.
+
+A claim is a job (or a pair of jobs that share GPUs) on a column: a GPU type, or a pool of one. Claims come in
+order of urgency; each is granted if its column still has room for its whole gang and none of its jobs has
+been granted another (algorithm 2, on arrays: 30,000 claims take 5 ms).
+
+Where a pool's nodes are not alike to every job, claims are granted by the GPUs left in each group of nodes
+that are (``Node.group``): a job that does not tolerate a node's taints is not started there, and no job on a
+closed node; gangs that run there stay.
+"""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
 
 import numpy as np
 
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds.priority import by_urgency, priorities
-from ballast_policies.rounds.selection import Claims
 from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
+
+SHARE_EPSILON = 1e-6
+"""A smaller fraction is a solver's rounding error."""
+
+
+def priorities(
+    shares: np.ndarray, promised: np.ndarray, received: np.ndarray, *, round_seconds: float
+) -> np.ndarray:
+    """priority[m, j], without unit.
+
+    Args:
+        shares: X[m, j], fractions of time, as they are now.
+        promised: seconds that job m should have run on type j, by its shares so far.
+        received: seconds that it has run there, over the same time.
+        round_seconds: length r of a round.
+    """
+    half = 0.5 * round_seconds
+    priority: np.ndarray = np.where(
+        shares > SHARE_EPSILON, (promised + shares * half) / (received + half), 0.0
+    )
+    return priority
+
+
+def by_urgency(priority: np.ndarray, *ties: np.ndarray) -> np.ndarray:
+    """Positions of flat ``priority`` from high to low; equal ones by each of ``ties`` from low to high.
+
+    Priorities are compared in single precision, so that sums that differ in their last bits are ties.
+    """
+    order: np.ndarray = np.lexsort((*reversed(ties), -priority.astype(np.float32)))
+    return order
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """Parallel arrays of integers, the most urgent claim first.
+
+    Attributes:
+        job: index of the job.
+        partner: index of the job that shares its GPUs, or -1.
+        column: index of the column.
+        gpus: size of the gang.
+    """
+
+    job: np.ndarray
+    partner: np.ndarray
+    column: np.ndarray
+    gpus: np.ndarray
+
+    def __len__(self) -> int:
+        """How many claims."""
+        return len(self.job)
+
+    def take(self, positions: np.ndarray) -> "Claims":
+        """The claims at ``positions`` (indices or a mask), in their order."""
+        return Claims(
+            job=self.job[positions],
+            partner=self.partner[positions],
+            column=self.column[positions],
+            gpus=self.gpus[positions],
+        )
+
+
+def select(claims: Claims, room: np.ndarray) -> np.ndarray:
+    """Positions of the granted claims, in their order; O(claims).
+
+    ``room``: GPUs of each column; it is not changed.
+    """
+    left = room.tolist()
+    total = sum(left)
+    taken: set[int] = set()
+    granted = []
+    rows = zip(
+        claims.job.tolist(),
+        claims.partner.tolist(),
+        claims.column.tolist(),
+        claims.gpus.tolist(),
+        strict=True,
+    )
+    for position, (job, partner, column, gpus) in enumerate(rows):
+        if gpus > left[column] or job in taken or partner in taken:
+            continue
+        granted.append(position)
+        taken.add(job)
+        if partner >= 0:
+            taken.add(partner)
+        left[column] -= gpus
+        total -= gpus
+        if total == 0:
+            break
+    return np.array(granted, dtype=np.int64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,3 +239,105 @@ def _elapsed(now: float, state: RoundState, settings: RoundSettings) -> float:
     received = (sum(row.values()) for row in state.received.values())
     running = (now - since for since in state.running_since.values())
     return max([settings.round_seconds, *received, *running])
+
+
+Split = Mapping[str, int]
+"""Group of nodes -> GPUs of a gang in it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The groups of nodes of all pools.
+
+    Attributes:
+        room: for each pool, in their order: group -> GPUs.
+        barred: job index -> groups on which the job must not be started.
+        held: job index -> (pool index, split), of running jobs that could continue where they are.
+        per_pod: job index -> GPUs of each of its pods, where it is not 1.
+        order: all groups, those that fewest jobs may use first: they are of least use to the others.
+    """
+
+    room: Sequence[Mapping[str, int]]
+    barred: Mapping[int, frozenset[str]]
+    held: Mapping[int, tuple[int, Split]]
+    order: tuple[str, ...]
+    per_pod: Mapping[int, int]
+
+    @classmethod
+    def of(
+        cls,
+        jobs: Sequence[Job],
+        nodes: Sequence[Node],
+        pools: Pools,
+        valid: Mapping[str, Placement],
+        not_tolerated: Mapping[str, frozenset[str]],
+        gpus_per_pod: Mapping[str, int],
+    ) -> Self | None:
+        """The groups; None where every job tolerates every node, so that pools are enough."""
+        present = {node.group for node in nodes if node.gpus > 0}
+        closed = frozenset(node.group for node in nodes if node.gpus > 0 and node.closed)
+        barred = {
+            index: texts
+            for index, job in enumerate(jobs)
+            if (texts := (not_tolerated.get(job.name, frozenset()) & present) | closed)
+        }
+        if not barred:
+            return None
+        column = {name: at for at, name in enumerate(pools.names)}
+        room: list[Counter[str]] = [Counter() for _ in pools.names]
+        group = {node.name: node.group for node in nodes}
+        for node in nodes:
+            room[column[node.pool]][node.group] += node.gpus
+        held = {
+            index: (column[valid[job.name].pool], Counter(group[name] for name in valid[job.name].nodes))
+            for index, job in enumerate(jobs)
+            if job.name in valid
+        }
+        refusals = Counter(text for texts in barred.values() for text in texts)
+        order = tuple(sorted(present, key=lambda text: (-refusals[text], text)))
+        per_pod = {
+            index: gpus_per_pod[job.name] for index, job in enumerate(jobs) if job.name in gpus_per_pod
+        }
+        return cls(room=room, barred=barred, held=held, order=order, per_pod=per_pod)
+
+    def select(self, claims: Claims, pinned: Iterable[int]) -> tuple[np.ndarray, dict[int, Split]]:
+        """As ``selection.select``, by groups; also the split of each job that starts or moves.
+
+        Args:
+            claims: the most urgent first; without pairs.
+            pinned: jobs, by index, that keep their nodes before any claim is granted.
+        """
+        left = [Counter(groups) for groups in self.room]
+        for job in pinned:
+            column, own = self.held[job]
+            left[column].subtract(own)
+        taken: set[int] = set()
+        granted: list[int] = []
+        splits: dict[int, Split] = {}
+        rows = zip(claims.job.tolist(), claims.column.tolist(), claims.gpus.tolist(), strict=True)
+        for position, (job, column, gpus) in enumerate(rows):
+            if job in taken:
+                continue
+            at, own = self.held.get(job, (-1, {}))
+            if at == column and all(left[column][text] >= count for text, count in own.items()):
+                split = own
+            else:
+                found = self._split(job, gpus, left[column])
+                if found is None:
+                    continue
+                splits[job] = split = found
+            left[column].subtract(split)
+            taken.add(job)
+            granted.append(position)
+        return np.array(granted, dtype=np.int64), splits
+
+    def _split(self, job: int, gpus: int, left: Mapping[str, int]) -> Split | None:
+        """GPUs for a gang that starts, from the groups that it tolerates; None: too few are left."""
+        barred, split, missing = self.barred.get(job, frozenset()), {}, gpus
+        per_pod = self.per_pod.get(job, 1)
+        for text in self.order:
+            here = min(missing, left.get(text, 0)) // per_pod * per_pod if text not in barred else 0
+            if here > 0:
+                split[text] = here
+                missing -= here
+        return split if missing == 0 else None

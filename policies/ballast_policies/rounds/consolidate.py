@@ -48,7 +48,7 @@ def consolidate(decided: Draft, moves: int) -> Draft:
         if len(placements) >= moves or ran < settings.min_run_seconds or won < gang.speed * (1 + LEAST_GAIN):
             continue
         barred = question.not_tolerated.get(name, frozenset())
-        members = [n for n in pools[at.pool] if not (n.closed or n.coming or n.group in barred)]
+        members = [n for n in pools[at.pool] if not (n.closed or n.provisionable or n.group in barred)]
         offered = free + Counter(at.nodes)
         chosen = pack(
             len(at.nodes),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ballast_policies.rounds.explanations import Reason
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Beside, Placement, Round
+from ballast_policies.rounds.values import Colocation, Placement, Round
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Draft:
     placements: Mapping[str, Placement]
     reasons: Mapping[str, Reason]
     kept_off_spot: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    beside: Mapping[str, Beside] = dataclasses.field(default_factory=dict)
+    beside: Mapping[str, Colocation] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def changes(self) -> Changes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.planning.launch.unlike_ranks import LaunchedPipeline, RankGpu, step_seconds
-from ballast_policies.rounds.values import Beside, Placement, PoolPart, mixed_name
+from ballast_policies.rounds.values import Colocation, Placement, PoolPart, mixed_name
 from ballast_policies.throughput.paired import PairSpeeds
 
 
@@ -227,11 +227,11 @@ class SharedGpus:
             return False
         return gpu_type in self.jobs[one].known_alone and gpu_type in self.jobs[other].known_alone
 
-    def beside(self, job: str, partner: str, gpu_type: str) -> Beside:
+    def beside(self, job: str, partner: str, gpu_type: str) -> Colocation:
         """``job`` beside ``partner``; both may share."""
         kinds = self.jobs[job].kind, self.jobs[partner].kind
         known = self.speeds.relative(*kinds, gpu_type)
-        return Beside(partner=partner, speed=known.value, measured=known.measured)
+        return Colocation(partner=partner, speed=known.value, measured=known.measured)
 
     def together(self, one: str, other: str, gpu_type: str) -> float:
         """The sum of both speeds over those alone: 1 is what they do by turns."""

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds.claims import OrderedClaims, Pools, ordered_claims
+from ballast_policies.rounds.claims import Claims, Groups, OrderedClaims, Pools, Split, ordered_claims, select
 from ballast_policies.rounds.draft import Draft
 from ballast_policies.rounds.explanations import (
     Explained,
@@ -31,12 +31,9 @@ from ballast_policies.rounds.hysteresis import (
     valid_placements,
     within_min_run,
 )
-from ballast_policies.rounds.packing import assign_nodes
+from ballast_policies.rounds.packing import assign_nodes, filled
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.selection import Claims, select
-from ballast_policies.rounds.taints import Groups, Split
 from ballast_policies.rounds.values import Placement
-from ballast_policies.rounds.whole_pods import filled
 
 
 def grant_gpus(question: Question) -> Draft:

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.claims import Claims
 from ballast_policies.rounds.packing import has_room, in_its_pools
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.selection import Claims
 from ballast_policies.rounds.values import Node, Placement, RoundState
 
 HOUR = 3600.0

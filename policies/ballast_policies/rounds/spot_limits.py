@@ -62,7 +62,7 @@ def nodes_by_place(
     return found
 
 
-def decide_within_limits(decide: Callable[[Question], Draft], question: Question) -> Draft:
+def within_spot_limits(decide: Callable[[Question], Draft], question: Question) -> Draft:
     """The round that ``decide`` makes of the nodes that the limits of spot machines leave.
 
     Where it takes GPUs of spot pools that running gangs do not hold, at most ``SpotLimits.most`` of the GPUs
@@ -212,7 +212,7 @@ class _Offer:
         }
         offered: dict[str, Node] = {}
         # What the allowed launches take comes first, then nodes that exist.
-        by_use = sorted(self.spot_nodes, key=lambda node: (-extra[node.name], node.coming))
+        by_use = sorted(self.spot_nodes, key=lambda node: (-extra[node.name], node.provisionable))
         for only_wanted in (True, False):
             for node in by_use:
                 held, place = self._held[node.name], node.place

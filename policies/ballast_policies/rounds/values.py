@@ -16,7 +16,7 @@ class Node:
             After a "#", a number tells nodes apart that some jobs may not use for another reason.
         closed: why no job is started there at all; empty: jobs may be. Count only the GPUs of running
             gangs in ``gpus`` then.
-        coming: it does not exist yet: an autoscaler makes it for the pods of a gang that is placed there.
+        provisionable: it does not exist yet: an autoscaler makes it for the pods of a gang placed there.
         zone: where it is; empty: not known.
     """
 
@@ -26,7 +26,7 @@ class Node:
     gpus: int
     taints: str = ""
     closed: str = ""
-    coming: bool = False
+    provisionable: bool = False
     zone: str = ""
 
     @property
@@ -133,7 +133,7 @@ class RoundSettings:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class Colocation:
     """The other job on a job's GPU.
 
     Attributes:
@@ -173,7 +173,7 @@ class Round:
     reasons: Mapping[str, str]
     resized: tuple[str, ...] = ()
     kept_off_spot: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    beside: Mapping[str, Beside] = dataclasses.field(default_factory=dict)
+    beside: Mapping[str, Colocation] = dataclasses.field(default_factory=dict)
 
     @property
     def first_placements(self) -> Mapping[str, Placement]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from ballast_policies.rounds import Placement, Round, seconds_before_growth
+from ballast_policies.rounds import Placement, Round, resize_cooldown_seconds
 from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 
 LEAST_STEP = 1e-6
@@ -127,7 +127,7 @@ class ActiveJob:
                 self.joins = self.growth_seconds
             else:
                 self.trains_on, self.waits = after, self.waits + self.pause_seconds
-            self.settled = now + self.joins + seconds_before_growth(self.pause_seconds)
+            self.settled = now + self.joins + resize_cooldown_seconds(self.pause_seconds)
 
 
 Active = TypeVar("Active", bound=ActiveJob)

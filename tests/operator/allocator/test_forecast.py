@@ -11,7 +11,7 @@ from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.cli.live.whatif_over_time import OverTime, changed, over_time
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Job, ProblemError
-from ballast_policies.rounds import ElasticGang, Node, Placement, seconds_before_growth
+from ballast_policies.rounds import ElasticGang, Node, Placement, resize_cooldown_seconds
 from ballast_policies.simulator.whatif import Setup
 
 NOW = 1_800_000_000.0
@@ -123,7 +123,7 @@ def test_a_gang_settles_between_two_changes_of_its_size():
         job("grows", steps=30_000, runs=True, elastic=sizes),
         gpus=6,
     )
-    settles = seconds_before_growth(2.0)
+    settles = resize_cooldown_seconds(2.0)
     at_four_gpus = 20.0 * (settles - 2.0)
     found = forecasts(snapshot, live={"team/grows"})["grows"]
     assert found.ends == pytest.approx(1000 + settles + 2.0 + (20_000 - at_four_gpus) / 30.0, abs=0.01)

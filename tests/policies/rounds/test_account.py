@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds import Account, Node, Question, RoundSettings, RoundState, advance, decide_round
-from ballast_policies.rounds.account import HALF_LIFE_ROUNDS
+from ballast_policies.rounds.memory import HALF_LIFE_ROUNDS
 
 ROUND = 60.0
 

@@ -1,8 +1,7 @@
 """Granting claims in order of urgency."""
 
 import numpy as np
-from ballast_policies.rounds.priority import by_urgency, priorities
-from ballast_policies.rounds.selection import Claims, select
+from ballast_policies.rounds.claims import Claims, by_urgency, priorities, select
 from hypothesis import given
 from hypothesis import strategies as st
 

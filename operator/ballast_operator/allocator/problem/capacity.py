@@ -85,7 +85,7 @@ class Capacity:
     @property
     def gpus_by_pool(self) -> Counter[str]:
         """Pool -> GPUs of the nodes that exist."""
-        there = (node for node in self.nodes if not node.coming)
+        there = (node for node in self.nodes if not node.provisionable)
         return _total((node.pool, node.gpus + self.left_out.get(node.name, 0)) for node in there)
 
 
@@ -142,7 +142,7 @@ def read_capacity(
                     gpus=max(0, gpus),
                     taints=taints,
                     closed=closed,
-                    coming=is_coming(node.name),
+                    provisionable=is_coming(node.name),
                     zone=zone_of(node.labels),
                 )
             )

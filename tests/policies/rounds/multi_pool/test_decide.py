@@ -154,7 +154,7 @@ def test_nodes_that_it_must_not_be_started_on_are_left_out():
     assert decided.reasons["wide"].startswith("waits for 4 GPUs of its pools together")
 
 
-TO_COME = Node(name="slow/new-0", pool="slow", gpu_type="slow", gpus=2, coming=True)
+TO_COME = Node(name="slow/new-0", pool="slow", gpu_type="slow", gpus=2, provisionable=True)
 
 
 def test_nodes_that_do_not_exist_yet_hold_a_part_where_those_that_do_have_no_room():
@@ -210,7 +210,7 @@ def test_random_rounds_give_no_gpu_twice_and_start_gangs_whole(seed):
             pool=pool,
             gpu_type=pool,
             gpus=chance.randint(1, 4),
-            coming=chance.random() < 0.2,
+            provisionable=chance.random() < 0.2,
         )
         for pool in SPEEDS
         for number in range(chance.randint(1, 3))

@@ -1,16 +1,20 @@
-"""The ways in which a gang may be divided over pools, and the fastest of them.
+"""Divisions of a gang over pools, and the fastest of them.
 
 For two pools and a size, as many GPUs as possible are of the faster type. Both orders are looked at: early
 stages keep more microbatches in flight, so the memory may fit in one order only. Only where no two pools
-hold the least size are there more than two parts: the fastest types first.
+hold the least size are there more than two parts: the fastest types first. Policies see a gang that no single
+pool can hold as a configuration for each mixture of types.
 """
 
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 
+from ballast_policies.allocation.problem import Job, Problem
+from ballast_policies.allocation.registry import find_policy
+from ballast_policies.configuration import Configuration
 from ballast_policies.rounds.gangs import MixedGang
-from ballast_policies.rounds.values import PoolPart
+from ballast_policies.rounds.values import PoolPart, mixed_name
 
 MOST_POOLS = 6
 """Of the pools with room, those of which pairs are looked at: the fastest types, and the most GPUs."""
@@ -97,3 +101,33 @@ def _part(pool: tuple[str, str, int], gpus: int) -> PoolPart:
 
 def _power(gang: MixedGang, parts: tuple[PoolPart, ...]) -> float:
     return sum(gang.relative(part.gpu_type) * part.gpus for part in parts)
+
+
+def with_mixtures(
+    problem: Problem, mixed: Mapping[str, MixedGang], policy: str, *, agnostic: bool = False
+) -> Problem:
+    """``problem`` with configurations for the gangs of ``mixed`` that no single pool can hold.
+
+    As it is under policies that take gangs of one type alone: such gangs have no share there, and run where
+    GPUs are left.
+    """
+    large = {name: gang for name, gang in mixed.items() if not gang.fits_one_pool and gang.mixtures}
+    if not large or agnostic or not find_policy(policy).takes_configurations:
+        return problem
+    jobs = (_mixture(job, large[job.name]) if job.name in large else job for job in problem.jobs)
+    return dataclasses.replace(problem, jobs=tuple(jobs))
+
+
+def _mixture(job: Job, gang: MixedGang) -> Job:
+    # Where nothing is measured, the problem assumes other speeds than were estimated.
+    fastest = max(gang.speeds, key=lambda gpu_type: gang.speeds[gpu_type])
+    scale = job.throughput.get(fastest, 0.0) / gang.speeds[fastest] if gang.speeds[fastest] > 0 else 0.0
+    found: dict[str, Configuration] = {}
+    for parts in gang.mixtures:
+        gpus: dict[str, int] = {}
+        for part in parts:
+            gpus[part.gpu_type] = gpus.get(part.gpu_type, 0) + part.gpus
+        name, speed = mixed_name(parts), gang.speed(parts) * scale
+        if name not in found or found[name].throughput < speed:
+            found[name] = Configuration(name=name, gpus=gpus, throughput=speed)
+    return dataclasses.replace(job, throughput={}, gpus=1, configurations=tuple(found.values()))

@@ -7,7 +7,7 @@ from ballast_policies.allocation.policy import Surplus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.policies.rounds.sizes.gangs import CONCAVE, decide, gang, job, node, sizes_of
+from tests.policies.rounds.elastic.gangs import CONCAVE, decide, gang, job, node, sizes_of
 
 
 def brute_force(tables, gpus):

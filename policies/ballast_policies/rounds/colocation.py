@@ -16,7 +16,7 @@ from ballast_policies.rounds.explanations import Reason
 from ballast_policies.rounds.gangs import SharedGpus
 from ballast_policies.rounds.hysteresis import moves_left, recent_moves
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Beside, Placement, RoundSettings, RoundState
+from ballast_policies.rounds.values import Colocation, Placement, RoundSettings, RoundState
 
 LEAST_GAIN = 0.05
 """Two jobs begin to share where their speeds over those alone are 1 and this much more together. They
@@ -25,7 +25,7 @@ continue while they are at least 1."""
 Decide = Callable[[Question], Draft]
 
 
-def decide_with_shared_gpus(decide: Decide, question: Question) -> Draft:
+def colocate(decide: Decide, question: Question) -> Draft:
     """The round by ``decide``, which gives whole GPUs to first jobs, with second jobs beside them.
 
     No GPU has more than two jobs. A second job is stopped or moved as rarely as any other: not before it ran
@@ -33,7 +33,7 @@ def decide_with_shared_gpus(decide: Decide, question: Question) -> Draft:
     """
     if not question.shared.memory:
         return decide(question)
-    pairing = _Pairing(question)
+    pairing = _Pairs(question)
     now, state, settings = question.now, question.state, question.settings
     left = moves_left(question)
     found = pairing.decide(decide, settings, frozen=False)
@@ -51,7 +51,7 @@ def decide_with_shared_gpus(decide: Decide, question: Question) -> Draft:
     return found
 
 
-class _Pairing:
+class _Pairs:
     """Who is beside whom; ``seconds``: running second job -> the first."""
 
     def __init__(self, question: Question) -> None:
@@ -214,7 +214,7 @@ class _Pairing:
         beside: Mapping[str, str],
         ended: Mapping[str, str],
     ) -> Draft:
-        reasons, pairs = {**decided.reasons}, dict[str, Beside]()
+        reasons, pairs = {**decided.reasons}, dict[str, Colocation]()
         for name, first in beside.items():
             at = placements[first]
             placements[name] = dataclasses.replace(at)

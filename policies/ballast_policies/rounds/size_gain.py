@@ -15,7 +15,7 @@ AS_CHEAP = 0.99
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
+class SizeCandidate:
     """A gang that may have more GPUs than its least size.
 
     Attributes:
@@ -66,7 +66,7 @@ def partition_speed(gang: ElasticGang, capacity: Mapping[str, int], part: float)
     )
 
 
-def urgency(surplus: Surplus, one: Contender, now: int, more: int) -> float:
+def urgency(surplus: Surplus, one: SizeCandidate, now: int, more: int) -> float:
     """The lower the sooner the gang grows from ``now`` to ``more`` GPUs; infinite: not at all."""
     slow, fast = one.speed(now), one.speed(more)
     match surplus:
@@ -85,7 +85,7 @@ def urgency(surplus: Surplus, one: Contender, now: int, more: int) -> float:
     return slow / one.unit if one.unit > 0 else slow
 
 
-Speeds = Sequence[tuple[Contender, float, float]]
+Speeds = Sequence[tuple[SizeCandidate, float, float]]
 """Gangs whose speed differs: (gang, steps/s of one division, of another)."""
 
 
@@ -112,7 +112,7 @@ def _of_sums(changed: Speeds) -> float:
 
 
 def _of_times(
-    total: Callable[[list[float]], float], time: Callable[[Contender, float], float], changed: Speeds
+    total: Callable[[list[float]], float], time: Callable[[SizeCandidate, float], float], changed: Speeds
 ) -> float:
     before = total([time(one, speed) for one, speed, _ in changed])
     after = total([time(one, speed) for one, _, speed in changed])
@@ -122,7 +122,7 @@ def _of_times(
 _GAINS: Mapping[Surplus, Callable[[Speeds], float]] = {
     Surplus.ARRIVAL: _of_the_first,
     Surplus.THROUGHPUT: _of_sums,
-    Surplus.SHORTEST: functools.partial(_of_times, sum, Contender.seconds),
-    Surplus.LONGEST: functools.partial(_of_times, max, Contender.seconds),
-    Surplus.FINISH_TIME: functools.partial(_of_times, max, Contender.delay),
+    Surplus.SHORTEST: functools.partial(_of_times, sum, SizeCandidate.seconds),
+    Surplus.LONGEST: functools.partial(_of_times, max, SizeCandidate.seconds),
+    Surplus.FINISH_TIME: functools.partial(_of_times, max, SizeCandidate.delay),
 }

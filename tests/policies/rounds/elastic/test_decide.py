@@ -17,7 +17,7 @@ from ballast_policies.rounds import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.policies.rounds.sizes.gangs import at, decide, gang, job, node, sizes_of
+from tests.policies.rounds.elastic.gangs import at, decide, gang, job, node, sizes_of
 
 
 @st.composite

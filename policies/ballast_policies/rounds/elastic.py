@@ -1,0 +1,380 @@
+"""Gangs of several sizes: who runs is decided at the least sizes, then the rest is shared out.
+
+1. A running elastic gang counts with its least size, on the nodes of its first ranks; what it holds beyond
+   that is there for gangs that wait. So a waiting gang comes before another's extra GPUs, by every policy.
+2. :func:`.grant_gpus` says which gangs run, and on which pool.
+3. Gangs go to another pool where the sizes that they reach there win more than a restart costs.
+4. GPUs that are left go to elastic gangs one step of size at a time, the most urgent by the policy first.
+   Within a round a gang keeps what it holds, unless a gang that starts needs it. At the end of a round, and
+   when a gang starts, GPUs also pass from one gang to another, where that wins more than the pauses cost.
+"""
+
+import dataclasses
+import heapq
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ballast_policies.allocation.policy import Surplus
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.draft import Draft
+from ballast_policies.rounds.elastic_pools import choose_pools, claims_where_they_run
+from ballast_policies.rounds.explanations import Reason
+from ballast_policies.rounds.gangs import ElasticGang, SizeSettings
+from ballast_policies.rounds.grants import grant_gpus
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.size_gain import SizeCandidate, gain, partition_speed, urgency
+from ballast_policies.rounds.values import Node, Placement, RoundSettings
+
+
+class _FreeGpus:
+    """What is left of each node; changed by :meth:`take`."""
+
+    def __init__(self, nodes: Sequence[Node], placements: Iterable[Placement]) -> None:
+        used: Counter[str] = Counter()
+        for placement in placements:
+            used.update(placement.nodes)
+        self._left = {node.name: node.gpus - used[node.name] for node in nodes}
+        self._nodes = {node.name: node for node in nodes}
+        self._pools: dict[str, list[Node]] = {}
+        for node in nodes:
+            if self._left[node.name] > 0:
+                self._pools.setdefault(node.pool, []).append(node)
+        for members in self._pools.values():
+            # The fullest first: whole nodes stay free for gangs that start. Nodes that do not exist yet last.
+            members.sort(
+                key=lambda node: (node.provisionable, self._left[node.name], node.name), reverse=True
+            )
+
+    def holds(self, names: Iterable[str]) -> bool:
+        """Whether there is a GPU for each of the nodes."""
+        wanted = Counter(names)
+        return all(self._left.get(name, 0) >= count for name, count in wanted.items())
+
+    def take(self, names: Iterable[str]) -> None:
+        """They are no longer free."""
+        for name in names:
+            self._left[name] -= 1
+
+    def give_back(self, names: Iterable[str]) -> None:
+        """They are free again."""
+        for name in names:
+            self._left[name] += 1
+
+    def find(
+        self, gpus: int, pool: str, near: Iterable[str], barred: frozenset[str], per_pod: int = 1
+    ) -> tuple[str, ...] | None:
+        """One node of the pool for each of ``gpus`` GPUs, those ``near`` first; None: too few are left.
+
+        Args:
+            gpus: in whole pods.
+            pool: where.
+            near: nodes that are best.
+            barred: groups of nodes (``Node.group``) that the gang must not be started on.
+            per_pod: GPUs of a pod, all on one node.
+        """
+        members = self._pools.get(pool, [])
+        while members and self._left[members[-1].name] <= 0:
+            members.pop()
+        close = dict.fromkeys(near)
+        others = (node for node in reversed(members) if node.name not in close)
+        found: list[str] = []
+        for node in itertools.chain((self._nodes[name] for name in close), others):
+            if len(found) == gpus:
+                break
+            left = self._left[node.name]
+            if left >= per_pod and not node.closed and node.group not in barred:
+                found += [node.name] * (min(left, gpus - len(found)) // per_pod * per_pod)
+        return tuple(found) if len(found) == gpus else None
+
+
+HOLDS = 0.85
+"""What a gang holds already counts as if it were so much more urgent: equal gangs do not swap GPUs."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _GangSize:
+    """A gang with its least size, and what it has beyond that now.
+
+    Attributes:
+        one: the gang.
+        base: nodes of its least size.
+        own: by position of the pipeline, the nodes beyond ``base`` that it holds now, in order of ranks.
+        runs: its ranks hold them; a gang that is about to start takes any size at no cost.
+        pool: where.
+        barred: groups of nodes that it must not be started on.
+        tenant: whose limit on GPUs counts.
+    """
+
+    one: SizeCandidate
+    base: Placement
+    own: tuple[tuple[str, ...], ...] = ()
+    runs: bool = False
+    barred: frozenset[str] = frozenset()
+    tenant: str = ""
+
+    @property
+    def held(self) -> int:
+        """GPUs that it has now."""
+        return len(self.base.nodes) + sum(map(len, self.own))
+
+
+class _SizeAssignment:
+    """One division of the free GPUs, as it comes about."""
+
+    def __init__(
+        self, seats: Sequence[_GangSize], free: _FreeGpus, room: Mapping[str, int], settings: SizeSettings
+    ) -> None:
+        """Start from the least sizes.
+
+        Args:
+            seats: the gangs.
+            free: GPUs beyond the least sizes.
+            room: tenant -> GPUs that its gangs may have beyond their least sizes; missing: no limit.
+            settings: of sizes.
+        """
+        self._free, self._room, self._settings = free, Counter(room), settings
+        self._limited = frozenset(room)
+        self._seats = seats
+        self.nodes: list[tuple[str, ...]] = [seat.base.nodes for seat in seats]
+        self._kept: list[set[int]] = [set() for _ in seats]
+
+    def keep_what_is_held(self, wanted: Iterable[int]) -> None:
+        """Let these gangs keep their own GPUs beyond the least size, where they are still free."""
+        for at in wanted:
+            seat = self._seats[at]
+            most = sum(map(len, seat.own))
+            while most > 0:
+                nodes, positions = self._own_positions(at, most)
+                if not nodes:
+                    break
+                if self._is_a_size(seat, self.size(at) + len(nodes)) and self._has_room(seat, len(nodes)):
+                    self._take(at, nodes)
+                    self._kept[at] |= positions
+                    break
+                most = len(nodes) - 1
+
+    def share_out(self) -> None:
+        """Give the rest to those that become faster with it, the most urgent first."""
+        queue: list[tuple[float, int, int]] = []
+        for at in range(len(self._seats)):
+            self._push(queue, at)
+        while queue:
+            _, _, at = heapq.heappop(queue)
+            if self._grow(at):
+                self._push(queue, at)
+
+    def size(self, at: int) -> int:
+        """GPUs of the gang in this division."""
+        return len(self.nodes[at])
+
+    def _push(self, queue: list[tuple[float, int, int]], at: int) -> None:
+        seat, now = self._seats[at], self.size(at)
+        more = self._next_size(seat, now)
+        if more is None:
+            return
+        value = urgency(self._settings.surplus, seat.one, now, more)
+        if math.isinf(value) and value > 0:
+            return
+        if seat.runs and more <= seat.held:
+            value = value * HOLDS if value > 0 else value / HOLDS
+        # Of equals the one that holds the GPU keeps it.
+        heapq.heappush(queue, (value, 0 if seat.runs and more <= seat.held else 1, at))
+
+    def _next_size(self, seat: _GangSize, now: int) -> int | None:
+        """The next size at which the gang is faster by enough; None: there is none."""
+        one, slow = seat.one, seat.one.speed(now)
+        for size in sorted(one.gang.speeds.get(one.gpu_type, {})):
+            if size > now and one.speed(size) > slow * (1 + self._settings.least_growth):
+                return self._worth_its_pause(seat, now, size)
+        return None
+
+    def _worth_its_pause(self, seat: _GangSize, now: int, size: int) -> int | None:
+        if not seat.runs or size <= seat.held:
+            return size
+        if not seat.one.gang.may_grow:
+            return None
+        saved = seat.one.seconds(seat.one.speed(now)) - seat.one.seconds(seat.one.speed(size))
+        return size if saved > seat.one.gang.pause_seconds else None
+
+    def _grow(self, at: int) -> bool:
+        seat, now = self._seats[at], self.size(at)
+        size = self._next_size(seat, now)
+        if size is None or not self._has_room(seat, size - now):
+            return False
+        nodes, positions = self._own_positions(at, size - now)
+        missing = size - now - len(nodes)
+        if missing:
+            # Positions that others have got are given back before the gang may take other GPUs.
+            if seat.runs and len(self._kept[at]) + len(positions) < len(seat.own):
+                return False
+            self._free.take(nodes)
+            found = self._free.find(
+                missing, seat.base.pool, (*self.nodes[at], *nodes), seat.barred, seat.one.gang.per_pod
+            )
+            self._free.give_back(nodes)
+            if found is None:
+                return False
+            nodes = (*nodes, *found)
+        self._take(at, nodes)
+        self._kept[at] |= positions
+        return True
+
+    def _own_positions(self, at: int, gpus: int) -> tuple[tuple[str, ...], set[int]]:
+        """(nodes, numbers) of positions that the gang holds and has not yet, as far as they are free.
+
+        In order of ranks, and no more than ``gpus`` GPUs.
+        """
+        nodes: list[str] = []
+        positions: set[int] = set()
+        for number, position in enumerate(self._seats[at].own):
+            fits = number not in self._kept[at] and len(nodes) + len(position) <= gpus
+            if fits and self._free.holds([*nodes, *position]):
+                nodes += position
+                positions.add(number)
+        return tuple(nodes), positions
+
+    def _is_a_size(self, seat: _GangSize, gpus: int) -> bool:
+        return gpus in seat.one.gang.speeds.get(seat.one.gpu_type, {})
+
+    def _has_room(self, seat: _GangSize, gpus: int) -> bool:
+        tenant = seat.tenant
+        return tenant not in self._limited or self._room[tenant] >= gpus
+
+    def _take(self, at: int, nodes: tuple[str, ...]) -> None:
+        self._free.take(nodes)
+        self.nodes[at] = (*self.nodes[at], *nodes)
+        tenant = self._seats[at].tenant
+        if tenant in self._limited:
+            self._room[tenant] -= len(nodes)
+
+
+def grant_elastic(question: Question) -> Draft:
+    """The round of gangs in one pool each; without elastic gangs as :func:`grant_gpus` decides it.
+
+    No node is given more GPUs than it has, no gang has fewer than its least size, and no GPU stays free that
+    a running gang could take and be faster with. A running gang becomes either smaller, on some of its nodes,
+    or larger, on all of them and others of its pool (``Round.resized``).
+    """
+    elastic, state, pending = question.elastic, question.state, question.pending
+    if not elastic:
+        return grant_gpus(question)
+    sizes, settings = question.sizes, question.settings
+    reduced = {
+        job: _least(placement, elastic[job])
+        for job, placement in state.running.items()
+        if job in elastic and (job in pending or elastic[job].may_shrink)
+    }
+    # A gang that cannot change its size now counts as it is.
+    asked = [
+        _as_it_is(job, elastic[job.name], state.running[job.name])
+        if job.name in elastic and job.name in state.running and job.name not in reduced
+        else job
+        for job in question.jobs
+    ]
+    cluster = dataclasses.replace(question, jobs=asked, parts=question.claimed_parts())
+    claimed = claims_where_they_run(cluster, reduced)
+    at_least = dataclasses.replace(claimed.state, running={**state.running, **reduced})
+    decided = grant_gpus(dataclasses.replace(claimed, state=at_least))
+    decided = choose_pools(cluster, reduced, decided)
+    tenants, left = question.tenants, Counter(question.room)
+    for job in question.jobs:
+        starts = job.name not in state.running or job.name in pending
+        if starts and job.name in decided.placements and tenants.get(job.name, "") in left:
+            left[tenants[job.name]] -= job.gpus
+    seats = _seats(decided, question, reduced)
+    if not seats:
+        return dataclasses.replace(decided, question=question)
+    free = [_FreeGpus(question.nodes, decided.placements.values()) for _ in range(2)]
+    kept = _SizeAssignment(seats, free[0], left, sizes)
+    if sizes.surplus is not Surplus.COST:
+        # What was granted and is not held yet comes first: its GPUs are still on their way.
+        kept.keep_what_is_held(at for at, seat in enumerate(seats) if not seat.runs)
+        kept.keep_what_is_held(at for at, seat in enumerate(seats) if seat.runs)
+    kept.share_out()
+    chosen = kept
+    if sizes.surplus is not Surplus.COST and (decided.changes.started or not settings.within_round):
+        best = _SizeAssignment(seats, free[1], left, sizes)
+        best.share_out()
+        if _wins(seats, kept, best, sizes, settings):
+            chosen = best
+    return _resized(dataclasses.replace(decided, question=question), seats, chosen)
+
+
+def _as_it_is(job: Job, gang: ElasticGang, held: Placement) -> Job:
+    """The job with the size that it has, on the types where that is one of its sizes."""
+    size = len(held.nodes)
+    there = {kind for kind, by_size in gang.speeds.items() if size in by_size} | {held.gpu_type}
+    rates = {kind: rate if kind in there else 0.0 for kind, rate in job.throughput.items()}
+    return dataclasses.replace(job, gpus=size, throughput=rates)
+
+
+def _least(placement: Placement, gang: ElasticGang) -> Placement:
+    by_size = gang.speeds.get(placement.gpu_type, {})
+    least = min(by_size, default=gang.least)
+    return dataclasses.replace(placement, nodes=placement.nodes[:least])
+
+
+def _seats(decided: Draft, question: Question, reduced: Mapping[str, Placement]) -> list[_GangSize]:
+    """The gangs that could have more than they were given."""
+    state, parts = question.state, question.claimed_parts()
+    capacity: Counter[str] = Counter()
+    for node in question.nodes:
+        capacity[node.gpu_type] += node.gpus
+    seats = []
+    for index, job in enumerate(question.jobs):
+        placement, gang = decided.placements.get(job.name), question.elastic.get(job.name)
+        if placement is None or gang is None:
+            continue
+        stays = placement == reduced.get(job.name)
+        if job.name in state.running and job.name not in reduced and placement == state.running[job.name]:
+            continue  # it cannot change its size now
+        extra = state.running[job.name].nodes[len(placement.nodes) :] if stays else ()
+        each = gang.together
+        own = tuple(tuple(extra[at : at + each]) for at in range(0, len(extra), each))
+        unit = partition_speed(gang, capacity, parts.get(job.name, 0.0))
+        seats.append(
+            _GangSize(
+                one=SizeCandidate(job=job, gang=gang, index=index, gpu_type=placement.gpu_type, unit=unit),
+                base=placement,
+                own=own,
+                runs=stays and job.name not in question.pending,
+                barred=question.not_tolerated.get(job.name, frozenset()),
+                tenant=question.tenants.get(job.name, ""),
+            )
+        )
+    return seats
+
+
+def _wins(
+    seats: Sequence[_GangSize],
+    kept: _SizeAssignment,
+    best: _SizeAssignment,
+    sizes: SizeSettings,
+    settings: RoundSettings,
+) -> bool:
+    """Whether gangs should pass GPUs on: what that wins is worth more than the pauses that it costs."""
+    stay = max(1.0, sizes.stay_rounds * settings.round_seconds)
+    changed = []
+    for at, seat in enumerate(seats):
+        before, after = kept.size(at), best.size(at)
+        if before == after:
+            continue
+        pause = seat.one.gang.pause_seconds if seat.runs and after != seat.held else 0.0
+        worked = max(0.0, 1.0 - pause / stay)
+        changed.append((seat.one, seat.one.speed(before), seat.one.speed(after) * worked))
+    return bool(changed) and gain(sizes.surplus, changed) >= sizes.least_gain
+
+
+def _resized(decided: Draft, seats: Sequence[_GangSize], chosen: _SizeAssignment) -> Draft:
+    """The round with the gangs' sizes."""
+    placements, reasons = dict[str, Placement](), dict[str, Reason]()
+    for at, seat in enumerate(seats):
+        name = seat.one.job.name
+        placements[name] = dataclasses.replace(seat.base, nodes=chosen.nodes[at])
+        count, least = chosen.size(at), len(seat.base.nodes)
+        most = max(seat.one.gang.speeds.get(seat.one.gpu_type, {least: 0.0}))
+        size = f"it may have {least} to {most} GPUs and has {count}, " if most > least else ""
+        reasons[name] = decided.reasons[name].noted(f"{size}at {seat.one.speed(count):.3g} steps/s")
+    return decided.with_placements(placements, reasons)

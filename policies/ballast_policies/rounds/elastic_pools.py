@@ -1,0 +1,516 @@
+"""Pools of elastic gangs, by the sizes that they would reach there and what a restart costs.
+
+:func:`.grant_gpus` places gangs at their least sizes. At these, the fastest GPUs look best to all of them,
+although a gang may be faster on many slower GPUs than on its part of the fast ones. So
+
+- before the round, a running gang for which no other pool would win enough claims all of its time where it
+  is (:func:`claims_where_they_run`): it is not moved by its share at the least size;
+- after it, gangs go one at a time to the pool where that wins most in the policy's sense
+  (:func:`choose_pools`): those that start at once, those that run where it is worth their restart.
+
+Sizes that gangs would reach in a pool are worked out by counts of GPUs.
+"""
+
+import bisect
+import dataclasses
+import heapq
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from ballast_policies.allocation.policy import Surplus
+from ballast_policies.rounds.draft import Draft
+from ballast_policies.rounds.explanations import Reason
+from ballast_policies.rounds.gangs import SizeSettings
+from ballast_policies.rounds.hysteresis import moves_left
+from ballast_policies.rounds.packing import in_its_pools, pack
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.size_gain import SizeCandidate, Speeds, gain, partition_speed, urgency
+from ballast_policies.rounds.values import Node, Placement
+
+MOST_GANGS = 10_000
+"""Gangs whose size is worked out in one decision, each as often as it is: about half a second of CPU."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _PoolCandidate:
+    """A gang that is in a pool, or could be.
+
+    Attributes:
+        one: the gang on the pool's GPU type.
+        _reachable_sizes: sizes that it may take one after the other, least first; each is faster by enough.
+        restart_seconds: from its stop to its first step elsewhere; 0: it does not run.
+        stay_seconds: how long it is expected to run undisturbed.
+    """
+
+    one: SizeCandidate
+    _reachable_sizes: tuple[int, ...]
+    restart_seconds: float = 0.0
+    stay_seconds: float = math.inf
+
+    @property
+    def least(self) -> int:
+        """Its smallest size."""
+        return self._reachable_sizes[0]
+
+    def speed_after_restart(self, gpus: int) -> float:
+        """Mean steps/s over its stay where it has to restart for it."""
+        speed = self.one.speed(gpus)
+        stay = min(self.stay_seconds, self.one.seconds(speed))
+        if self.restart_seconds <= 0 or stay <= 0:
+            return speed if self.restart_seconds <= 0 else 0.0
+        return speed * max(0.0, 1.0 - self.restart_seconds / stay)
+
+
+def _reachable_sizes(one: SizeCandidate, least: int, most: int, settings: SizeSettings) -> tuple[int, ...]:
+    """Sizes from ``least`` to ``most`` GPUs, each faster than the one before by ``settings.least_growth``."""
+    sizes, fast = [least], one.speed(least)
+    for size, speed in sorted(one.gang.speeds.get(one.gpu_type, {}).items()):
+        if least < size <= most and speed > fast * (1 + settings.least_growth):
+            sizes.append(size)
+            fast = speed
+    return tuple(sizes)
+
+
+class _ReachableSizes:
+    """Pools with the gangs in them, while gangs are tried elsewhere."""
+
+    def __init__(self, gpus: Mapping[str, int], settings: SizeSettings) -> None:
+        """Start empty.
+
+        Args:
+            gpus: pool -> GPUs that elastic gangs may have there.
+            settings: of sizes.
+        """
+        self._gpus, self._settings = dict(gpus), settings
+        self._members: dict[str, dict[str, _PoolCandidate]] = {pool: {} for pool in gpus}
+        self._sizes: dict[str, dict[str, int]] = {}
+        self._least: Counter[str] = Counter()
+        self._about: dict[str, int] = {}
+        self._left = MOST_GANGS
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether as many gangs have been worked out as one decision has time for."""
+        return self._left <= 0
+
+    def gpus(self, pool: str) -> int:
+        """GPUs that elastic gangs may have there."""
+        return self._gpus[pool]
+
+    def enter(self, pool: str, name: str, entrant: _PoolCandidate) -> None:
+        """The gang is in the pool."""
+        self._members[pool][name] = entrant
+        self._least[pool] += entrant.least
+        self._sizes.pop(pool, None)
+        self._about.pop(pool, None)
+
+    def leave(self, pool: str, name: str) -> None:
+        """The gang is no longer there."""
+        self._least[pool] -= self._members[pool].pop(name).least
+        self._sizes.pop(pool, None)
+        self._about.pop(pool, None)
+
+    def sizes(self, pool: str) -> Mapping[str, int]:
+        """Gang -> its size in the pool."""
+        if pool not in self._sizes:
+            self._sizes[pool] = self._shared_out(pool, self._members[pool])
+        return self._sizes[pool]
+
+    def idle(self, pool: str) -> int:
+        """GPUs of the pool that no gang in it wants."""
+        return self._gpus[pool] - sum(self.sizes(pool).values())
+
+    def has_room(self, pool: str, gpus: int) -> bool:
+        """Whether there are as many GPUs beyond the least sizes of the gangs there."""
+        return self._gpus[pool] - self._least[pool] >= gpus
+
+    def typical_size(self, pool: str, entrant: _PoolCandidate) -> int:
+        """About the size that the gang would have there, from what is idle and what others have."""
+        at = bisect.bisect_right(entrant._reachable_sizes, self.about(pool))
+        return entrant._reachable_sizes[max(0, at - 1)]
+
+    def about(self, pool: str) -> int:
+        """GPUs that one more gang would have there, about."""
+        if pool not in self._about:
+            sizes = self.sizes(pool).values()
+            self._about[pool] = max(self.idle(pool), sum(sizes) // max(1, len(sizes)))
+        return self._about[pool]
+
+    def wins(self, name: str, origin: str, target: str, entrant: _PoolCandidate) -> float:
+        """What the policy wins, as a fraction, if the gang goes from one pool to another.
+
+        Counted are all gangs whose speed changes, those that shrink or grow with their pause. -inf where
+        there is no room, and where by fairness the worst off of them would be worse off than the worst off
+        is now, by more than ``least_gain``.
+
+        Args:
+            name: the gang.
+            origin: the pool that it is in.
+            target: the other pool.
+            entrant: the gang as it would be there.
+        """
+        if not self.has_room(target, entrant.least):
+            return -math.inf
+        without = {other: one for other, one in self._members[origin].items() if other != name}
+        joined = {**self._members[target], name: entrant}
+        changed = [
+            *self._changes(without, self.sizes(origin), self._shared_out(origin, without)),
+            *self._changes(
+                self._members[target], self.sizes(target), after := self._shared_out(target, joined)
+            ),
+        ]
+        here = self._members[origin][name]
+        before = here.one.speed(self.sizes(origin)[name])
+        changed.append((entrant.one, before, entrant.speed_after_restart(after[name])))
+        if self._settings.surplus is Surplus.LEVEL:
+            worst, now = _least_level(changed, after=True), _least_level(changed, after=False)
+            if worst < now * (1 - self._settings.least_gain):
+                return -math.inf
+        return gain(self._settings.surplus, changed)
+
+    def _changes(
+        self, members: Mapping[str, _PoolCandidate], before: Mapping[str, int], after: Mapping[str, int]
+    ) -> Iterable[tuple[SizeCandidate, float, float]]:
+        for name, entrant in members.items():
+            one = entrant.one
+            if before[name] != after[name]:
+                stay = max(entrant.stay_seconds, 1e-9)
+                worked = max(0.0, 1.0 - one.gang.pause_seconds / stay)
+                yield one, one.speed(before[name]), one.speed(after[name]) * worked
+
+    def _shared_out(self, pool: str, members: Mapping[str, _PoolCandidate]) -> dict[str, int]:
+        """Gang -> size: the least for each, then a step at a time for the most urgent."""
+        self._left -= len(members) + 1
+        sizes = {name: entrant.least for name, entrant in members.items()}
+        left = self._gpus[pool] - sum(sizes.values())
+        surplus = self._settings.surplus
+        queue: list[tuple[float, int, str]] = []
+
+        def push(name: str, step: int) -> None:
+            steps = members[name]._reachable_sizes
+            if step + 1 < len(steps):
+                value = urgency(surplus, members[name].one, steps[step], steps[step + 1])
+                if value < math.inf:
+                    heapq.heappush(queue, (value, step, name))
+
+        for name in sizes:
+            push(name, 0)
+        while queue and left > 0:
+            _, step, name = heapq.heappop(queue)
+            more = members[name]._reachable_sizes[step + 1]
+            if more - sizes[name] <= left:
+                left -= more - sizes[name]
+                sizes[name] = more
+                push(name, step + 1)
+        return sizes
+
+
+def _least_level(changed: Speeds, *, after: bool) -> float:
+    return min((late if after else early) / max(one.unit, 1e-12) for one, early, late in changed)
+
+
+MOST_POOLS_OF_A_TYPE = 2
+"""Of a GPU type, this many pools are considered for each gang."""
+
+
+class _PoolMarket:
+    """The pools with their elastic gangs, and nodes with what is free beyond the least sizes."""
+
+    def __init__(
+        self, cluster: Question, reduced: Mapping[str, Placement], placements: Mapping[str, Placement]
+    ) -> None:
+        """Put the gangs of ``placements`` in.
+
+        Args:
+            cluster: the question.
+            reduced: running elastic gangs that may change their size -> placement with their least size.
+            placements: job -> where it is to be.
+        """
+        self._cluster, self._reduced = cluster, reduced
+        self._jobs = {job.name: job for job in cluster.jobs}
+        self._index = {job.name: at for at, job in enumerate(cluster.jobs)}
+        self._types = {node.pool: node.gpu_type for node in cluster.nodes}
+        self._pools: dict[str, list[Node]] = {}
+        for node in cluster.nodes:
+            self._pools.setdefault(node.pool, []).append(node)
+        self._capacity: Counter[str] = Counter()
+        for node in cluster.nodes:
+            self._capacity[node.gpu_type] += node.gpus
+        self._parts = cluster.claimed_parts()
+        self._units: dict[str, float] = {}
+        self._best: list[str] = []
+        self._open: dict[tuple[str, frozenset[str]], int] = {}
+        self._free = {node.name: node.gpus for node in cluster.nodes}
+        gpus = {pool: sum(node.gpus for node in nodes) for pool, nodes in self._pools.items()}
+        inside = {}
+        self._at: dict[str, Placement] = {}
+        for name, placement in placements.items():
+            continues = placement == cluster.state.running.get(name)
+            least = self._at[name] = reduced.get(name, placement) if continues else placement
+            changes = name in cluster.elastic and (name in reduced or not continues)
+            for node_name in least.nodes:
+                if node_name in self._free:
+                    self._free[node_name] -= 1
+            if changes and name in self._jobs:
+                inside[name] = least
+            elif placement.pool in gpus:
+                gpus[placement.pool] -= len(placement.nodes)
+        self._reach = _ReachableSizes(gpus, cluster.sizes)
+        for name, placement in inside.items():
+            entrant = self._entrant(name, placement.pool)
+            if entrant is not None:
+                self._reach.enter(placement.pool, name, entrant)
+        self._inside = frozenset(inside)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there is no time for more."""
+        return self._reach.exhausted
+
+    def movable(self, running: Mapping[str, Placement]) -> dict[str, Placement]:
+        """Those of the running gangs that may be restarted elsewhere now -> where they are."""
+        cluster = self._cluster
+        return {
+            name: at
+            for name, at in running.items()
+            if name in self._reduced
+            and name in self._inside
+            and name not in cluster.pending
+            and cluster.elastic[name].may_move
+            and self._ran(name) >= cluster.settings.min_run_seconds
+        }
+
+    def is_best_off(self, name: str, pool: str, columns: Collection[str]) -> bool:
+        """Whether no other pool would win enough to move the gang there.
+
+        Args:
+            name: the gang.
+            pool: where it is.
+            columns: where it has a share of time.
+        """
+        here = self._entrant(name, pool)
+        if here is None:
+            return False
+        speed = here.one.speed(self._reach.sizes(pool)[name])
+        for other in self._worth_trying(name):
+            column = self._cluster.columns.get(other, self._types[other])
+            there = None
+            if other != pool and column in columns:
+                there = self._entrant(name, other, from_pool=pool)
+            if there is None or self._reach.gpus(other) < there.least:
+                continue
+            if self._reach.exhausted or not self._reach.has_room(other, there.least):
+                # It would take the place of another one, or there is no time to compute its size there.
+                about = self._reach.typical_size(other, there)
+                wins = there.speed_after_restart(about) / max(speed, 1e-12) - 1.0
+            else:
+                wins = self._reach.wins(name, pool, other, there)
+            if wins >= self._cluster.sizes.least_gain:
+                return False
+        return True
+
+    def moves(
+        self, candidates: Mapping[str, Placement], starting: Collection[str]
+    ) -> Iterator[tuple[str, Placement, float]]:
+        """(gang, where it goes, what that wins), those that look best first; each is carried out here.
+
+        Args:
+            candidates: gangs -> where they are.
+            starting: those that need no restart for it.
+        """
+        sizes = self._cluster.sizes
+        found = []
+        for name, at in candidates.items():
+            here = self._entrant(name, at.pool)
+            if here is None:
+                continue
+            speed = here.one.speed(self._reach.sizes(at.pool)[name])
+            if sizes.surplus is Surplus.COST and not here.one.is_late(speed):
+                continue
+            for pool in self._worth_trying(name):
+                if pool == at.pool or not self._reach.has_room(pool, here.least):
+                    continue
+                there = self._entrant(name, pool, from_pool="" if name in starting else at.pool)
+                if there is not None:
+                    about = there.speed_after_restart(self._reach.typical_size(pool, there))
+                    found.append((-about / max(speed, 1e-12), self._index[name], pool, name, there))
+        self._best = []  # after these moves other pools are
+        gone = set()
+        for _, _, pool, name, there in sorted(found, key=lambda entry: entry[:3]):
+            if self._reach.exhausted:
+                break
+            if name in gone:
+                continue
+            wins = self._reach.wins(name, candidates[name].pool, pool, there)
+            if wins < (sizes.least_growth if name in starting else sizes.least_gain):
+                continue
+            placement = self._packed(name, pool, there.least)
+            if placement is not None:
+                gone.add(name)
+                self._move(name, placement)
+                yield name, placement, wins
+
+    def _worth_trying(self, name: str) -> Sequence[str]:
+        """Pools for the gang: those of each GPU type in which it would have most, or all of a few."""
+        if len(self._pools) <= MOST_POOLS_OF_A_TYPE or self._cluster.not_tolerated.get(name):
+            return tuple(self._pools)
+        if not self._best:
+            by_type: dict[str, list[str]] = {}
+            for pool, gpu_type in self._types.items():
+                by_type.setdefault(gpu_type, []).append(pool)
+            for pools in by_type.values():
+                pools.sort(key=lambda pool: (-self._reach.about(pool), pool))
+                self._best += pools[:MOST_POOLS_OF_A_TYPE]
+        return self._best
+
+    def _move(self, name: str, placement: Placement) -> None:
+        """The gang is there from now on, at its least size."""
+        before = self._at[name]
+        for node in before.nodes:
+            self._free[node] += 1
+        for node in placement.nodes:
+            self._free[node] -= 1
+        self._at[name] = placement
+        self._reach.leave(before.pool, name)
+        entrant = self._entrant(name, placement.pool)
+        assert entrant is not None
+        self._reach.enter(placement.pool, name, entrant)
+
+    def _packed(self, name: str, pool: str, gpus: int) -> Placement | None:
+        barred = self._cluster.not_tolerated.get(name, frozenset())
+        members = [node for node in self._pools[pool] if not node.closed and node.group not in barred]
+        nodes = pack(gpus, members, self._free, self._cluster.gpus_per_pod.get(name, 1))
+        return None if nodes is None else Placement(gpu_type=self._types[pool], pool=pool, nodes=nodes)
+
+    def _open_gpus(self, pool: str, barred: frozenset[str]) -> int:
+        """GPUs of nodes on which a gang that does not tolerate ``barred`` may be started."""
+        if (pool, barred) not in self._open:
+            nodes = (node for node in self._pools[pool] if not node.closed and node.group not in barred)
+            self._open[pool, barred] = sum(node.gpus for node in nodes)
+        return self._open[pool, barred]
+
+    def _ran(self, name: str) -> float:
+        return self._cluster.now - self._cluster.state.running_since.get(name, self._cluster.now)
+
+    def _entrant(self, name: str, pool: str, *, from_pool: str = "") -> _PoolCandidate | None:
+        """The gang in the pool, coming from another one by a restart or not; None: it cannot be there."""
+        cluster, job, gang = self._cluster, self._jobs[name], self._cluster.elastic[name]
+        gpu_type = self._types.get(pool, "")
+        by_size = gang.speeds.get(gpu_type)
+        if not by_size or job.throughput.get(gpu_type, 0.0) <= 0:
+            return None
+        least = job.gpus
+        if least not in by_size:
+            at = self._at.get(name)
+            if at is None or at.pool != pool:
+                return None
+            least = len(at.nodes)
+        if name not in self._units:
+            self._units[name] = partition_speed(gang, self._capacity, self._parts.get(name, 0.0))
+        one = SizeCandidate(
+            job=job, gang=gang, index=self._index[name], gpu_type=gpu_type, unit=self._units[name]
+        )
+        most = self._open_gpus(pool, cluster.not_tolerated.get(name, frozenset()))
+        tenant = cluster.tenants.get(name, "")
+        if tenant in cluster.room:
+            most = min(most, least + max(0, cluster.room[tenant]))
+        runs = name in cluster.state.running
+        stay = max(
+            cluster.sizes.stay_rounds * cluster.settings.round_seconds, self._ran(name) if runs else 0.0
+        )
+        return _PoolCandidate(
+            one=one,
+            _reachable_sizes=_reachable_sizes(one, least, max(most, least), cluster.sizes),
+            restart_seconds=gang.restart_seconds if runs and from_pool else 0.0,
+            stay_seconds=stay,
+        )
+
+
+MOST_SWEEPS = 4
+"""How often the gangs are gone through: one that has moved leaves room for others."""
+
+
+def claims_where_they_run(cluster: Question, reduced: Mapping[str, Placement]) -> Question:
+    """The question in which gangs that are best off where they run have all of their time there."""
+    nodes = {node.name: node for node in cluster.nodes}
+    state, shares = cluster.state, cluster.shares
+    if (
+        len({node.pool for node in cluster.nodes}) < 2
+        or cluster.settings.within_round
+        or cluster.sizes.surplus is Surplus.COST
+    ):
+        return cluster
+    running = {name: at for name, at in state.running.items() if in_its_pools(at, nodes)}
+    market = _PoolMarket(cluster, reduced, running)
+    staying = {}
+    for name, at in market.movable(running).items():
+        column = cluster.columns.get(at.pool, at.gpu_type)
+        elsewhere = {other for other, share in shares.get(name, {}).items() if share > 0 and other != column}
+        if elsewhere and market.is_best_off(name, at.pool, elsewhere):
+            staying[name] = column
+    if not staying:
+        return cluster
+    promised = state.promised
+    return dataclasses.replace(
+        cluster,
+        shares={**shares, **{n: _all_in(shares.get(n, {}), c) for n, c in staying.items()}},
+        state=dataclasses.replace(
+            state,
+            received={
+                **state.received,
+                **{n: _all_in(state.received.get(n, {}), c) for n, c in staying.items()},
+            },
+            promised=None
+            if promised is None
+            else {**promised, **{n: _all_in(promised.get(n, {}), c) for n, c in staying.items()}},
+        ),
+    )
+
+
+def _all_in(row: Mapping[str, float], column: str) -> dict[str, float]:
+    return {**dict.fromkeys(row, 0.0), column: sum(row.values())}
+
+
+def choose_pools(cluster: Question, reduced: Mapping[str, Placement], decided: Draft) -> Draft:
+    """The round with elastic gangs in the pools where they are worth most; the same gangs run."""
+    if len({node.pool for node in cluster.nodes}) < 2:
+        return decided
+    market, changes = _PoolMarket(cluster, reduced, decided.placements), decided.changes
+    may_start = {
+        name: at
+        for name, at in decided.placements.items()
+        if name in changes.started and name in cluster.elastic and name not in cluster.pending
+    }
+    may_move = {}
+    if not cluster.settings.within_round:
+        may_move = market.movable({name: decided.placements[name] for name in changes.extended})
+    left = moves_left(cluster) - changes.disturbed
+    chosen: dict[str, tuple[Placement, float]] = {}
+    for _ in range(MOST_SWEEPS):
+        candidates = {**may_start, **may_move} if left > 0 else may_start
+        candidates = {name: at for name, at in candidates.items() if name not in chosen}
+        before = len(chosen)
+        for name, placement, won in market.moves(candidates, frozenset(may_start)):
+            chosen[name] = placement, won
+            left -= name in may_move
+            if left <= 0 and name in may_move:
+                break
+        if len(chosen) == before or market.exhausted:
+            break
+    return _with_choices(decided, chosen, cluster) if chosen else decided
+
+
+def _with_choices(decided: Draft, chosen: Mapping[str, tuple[Placement, float]], cluster: Question) -> Draft:
+    placements = {name: placement for name, (placement, _) in chosen.items()}
+    running, reasons = set(decided.changes.extended), {}
+    for name, (placement, won) in chosen.items():
+        before = decided.placements[name]
+        restart = ""
+        if name in running:
+            restart = f" after a restart of {cluster.elastic[name].restart_seconds:.0f} s"
+        reasons[name] = Reason(
+            f"in pool {placement.pool}: with the sizes that gangs reach, {won:.0%} better by the policy "
+            f"than in pool {before.pool}{restart}"
+        )
+    return decided.with_placements(placements, reasons)

@@ -1,1 +1,0 @@
-"""Two jobs on one GPU."""
