@@ -135,7 +135,7 @@ def _step(training: TrainingState, step: int) -> None:
         meter,
         step=training.step,
         total_steps=config.total_steps,
-        squared_norm=squared_gradient_norm(training.layers),
+        squared_norm=squared_gradient_norm(training.layers.parameters()),
         loss_scale=training.loss_scale.value,
     )
     training.send_tied_weights()

@@ -29,7 +29,7 @@ def test_clipping_is_torch_clipping_over_all_layers():
     backward(LossScale("fp32"))
     reference, backward = trained_layers(config)
     backward(LossScale("fp32"))
-    norm = squared_gradient_norm(layers)
+    norm = squared_gradient_norm(layers.parameters())
     assert norm > 0.05**2
     optimizer_step(layers, config, Meter(4, CPU, None), step=0, total_steps=1, squared_norm=norm)
     torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.05)

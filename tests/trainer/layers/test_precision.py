@@ -70,7 +70,7 @@ def test_a_scaled_loss_leads_to_the_same_weights(clip):
         layers, backward = trained_layers(config)
         scale = LossScale(precision)
         backward(scale)
-        norm = squared_gradient_norm(layers)
+        norm = squared_gradient_norm(layers.parameters())
         assert scale.step_is_sound(norm, step=0)
         optimizer_step(
             layers,

@@ -241,6 +241,8 @@ def join(
                 rank=rank,
                 world_size=size,
                 timeout=_limit,
+                # NCCL connects now, not in the first step, and groups of some ranks are split from this one.
+                device_id=device if device.type == "cuda" else None,
             )
     with peer_failures():
         axes = {

@@ -1,9 +1,11 @@
 """The optimizer step: learning rate, global clipping, one optimizer per layer."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 from ballast_policies.contract.job import TrainingConfig
+from torch import nn
 
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.layer import LayerSet
@@ -15,9 +17,9 @@ BASE_RATE = "initial_lr"
 """Entry of an optimizer's parameter groups: the rate before warm-up and decay, named as in torch."""
 
 
-def squared_gradient_norm(layers: LayerSet) -> float:
-    """Sum of squares of the gradients held by this rank."""
-    gradients = [parameter.grad for parameter in layers.parameters() if parameter.grad is not None]
+def squared_gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
+    """Sum of squares of the parameters' gradients; a GPU is waited for once, however many there are."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return 0.0
     norms = torch._foreach_norm(gradients)

@@ -143,7 +143,7 @@ class AsynchronousRuns(Generic[Agreed]):
         average_over_replicas(training.world, training.layers)
         for dynamic in training.dynamics:
             dynamic.after_backward(training.layers)
-        norm = squared_gradient_norm(training.layers)
+        norm = squared_gradient_norm(training.layers.parameters())
         # Of this stage alone: non-finite gradients must not reach its weights.
         training.loss_scale.step_is_sound(norm, step=step)
         so_far = meter.optimizer

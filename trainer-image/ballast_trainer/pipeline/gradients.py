@@ -1,6 +1,7 @@
 """Gradients and buffers over the mesh: combined over the replicas, and their norm."""
 
 import torch
+from torch import nn
 
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.buffers import StepBuffers
@@ -52,13 +53,13 @@ def squared_norm_once(world: World, layers: LayerSet) -> float:
     all of its ranks hold whole.
     """
     if world.mesh.column == 1:
-        return squared_gradient_norm(layers)
+        return squared_gradient_norm(layers.parameters())
     if world.data.index > 0:
         return 0.0
-    total = 0.0
+    counted: list[nn.Parameter] = []
     for layer in layers:
         cut = slicings(layer.module)
-        for name, parameter in layer.module.named_parameters():
-            if parameter.grad is not None and (name in cut or world.tensor.index == 0):
-                total += float(parameter.grad.norm().double().square())
-    return total
+        counted += [
+            p for name, p in layer.module.named_parameters() if name in cut or world.tensor.index == 0
+        ]
+    return squared_gradient_norm(counted)

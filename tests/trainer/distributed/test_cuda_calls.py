@@ -1,0 +1,72 @@
+"""Calls on a GPU that would make training wait, or connect late, seen in what is asked of torch."""
+
+import types
+
+import pytest
+import torch
+import torch.distributed as dist
+from ballast_policies.contract import Directive, Plan, Rank
+from ballast_policies.contract.job import TrainingConfig
+from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.distributed.mesh import Mesh
+from ballast_trainer.distributed.process_group import World, join
+from ballast_trainer.layers.layer import Layer
+from ballast_trainer.pipeline.gradients import squared_norm_once
+
+from tests.trainer.layers.trained_layers import CPU, trained_layers
+
+GPU = torch.device("cuda", 1)
+
+
+def a_world(mesh):
+    axes = {
+        name: Axis(ranks=tuple(range(size)), index=0)
+        for name, size in (("pipeline", 1), ("data", mesh.data), ("tensor", mesh.tensor))
+    }
+    names = tuple(f"rank-{rank}" for rank in range(mesh.column))
+    return World(epoch=1, rank=0, size=mesh.column, processes=names, device=CPU, mesh=mesh, **axes)
+
+
+@pytest.mark.parametrize("mesh", [Mesh(), Mesh(data=2), Mesh(tensor=2)])
+def test_the_norm_of_all_gradients_is_waited_for_once(monkeypatch, mesh):
+    """A GPU would otherwise stand still once for each of some hundred parameters."""
+    layers, backward = trained_layers(TrainingConfig())
+    backward(types.SimpleNamespace(scaled=lambda loss: loss))
+    gradients = [parameter.grad for parameter in layers.parameters()]
+    expected = sum(float(gradient.double().square().sum()) for gradient in gradients)
+    waits = []
+    for name in ("__float__", "item", "tolist", "cpu"):
+        called = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda *args, called=called, name=name: [waits.append(name), called(*args)][1]
+        )
+    assert squared_norm_once(a_world(mesh), layers) == pytest.approx(expected, rel=1e-5)
+    assert waits == ["__float__"]
+
+
+@pytest.mark.parametrize(("device", "fused"), [(GPU, True), (CPU, True), (torch.device("meta"), None)])
+def test_adamw_updates_all_tensors_of_a_layer_in_one_call(monkeypatch, device, fused):
+    asked = []
+
+    def adamw(parameters, **options):
+        asked.append(options["fused"])
+        return types.SimpleNamespace(param_groups=[], state={})
+
+    monkeypatch.setattr(torch.optim, "AdamW", adamw)
+    weight = types.SimpleNamespace(device=device, is_floating_point=lambda: True)
+    Layer(0, types.SimpleNamespace(named_parameters=lambda: [("weight", weight)]), TrainingConfig())
+    assert asked == [fused]
+
+
+@pytest.mark.parametrize(("device", "backend", "bound"), [(GPU, "nccl", GPU), (CPU, "gloo", None)])
+def test_a_process_group_is_bound_to_its_gpu(monkeypatch, device, backend, bound):
+    """So that NCCL connects at once, and groups of some ranks are split from it."""
+    made = []
+    monkeypatch.setattr(dist, "init_process_group", lambda name, **options: made.append((name, options)))
+    monkeypatch.setattr(dist, "new_group", lambda *args, **options: None)
+    ranks = tuple(Rank(rank=i, pod=f"pod-{i}", address="10.0.0.1", gpu_type="h100") for i in range(2))
+    plan = Plan(job="job", epoch=1, launch=1, directive=Directive.RUN, ranks=ranks)
+    join(store=dist.HashStore(), plan=plan, rank=0, device=device, timeout_seconds=5.0)
+    ((name, options),) = made
+    assert name == backend
+    assert options["device_id"] == bound
