@@ -97,6 +97,8 @@ def _left_over(simulation: ChaosSimulation) -> str:
     for name in JOBS:
         if simulation.status(name).allocation is not None:
             return f"{name} has succeeded and holds GPUs"
+        if simulation.pods(name):
+            return f"{name} has succeeded and has pods"
         resumed = simulation.trainers[name].resumed_from
         if resumed != sorted(resumed):
             return f"{name} lost steps: it resumed from {resumed}"
