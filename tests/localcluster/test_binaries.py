@@ -66,6 +66,7 @@ def test_what_is_built_is_kept(fake_go, tmp_path):
     assert any("control plane built" in line for line in said)
 
 
+@pytest.mark.slow
 def test_two_builders_at_once_build_once(fake_go, monkeypatch):
     """The second waits for the first and takes its build."""
     monkeypatch.setenv("FAKE_GO_SECONDS", "0.3")

@@ -13,6 +13,7 @@ def call(*arguments):
     return CliRunner().invoke(simulate, arguments, catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_json_has_every_figure_under_its_name():
     """The keys are an interface; programs read them."""
     done = call(*SMALL, "--prices", "excerpt", "--output", "json", "--jobs")
@@ -30,6 +31,7 @@ def test_json_has_every_figure_under_its_name():
     assert sum(row["cost_usd"] for row in result["jobs"]) == pytest.approx(result["cost_usd"])
 
 
+@pytest.mark.slow
 def test_text_is_a_table():
     """For people."""
     done = call(*SMALL, "--prices", "excerpt", "--jobs")

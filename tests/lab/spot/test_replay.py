@@ -249,6 +249,7 @@ def test_machines_that_go_while_the_job_saves_are_lost_at_once():
     assert outcome.finish > 10 * HOUR
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_replay():
     """Another seed takes other machines away where no log is."""
     spot = {offer("us-east-1a"): prices((1, 1.0)), offer("us-east-1b"): prices((1, 1.0))}

@@ -129,6 +129,7 @@ def test_a_gang_settles_between_two_changes_of_its_size():
     assert found.ends == pytest.approx(1000 + settles + 2.0 + (20_000 - at_four_gpus) / 30.0, abs=0.01)
 
 
+@pytest.mark.slow
 def test_every_policy_can_be_looked_ahead_with():
     """All jobs end, and GPUs are never over capacity."""
     for name in CHOOSABLE:

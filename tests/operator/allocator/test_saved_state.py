@@ -90,6 +90,7 @@ def test_five_thousand_jobs_fit_and_are_read_as_they_were():
     assert (found.jobs[key].launch, found.jobs[key].step) == (2, state.jobs[key].step)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_left_out_and_those_to_whom_most_is_owed_stay():
     """Digits first, then speeds of single jobs, then accounts; never more than the limit."""
     state = a_state(400)

@@ -71,6 +71,7 @@ def of_kind(items: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [item for item in items if item["kind"] == kind]
 
 
+@pytest.mark.slow
 def test_the_default_objects_are_what_an_operator_needs(chart: Any) -> None:
     """And nothing that a cluster may lack."""
     kinds = sorted(item["kind"] for item in render(chart))
@@ -114,6 +115,7 @@ def test_every_pod_runs_without_privileges(chart: Any, kind: str) -> None:
         assert "memory" in container["resources"]["limits"]
 
 
+@pytest.mark.slow
 def test_the_operators_arguments_are_options_of_the_command(chart: Any) -> None:
     """The pod knows its namespace for the leader's Lease."""
     from ballast_operator.cli.operator import operator
@@ -128,6 +130,7 @@ def test_the_operators_arguments_are_options_of_the_command(chart: Any) -> None:
     assert environment["BALLAST_NAMESPACE"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace"
 
 
+@pytest.mark.slow
 def test_the_operators_settings_reach_the_operator(chart: Any) -> None:
     """As environment variables that it reads."""
     from ballast_operator.settings import from_environment
@@ -168,6 +171,7 @@ def test_the_permissions_are_those_of_the_one_source(chart: Any) -> None:
     assert binding["subjects"][0]["name"] == "blue-ballast"
 
 
+@pytest.mark.slow
 def test_an_image_digest_wins_over_the_tag(chart: Any) -> None:
     """Whatever the tag is."""
     digest = "sha256:" + "0" * 64
@@ -224,6 +228,7 @@ def test_the_notes_warn_of_what_may_surprise(chart: Any) -> None:
         assert (ROOT / example).is_file()
 
 
+@pytest.mark.slow
 def test_the_image_and_the_chart_agree(chart: Any) -> None:
     """The pod runs as the image's user, and the image's entry point takes the pod's arguments."""
     dockerfile = (ROOT / "Dockerfile").read_text()
@@ -267,6 +272,7 @@ def test_the_chart_installs_upgrades_and_leaves_nothing_behind(
         assert left == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_name", [False, True], ids=["as the kubelet tells it", "by name"])
 def test_the_release_is_tested_without_cluster_dns(chart, by_name):
     """`helm test` asks the Service at the address that the kubelet gives to its pod."""

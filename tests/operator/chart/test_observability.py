@@ -95,6 +95,7 @@ def test_every_metric_is_shown_or_alerted() -> None:
     assert unseen == []
 
 
+@pytest.mark.slow
 def test_the_committed_dashboards_and_alerts_are_up_to_date() -> None:
     """What the code generates today. To fix: make generate."""
     stale = [
@@ -105,6 +106,7 @@ def test_the_committed_dashboards_and_alerts_are_up_to_date() -> None:
     assert stale == []
 
 
+@pytest.mark.slow
 def test_no_generated_file_is_left_over() -> None:
     """What the code makes no more is deleted."""
     folders = (

@@ -102,6 +102,7 @@ async def test_a_job_waits_for_capacity_with_numbers():
     assert "0 of 1 fast free" in admitted.message
 
 
+@pytest.mark.slow
 async def test_a_node_that_matches_two_pools_takes_no_gangs_and_the_others_do():
     """The condition names node and pools; who runs there stays, and new jobs start on the other nodes."""
     simulation = Simulation(nodes={"a": ("fast", 4), "b": ("fast", 3)}, roundSeconds=5)
@@ -201,6 +202,7 @@ async def test_a_pool_without_nodes_and_one_without_gpus_are_warnings():
     assert policy_condition(simulation, "Valid")["reason"] == PolicyReason.NO_GPUS
 
 
+@pytest.mark.slow
 async def test_an_idle_operator_writes_nothing():
     """Bounded use of the API server: with nothing new, ten rounds cost no write."""
     simulation = cluster()

@@ -84,6 +84,7 @@ async def test_a_model_that_needs_more_gpus_than_there_are_is_refused_with_what_
     )
 
 
+@pytest.mark.slow
 async def test_an_elastic_job_is_not_made_smaller_than_it_fits(monkeypatch):
     """Alone it has four GPUs; a second job makes it give back two, never three: one GPU has 40 GB to hold."""
     simulation = Simulation(

@@ -134,6 +134,7 @@ async def test_a_quota_that_the_gang_exceeds_gives_the_gpus_back_and_is_tried_ag
     await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
 
 
+@pytest.mark.slow
 async def test_jobs_with_one_template_share_one_answer():
     """A thousand jobs that wait cost one dry run in ten minutes."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
@@ -196,6 +197,7 @@ def with_gpus(count: int) -> Any:
     return admission
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remembered", [False, True], ids=["found by the dry run", "found at the launch"])
 async def test_gpus_that_admission_adds_are_named_and_none_is_held_for_them(remembered):
     """Nobody would count them; the job runs once they are no longer added."""
@@ -216,6 +218,7 @@ async def test_gpus_that_admission_adds_are_named_and_none_is_held_for_them(reme
     await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
     [

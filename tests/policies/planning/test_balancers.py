@@ -77,6 +77,7 @@ def test_over_unlike_ranks_the_nearest_partition_has_the_shortest_step_of_the_mo
     assert len(moves_between(start, found)) <= min(moved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [2, 4, 8])
 def test_over_unlike_ranks_filling_the_pipeline_counts_beside_the_slowest_rank(microbatches):
     """Within 1 % of the shortest step of all partitions; by the largest load alone it is longer."""

@@ -110,6 +110,7 @@ def test_a_large_and_a_small_stage_make_up_for_each_other_on_one_rank():
     assert decision.step_seconds_after < decision.step_seconds_before
 
 
+@pytest.mark.slow
 def test_a_second_decision_moves_nothing():
     """The partition that was chosen is kept."""
     seconds = layer_costs("heavy tail", 16, 3)

@@ -83,6 +83,7 @@ def test_the_same_seed_is_the_same_result():
     assert makespan("3") != makespan("4")
 
 
+@pytest.mark.slow
 def test_generated_jobs_arrive_until_the_measured_ones_are_done():
     """A window of an endless workload."""
     done = call(
@@ -165,6 +166,7 @@ def test_the_job_table_of_the_published_curves_is_another_workload():
 OVERLOADED = ("--policy", "fifo", "--generate", "single", "--rate", "20", "--measure", "0:5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", first_fast(["text", "json"]))
 def test_an_overloaded_cluster_is_said_before_the_run(output):
     """One line on stderr with demand, GPUs and the rate that would fit; stdout is the result's alone."""
@@ -187,6 +189,7 @@ def test_a_cluster_that_is_large_enough_is_not_warned_about():
     assert call(*static).stderr == ""
 
 
+@pytest.mark.slow
 def test_the_progress_line_says_how_many_jobs_wait(monkeypatch):
     """On a terminal; the queue of an overloaded cluster can be seen growing."""
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -59,6 +59,7 @@ def plain(config):
     return nn.Sequential(*(model.build_layer(index) for index in range(model.layer_count)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     first_fast([[], [PRUNED], [SLIGHTLY], [FROZEN]]),
@@ -205,6 +206,7 @@ def export(tmp_path, config, *options):
     return CliRunner().invoke(main, ["export", "--config", str(path), *map(str, options)])
 
 
+@pytest.mark.slow
 def test_the_command_exports_the_newest_whole_checkpoint(job, tmp_path):
     """A damaged one is passed over, and nothing in the directory changes."""
     config = job()
@@ -222,6 +224,7 @@ def test_the_command_exports_the_newest_whole_checkpoint(job, tmp_path):
     assert (tmp_path / "model").read_bytes() == (tmp_path / "again").read_bytes()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_exported_is_refused(job, tmp_path):
     """With the reason and what to do; nothing is left behind."""
     config = job()
@@ -253,6 +256,7 @@ def test_what_cannot_be_exported_after_the_last_step_is_refused_before_the_first
     assert not list(tmp_path.rglob("*.partial"))
 
 
+@pytest.mark.slow
 def test_a_directory_of_damaged_checkpoints_names_the_damage(job, tmp_path):
     """Each with its reason."""
     train_here(job())
@@ -261,6 +265,7 @@ def test_a_directory_of_damaged_checkpoints_names_the_damage(job, tmp_path):
         newest_sound(tmp_path / "saved", Patience(0))
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_written_ends_the_job_and_is_exported_by_the_next_launch(job, tmp_path):
     """The state is saved; the next launch trains no step."""
     blocked = tmp_path / "file"

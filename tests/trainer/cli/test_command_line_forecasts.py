@@ -185,6 +185,7 @@ def test_a_configuration_that_cannot_be_forecast_is_refused_with_the_reason(
     assert words in result.stderr
 
 
+@pytest.mark.slow
 def test_without_a_profile_the_layers_are_measured_first(tmp_path):
     """Seconds and bytes of a small model; with recomputation one layer at a time has its activations."""
     config = {

@@ -54,6 +54,7 @@ def test_layers_move_three_times_as_the_recorded_load_changes(curve, tmp_path):
         assert replay["followedSeconds"] < replay["staticSeconds"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_what_the_routers_read_sets_the_load_of_the_experts_example(monkeypatch, seed):
     """Of the same weights: prose and programs are spread over the experts, a map fills one."""

@@ -29,6 +29,7 @@ def own_module(tmp_path, monkeypatch):
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -57,6 +58,7 @@ def test_a_key_may_come_again_in_another_mapping_and_beside_what_is_merged(tmp_p
     assert found["base"]["inner"] == {"a": 3, "b": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["2020-99-99", "!!int ''", "[" * 2000, "1" * 5000])
 def test_an_assignment_that_yaml_cannot_read_is_refused(tmp_path, value):
     """As in the file."""

@@ -56,6 +56,7 @@ def run(dynamic, layers, steps, speeds_at):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("criterion", ["weightChange", "gradientNorm"])
 def test_layers_freeze_from_the_front_as_they_settle(criterion):
     """Layer 0 settles first, then 1 and 2; 4 settles before 3 and waits for it; the last never freezes."""
@@ -72,6 +73,7 @@ def test_layers_freeze_from_the_front_as_they_settle(criterion):
     assert sum(changes) == len(set(counts)) - 1, "said to have changed exactly when it has"
 
 
+@pytest.mark.slow
 def test_a_frozen_layer_learns_again_and_freezes_if_it_still_holds():
     """After thawSteps; a layer that moves then stays in."""
     dynamic = freezing("weightChange", threshold=0.05, thaw_steps=20)
@@ -84,6 +86,7 @@ def test_a_frozen_layer_learns_again_and_freezes_if_it_still_holds():
     assert again[-1][1] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("criterion", ["weightChange", "gradientNorm"])
 def test_what_a_layer_remembers_travels_with_it(criterion):
     """A layer that is sent to another rank, or loaded, is frozen there, and decides as it would have here."""
@@ -157,6 +160,7 @@ def test_the_weakest_neurons_of_the_whole_model_go():
     assert kept[0] < kept[-1], "layers of small weights lose more"
 
 
+@pytest.mark.slow
 def test_pruned_layers_travel_and_load_with_their_shapes():
     """A rank that receives one, or resumes, builds it whole and takes over the smaller weights."""
     dynamic = neuron_pruning(0.5)

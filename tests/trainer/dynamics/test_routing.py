@@ -78,6 +78,7 @@ def test_a_block_computes_less_the_more_have_left():
     assert counts[0] > 1.8 * counts[1] > 5 * counts[2] > 0
 
 
+@pytest.mark.slow
 def test_a_head_learns_which_states_the_block_would_leave_as_they_are():
     """Its loss reaches it alone; after some steps it lets settled positions pass before the block runs."""
     block = exiting(0.8, confidence=Confidence.HEAD, saturation=0.9)
@@ -216,6 +217,7 @@ def test_uneven_routing_costs_compute_until_tokens_are_dropped():
     assert costs[1] > 1.3 * costs[0] > 0 and costs[2] < costs[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("balance", first_fast(["bias", "loss", "none"]))
 def test_balance_evens_out_what_the_routers_weights_prefer(balance):
     """The auxiliary loss trains the router, the bias follows the counts; without either it stays."""

@@ -247,6 +247,7 @@ def test_idle_time_is_the_schedules_own_and_imbalances(microbatches):
     assert found.imbalance > 0
 
 
+@pytest.mark.slow
 def test_layer_sizes_are_those_of_the_layers_held():
     """Parameters and their gradients, as they are now."""
     training = job((0, 4, 8))
@@ -260,6 +261,7 @@ def test_layer_sizes_are_those_of_the_layers_held():
         assert sizes.bytes[layer.index] == layer.byte_count() >= 2 * 4 * count
 
 
+@pytest.mark.slow
 def test_a_gang_that_has_grown_is_not_repacked_to_its_old_size():
     """What a repack has to keep is the speed of the grown gang, and never that of a start on fewer ranks."""
     training, four = job((0, 4, 8)), stages_over(Partition(bounds=(0, 2, 4, 6, 8)), (0, 1, 2, 3))

@@ -109,6 +109,7 @@ def test_the_trainer_looks_when_as_much_is_lost_as_a_move_costs():
     assert not looks.due()
 
 
+@pytest.mark.slow
 def test_what_is_lost_counts_in_the_seconds_that_pass():
     """On a machine where steps take ten times their CPU seconds, uneven ranks lose ten times as much: a move
     whose pause was measured there pays as soon.
@@ -129,6 +130,7 @@ def test_what_is_lost_counts_in_the_seconds_that_pass():
     assert waits[0] == waits[1] > 3
 
 
+@pytest.mark.slow
 def test_a_move_that_measured_worse_is_taken_back_until_the_layers_change():
     """Five steps after it, all of them slower than any before; the same cut is not tried again."""
     training = job((0, 4, 8), minGain=0.02)

@@ -141,6 +141,7 @@ def test_a_run_told_to_end_early_is_the_shorter_run(name, p, m, steps, told_afte
     assert got == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["PipeDream", "PipeDreamVerticalSync", "PipeDream2BW"])
 def test_a_model_with_a_recurrent_layer_learns_by_the_versions_of_the_schedule(name):
     """Three stages of a nonlinear model equal the explicit recurrence to 1e-12 in double precision."""

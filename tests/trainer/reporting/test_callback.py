@@ -50,6 +50,7 @@ def job(small_config, tmp_path, **callback):
     )
 
 
+@pytest.mark.slow
 def test_it_is_told_of_steps_evaluations_and_checkpoints(small_config, tmp_path):
     """In the order in which they happen, with plain values and its own arguments; training is the same."""
     TOLD.clear()
@@ -85,6 +86,7 @@ def test_its_error_ends_the_job_with_its_name(small_config, tmp_path):
     assert not explains_itself(caught.value)
 
 
+@pytest.mark.slow
 def test_its_error_is_reported_once_where_training_is_to_continue(small_config, tmp_path, caplog):
     """Every step is trained; each event's error is one warning."""
     config = job(small_config, tmp_path, name=f"{__name__}:failing", args={"at": 2, "x": 1}, onError="report")
@@ -129,6 +131,7 @@ ASKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("on", "at", "ends"), ASKS.values(), ids=ASKS)
 def test_it_ends_the_job_after_the_step_it_was_told_of(small_config, tmp_path, on, at, ends):
     """As after the last step: saved, evaluated once, exported; a launch that follows trains no step."""

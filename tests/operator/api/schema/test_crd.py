@@ -33,12 +33,14 @@ ALL = [
 ]
 
 
+@pytest.mark.slow
 def test_the_committed_crds_are_up_to_date() -> None:
     """What the models generate today. To fix: make generate."""
     committed = {path.name: path.read_text() for path in FOLDER.glob("*.yaml")}
     assert committed == crd_files()
 
 
+@pytest.mark.slow
 def test_the_command_writes_them(tmp_path: Path) -> None:
     """Into any folder."""
     result = CliRunner().invoke(crds, ["--output-dir", str(tmp_path / "made")])
@@ -46,6 +48,7 @@ def test_the_command_writes_them(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in (tmp_path / "made").iterdir()} == crd_files()
 
 
+@pytest.mark.slow
 def test_ballast_crds_prints_them_for_kubectl() -> None:
     """One stream of documents."""
     result = CliRunner().invoke(crds, ["--output-dir", "-"])

@@ -159,6 +159,7 @@ async def test_what_a_budget_has_to_be_is_told_with_the_data():
     assert "raise spec.budget to about 22" in told.message
 
 
+@pytest.mark.slow
 async def test_a_checkpoint_that_moves_to_another_region_is_paid_for_once():
     """Its size is stated; the second launch is in the other region."""
     between = [*BETWEEN, {"fromRegion": "us-west-2", "toRegion": "us-east-1", "pricePerGb": 0.1}]

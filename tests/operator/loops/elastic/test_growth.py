@@ -150,6 +150,7 @@ async def test_a_growth_that_is_not_acknowledged_restarts_the_gang_from_its_chec
     assert simulation.status("one").launches == 2
 
 
+@pytest.mark.slow
 async def test_a_gang_that_is_to_go_finishes_its_growth_first():
     """Ranks that wait for each other are not asked to save."""
     simulation = await running_pair()

@@ -48,6 +48,7 @@ OWNERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owner", first_fast(OWNERS.values()), ids=OWNERS.keys())
 @pytest.mark.parametrize(("kind", "name", "content"), IN_THE_WAY.values(), ids=IN_THE_WAY.keys())
 async def test_an_object_of_somebody_else_is_left_alone_and_named(kind, name, content, owner):

@@ -93,6 +93,7 @@ async def test_a_lie_does_not_delay_the_jobs_of_others(annotation, text):
     assert simulation.status("liar").state == "Running"
 
 
+@pytest.mark.slow
 async def test_a_refused_message_is_a_condition_and_one_event():
     """With the annotation and the field; the status is not written for each; readable messages end it."""
     simulation, liar = await with_liar(fast=("fast", 2))

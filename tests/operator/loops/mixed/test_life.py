@@ -105,6 +105,7 @@ async def test_the_memory_of_each_pool_limits_its_own_stages(measured):
     assert layers_of(simulation) == [5, 5, 1, 1]
 
 
+@pytest.mark.slow
 async def test_costs_are_kept_by_part_and_add_up_to_the_bill():
     """Each part at its pool's price; what the job has cost is what the pools bill for held GPUs."""
     simulation = two_pools()
@@ -173,6 +174,7 @@ async def test_the_speed_of_a_gang_in_two_pools_counts_for_neither_type():
     ].speeds
 
 
+@pytest.mark.slow
 async def test_a_lost_node_of_one_part_restarts_a_gang_of_one_size():
     """It waits until the four GPUs are there again, from its checkpoint."""
     simulation = two_pools()

@@ -66,6 +66,7 @@ async def test_a_template_that_tolerates_the_taint_is_started_there():
     )
 
 
+@pytest.mark.slow
 async def test_a_gang_continues_where_a_taint_is_added():
     """Nothing is stopped for it, round after round; when its job is done, no other is started there."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)}, roundSeconds=10)

@@ -72,6 +72,7 @@ async def test_without_the_client_the_status_says_what_is_lost():
     assert simulation.state("one") == "Running"
 
 
+@pytest.mark.slow
 async def test_a_script_without_the_client_is_deleted_at_once_and_resumes_by_itself():
     """No process would hear a request to save: its pods get SIGTERM."""
     simulation = await running()

@@ -56,6 +56,7 @@ async def test_a_machine_that_is_taken_from_under_a_gang_counts_once():
     assert found["perHourLow"] < found["perHour"] < found["perHourHigh"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notice", [True, False])
 async def test_a_machine_that_goes_before_the_next_decision_counts(notice: bool):
     """No decision has seen the gang there: it was launched since the last one."""
@@ -74,6 +75,7 @@ async def test_a_machine_that_goes_before_the_next_decision_counts(notice: bool)
     assert hazard(simulation)["preemptions"] == 1
 
 
+@pytest.mark.slow
 async def test_a_machine_that_is_about_to_go_is_counted_by_one_operator_alone():
     """The next one finds the notice, and what was counted; a second notice counts again."""
     simulation = await running()
@@ -108,6 +110,7 @@ async def test_pools_on_demand_have_no_hazard():
     assert "hazard" not in simulation.world.get(POLICY, "", "default")["status"]
 
 
+@pytest.mark.slow
 async def test_what_was_counted_survives_the_operator():
     """It is in the ClusterPolicy's status, with the hours that nodes held gangs."""
     simulation = await running()
@@ -144,6 +147,7 @@ def plan_of(simulation):
     return Plan.from_json(simulation.world.get(CONFIG_MAP, NAMESPACE, "a-plan")["data"]["plan.json"])
 
 
+@pytest.mark.slow
 async def test_the_trainer_is_told_how_often_its_machines_are_lost():
     """Summed over its machines; another rate is told within the epoch, without a restart."""
     simulation = cluster()

@@ -173,6 +173,7 @@ async def test_a_node_that_outlasts_its_notice_costs_no_step():
     assert not kills or min(kills.values()) >= simulation.now
 
 
+@pytest.mark.slow
 async def test_the_time_of_a_second_node_counts_from_its_own_notice():
     """Not from the first one's: else it would be over before it was given."""
     simulation = await elastic(FOUR_NODES, stages=(4, 4))
@@ -191,6 +192,7 @@ async def test_the_time_of_a_second_node_counts_from_its_own_notice():
     assert simulation.status("a").allocation.leaving.at == seen + datetime.timedelta(seconds=120 - 40)
 
 
+@pytest.mark.slow
 async def test_a_notice_that_is_taken_back_during_a_save_takes_its_bound_back():
     """The save that was asked for has its usual time again, and the pods their own grace."""
     simulation = await saving()
@@ -208,6 +210,7 @@ async def test_a_notice_that_is_taken_back_during_a_save_takes_its_bound_back():
     assert simulation.trainers["a"].saved == simulation.trainers["a"].step
 
 
+@pytest.mark.slow
 async def test_a_notice_that_is_taken_back_during_a_shrink_costs_no_restart():
     """The shrink is finished, and the gang grows again."""
     simulation = await elastic(FOUR_NODES, scales=True, deaf=True)

@@ -127,6 +127,7 @@ async def test_a_gang_of_one_size_saves_and_moves_to_free_nodes_at_once(seconds)
     assert going not in nodes_of(simulation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [120, 30])
 async def test_a_gang_without_another_place_trains_until_there_is_just_the_time_to_save(seconds):
     """Half of the notice is used, half is left for the checkpoint; then it waits, with nothing lost."""
@@ -169,6 +170,7 @@ async def test_a_trainer_that_does_not_shrink_saves_before_the_node_goes():
     assert simulation.status("a").lost_steps == 0
 
 
+@pytest.mark.slow
 async def test_losses_of_nodes_never_use_up_the_jobs_own_restarts():
     """Ten notices in a row, with a backoffLimit of 0: the job still runs."""
     simulation = Simulation(nodes={"n0": ("spot", 2), "n1": ("spot", 2)})

@@ -35,6 +35,7 @@ async def test_a_gang_starts_on_nodes_that_did_not_exist_when_it_was_made():
     assert sum(entry.gpu_seconds for entry in waited) < 4 * 10  # nothing is paid for nodes that do not exist
 
 
+@pytest.mark.slow
 async def test_after_the_job_nothing_of_ours_keeps_the_nodes():
     """Its pods have ended: an autoscaler may remove the nodes, and the next job makes them come again."""
     simulation, autoscaler = cluster()
@@ -57,6 +58,7 @@ async def test_nodes_that_exist_come_first():
     assert autoscaler.made == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("karpenter", [True, False])
 async def test_a_second_gang_gets_nodes_of_its_own_beside_those_of_the_first(karpenter):
     """It is kept off them by name, but not where Karpenter makes them: that passes over such pods."""
@@ -103,6 +105,7 @@ async def test_two_gangs_that_hold_half_of_a_node_each_do_not_wait_for_each_othe
     assert set(simulation.status(one).restarts) == {"NotBound"}
 
 
+@pytest.mark.slow
 async def test_a_pool_never_has_more_nodes_than_it_may():
     """Three jobs of two GPUs, two nodes at most: the third waits, and says so."""
     simulation, autoscaler = cluster()
@@ -138,6 +141,7 @@ async def test_nodes_that_do_not_come_are_given_up_for_the_next_choice():
     assert simulation.status("a").allocation.nodes == ("slow-0", "slow-0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [(1, 4), (4, 4)])
 async def test_gpus_are_asked_for_at_the_notice_and_not_after_the_loss(stages):
     """The node that goes still stands when the autoscaler sees pods that wait for another one."""
@@ -182,6 +186,7 @@ async def test_a_node_that_has_come_for_one_gang_is_not_given_to_another():
     assert simulation.status("a").allocation.nodes == ("new-0", "new-0")
 
 
+@pytest.mark.slow
 async def test_an_operator_that_dies_while_nodes_come_makes_nothing_twice():
     """Everything is in the status: the next one waits for the same pods."""
     simulation, autoscaler = cluster()

@@ -83,6 +83,7 @@ async def test_a_job_for_spot_machines_alone_waits_with_the_limit_as_its_reason(
     assert condition(simulation)[:2] == ("True", "SpotAsAllowed")
 
 
+@pytest.mark.slow
 async def test_a_limit_that_is_lowered_stops_nothing():
     """What runs stays, the condition says so, and the next job runs elsewhere."""
     simulation = cluster({})

@@ -84,6 +84,7 @@ async def test_a_job_waits_for_its_machines_while_others_are_free():
     assert (found.is_true, found.reason) == (False, JobReason.EXCEEDS_CAPACITY)
 
 
+@pytest.mark.slow
 async def test_a_running_job_stays_until_its_next_launch():
     """As a change of the template does: nothing is stopped for it."""
     simulation = cluster()

@@ -36,6 +36,7 @@ def test_prices_find_the_optimum_of_the_plain_program(policy, family, monkeypatc
     assert (instance.time_used(answer.x) <= 1 + 1e-9).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["demand 2", "demand 0.25", "beside gangs"])
 def test_idle_gpus_are_filled_as_by_the_plain_program(name, monkeypatch):
     """The sum of the levels after max-min fairness."""
@@ -105,6 +106,7 @@ def test_configurations_that_tie_at_all_prices_are_one(power, monkeypatch):
     assert by_prices.objective == pytest.approx(allocate("max-min-fairness", problem).objective, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_gpu_types_that_are_alike_for_all_jobs_leave_ties_that_one_program_settles(monkeypatch):
     """Every price of the types is right at once, and every job has several best configurations."""
     random, types, jobs = np.random.default_rng(8), ("a", "b", "c"), []

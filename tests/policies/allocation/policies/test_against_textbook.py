@@ -135,6 +135,7 @@ def test_section_5_4_2_shortest_job_first_finishes_the_shortest_job_at_full_spee
     assert allocate("shortest-job-first", p).objective == pytest.approx(want, rel=1e-6)
 
 
+@pytest.mark.slow
 @examples(40)
 @given(p=where_all_run(max_jobs=5), slack=st.floats(1.0, 4.0))
 def test_section_6_4_3_min_cost_under_deadlines_is_the_linear_program(p, slack):

@@ -25,6 +25,7 @@ def test_fair_shares_by_prices_are_those_of_the_cone_program(contention):
     assert lost / p.weights[runs].sum() <= gap_per_weight(p, found) + 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contention", [0.5, 3.0])
 def test_no_job_keeps_more_than_with_every_program_solved(monkeypatch, contention):
     """What a job pays by prices is at least what it pays by the programs without it, and not far from it."""

@@ -45,6 +45,7 @@ def test_the_answer_lists_that_another_method_answered_and_why(monkeypatch):
     assert solve("water-filling", instance).fallbacks == ()
 
 
+@pytest.mark.slow
 def test_a_search_that_does_not_close_is_listed(monkeypatch):
     """Its rounds are over before the first; the programs of all jobs have the same optimum."""
     instance = FAMILIES["demand 2"].instance(1500)

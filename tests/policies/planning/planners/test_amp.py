@@ -154,6 +154,7 @@ def test_amp_step_time_by_hand():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", first_fast(range(3)))
 def test_amp_annealing_finds_the_exhaustive_best_of_8_devices(seed):
     """Within 200 evaluations, on a cluster with a slow half."""
@@ -165,6 +166,7 @@ def test_amp_annealing_finds_the_exhaustive_best_of_8_devices(seed):
     assert list(search.best_so_far) == sorted(search.best_so_far, reverse=True)
 
 
+@pytest.mark.slow
 def test_amp_every_plan_is_feasible_and_the_same_seed_gives_the_same_plans():
     """Degrees multiply to the devices, layers are all assigned, memory holds."""
     cluster = grid(memory=1e8)

@@ -67,6 +67,7 @@ def test_the_judge_agrees_with_the_simulator_for_any_layout(seed):
     assert model.judge(layout).seconds == pytest.approx(model.trace(layout).makespan, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_step_of_very_many_microbatches_is_as_long_as_if_it_were_played():
     """Of stages with different numbers of replicas, whose order repeats every six microbatches."""
     model = random_model(np.random.default_rng(5), most_gpus=7, most_layers=6, memory=0)

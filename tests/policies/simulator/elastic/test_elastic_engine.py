@@ -15,6 +15,7 @@ from tests.support.elastic_workloads import file
 from tests.support.examples import first_fast
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ELASTIC_POLICIES)
 @pytest.mark.parametrize("sizes", first_fast(["stated", "all", "requested"]))
 def test_every_job_ends_and_none_is_faster_than_alone(policy, sizes):
@@ -45,6 +46,7 @@ def test_one_job_alone_runs_on_its_best_configuration():
     assert job.completion_time == pytest.approx(job.alone + (-job.arrival) % 60.0)
 
 
+@pytest.mark.slow
 def test_the_same_file_gives_the_same_result():
     """No randomness, no clock."""
     runs = [simulate(read_workload(file(30, seed=5)), policy="completion-time").to_json() for _ in range(2)]

@@ -51,6 +51,7 @@ def test_large_matchings_are_proven_optimal(gpus, like):
         assert np.bincount(found.place[found.kind == j]).max() <= most
 
 
+@pytest.mark.slow
 def test_the_large_method_agrees_with_the_hungarian_one(monkeypatch):
     """The same total where both can be used."""
     work, capacity = lengths(5, 600, 3), np.array([40.0, 60.0, 20.0])
