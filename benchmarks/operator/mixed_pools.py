@@ -3,7 +3,7 @@
 Four real ranks of the trainer, two on fast and two on slow GPUs, whose layers sleep
 (``benchmarks/trainer/calibrated.py``): a layer takes as long on a slow GPU as its speed says. So the
 speeds of the GPUs are stated, and all else is real: processes, gloo, the schedule, the steps. The stages are
-those that the operator writes into the first plan of a gang in two pools (``first_cut`` with the parts'
+those of the first plan of a gang in two pools (``launch_partition`` with the parts'
 speeds), before anything is measured: all layers count as alike. Layers stay where
 they are. The measured step is the fastest of ``--steps``, since other programs on the machine only add time.
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import click
 import numpy as np
-from ballast_policies.planning.launch.first_cut import LaunchRanks, first_cut
+from ballast_policies.planning.launch.launch_partition import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.stages import first_stages
 from ballast_policies.planning.step_time import predict_step_seconds
@@ -67,7 +67,7 @@ def main(slow, microbatches, steps, output):
     placement = tuple(range(len(speeds)))
     even = first_stages(LAYERS, placement)
     form = PipelineForm(schedule="1F1B", positions=len(speeds), microbatches=microbatches)
-    suited = first_cut(even, MeasuredLayers(), form, LaunchRanks(placement=placement, speeds=speeds))
+    suited = launch_partition(even, MeasuredLayers(), form, LaunchRanks(placement=placement, speeds=speeds))
     rows = {}
     for name, stages in (("even", even), ("suited", suited)):
         bounds = bounds_of(stages)

@@ -20,6 +20,7 @@ from ballast_lab.prices.options import Options, useful_parts
 from ballast_lab.spot.bounds import on_demand_bound, oracle_usd
 from ballast_lab.spot.machines import Machines, machines_of
 from ballast_lab.spot.observed import Observed
+from ballast_lab.spot.rental import Rental, RentalEnd, run_until
 from ballast_lab.spot.result import SpotResult
 from ballast_lab.spot.running import Running, arrived, urgency
 from ballast_lab.spot.settings import (
@@ -28,7 +29,6 @@ from ballast_lab.spot.settings import (
     SpotJob,
     SpotSettings,
 )
-from ballast_lab.spot.stint import Ended, Stint, run_until
 
 SLOTS_AT_ONCE = 512
 """Reviews for which prices are looked up together."""
@@ -118,7 +118,7 @@ class _Replay:
                 active = [each for each in active if each.steps > 0]
             slot += 1
             if progress is not None:
-                idle = sum(each.stint is None for each in active)
+                idle = sum(each.rental is None for each in active)
                 progress(
                     SimulationProgress(
                         seconds=slot * review,
@@ -154,9 +154,9 @@ class _Replay:
         """One job from a review to the next; where it loses its machines, it looks for others at once."""
         while now < until and each.steps > 0:
             self._review(each, now, prices)
-            if each.stint is None:
+            if each.rental is None:
                 return
-            ended = run_until(each.stint, until, each.steps)
+            ended = run_until(each.rental, until, each.steps)
             each.steps = ended.steps
             if ended.cause is None:
                 return
@@ -167,21 +167,21 @@ class _Replay:
 
     def _review(self, each: Running, now: float, prices: np.ndarray) -> None:
         options = self._options(each, prices)
-        at = WAIT if each.stint is None else each.stint.option
+        at = WAIT if each.rental is None else each.rental.option
         deadline = each.job.deadline_seconds if self.settings.reads_deadlines else None
         situation = Situation(
             steps=each.steps,
             seconds_to_deadline=None if deadline is None else each.outcome.arrival + deadline - now,
             at=at,
-            starting_seconds=0.0 if each.stint is None else max(0.0, each.stint.trains_from - now),
-            waited_seconds=0.0 if each.stint is not None else now - each.idle_since,
+            starting_seconds=0.0 if each.rental is None else max(0.0, each.rental.trains_from - now),
+            waited_seconds=0.0 if each.rental is not None else now - each.idle_since,
             move_usd=each.move_usd(self.machines, self.settings),
         )
         choice = choose(situation, options, self.preferences, each.useful)
         if choice.option == at:
             return
-        if each.stint is not None:
-            ended = each.stint.left(now, each.steps)
+        if each.rental is not None:
+            ended = each.rental.left(now, each.steps)
             each.steps = ended.steps
             self._close(each, ended)
             each.outcome.moves += 1
@@ -216,7 +216,7 @@ class _Replay:
         each.region = (offer.cloud, offer.region)
         notice = self.settings.notice_seconds
         hazard = self.observed.per_hour(offer.pool) if offer.spot else 0.0
-        each.stint = Stint(
+        each.rental = Rental(
             option=choice.option,
             offer=k,
             reason=choice.reason,
@@ -230,21 +230,21 @@ class _Replay:
             checkpoint_seconds=self.settings.checkpoint_seconds,
             notice_seconds=NOTICE_SECONDS.get(offer.cloud, 30.0) if notice is None else notice,
         )
-        self.used[offer.gpu_type] = self.used.get(offer.gpu_type, 0) + each.stint.gpus
+        self.used[offer.gpu_type] = self.used.get(offer.gpu_type, 0) + each.rental.gpus
 
-    def _close(self, each: Running, ended: Ended) -> None:
+    def _close(self, each: Running, ended: RentalEnd) -> None:
         """Pay for the machines and book what happened."""
-        stint = each.stint
-        assert stint is not None
-        offer = self.machines.offers[stint.offer]
-        count = int(each.machines[stint.option])
-        self.used[stint.gpu_type] -= stint.gpus
-        usd = count * self.machines.series[stint.offer].usd_between(stint.granted, ended.at)
-        each.outcome.book(offer, stint, ended, usd)
+        rental = each.rental
+        assert rental is not None
+        offer = self.machines.offers[rental.offer]
+        count = int(each.machines[rental.option])
+        self.used[rental.gpu_type] -= rental.gpus
+        usd = count * self.machines.series[rental.offer].usd_between(rental.granted, ended.at)
+        each.outcome.book(offer, rental, ended, usd)
         if offer.spot:
-            hours = (ended.at - stint.granted) / 3600.0
+            hours = (ended.at - rental.granted) / 3600.0
             self.observed.add(offer.pool, Hazard(preemptions=int(ended.cause == "preempted"), hours=hours))
-        each.stint, each.idle_since = None, ended.at
+        each.rental, each.idle_since = None, ended.at
         if each.steps <= 0:
             self._finish(each, ended.at)
 

@@ -10,8 +10,8 @@ from ballast_policies.prices.hazard import Hazard
 
 from ballast_lab.prices.offers import Offer
 from ballast_lab.spot.bounds import OnDemand
+from ballast_lab.spot.rental import Rental, RentalEnd
 from ballast_lab.spot.settings import SpotJob, SpotSettings
-from ballast_lab.spot.stint import Ended, Stint
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
@@ -38,16 +38,16 @@ class JobOutcome:
     on_demand: OnDemand = dataclasses.field(default_factory=lambda: OnDemand(math.nan, False))
     oracle_usd: float = math.nan
 
-    def book(self, offer: Offer, stint: Stint, ended: Ended, usd: float) -> None:
+    def book(self, offer: Offer, rental: Rental, ended: RentalEnd, usd: float) -> None:
         """One stay that has ended and cost ``usd``."""
-        length = ended.at - stint.granted
+        length = ended.at - rental.granted
         self.usd += usd
         if length > 0:
-            self.startup_usd += usd * min(1.0, (stint.trains_from - stint.granted) / length)
+            self.startup_usd += usd * min(1.0, (rental.trains_from - rental.granted) / length)
         self.lost_steps += ended.lost_steps
         self.preemptions += ended.cause == "preempted"
-        self.gpu_seconds += stint.gpus * length
-        self.stays.append((offer, stint.reason, stint.granted, ended.at, usd, ended.cause or ""))
+        self.gpu_seconds += rental.gpus * length
+        self.stays.append((offer, rental.reason, rental.granted, ended.at, usd, ended.cause or ""))
 
     @property
     def in_time(self) -> bool | None:

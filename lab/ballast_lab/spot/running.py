@@ -8,9 +8,9 @@ import numpy as np
 from ballast_policies.simulator.settings import SettingsError
 
 from ballast_lab.spot.machines import Machines
+from ballast_lab.spot.rental import Rental
 from ballast_lab.spot.result import JobOutcome
 from ballast_lab.spot.settings import SpotJob, SpotSettings
-from ballast_lab.spot.stint import Stint
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -22,7 +22,7 @@ class Running:
         machines: (k,) how many its gang needs of each.
         speed: (k,) steps/s there.
         steps: left to do.
-        stint: on its machines; None: it has none.
+        rental: on its machines; None: it has none.
         idle_since: when it lost its last ones.
         region: cloud and region where its last checkpoint is.
         hazards, useful: (k,) rates of preemption and useful parts of the time, as of ``seen``.
@@ -34,7 +34,7 @@ class Running:
     speed: np.ndarray
     outcome: JobOutcome
     steps: float
-    stint: Stint | None = None
+    rental: Rental | None = None
     idle_since: float = 0.0
     region: tuple[str, str] | None = None
     hazards: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0))
@@ -43,7 +43,7 @@ class Running:
 
     def within(self, quota: Mapping[str, int], used: Mapping[str, int], machines: Machines) -> np.ndarray:
         """(k,) whether its gang there stays within the most GPUs of a type, beside those that others hold."""
-        own = {} if self.stint is None else {self.stint.gpu_type: self.stint.gpus}
+        own = {} if self.rental is None else {self.rental.gpu_type: self.rental.gpus}
         found = []
         for k, count in zip(self.offers.tolist(), self.machines.tolist(), strict=True):
             kind = machines.offers[k].gpu_type

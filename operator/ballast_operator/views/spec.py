@@ -10,7 +10,7 @@ from typing import Any
 from ballast_policies.contract import Stage
 from ballast_policies.contract.job import JobConfig
 from ballast_policies.contract.job.reshaping import BalanceBy
-from ballast_policies.planning.launch.first_cut import LaunchRanks, first_cut
+from ballast_policies.planning.launch.launch_partition import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.schedules import SCHEDULES
 from ballast_policies.planning.stages import first_stages, stage_placement
@@ -225,7 +225,7 @@ class JobSpec:
             speeds=speeds,
         )
         gain = self.config.rebalance.min_gain
-        return first_cut(even, layers, self.pipeline_form(), known_ranks, min_gain=gain)
+        return launch_partition(even, layers, self.pipeline_form(), known_ranks, min_gain=gain)
 
     def suits(self, ranks: int) -> bool:
         """Whether a gang may have this many ranks.

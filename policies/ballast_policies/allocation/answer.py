@@ -7,7 +7,7 @@ import numpy as np
 
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.problem import Allocation
-from ballast_policies.allocation.start import Start
+from ballast_policies.allocation.start import WarmStart
 
 CERTIFIED_GAP = 1e-6
 """Relative gap up to which an answer with a bound is called optimal."""
@@ -42,7 +42,7 @@ class Answer:
     shadow_prices: np.ndarray | None = None
     unmet_deadlines: tuple[str, ...] = ()
     fallbacks: tuple[str, ...] = ()
-    start: Start | None = None
+    start: WarmStart | None = None
 
 
 def nothing(instance: Instance) -> Answer:

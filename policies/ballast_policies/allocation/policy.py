@@ -8,7 +8,7 @@ import numpy as np
 
 from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.start import Start
+from ballast_policies.allocation.start import WarmStart
 
 
 class Reads(enum.StrEnum):
@@ -94,7 +94,7 @@ class Policy:
     summary: str
     solve: Callable[[Instance], Answer]
     objective: Callable[[Instance, np.ndarray], float]
-    solve_from: Callable[[Instance, Start], Answer] | None = None
+    solve_from: Callable[[Instance, WarmStart], Answer] | None = None
     reads: frozenset[Reads] = frozenset()
     compares_speeds: bool = False
     space_sharing: SpaceSharing = SpaceSharing.ALLOWED

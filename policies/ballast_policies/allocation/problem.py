@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ballast_policies.allocation.start import Start
+from ballast_policies.allocation.start import WarmStart
 from ballast_policies.configuration import Configuration
 
 ENTITY_POLICIES = ("fairness", "fifo")
@@ -263,4 +263,4 @@ class Allocation:
     shadow_prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
     unmet_deadlines: tuple[str, ...] = ()
     fallbacks: tuple[str, ...] = ()
-    start: Start | None = None
+    start: WarmStart | None = None

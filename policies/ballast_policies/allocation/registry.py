@@ -26,7 +26,7 @@ from ballast_policies.allocation.policies.cost.rows import COST_POLICIES
 from ballast_policies.allocation.policy import Policy, Reads, SpaceSharing, Surplus
 from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
 from ballast_policies.allocation.solvers.methods import fallbacks_listed
-from ballast_policies.allocation.start import Start
+from ballast_policies.allocation.start import WarmStart
 from ballast_policies.registry import Registry
 
 POLICIES = Registry(
@@ -239,7 +239,7 @@ def _check_configurations(policy: str, chosen: Policy, real: Instance, agnostic:
         raise ProblemError(f"{job}: {policy} places gangs of one size only. {change}choose one of {able}")
 
 
-def solve(policy: str, real: Instance, *, agnostic: bool = False, start: Start | None = None) -> Answer:
+def solve(policy: str, real: Instance, *, agnostic: bool = False, start: WarmStart | None = None) -> Answer:
     """As :func:`allocate`, from arrays to arrays (``instance.from_arrays``): for thousands of jobs at a time.
 
     Pairs are used if the instance has them. The answer's x has an entry for each of ``real.columns``

@@ -4,7 +4,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class WarmStart:
     """Prices of the GPU types, in ratio to each other, and how far demands could be raised.
 
     The k + 1 unknowns of a large program (``boxstep``): after an arrival or departure they
@@ -14,6 +14,6 @@ class Start:
     prices: tuple[float, ...]
     t: float
 
-    def scaled(self, unit: float) -> "Start":
+    def scaled(self, unit: float) -> "WarmStart":
         """The same for a program whose t counts ``unit`` times as much; only ratios of prices matter."""
-        return Start(prices=self.prices, t=self.t * unit)
+        return WarmStart(prices=self.prices, t=self.t * unit)

@@ -8,7 +8,7 @@ from ballast_policies.accounting import cost
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class PlacementOption:
     """The rest of a job on one kind of GPUs, alone and without interruptions.
 
     Attributes:
@@ -26,7 +26,7 @@ class Way:
     cost: float | None
 
 
-def way(
+def placement_option(
     pool: str,
     gpu_type: str,
     *,
@@ -35,7 +35,7 @@ def way(
     steps: float,
     speed: float,
     usd_per_step: float = 0.0,
-) -> Way | None:
+) -> PlacementOption | None:
     """The rest of a job of ``steps`` steps at ``speed`` steps/s; None where it does not run.
 
     ``price_per_gpu_hour`` 0: not known. ``usd_per_step``: what each step costs besides GPUs.
@@ -48,22 +48,24 @@ def way(
         paid = cost(gpus * seconds, price_per_gpu_hour) + steps * usd_per_step
     if not math.isfinite(seconds) or (paid is not None and not math.isfinite(paid)):
         return None
-    return Way(pool=pool, gpu_type=gpu_type, gpus=gpus, seconds=seconds, cost=paid)
+    return PlacementOption(pool=pool, gpu_type=gpu_type, gpus=gpus, seconds=seconds, cost=paid)
 
 
-def cheapest(ways: Sequence[Way], *, within_seconds: float = math.inf) -> Way | None:
+def cheapest(
+    options: Sequence[PlacementOption], *, within_seconds: float = math.inf
+) -> PlacementOption | None:
     """The cheapest way that takes at most ``within_seconds``, of equally cheap ones the fastest.
 
     None where none with a known price does.
     """
-    priced = [one for one in ways if one.cost is not None and one.seconds <= within_seconds]
+    priced = [one for one in options if one.cost is not None and one.seconds <= within_seconds]
     return min(priced, key=lambda one: (one.cost, one.seconds, one.pool, one.gpus), default=None)
 
 
-def fastest(ways: Sequence[Way]) -> Way | None:
+def fastest(options: Sequence[PlacementOption]) -> PlacementOption | None:
     """The fastest way, of equally fast ones the cheapest; None where there is none."""
 
-    def order(one: Way) -> tuple[float, float, str, int]:
+    def order(one: PlacementOption) -> tuple[float, float, str, int]:
         return one.seconds, math.inf if one.cost is None else one.cost, one.pool, one.gpus
 
-    return min(ways, key=order, default=None)
+    return min(options, key=order, default=None)

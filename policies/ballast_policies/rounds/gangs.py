@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.policy import Surplus
-from ballast_policies.planning.launch.unlike_ranks import LaunchedPipeline, RankGpu, step_seconds
+from ballast_policies.planning.launch.heterogeneous_ranks import LaunchedPipeline, RankGpu, step_seconds
 from ballast_policies.rounds.values import Colocation, Placement, PoolPart, mixed_name
 from ballast_policies.throughput.paired import PairSpeeds
 

@@ -54,7 +54,7 @@ class Book:
         solution = least(-value, A, b)
         return -solution[0] if solution is not None else None
 
-    def furthest(self, base, slope):
+    def max_feasible(self, base, slope):
         """max t with speed_m >= base_m + slope_m t."""
         # In units in which speeds and t are about 1: the solver's tolerance is absolute.
         A, b = self.limits(extra=1)
@@ -91,7 +91,7 @@ def filling_by_stages(book, weights_of):
         weights = weights_of(rising)
         speed = np.divide(levels, book.scale, out=np.zeros(book.n), where=book.scale > 0)
         slope = np.divide(weights, book.scale, out=np.zeros(book.n), where=book.scale > 0)
-        levels = levels + weights * book.furthest(speed * slack, slope)
+        levels = levels + weights * book.max_feasible(speed * slack, slope)
         speed = np.divide(levels, book.scale, out=np.zeros(book.n), where=book.scale > 0)
         still = set()
         for m in rising:

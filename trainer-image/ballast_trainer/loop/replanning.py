@@ -20,7 +20,7 @@ from ballast_policies.planning import (
 from ballast_policies.planning.balancers import StagedPipeline
 from ballast_policies.planning.balancers.place_memory import PlaceBytes
 from ballast_policies.planning.following.noise import least_gain
-from ballast_policies.planning.launch.first_cut import LaunchRanks, first_cut
+from ballast_policies.planning.launch.launch_partition import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.bounds import bytes_on_positions, reserves
 from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.planning.memory.several_stages import bytes_of_cuts
@@ -277,7 +277,7 @@ def repack_proposal(
         stages = best_stages(training, costs, placement)
         if limit is not None:
             room = LaunchRanks(placement=placement, memory=(float(limit),) * len(kept))
-            stages = first_cut(stages, layers, pipeline_form(training, len(kept)), room)
+            stages = launch_partition(stages, layers, pipeline_form(training, len(kept)), room)
     return Proposal(
         epoch=training.plan.epoch,
         step=training.step,

@@ -5,7 +5,7 @@ They are there from the first decision on a job, before it has cost anything, un
 
 from ballast_policies.allocation.problem import Allocation
 from ballast_policies.allocation.registry import find_policy
-from ballast_policies.prices.forecast import Way, cheapest, fastest, way
+from ballast_policies.prices.forecast import PlacementOption, cheapest, fastest, placement_option
 
 from ballast_operator.allocator.deadlines import in_two_digits
 from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
@@ -33,19 +33,19 @@ def limit_advice(
     team = refused_advice(snapshot, view)
     if spec.budget is None and job.job.deadline is None:
         return team
-    ways = () if job.name in snapshot.unmeasured else ways_of(snapshot, job)
+    options = () if job.name in snapshot.unmeasured else placement_options(snapshot, job)
     found = []
     if job.job.deadline is not None:
         met = None
         if allocation.policy == policy and find_policy(policy).names_unmet_deadlines:
             met = job.name not in allocation.unmet_deadlines
-        at_risk, reason, message = _deadline(job, view, ways, met=met)
+        at_risk, reason, message = _deadline(job, view, options, met=met)
         kind = JobCondition.DEADLINE_AT_RISK
         found.append(Advice(type=kind, value=at_risk, reason=reason, message=message))
     if team:
         found += team
     elif spec.budget is not None and not budget_spent(spec, view.status):
-        reason, message = _budget(job, view, spec.budget, ways)
+        reason, message = _budget(job, view, spec.budget, options)
         kind = JobCondition.BUDGET_EXHAUSTED
         found.append(Advice(type=kind, value=False, reason=reason, message=message))
     return tuple(found)
@@ -60,7 +60,7 @@ def refused_advice(snapshot: Snapshot, view: JobView) -> tuple[Advice, ...]:
     return (Advice(type=kind, value=True, reason=reason, message=spent.message),)
 
 
-def ways_of(snapshot: Snapshot, job: SnapshotJob) -> tuple[Way, ...]:
+def placement_options(snapshot: Snapshot, job: SnapshotJob) -> tuple[PlacementOption, ...]:
     """The rest of the job in every pool that it may use, with each size that it may have."""
     steps, found = job.job.steps_remaining or 0.0, []
     for pool in snapshot.capacity.pools:
@@ -71,7 +71,7 @@ def ways_of(snapshot: Snapshot, job: SnapshotJob) -> tuple[Way, ...]:
         if job.elastic is not None:
             sizes = dict(job.elastic.speeds.get(pool.gpu_type, {}))
         for gpus, rate in sizes.items():
-            one = way(
+            one = placement_option(
                 pool.pool,
                 pool.gpu_type,
                 gpus=gpus,
@@ -86,16 +86,16 @@ def ways_of(snapshot: Snapshot, job: SnapshotJob) -> tuple[Way, ...]:
 
 
 def _deadline(
-    job: SnapshotJob, view: JobView, ways: tuple[Way, ...], *, met: bool | None
+    job: SnapshotJob, view: JobView, options: tuple[PlacementOption, ...], *, met: bool | None
 ) -> tuple[bool, JobReason, str]:
     """(at risk, reason, message); ``met``: what the policy says, None where it does not look at deadlines."""
     left = job.job.deadline or 0.0
     if left <= 0:
         return True, JobReason.DEADLINE_PASSED, "spec.deadline has passed. To fix: set a later spec.deadline"
-    best = fastest(ways)
+    best = fastest(options)
     if best is None:
         return False, JobReason.SPEED_UNKNOWN, UNKNOWN
-    told = f"spec.deadline is in {in_two_digits(left)}; {_forecast(job, ways, left)}"
+    told = f"spec.deadline is in {in_two_digits(left)}; {_forecast(job, options, left)}"
     later = "To fix: set a later spec.deadline"
     if best.seconds > left:
         message = f"{told}. {later}, or lower totalSteps"
@@ -124,17 +124,19 @@ def _present(job: SnapshotJob) -> float | None:
     return (job.job.steps_remaining or 0.0) / speed if speed > 0 else None
 
 
-def _budget(job: SnapshotJob, view: JobView, budget: float, ways: tuple[Way, ...]) -> tuple[JobReason, str]:
-    if not ways:
+def _budget(
+    job: SnapshotJob, view: JobView, budget: float, options: tuple[PlacementOption, ...]
+) -> tuple[JobReason, str]:
+    if not options:
         return JobReason.SPEED_UNKNOWN, UNKNOWN
     time = job.job.deadline
     time = time if time is not None and time > 0 else float("inf")
-    least = cheapest(ways, within_seconds=time) or cheapest(ways)
+    least = cheapest(options, within_seconds=time) or cheapest(options)
     if least is None or least.cost is None:
         message = "no pool that the job may use has a price. To fix: set nodePools[].pricePerGpuHour"
         return JobReason.PRICE_UNKNOWN, message
     spent = view.status.cost_so_far
-    told = f"{_amount(budget - spent)} of {budget:.10g} are left; {_forecast(job, ways, time)}"
+    told = f"{_amount(budget - spent)} of {budget:.10g} are left; {_forecast(job, options, time)}"
     if spent + least.cost > budget:
         needed = _amount(1.05 * (spent + least.cost))
         message = f"{told}. To fix: raise spec.budget to about {needed}, or lower totalSteps"
@@ -142,12 +144,12 @@ def _budget(job: SnapshotJob, view: JobView, budget: float, ways: tuple[Way, ...
     return JobReason.BUDGET_SUFFICIENT, told
 
 
-def _forecast(job: SnapshotJob, ways: tuple[Way, ...], within_seconds: float) -> str:
+def _forecast(job: SnapshotJob, options: tuple[PlacementOption, ...], within_seconds: float) -> str:
     """What is left, at its cheapest and at its fastest, by two digits: each change is a write."""
     steps = job.job.steps_remaining or 0.0
     parts = [f"the remaining steps, about {_amount(steps)},"]
-    least, best = cheapest(ways), fastest(ways)
-    in_time = cheapest(ways, within_seconds=within_seconds)
+    least, best = cheapest(options), fastest(options)
+    in_time = cheapest(options, within_seconds=within_seconds)
     if least is not None:
         parts.append(f"{_as_text(least)} at the cheapest")
     if in_time is not None and in_time != least:
@@ -157,7 +159,7 @@ def _forecast(job: SnapshotJob, ways: tuple[Way, ...], within_seconds: float) ->
     return " ".join(parts)
 
 
-def _as_text(one: Way) -> str:
+def _as_text(one: PlacementOption) -> str:
     price = "" if one.cost is None else f"cost {_amount(one.cost)} and "
     return f"{price}take {in_two_digits(one.seconds)} on {one.gpus} x {one.gpu_type} of pool {one.pool}"
 

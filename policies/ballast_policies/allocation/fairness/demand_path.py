@@ -20,7 +20,7 @@ import numpy as np
 
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers import linear
-from ballast_policies.allocation.start import Start
+from ballast_policies.allocation.start import WarmStart
 
 TOLERANCE = 1e-9
 """Relative tolerance: gap between bound and value, and by how much a demand may be missed."""
@@ -46,7 +46,7 @@ class DemandPath(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Furthest:
+class MaxFeasible:
     """The furthest point of a path.
 
     Attributes:
@@ -63,9 +63,9 @@ class Furthest:
     binding: np.ndarray
 
 
-def furthest(
-    instance: Instance, path: DemandPath, *, start: float = 0.0, prices: Start | None = None
-) -> Furthest:
+def max_feasible(
+    instance: Instance, path: DemandPath, *, start: float = 0.0, prices: WarmStart | None = None
+) -> MaxFeasible:
     """The furthest point of ``path``, whose point ``start`` must be feasible; ``prices``: of a similar one.
 
     Raises:
@@ -87,7 +87,7 @@ def furthest(
         # A root that no longer moves is exact to floating-point precision.
         if close or root >= trial * (1 - 1e-13):
             tight = [jobs for end, jobs in cuts if end <= bound + 10 * TOLERANCE * max(abs(bound), 1e-300)]
-            return Furthest(s=s, bound=bound, raised=raised, binding=np.logical_or.reduce(tight))
+            return MaxFeasible(s=s, bound=bound, raised=raised, binding=np.logical_or.reduce(tight))
         trial = root
 
 

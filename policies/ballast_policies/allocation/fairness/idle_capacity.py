@@ -44,7 +44,7 @@ def fill_idle_capacity(
         return x
     try:
         more = linear.maximise(
-            instance, value=value, base=base, met_by=None if instance.elastic.any() else x
+            instance, value=value, base=base, feasible_x=None if instance.elastic.any() else x
         ).x
     except linear.InfeasibleError:
         # By rounding only: x itself meets the demands to within 2e-9.

@@ -6,10 +6,10 @@ from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers import linear
-from ballast_policies.allocation.start import Start
+from ballast_policies.allocation.start import WarmStart
 
 
-def raise_least_level(instance: Instance, slope: np.ndarray, start: Start | None = None) -> Answer:
+def raise_least_level(instance: Instance, slope: np.ndarray, start: WarmStart | None = None) -> Answer:
     """Maximise t with ``throughput(m, X) >= slope_m t``, as one LP; ties as in ``idle_capacity``.
 
     Args:

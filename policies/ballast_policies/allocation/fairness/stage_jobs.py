@@ -12,7 +12,7 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.fairness.demand_path import root_of_cut
-from ballast_policies.allocation.fairness.pouring import Pouring
+from ballast_policies.allocation.fairness.fill_stage import FillStage
 from ballast_policies.allocation.fairness.stage_columns import StageColumns
 from ballast_policies.allocation.solvers.best_response import respond
 from ballast_policies.allocation.solvers.boxstep.sampling import stratified
@@ -30,35 +30,35 @@ class StageJobs:
     """The jobs of a stage on the types that are still open.
 
     Args:
-        pouring: the levels along the stage.
-        jobs: rows of the pouring.
+        fill: the levels along the stage.
+        jobs: rows of the stage.
         columns: of these jobs on the open types.
         full: (n,) levels at full speed.
-        size, held: (k,) GPUs of the types, and those that other jobs hold.
+        size, reserved: (k,) GPUs of the types, and those that other jobs hold.
         alike: many jobs have the same speeds and gangs.
     """
 
     def __init__(
         self,
-        pouring: Pouring,
+        fill: FillStage,
         *,
         jobs: np.ndarray,
         columns: StageColumns,
         full: np.ndarray,
         size: np.ndarray,
-        held: np.ndarray,
+        reserved: np.ndarray,
         alike: bool,
     ) -> None:
-        self.pouring, self.jobs, self.columns, self.full = pouring, jobs, columns, full
-        self.size, self.held, self.alike = size, held, alike
-        self.end = pouring.end
+        self.fill, self.jobs, self.columns, self.full = fill, jobs, columns, full
+        self.size, self.reserved, self.alike = size, reserved, alike
+        self.end = fill.end
         self.rates = columns.rates
         self.reach = largest(columns.rates)
         self._last: tuple[tuple[bytes, float], PricedJobs] | None = None
 
     def demand(self, s: float) -> np.ndarray:
         """(n,) demands at ``s``, as parts of full speed."""
-        demand: np.ndarray = np.minimum(self.pouring.levels(s, self.jobs) / self.full, self.reach)
+        demand: np.ndarray = np.minimum(self.fill.levels(s, self.jobs) / self.full, self.reach)
         return demand
 
     def sampled(self, most: int) -> "StageJobs":
@@ -68,12 +68,12 @@ class StageJobs:
             return self
         chosen, weight = stratified(self.columns.gpus, np.zeros(n, dtype=np.intp), np.arange(n), most)
         return StageJobs(
-            self.pouring,
+            self.fill,
             jobs=self.jobs[chosen],
             columns=self.columns.standing_for(chosen, weight),
             full=self.full[chosen],
             size=self.size,
-            held=self.held,
+            reserved=self.reserved,
             alike=self.alike,
         )
 
@@ -109,7 +109,7 @@ class StageJobs:
             value=None,
             base=need[jobs],
             slope=np.zeros(len(jobs)),
-            capacity=-self.held[priced],
+            capacity=-self.reserved[priced],
             lift=self.size[priced],
             gain=1.0,
             reach=largest(rates),
@@ -148,7 +148,7 @@ class StageJobs:
 
     def over(self, X: np.ndarray) -> np.ndarray:
         """(k,) types whose GPUs are exceeded by the jobs with X and the others together."""
-        over: np.ndarray = self.columns.used(X) + self.held > self.size * (1 + 10 * CLOSE)
+        over: np.ndarray = self.columns.used(X) + self.reserved > self.size * (1 + 10 * CLOSE)
         return over
 
     def filled_up(self, types: np.ndarray, s: float, X: np.ndarray) -> np.ndarray:
@@ -200,7 +200,7 @@ class PricedJobs:
         stage, jobs = self.stage, self.jobs
         return _Path(
             end=stage.end,
-            pouring=stage.pouring.of(stage.jobs[jobs]),
+            fill=stage.fill.of(stage.jobs[jobs]),
             full=stage.full[jobs],
             reach=stage.reach[jobs],
             free=self.free,
@@ -212,13 +212,13 @@ class _Path:
     """The demands of some jobs, whose arrays are taken out once for all points."""
 
     end: float
-    pouring: Pouring
+    fill: FillStage
     full: np.ndarray
     reach: np.ndarray
     free: np.ndarray
 
     def demand(self, s: float) -> np.ndarray:
-        demand = self.pouring.levels(s)
+        demand = self.fill.levels(s)
         demand /= self.full
         np.minimum(demand, self.reach, out=demand)
         demand -= self.free

@@ -16,8 +16,8 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.answer import CERTIFIED_GAP, Answer, nothing
-from ballast_policies.allocation.fairness.demand_path import furthest
-from ballast_policies.allocation.fairness.pouring import Pouring
+from ballast_policies.allocation.fairness.demand_path import max_feasible
+from ballast_policies.allocation.fairness.fill_stage import FillStage
 from ballast_policies.allocation.fairness.stage_stops import TiedError
 from ballast_policies.allocation.fairness.teams import Team
 from ballast_policies.allocation.fairness.water_prices import fill_by_prices
@@ -35,16 +35,16 @@ FULL = 1e-9
 class _Stage:
     """The path of demands of a stage."""
 
-    pouring: Pouring
+    fill: FillStage
     scale: np.ndarray
 
     @property
     def end(self) -> float:
         """When the last member of the root is full."""
-        return self.pouring.end
+        return self.fill.end
 
     def demand(self, s: float) -> np.ndarray:
-        levels = self.pouring.levels(s)
+        levels = self.fill.levels(s)
         zeros = np.zeros_like(levels)
         speeds: np.ndarray = np.divide(levels, self.scale, out=zeros, where=self.scale > 0)
         return speeds
@@ -120,15 +120,15 @@ def fill_by_programs(instance: Instance, root: Team) -> Filled:
     levels, frozen = np.zeros(len(full)), full <= 0
     answer, stages, gap = nothing(instance), 0, 0.0
     while not frozen.all():
-        pouring = Pouring(root, levels, np.where(frozen, 0.0, full - levels))
-        stage = _Stage(pouring=pouring, scale=scale)
-        found = furthest(instance, stage)
+        filling = FillStage(root, levels, np.where(frozen, 0.0, full - levels))
+        stage = _Stage(fill=filling, scale=scale)
+        found = max_feasible(instance, stage)
         stages += 1
         # Measured on the whole way up: a last step of 1e-12 has no meaningful gap.
         demand = stage.demand(found.s)
         missed = stage.demand(found.bound) - demand
         gap = max(gap, float((missed / np.where(demand > 0, demand, 1.0)).max()))
-        levels = np.minimum(pouring.levels(found.s), full)
+        levels = np.minimum(filling.levels(found.s), full)
         done = found.binding | (full - levels <= FULL * full)
         if not (done & ~frozen).any():
             raise SolverError(f"water filling froze no job in stage {stages}, at {found.s} of {stage.end}")

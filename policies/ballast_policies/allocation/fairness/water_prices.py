@@ -14,7 +14,7 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.fairness.pouring import Pouring
+from ballast_policies.allocation.fairness.fill_stage import FillStage
 from ballast_policies.allocation.fairness.stage_columns import stage_columns
 from ballast_policies.allocation.fairness.stage_jobs import StageJobs
 from ballast_policies.allocation.fairness.stage_program import MoreTypesError, StageEnd, StageSearch
@@ -55,7 +55,7 @@ class _State:
         levels, bound: (n,) so far.
         settled: (n,) jobs whose shares X are final.
         open_types: (k,) types that do not limit.
-        held: (k,) GPUs of settled jobs.
+        reserved: (k,) GPUs of settled jobs.
         prices: (k,) of the first stage.
     """
 
@@ -64,7 +64,7 @@ class _State:
     settled: np.ndarray
     X: np.ndarray
     open_types: np.ndarray
-    held: np.ndarray
+    reserved: np.ndarray
     prices: np.ndarray
 
 
@@ -85,7 +85,7 @@ class _Filling:
             settled=self.full <= 0,
             X=np.zeros(self.columns.rates.shape),
             open_types=self.instance.capacity > 0,
-            held=np.zeros(k),
+            reserved=np.zeros(k),
             prices=np.zeros(k),
         )
 
@@ -106,31 +106,31 @@ class _Filling:
         reach = self._reach(state.open_types)
         left = np.where(state.settled, 0.0, np.maximum(reach * self.full - state.levels, 0.0))
         left[left <= FULL * self.full] = 0.0
-        pouring = Pouring(self.root, state.levels, left)
+        fill = FillStage(self.root, state.levels, left)
         jobs, kinds = np.flatnonzero(~state.settled), np.flatnonzero(state.open_types)
         # A job that no open type serves has level 0 and is settled, so every job here has a rate.
         stage = StageJobs(
-            pouring,
+            fill,
             jobs=jobs,
             columns=self.columns.restricted(jobs, kinds),
             full=self.full[jobs],
             size=self.instance.capacity[kinds],
-            held=state.held[kinds],
+            reserved=state.reserved[kinds],
             alike=self.alike,
         )
-        limits = np.zeros(len(state.held), dtype=bool)
+        limits = np.zeros(len(state.reserved), dtype=bool)
         try:
             end = StageSearch(stage).solve(more[kinds], known=known)
         except MoreTypesError as error:
             limits[kinds] = error.types
             raise MoreTypesError(limits) from error
         limits[kinds] = end.prices > 0
-        return self._after(state, pouring, jobs, kinds, end, limits), limits, end
+        return self._after(state, fill, jobs, kinds, end, limits), limits, end
 
     def _after(
         self,
         state: _State,
-        pouring: Pouring,
+        fill: FillStage,
         jobs: np.ndarray,
         kinds: np.ndarray,
         end: StageEnd,
@@ -145,17 +145,17 @@ class _Filling:
         settled[mine] = True
         now = np.zeros_like(every)
         now[mine] = every[mine]
-        bound[mine] = pouring.levels(end.bound, mine)
+        bound[mine] = fill.levels(end.bound, mine)
         first = not state.settled[self.full > 0].any()
-        prices = np.zeros(len(state.held))
+        prices = np.zeros(len(state.reserved))
         prices[kinds] = end.prices
         return _State(
-            levels=pouring.levels(end.s),
+            levels=fill.levels(end.s),
             bound=bound,
             settled=settled,
             X=every,
             open_types=state.open_types & ~limits,
-            held=state.held + self.columns.used(now),
+            reserved=state.reserved + self.columns.used(now),
             prices=prices if first else state.prices,
         )
 
@@ -194,7 +194,7 @@ def fill_by_prices(instance: Instance, root: Team) -> PricedFilling:
             state, more, known = before.pop()
             more = more | error.types
             continue
-        over = after.open_types & (after.held > instance.capacity * (1 + OVER))
+        over = after.open_types & (after.reserved > instance.capacity * (1 + OVER))
         if over.any():
             # Jobs that stopped do not fit on the rest.
             more, known = more | limits | over, end

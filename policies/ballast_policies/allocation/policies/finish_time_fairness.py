@@ -15,12 +15,12 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.answer import Answer, nothing
-from ballast_policies.allocation.fairness.demand_path import furthest
+from ballast_policies.allocation.fairness.demand_path import max_feasible
 from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.isolated import isolated_shares
 from ballast_policies.allocation.solvers.linear import SolverError
-from ballast_policies.allocation.start import Start
+from ballast_policies.allocation.start import WarmStart
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,12 +55,12 @@ def _path(instance: Instance) -> _Path:
     return _Path(steps=steps, elapsed=instance.elapsed, isolated=isolated, full=instance.top)
 
 
-def solve(instance: Instance, start: Start | None = None) -> Answer:
+def solve(instance: Instance, start: WarmStart | None = None) -> Answer:
     """Shares that minimise the largest rho."""
     path = _path(instance)
     if not (path.steps > 0).any():
         return nothing(instance)
-    found = furthest(instance, path, prices=start)
+    found = max_feasible(instance, path, prices=start)
     if found.bound <= 0:
         raise SolverError("the largest rho is too large for a number")
     return Answer(

@@ -13,10 +13,10 @@ from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers import linear
-from ballast_policies.allocation.start import Start
+from ballast_policies.allocation.start import WarmStart
 
 
-def solve(instance: Instance, start: Start | None = None) -> Answer:
+def solve(instance: Instance, start: WarmStart | None = None) -> Answer:
     """Shares that finish the last job soonest."""
     slope = np.where(instance.runnable, instance.steps(), 0.0)
     if not (slope > 0).any():

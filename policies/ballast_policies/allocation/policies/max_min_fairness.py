@@ -15,10 +15,10 @@ import numpy as np
 from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.fairness.least_level import raise_least_level
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.start import Start
+from ballast_policies.allocation.start import WarmStart
 
 
-def solve(instance: Instance, start: Start | None = None) -> Answer:
+def solve(instance: Instance, start: WarmStart | None = None) -> Answer:
     """Shares that maximise the least level."""
     runs = instance.runnable
     if not runs.any():

@@ -2,11 +2,11 @@
 
     minimise    u
     subject to  rates_m . x_m >= base_m,   sum_j x_mj <= 1             for every job m
-                held_j + sum_m gpus_m x_mj <= size_j u                  for every type j
+                reserved_j + sum_m gpus_m x_mj <= size_j u                  for every type j
                 x >= 0
 
-as ``dense_program`` with t = -u: ``lift`` is the size and ``capacity`` is -held. Demands are met as given, so
-that no job's full speed limits t, for any demands of the others. Jobs that are alike are one row
+as ``dense_program`` with t = -u: ``lift`` is the size, ``capacity`` is -reserved. Demands are met as given,
+so that no job's full speed limits t, for any demands of the others. Jobs that are alike are one row
 (gpus counted together); jobs that need all of their time on their fastest type have no choice and leave.
 """
 

@@ -43,7 +43,7 @@ from ballast_policies.allocation.solvers.simplex import (
     SolverError,
     by_simplex,
 )
-from ballast_policies.allocation.start import Start
+from ballast_policies.allocation.start import WarmStart
 
 __all__ = ["SOLVER", "InfeasibleError", "LinearSolution", "SolverError", "certified", "maximise", "watched"]
 
@@ -74,7 +74,7 @@ class LinearSolution:
     shadow_prices: np.ndarray
     cut: float = float("inf")
     solver: str = SOLVER
-    start: Start | None = None
+    start: WarmStart | None = None
 
 
 def maximise(
@@ -83,8 +83,8 @@ def maximise(
     value: np.ndarray | None = None,
     base: np.ndarray | None = None,
     slope: np.ndarray | None = None,
-    start: Start | None = None,
-    met_by: np.ndarray | None = None,
+    start: WarmStart | None = None,
+    feasible_x: np.ndarray | None = None,
 ) -> LinearSolution:
     """Solve the program above; with ``slope``, ``gain`` is 1 and ``value`` must be left out.
 
@@ -94,7 +94,7 @@ def maximise(
         base: (n,) steps/s demanded of each job; 0: nothing demanded.
         slope: (n,) steps/s demanded per unit of t.
         start: of the solution of a similar program; large programs are solved faster from there.
-        met_by: (columns,) shares that meet the demands, where some are known.
+        feasible_x: (columns,) shares that meet the demands, where some are known.
 
     Raises:
         InfeasibleError: the demands cannot be met.
@@ -135,7 +135,7 @@ def maximise(
             capacity=instance.capacity,
             gain=gain,
             elastic=elastic,
-            enough=None if met_by is None else met_by > 0,
+            enough=None if feasible_x is None else feasible_x > 0,
         )
     else:
         columns, time_first, time_second = same.program()
@@ -192,7 +192,7 @@ def watched() -> Iterator[list[tuple[Instance, np.ndarray, LinearSolution]]]:
         _watched.reset(token)
 
 
-def _solved(program: Program, start: Start | None) -> tuple[Solved, Start | None]:
+def _solved(program: Program, start: WarmStart | None) -> tuple[Solved, WarmStart | None]:
     """The solution by the table's method, and the warm start for a similar program."""
     columns = program.columns
     pairs = int((columns.second >= 0).sum())

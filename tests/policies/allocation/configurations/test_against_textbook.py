@@ -59,7 +59,7 @@ def test_max_min_fairness_has_the_textbooks_least_level_and_leaves_nothing(famil
             assert answer.objective == 0.0
             continue
         slope = np.divide(book.weights, book.scale, out=np.zeros(book.n), where=book.runs)
-        least = book.furthest(np.zeros(book.n), slope)
+        least = book.max_feasible(np.zeros(book.n), slope)
         assert answer.objective == pytest.approx(least, **CLOSE)
         worth = book.scale[book.job] * book.rate
         assert worth @ x >= book.best(worth, at_least=slope * least * (1 - 1e-7)) * (1 - 1e-5)
@@ -71,7 +71,7 @@ def test_makespan_is_the_textbooks(family):
     for seed in SEEDS:
         book, answer, _ = solved("makespan", family, seed)
         if book.runs.any():
-            best = 1.0 / book.furthest(np.zeros(book.n), np.where(book.runs, book.steps, 0.0))
+            best = 1.0 / book.max_feasible(np.zeros(book.n), np.where(book.runs, book.steps, 0.0))
             assert answer.objective == pytest.approx(best, **CLOSE)
 
 

@@ -80,7 +80,7 @@ def test_section_5_4_3_hierarchical_reaches_the_levels_of_the_staged_procedure(p
 def test_section_5_4_2_makespan_is_one_over_the_largest_common_rate(p):
     """min max num_steps / throughput: with throughput >= t num_steps for all, 1 / t."""
     book = Book(p)
-    want = 1.0 / book.furthest(np.zeros(book.n), book.steps)
+    want = 1.0 / book.max_feasible(np.zeros(book.n), book.steps)
     assert allocate("makespan", p).objective == pytest.approx(want, rel=1e-6)
 
 
@@ -100,7 +100,7 @@ def test_section_5_4_2_finish_time_fairness_is_the_least_rho_that_can_be_reached
         left = rho * alone - elapsed
         if (left <= 0).any():
             return False
-        return book.furthest(np.zeros(book.n), book.steps / left) >= 1
+        return book.max_feasible(np.zeros(book.n), book.steps / left) >= 1
 
     found = allocate("finish-time-fairness", p).objective
     assert can_be_reached(found * (1 + 2e-6))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from ballast_policies.allocation.fairness import stage_program, water_levels
-from ballast_policies.allocation.fairness.pouring import Pouring
+from ballast_policies.allocation.fairness.fill_stage import FillStage
 from ballast_policies.allocation.fairness.teams import flat, tree
 from ballast_policies.allocation.fairness.water_levels import fill, fill_by_programs
 from ballast_policies.allocation.instance import from_arrays
@@ -137,8 +137,8 @@ def test_levels_of_some_jobs_along_a_stage_are_those_of_all():
     instance = drawn(7)
     root = tree(instance)
     n = len(instance.gpus)
-    pouring = Pouring(root, np.zeros(n), np.linspace(0.1, 2.0, n))
+    filling = FillStage(root, np.zeros(n), np.linspace(0.1, 2.0, n))
     some = np.arange(0, n, 2)
-    for s in np.linspace(0, pouring.end, 7):
-        assert pouring.levels(s, some) == pytest.approx(pouring.levels(s)[some])
-    assert pouring.levels(pouring.end) == pytest.approx(np.linspace(0.1, 2.0, n))
+    for s in np.linspace(0, filling.end, 7):
+        assert filling.levels(s, some) == pytest.approx(filling.levels(s)[some])
+    assert filling.levels(filling.end) == pytest.approx(np.linspace(0.1, 2.0, n))

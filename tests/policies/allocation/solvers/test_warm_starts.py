@@ -8,7 +8,7 @@ import pytest
 from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate, solve
-from ballast_policies.allocation.start import Start
+from ballast_policies.allocation.start import WarmStart
 
 from tests.policies.allocation.solvers.boxstep.test_boxstep import cluster
 from tests.support.examples import first_fast
@@ -47,9 +47,9 @@ def test_after_a_change_the_old_prices_lead_to_the_same_optimum(policy, change):
 @pytest.mark.parametrize(
     "start",
     [
-        Start(prices=(1.0, 100.0, 1e-3, 0.0, 1.0, 1.0), t=1e-3),
-        Start(prices=(0.0,) * 6, t=1e6),
-        Start(prices=(1.0,) * 5, t=0.1),
+        WarmStart(prices=(1.0, 100.0, 1e-3, 0.0, 1.0, 1.0), t=1e-3),
+        WarmStart(prices=(0.0,) * 6, t=1e6),
+        WarmStart(prices=(1.0,) * 5, t=0.1),
     ],
     ids=["wrong prices", "no prices", "of another cluster"],
 )

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from ballast_policies.planning.launch.first_cut import LaunchRanks, first_cut
+from ballast_policies.planning.launch.launch_partition import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.moments import schedule_of
 from ballast_policies.planning.memory.need import MemoryNeed
@@ -45,7 +45,7 @@ def test_what_fits_is_launched_with_stages_that_fit_by_the_forecast(schedule):
         assert not need.fits(positions, memory * 0.99)
         placement = tuple(holders[0] for holders in built.stage_ranks)
         ranks = LaunchRanks(placement=placement, memory=(memory,) * positions)
-        launched = partition_of(first_cut(first_stages(10, placement), layers, form, ranks))
+        launched = partition_of(launch_partition(first_stages(10, placement), layers, form, ranks))
         rows, buffered = layers.rows(form.optimizer), not SCHEDULES[schedule].asynchronous
         taken = rank_bytes(launched, built, facts, rows, buffered=buffered, averaged=averaged)
         assert max(each.total for each in taken) <= memory * (1 + 1e-6)

@@ -1,7 +1,7 @@
 """Divisions of a gang over pools: the fastest that fits, in the order that fits."""
 
 import pytest
-from ballast_policies.planning.launch.unlike_ranks import LaunchedPipeline
+from ballast_policies.planning.launch.heterogeneous_ranks import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.rounds import MixedGang, PoolPart, best_parts
 

@@ -16,7 +16,7 @@ from ballast_policies.allocation.fairness.least_level import raise_least_level
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.cost.min_cost import cheapest
 from ballast_policies.allocation.problem import ProblemError
-from ballast_policies.allocation.start import Start
+from ballast_policies.allocation.start import WarmStart
 
 
 def _usd_per_step(instance: Instance) -> np.ndarray:
@@ -32,7 +32,7 @@ def _usd_per_step(instance: Instance) -> np.ndarray:
     return np.where(np.isfinite(least), least, 0.0)
 
 
-def solve(instance: Instance, start: Start | None = None) -> Answer:
+def solve(instance: Instance, start: WarmStart | None = None) -> Answer:
     """Shares that maximise the least worth.
 
     Raises:

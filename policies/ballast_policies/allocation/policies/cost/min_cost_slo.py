@@ -24,7 +24,7 @@ from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.cost.min_cost import objective, on_cheapest_types
 from ballast_policies.allocation.solvers import linear
-from ballast_policies.allocation.solvers.demands_that_fit import demands_that_fit
+from ballast_policies.allocation.solvers.admissible_demands import admissible_demands
 
 __all__ = ["objective", "solve"]
 
@@ -85,7 +85,7 @@ def _keep_what_fits(
 
     waiting = np.flatnonzero(demand > 0)
     waiting = waiting[np.argsort(deadlines[waiting], kind="stable")]
-    kept = demands_that_fit(instance, demand, waiting)
+    kept = admissible_demands(instance, demand, waiting)
     solution = None if kept is None else attempt(kept) or attempt(kept, 1 - ROUNDING)
     if kept is None or solution is None:
         kept = _one_by_one(waiting, attempt, len(demand))
@@ -98,7 +98,7 @@ def _keep_what_fits(
 def _one_by_one(
     waiting: np.ndarray, attempt: Callable[[np.ndarray], linear.LinearSolution | None], jobs: int
 ) -> np.ndarray:
-    """(jobs,) as ``demands_that_fit``, by linear programs: some log2(n) for each deadline that is left out.
+    """(jobs,) as ``admissible_demands``, by linear programs: some log2(n) for each deadline that is left out.
 
     The longest run of deadlines that fits is found by bisection; the next one does not fit and is left out.
     """

@@ -30,7 +30,7 @@ from ballast_policies.allocation.solvers.crossover import (
 )
 from ballast_policies.allocation.solvers.dense_program import Rows, largest
 from ballast_policies.allocation.solvers.methods import ALL_COLUMNS, CHEAP_COLUMNS, PRICES, fell_back
-from ballast_policies.allocation.start import Start
+from ballast_policies.allocation.start import WarmStart
 
 MAX_ROUNDS = 150
 MOST_JOBS = 60_000
@@ -216,7 +216,7 @@ class BoxSearch:
             level=np.zeros(n),
             time=np.zeros(n),
             prices=at.prices,
-            start=Start(prices=tuple(at.prices.tolist()), t=at.t),
+            start=WarmStart(prices=tuple(at.prices.tolist()), t=at.t),
         )
 
     def _solution(
@@ -247,7 +247,7 @@ class BoxSearch:
         value = t if rows.value is None else float((rows.value[:, :-1] * X).sum())
         if bound - value > tolerance * max(abs(bound), abs(value)):
             return None
-        start = Start(prices=tuple(prices.tolist()), t=t)
+        start = WarmStart(prices=tuple(prices.tolist()), t=t)
         return Priced(X=X, level=level, time=time, prices=prices, start=start)
 
 

@@ -22,7 +22,7 @@ from ballast_policies.allocation.solvers.boxstep.one_type import merged_by_type
 from ballast_policies.allocation.solvers.boxstep.sampling import stratified
 from ballast_policies.allocation.solvers.crossover import CrossoverSolution, crossover
 from ballast_policies.allocation.solvers.dense_program import Rows, largest
-from ballast_policies.allocation.start import Start
+from ballast_policies.allocation.start import WarmStart
 
 FIRST_SAMPLE = 300
 """Jobs in the first LP, which has no prices to start from."""
@@ -49,7 +49,7 @@ INFEASIBLE_TOLERANCE = 1e-9
 """Relative; a demand by more than this above a job's full speed cannot be met."""
 
 
-def solve(rows: Rows, *, start: Start | None = None) -> Priced | None:
+def solve(rows: Rows, *, start: WarmStart | None = None) -> Priced | None:
     """Solve the program.
 
     Args:
@@ -175,5 +175,5 @@ def _pinned(rows: Rows, at: Response) -> Priced | None:
         level=level,
         time=level * rows.reach,
         prices=np.zeros(len(rows.capacity)),
-        start=Start(prices=tuple(at.prices.tolist()), t=highest),
+        start=WarmStart(prices=tuple(at.prices.tolist()), t=highest),
     )

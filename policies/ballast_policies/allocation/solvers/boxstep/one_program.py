@@ -7,7 +7,7 @@ import numpy as np
 from ballast_policies.allocation.solvers.best_response import bound_of, in_units_of_t, respond
 from ballast_policies.allocation.solvers.crossover import crossover
 from ballast_policies.allocation.solvers.dense_program import Rows
-from ballast_policies.allocation.start import Start
+from ballast_policies.allocation.start import WarmStart
 
 CHEAP = 1e-3
 """Extra cost, as a part of its price, up to which a column is nearly as cheap as the best."""
@@ -28,7 +28,7 @@ class Priced:
     level: np.ndarray
     time: np.ndarray
     prices: np.ndarray
-    start: Start
+    start: WarmStart
 
 
 def by_one_lp(rows: Rows, active: np.ndarray | None = None) -> Priced | None:
@@ -45,7 +45,7 @@ def by_one_lp(rows: Rows, active: np.ndarray | None = None) -> Priced | None:
         level=found.level,
         time=bound_of(rows, found.prices, found.level)[1],
         prices=found.prices,
-        start=Start(prices=tuple(found.prices.tolist()), t=found.t),
+        start=WarmStart(prices=tuple(found.prices.tolist()), t=found.t),
     )
 
 

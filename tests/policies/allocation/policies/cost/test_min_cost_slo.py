@@ -13,7 +13,7 @@ def test_the_same_deadlines_are_kept_as_one_after_the_other(monkeypatch, family)
     """By prices, and by bisection with linear programs; at the same cost."""
     real = FAMILIES[family].instance(60, types=3)
     by_prices = solve("min-cost-slo", real)
-    monkeypatch.setattr(min_cost_slo, "demands_that_fit", lambda *arguments: None)
+    monkeypatch.setattr(min_cost_slo, "admissible_demands", lambda *arguments: None)
     one_by_one = solve("min-cost-slo", real)
     assert by_prices.unmet_deadlines == one_by_one.unmet_deadlines
     assert by_prices.objective == pytest.approx(one_by_one.objective, rel=1e-6)

@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from ballast_policies.planning.launch.first_cut import LaunchRanks, first_cut
+from ballast_policies.planning.launch.launch_partition import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.bounds import bytes_on_positions
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.stages import first_stages
@@ -17,7 +17,7 @@ def cut(layers, *, count, memory=(), speeds=(), ranks=2, schedule="1F1B", **opti
     placement = tuple(range(ranks))
     form = PipelineForm(schedule=schedule, positions=1, microbatches=8)
     known = LaunchRanks(placement=placement, memory=memory, speeds=speeds)
-    stages = first_cut(first_stages(count, placement), layers, form, known, **options)
+    stages = launch_partition(first_stages(count, placement), layers, form, known, **options)
     assert [stage.rank for stage in stages] == list(placement)
     assert stages[0].first_layer == 0 and stages[-1].end_layer == count
     return [stage.end_layer - stage.first_layer for stage in stages]
@@ -110,10 +110,10 @@ def test_several_stages_a_rank_share_its_memory():
     layers = MeasuredLayers(seconds=(1.0,) * 8, held_bytes=(GB,) * 8)
     form = PipelineForm(schedule="ZeroBubbleV", positions=1, microbatches=8, stages_per_rank=2)
     known = LaunchRanks(placement=placement, memory=(4.0 * GB, 80.0 * GB), speeds=(1.0, 1.0))
-    stages = first_cut(first_stages(8, placement), layers, form, known)
+    stages = launch_partition(first_stages(8, placement), layers, form, known)
     assert [stage.end_layer - stage.first_layer for stage in stages] == [2, 2, 2, 2]
     dearer = MeasuredLayers(seconds=(1.0,) * 8, held_bytes=(2 * GB,) * 8)
-    stages = first_cut(first_stages(8, placement), dearer, form, known)
+    stages = launch_partition(first_stages(8, placement), dearer, form, known)
     assert [(stage.rank, stage.end_layer - stage.first_layer) for stage in stages] == [
         (0, 1),
         (1, 3),

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from ballast_policies.allocation.instance import instance
-from ballast_policies.allocation.solvers import demands_that_fit as module
+from ballast_policies.allocation.solvers import admissible_demands as module
 from ballast_policies.allocation.solvers import linear
-from ballast_policies.allocation.solvers.demands_that_fit import demands_that_fit
+from ballast_policies.allocation.solvers.admissible_demands import admissible_demands
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +30,7 @@ def test_small_lists_are_accepted_as_one_linear_program_after_another_accepts_th
             book.best(np.zeros(book.T.size), at_least=np.where(want, demand, 0.0) * (1 - 1e-9)) is not None
         )
     if len(order):
-        assert (demands_that_fit(real, demand, order) == want).all()
+        assert (admissible_demands(real, demand, order) == want).all()
 
 
 def fits(real, demand, jobs):
@@ -49,7 +49,7 @@ def test_hundreds_of_demands_of_which_most_do_not_fit(family):
     real = FAMILIES[family].instance(400, types=4)
     order = np.random.default_rng(5).permutation(400)
     demand = real.fastest * np.random.default_rng(6).uniform(0.2, 1.0, 400)
-    accepted = demands_that_fit(real, demand, order)
+    accepted = admissible_demands(real, demand, order)
     assert fits(real, demand, accepted)
     refused = np.flatnonzero(~accepted[order])
     assert 20 < len(refused) < 380
@@ -62,4 +62,4 @@ def test_no_prices_no_answer(monkeypatch):
     """Where prices are not found, the caller tries its own way."""
     monkeypatch.setattr(module, "least_utilization", lambda *arguments, **more: None)
     real = FAMILIES["demand 3"].instance(50)
-    assert demands_that_fit(real, real.fastest, np.arange(50)) is None
+    assert admissible_demands(real, real.fastest, np.arange(50)) is None

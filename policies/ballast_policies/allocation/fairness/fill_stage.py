@@ -34,7 +34,7 @@ class _Division:
         return float(np.interp(volume, self.volumes, self.times))
 
 
-class Pouring:
+class FillStage:
     """A stage: levels from ``base`` (n,) on, each job with ``left`` (n,) until it is full or stopped.
 
     Attributes:
@@ -68,7 +68,7 @@ class Pouring:
             before = np.cumsum(inside) - inside if fifo else np.zeros(len(inside))
             self._add(child, inside, np.ones(len(inside)) if fifo else weights, before)
 
-    def of(self, jobs: np.ndarray) -> "Pouring":
+    def of(self, jobs: np.ndarray) -> "FillStage":
         """The same stage, of the levels of ``jobs`` (rows) only."""
         some = copy.copy(self)
         for array in ("_base", "_left", "_rate", "_offset", "_team"):

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from ballast_policies.planning.balancers.exact import exact_partition
-from ballast_policies.planning.launch.first_cut import UNLIMITED_BYTES
+from ballast_policies.planning.launch.launch_partition import UNLIMITED_BYTES
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.need import MOST_CUTS
 from ballast_policies.planning.memory.stage_bytes import stage_bytes

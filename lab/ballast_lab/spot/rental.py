@@ -8,7 +8,7 @@ Cause = Literal["finished", "preempted", "moved"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class RentalEnd:
     """Where a stay is after some time.
 
     Attributes:
@@ -25,7 +25,7 @@ class Ended:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Stint:
+class Rental:
     """Machines from their grant on; times in seconds since 1970.
 
     Attributes:
@@ -64,30 +64,34 @@ class Stint:
         since = max(self.trained_until, self.trains_from)
         return max(0.0, until - since) * self.rate
 
-    def left(self, now: float, steps: float) -> Ended:
+    def left(self, now: float, steps: float) -> RentalEnd:
         """Saves and leaves by choice: the save is paid, and no step is lost."""
         at = min(now + self.checkpoint_seconds, self.lost_at)
-        return Ended(at=at, steps=max(steps - self._trained(now), 0.0), cause="moved")
+        return RentalEnd(at=at, steps=max(steps - self._trained(now), 0.0), cause="moved")
 
 
-def run_until(stint: Stint, until: float, steps: float) -> Ended:
+def run_until(rental: Rental, until: float, steps: float) -> RentalEnd:
     """The job on these machines until a moment, its end, or their loss, whichever is first."""
-    since = max(stint.trained_until, stint.trains_from)
-    needs = steps / stint.rate
-    noticed = stint.notice_seconds >= stint.checkpoint_seconds
-    stops = stint.lost_at - (stint.checkpoint_seconds if noticed else 0.0)
+    since = max(rental.trained_until, rental.trains_from)
+    needs = steps / rental.rate
+    noticed = rental.notice_seconds >= rental.checkpoint_seconds
+    stops = rental.lost_at - (rental.checkpoint_seconds if noticed else 0.0)
     if since + needs <= min(until, stops):
-        return Ended(at=since + needs, steps=0.0, cause="finished")
-    if stint.lost_at > until:
+        return RentalEnd(at=since + needs, steps=0.0, cause="finished")
+    if rental.lost_at > until:
         # Steps trained after ``stops`` would be counted twice: the save at the notice comes first.
         moment = min(until, max(stops, since))
-        left = steps - stint._trained(moment)
-        stint.trained_until = max(stint.trained_until, moment)
-        return Ended(at=until, steps=left, cause=None)
-    left = steps - stint._trained(max(stops, since))
+        left = steps - rental._trained(moment)
+        rental.trained_until = max(rental.trained_until, moment)
+        return RentalEnd(at=until, steps=left, cause=None)
+    left = steps - rental._trained(max(stops, since))
     if noticed:
-        return Ended(at=stint.lost_at, steps=left, cause="preempted")
-    cycle = stint.interval + stint.checkpoint_seconds
-    unsaved = max(0.0, stint.lost_at - stint.trains_from) % cycle
-    lost = min(unsaved, stint.interval) * stint.steps_per_second if stint.lost_at > stint.trains_from else 0.0
-    return Ended(at=stint.lost_at, steps=left + lost, cause="preempted", lost_steps=lost)
+        return RentalEnd(at=rental.lost_at, steps=left, cause="preempted")
+    cycle = rental.interval + rental.checkpoint_seconds
+    unsaved = max(0.0, rental.lost_at - rental.trains_from) % cycle
+    lost = (
+        min(unsaved, rental.interval) * rental.steps_per_second
+        if rental.lost_at > rental.trains_from
+        else 0.0
+    )
+    return RentalEnd(at=rental.lost_at, steps=left + lost, cause="preempted", lost_steps=lost)

@@ -37,7 +37,7 @@ class LaunchRanks:
     speeds: tuple[float, ...] = ()
 
 
-def first_cut(
+def launch_partition(
     even: tuple[Stage, ...],
     layers: MeasuredLayers,
     form: PipelineForm,

@@ -29,7 +29,7 @@ WIDE, NARROW = 0.3, 1e-3
 """How wrong the prices of the round before may be, at most and at least, as a part of them."""
 
 
-def demands_that_fit(instance: Instance, demand: np.ndarray, order: np.ndarray) -> np.ndarray | None:
+def admissible_demands(instance: Instance, demand: np.ndarray, order: np.ndarray) -> np.ndarray | None:
     """(n,) whether each job is accepted; pairs are not used.
 
     Args:
