@@ -24,6 +24,12 @@ def leaving_text(leaving: NodesLeaving | None) -> str:
 
 def describe(pod: PodView) -> str:
     """A pod's end, as text."""
+    if pod.reason == "OOMKilled" and pod.message is None:
+        # What it printed last has nothing to do with it.
+        return (
+            f"pod {pod.name} was killed for its memory (OOMKilled): it used more than its container's limit. "
+            "To fix: raise resources.limits.memory in spec.template, or use more stages"
+        )
     code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
     said = pod.message.message if pod.message is not None else pod.detail
     reason = pod.message.reason if pod.message is not None else pod.reason

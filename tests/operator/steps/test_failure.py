@@ -108,3 +108,12 @@ def test_an_end_is_described_by_pod_exit_code_reason_and_message():
     """What the trainer said comes before what the kubelet says."""
     pod = a_pod("job-1-2", 2, **AN_END, message=FAILED, reason="Error")
     assert describe(pod) == f"pod job-1-2 ended with exit code 1 ({ExitReason.FAILED}): ValueError: boom"
+
+
+def test_a_pod_that_was_killed_for_its_memory_is_told_so_and_not_by_its_last_line():
+    """The kernel kills it between two lines of its log."""
+    pod = a_pod("job-1-2", 2, phase="Failed", exit_code=137, reason="OOMKilled", detail="INFO step 3 done")
+    assert describe(pod) == (
+        "pod job-1-2 was killed for its memory (OOMKilled): it used more than its container's limit. "
+        "To fix: raise resources.limits.memory in spec.template, or use more stages"
+    )
