@@ -174,6 +174,7 @@ def test_a_pod_that_a_drain_evicts_is_left_live(ballast):
         ballast.end_job("drained")
 
 
+@pytest.mark.nightly
 def test_a_gang_in_two_pools_continues_in_one_when_the_others_node_goes(ballast):
     """Two fast GPUs and two slow ones, whose slowness is emulated, have stages that suit them.
 

@@ -112,6 +112,7 @@ def test_a_cluster_without_an_operator_names_what_starts_one(monkeypatch, tmp_pa
         assert "ballast crds | kubectl apply --server-side -f -" in shown.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.api
 def test_tests_may_use_a_cluster_of_ones_own(cluster):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.examples import first_daily
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.slow]
@@ -61,7 +62,7 @@ class Witness:
         assert self._most_alive <= 2
 
 
-@pytest.mark.parametrize("point", [4, 9], ids=["in a launch", "in a shrink"])
+@pytest.mark.parametrize("point", first_daily([4, 9]), ids=["in a launch", "in a shrink"])
 def test_an_operator_killed_at_a_write_is_succeeded_without_loss(stage, point, tmp_path):
     """The next one finishes what it began; tests/operator/loops has every point, in memory."""
     witness = Witness(stage)
@@ -77,6 +78,7 @@ def test_an_operator_killed_at_a_write_is_succeeded_without_loss(stage, point, t
     witness.assert_nothing_is_lost()
 
 
+@pytest.mark.nightly
 def test_operators_that_live_for_one_write_each_see_a_job_through(stage, tmp_path):
     """Each is killed right after its first write that carries state, from the first wait to the end."""
     witness, lives = Witness(stage), 0

@@ -35,6 +35,7 @@ def test_a_running_job_grows_when_it_may_have_more_stages(stage):
         eventually(lambda: stage.status("one")["progress"]["step"] > step, "more steps")
 
 
+@pytest.mark.nightly
 def test_two_elastic_jobs_share_a_pool_and_the_one_that_stays_takes_it_all_again(stage, tmp_path):
     """The first gives a GPU back while it trains, and takes it again: the same launch, the same first pod."""
     end, endless = tmp_path / "end", {"total": 1_000_000}

@@ -245,6 +245,7 @@ def test_a_second_run_on_a_folder_in_use_is_refused(gang, small_config, tmp_path
     assert (tmp_path / f"saved/step-{stopped['step']:08d}/manifest.json").exists()
 
 
+@pytest.mark.nightly
 def test_pruning_is_switched_on_for_a_dense_checkpoint_and_off_again(gang, small_config, tmp_path):
     """The usual workflow: train dense, prune, train on; what was pruned starts from zero."""
     config = with_checkpoints(small_config(totalSteps=5), tmp_path / "saved")

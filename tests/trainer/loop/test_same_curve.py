@@ -154,7 +154,8 @@ def proposed(folder):
     return proposal if proposal is not None and proposal.epoch == 2 else None
 
 
-@pytest.mark.parametrize("seed", first_daily([1, 2]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [1, 2])
 def test_any_replan_at_any_time_keeps_the_curve(gang, small_config, single_process_losses, seed, tmp_path):
     """Random partitions, as often as the ranks can follow, while weights are pruned and layers freeze."""
     config = small_config(totalSteps=40, dynamics=[FREEZING, PRUNING])
