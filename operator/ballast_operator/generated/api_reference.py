@@ -67,15 +67,13 @@ def api_reference() -> str:
 
 def _kind(resource: Resource, schema: dict[str, Any]) -> str:
     lines = [f"## {resource.kind}\n", f"{schema['description']}\n"]
-    lines += [f"### {resource.kind}.spec\n", "| field | type | default | meaning |", "|---|---|---|---|"]
+    lines.append(f"### {resource.kind}.spec\n")
+    for row in _rows(schema["properties"]["spec"], "", {}):
+        values = f"{row.type}{row.range}" + (f"; {row.default}" if row.default else "")
+        lines.append(f"- `{row.path}` ({values}): {row.meaning}")
+    lines.append(f"\n### {resource.kind}.status\n")
     lines += [
-        f"| `{row.path}` | {row.type}{row.range} | {row.default} | {row.meaning} |"
-        for row in _rows(schema["properties"]["spec"], "", {})
-    ]
-    lines += [f"\n### {resource.kind}.status\n", "| field | type | meaning |", "|---|---|---|"]
-    lines += [
-        f"| `{row.path}` | {row.type} | {row.meaning} |"
-        for row in _rows(schema["properties"]["status"], "", {})
+        f"- `{row.path}` ({row.type}): {row.meaning}" for row in _rows(schema["properties"]["status"], "", {})
     ]
     lines.append("")
     rules = list(_grouped(_rules(schema, "")))
@@ -129,7 +127,7 @@ def _nested(field: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
 def _default(field: dict[str, Any]) -> str:
     if "default" not in field or field["default"] == {}:
         return ""
-    return f"`{json.dumps(field['default'])}`"
+    return f"default `{json.dumps(field['default'])}`"
 
 
 def _type(field: dict[str, Any]) -> str:
@@ -190,5 +188,5 @@ def _enum(values: type[enum.StrEnum]) -> str:
 
 
 def _one_line(text: str | None) -> str:
-    # In a table, a bar would end the cell; the models' docstrings mark code as reStructuredText does.
-    return " ".join((text or "").split()).replace("``", "`").replace("|", "\\|")
+    # The models' docstrings mark code as reStructuredText does.
+    return " ".join((text or "").split()).replace("``", "`")
