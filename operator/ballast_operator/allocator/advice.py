@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from ballast_policies.allocation.problem import Allocation
+from ballast_policies.scheduling.inputs import CompletedProblem
 
 from ballast_operator.allocator.costs.forecasts import limit_advice, refused_advice
 from ballast_operator.allocator.deadlines import deadline_advice
 from ballast_operator.allocator.faults import JobFaults
-from ballast_operator.allocator.problem.inputs import CompletedProblem
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.problem.speeds.consolidated import placement_advice
 from ballast_operator.api.conditions import JobCondition, JobReason

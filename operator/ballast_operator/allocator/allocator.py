@@ -10,7 +10,7 @@ from ballast_operator.allocator.assignments import waiting_for_policy
 from ballast_operator.allocator.costs.bill import pool_infos, with_regions
 from ballast_operator.allocator.costs.gauges import set_cost_gauges
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_prices, with_prices
-from ballast_operator.allocator.decider import Decider, Decision, Question
+from ballast_operator.allocator.decider import Decider, MadeDecision, PendingDecision
 from ballast_operator.allocator.gauges import set_gauges
 from ballast_operator.allocator.pace import Pace
 from ballast_operator.allocator.problem.capacity import in_todays_pools
@@ -178,15 +178,16 @@ class Allocator:
         )
         self.decider.measurements.profiles.restore(saved.layers)
         if saved.memory is not None:
-            self.decider.rounds.memory = saved.memory.of_jobs({job_id(key) for key in known})
-            logger.info("restored accounts of %d jobs", len(self.decider.rounds.memory.shares))
+            accounts = saved.memory.of_jobs({job_id(key) for key in known})
+            self.decider.memory = dataclasses.replace(self.decider.memory, accounts=accounts)
+            logger.info("restored accounts of %d jobs", len(accounts.shares))
 
     async def save(self) -> None:
         """Keep accounts and measured speeds for the next leader."""
         if self._store is None or not self._loaded:
             return
         state = SavedState(
-            memory=self.decider.rounds.memory,
+            memory=self.decider.memory.accounts,
             jobs=self.decider.measurements.jobs,
             kinds=self.decider.measurements.kinds,
             layers=self.decider.measurements.profiles.profiles,
@@ -221,9 +222,9 @@ class Allocator:
             self.decider.look, policy, jobs, seen=seen, started=started, item=item, pools=pools
         )
 
-        async def attempt(left_out: Mapping[Key, Exception]) -> tuple[Question, Solve, Decision]:
-            question = await asyncio.to_thread(
-                self.decider.ask,
+        async def attempt(left_out: Mapping[Key, Exception]) -> tuple[PendingDecision, Solve, MadeDecision]:
+            pending = await asyncio.to_thread(
+                self.decider.build_problem,
                 policy,
                 jobs,
                 nodes=nodes,
@@ -237,38 +238,41 @@ class Allocator:
             clock.lap("prepare")
             solve = await self._answers.solve(
                 policy,
-                question.problem,
-                structure=question.structure,
-                values=question.values,
+                pending.request.problem,
+                structure=pending.request.structure,
+                values=pending.request.values,
                 within_round=self._next_round is not None and started.timestamp() < self._next_round,
             )
             clock.lap("solve")
-            decision = await asyncio.to_thread(self.decider.conclude, policy, question, solve, jobs, started)
+            made = await asyncio.to_thread(
+                self.decider.apply_allocation, policy, pending, solve, jobs, started
+            )
             clock.lap("conclude")
-            return question, solve, decision
+            return pending, solve, made
 
-        question, solve, decision = await self.decider.faults.leave_out(
+        pending, solve, made = await self.decider.faults.leave_out(
             attempt, [view.key for view in jobs], faults
         )
-        self.decider.keep(question, decision, started)
-        self._board.pools = with_regions(pools, question.snapshot.capacity)
-        self._next_round = self.decider.rounds.next_at
+        self.decider.keep(pending, made, started)
+        snapshot = made.snapshot
+        self._board.pools = with_regions(pools, snapshot.capacity)
+        self._next_round = self.decider.memory.next_at
         if self._next_round is not None and solve.outcome is not PolicyReason.OPTIMAL:
             again = started.timestamp() + solve.seconds + self._settings.retry_seconds
             self._next_round = min(self._next_round, again)
         self._metrics.rounds.inc()
-        self._publish(decision.assignments, jobs)
-        set_gauges(self._metrics, question.snapshot, jobs, decision.report.round_)
+        self._publish(made.assignments, jobs)
+        set_gauges(self._metrics, snapshot, jobs, made.report.round_)
         took_seconds = clock.total("all")
-        self.pace.decided(took_seconds, question.snapshot, decision.report.round_)
+        self.pace.decided(took_seconds, snapshot, made.report.round_)
         if self.decider.growth_at is not None:
             rest = max(GROWTH_REST_SECONDS, took_seconds)
             self._next_growth = max(self.decider.growth_at, self._clock().timestamp() + rest)
-        await self._reporter.report(item, dataclasses.replace(decision.report, prices=prices))
+        await self._reporter.report(item, dataclasses.replace(made.report, prices=prices))
         written = self._observer.caches[POLICY].get(("", item["metadata"]["name"]))
         set_cost_gauges(self._metrics, policy, written, jobs, started)
-        if self.decider.rounds.next_at != self._saved_until:  # once a round
-            self._saved_until = self.decider.rounds.next_at
+        if self.decider.memory.next_at != self._saved_until:  # once a round
+            self._saved_until = self.decider.memory.next_at
             await self.save()
 
     def _publish(self, assignments: Mapping[Key, Assignment], jobs: list[JobView]) -> None:

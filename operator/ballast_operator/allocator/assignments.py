@@ -5,13 +5,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from ballast_policies.allocation.instance import instance
-from ballast_policies.allocation.policies.isolated import isolated_shares
 from ballast_policies.allocation.policy import Reads
-from ballast_policies.allocation.problem import Allocation, Job, Problem
+from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.allocation.registry import find_policy
-from ballast_policies.rounds import ElasticGang, Placement, Round, extra_nodes, kept_ranks, with_mixtures
+from ballast_policies.rounds import ElasticGang, Placement, Round, extra_nodes, kept_ranks
+from ballast_policies.scheduling import Decision, isolated_speeds
 
 from ballast_operator.allocator.costs.data_told import data_told
 from ballast_operator.allocator.faults import FaultyJob, JobFaults
@@ -28,26 +26,23 @@ MOST_CONFIGURATIONS = 3
 
 def assignments_of(
     snapshot: Snapshot,
-    round_: Round,
-    allocation: Allocation,
+    decision: Decision,
     *,
     advice: Mapping[Key, tuple[Advice, ...]],
-    plan_id: str,
     dry_run: bool,
 ) -> dict[Key, Assignment]:
     """An assignment for each job of the snapshot, for each refused one and for each that is left out.
 
     Args:
         snapshot: what was decided on.
-        round_: the decision.
-        allocation: the shares behind it.
+        decision: of the round.
         advice: job -> conditions that the policy sets on it.
-        plan_id: name of the round.
         dry_run: nothing is to change; each assignment says what would.
 
     Raises:
         JobFaults: jobs for which none can be made.
     """
+    round_, allocation, plan_id = decision.round, decision.allocation, decision.plan_id
     speeds = isolated_speeds(snapshot, snapshot.problem, snapshot.running)
     # The fallback is no policy, and reads no prices.
     by_price = allocation.status != "greedy" and Reads.PRICES in find_policy(allocation.policy).reads
@@ -281,23 +276,3 @@ def next_best_sizes(gang: ElasticGang, shares: Mapping[str, float], placement: P
             why = f"{size - gpus} GPUs more" if size > gpus else "fewer GPUs"
         texts.append(f"{size} x {gpu_type}: {speed:.3g} steps/s, {why}")
     return "; ".join(texts)
-
-
-def isolated_speeds(
-    snapshot: Snapshot, problem: Problem, running: Mapping[str, Placement]
-) -> dict[str, float]:
-    """Running job -> steps/s on 1/n of every GPU type / steps/s on the GPUs that it has; 0: not known.
-
-    A ratio, because a job's measured speed is worth more than any estimate of it.
-    """
-    if not running:
-        return {}
-    posed = instance(with_mixtures(problem, snapshot.mixed, "isolated"))
-    alone = np.where(posed.elastic, posed.equal, (posed.T * isolated_shares(posed)).sum(axis=1))
-    found = {}
-    for job, rate in zip(problem.jobs, alone.tolist(), strict=True):
-        placement = running.get(job.name)
-        if placement is not None:
-            here = snapshot.by_name[job.name].speed(placement)
-            found[job.name] = rate / here if here > 0 else 0.0
-    return found

@@ -8,13 +8,14 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
 
-from ballast_policies.allocation.fairness.teams import parts
-from ballast_policies.allocation.instance import instance
-from ballast_policies.allocation.policy import Reads
-from ballast_policies.allocation.price_classes import PriceClasses
-from ballast_policies.allocation.problem import Problem
-from ballast_policies.allocation.registry import find_policy
-from ballast_policies.rounds import with_mixtures
+from ballast_policies.scheduling import (
+    Decision,
+    Memory,
+    SchedulingPolicy,
+    SolveRequest,
+    apply_allocation,
+    build_problem,
+)
 
 from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.assignments import assignments_of
@@ -22,23 +23,14 @@ from ballast_operator.allocator.costs.bill import written_bill
 from ballast_operator.allocator.costs.paid import Paid
 from ballast_operator.allocator.costs.teams import next_change, next_team_costs, spent_budgets
 from ballast_operator.allocator.faults import Faults
-from ballast_operator.allocator.next_growth import next_growth
 from ballast_operator.allocator.problem.admission import Admissions
 from ballast_operator.allocator.problem.budgets import SpentBudget
 from ballast_operator.allocator.problem.hazards import SeenNodes, at_useful_prices
-from ballast_operator.allocator.problem.inputs import (
-    CompletedProblem,
-    complete,
-    data_costs,
-    price_classes,
-    structure,
-    values,
-)
 from ballast_operator.allocator.problem.jobs.snapshot_jobs import SnapshotJobs
 from ballast_operator.allocator.problem.snapshot import Snapshot, take_snapshot
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.reporting.policy_status import PolicyReport
-from ballast_operator.allocator.rounds import ProposedRound, Rounds
+from ballast_operator.allocator.scheduling_policy import scheduling_policy
 from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.kube.kinds import Key, Object
@@ -53,52 +45,49 @@ logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What the policy is asked.
+class PendingDecision:
+    """A decision whose shares are still to be computed.
 
     Attributes:
         snapshot: the cluster.
-        inputs: its problem, completed.
-        classes: the columns of the problem that is solved.
-        problem: over these columns.
-        structure, values: equal where the last answer still holds; see :mod:`.problem.inputs`.
+        policy: by which is decided.
+        request: what it is asked.
         seen_nodes: of spot pools, with this decision.
     """
 
     snapshot: Snapshot
+    policy: SchedulingPolicy
+    request: SolveRequest
     seen_nodes: SeenNodes
-    inputs: CompletedProblem
-    classes: PriceClasses
-    problem: Problem
-    structure: tuple[object, ...]
-    values: list[list[object]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class MadeDecision:
     """An assignment for each job, and what the policy's status says of the round.
 
     Attributes:
         snapshot: what was decided on.
-        proposed: the round, which is in force once the decision is kept.
+        decision: in force once it is kept.
     """
 
     assignments: Mapping[Key, Assignment]
     report: PolicyReport
     snapshot: Snapshot
-    proposed: ProposedRound
+    decision: Decision
 
 
 class Decider:
     """Decides for one ClusterPolicy after the other.
 
-    :meth:`look` takes in what has happened; :meth:`ask` and :meth:`conclude` decide and change nothing, so
-    that they can be called again without a job for which they raise; :meth:`keep` puts a decision in force.
+    :meth:`look` takes in what has happened; :meth:`build_problem` and :meth:`apply_allocation` decide and
+    change nothing, so that they can be called again without a job for which they raise; :meth:`keep` puts a
+    decision in force.
 
     Attributes:
         faults: jobs that are left out of decisions, as these raise for them.
         measurements: what trainers have reported.
-        rounds: what is remembered from round to round.
+        memory: what decisions know of earlier ones.
+        plan_id: name of the last decision.
         growth_at: when the next gang that has just changed its size may grow, epoch seconds; None: none does.
         budgets_at: when the next team's budget is spent or begins again, epoch seconds; None: not known.
     """
@@ -107,7 +96,8 @@ class Decider:
         self._metrics = metrics
         self.faults = Faults(metrics)
         self.measurements = Measurements()
-        self.rounds = Rounds()
+        self.memory = Memory()
+        self.plan_id = ""
         self.budgets_at: float | None = None
         self.growth_at: float | None = None
         self.seen_nodes = SeenNodes()
@@ -149,7 +139,7 @@ class Decider:
         self.measurements.keep(view.key for view in jobs)
         return spent_budgets(policy, teams)
 
-    def ask(
+    def build_problem(
         self,
         policy: ClusterPolicy,
         jobs: list[JobView],
@@ -161,7 +151,7 @@ class Decider:
         item: Object | None = None,
         pools: Mapping[str, PoolInfo] | None = None,
         left_out: Mapping[Key, Exception] | None = None,
-    ) -> Question:
+    ) -> PendingDecision:
         """The problem to be solved.
 
         Args:
@@ -188,80 +178,76 @@ class Decider:
             regions={name: info.region for name, info in (pools or {}).items()},
             left_out=left_out,
         )
-        inputs = complete(policy.spec.objective, snapshot.problem, snapshot.unmeasured)
+        useful = at_useful_prices(snapshot.capacity.pools, policy.spec.node_pools, (item or {}).get("status"))
+        snapshot = dataclasses.replace(snapshot, useful_prices=useful)
         faulty = {job.key for job in snapshot.faulty}
         considered = [view for view in jobs if view.key not in faulty]
-        priced = at_useful_prices(snapshot.capacity.pools, policy.spec.node_pools, (item or {}).get("status"))
-        capacity = dataclasses.replace(snapshot.capacity, pools=priced)
-        closed = snapshot.closed_pools
-        name, moment = policy.spec.objective.policy, started.timestamp()
-        besides = data_costs(name, snapshot)
-        prices = inputs.problem.prices
-        classes = price_classes(name, capacity, prices, closed, by_region=bool(besides))
-        agnostic = policy.spec.objective.heterogeneity_agnostic
-        posed = with_mixtures(inputs.problem, snapshot.mixed, name, agnostic=agnostic)
-        asked = dataclasses.replace(inputs, problem=classes.split(posed, closed, besides))
-        return Question(
+        chosen = scheduling_policy(policy)
+        return PendingDecision(
             snapshot=snapshot,
+            policy=chosen,
+            request=build_problem(snapshot, chosen, now=started.timestamp()),
             seen_nodes=self.seen_nodes.next(snapshot.capacity, nodes, considered),
-            inputs=inputs,
-            classes=classes,
-            problem=asked.problem,
-            structure=(
-                policy.metadata.generation,
-                *structure(name, asked, snapshot.unmeasured, moment=moment),
-            ),
-            values=values(name, asked.problem),
         )
 
-    def conclude(
-        self, policy: ClusterPolicy, question: Question, solve: Solve, jobs: list[JobView], started: Time
-    ) -> Decision:
+    def apply_allocation(
+        self,
+        policy: ClusterPolicy,
+        pending: PendingDecision,
+        solve: Solve,
+        jobs: list[JobView],
+        started: Time,
+    ) -> MadeDecision:
         """From shares to an assignment for each job.
 
         Raises:
             JobFaults: jobs for which there is none.
         """
-        snapshot, inputs, classes = question.snapshot, question.inputs, question.classes
-        proposed = self.rounds.propose(
-            policy,
-            snapshot,
-            solve.allocation,
-            classes=classes,
-            parts=team_parts(policy.spec.objective.policy, inputs.problem),
-            moment=started.timestamp(),
+        snapshot, request = pending.snapshot, pending.request
+        decision = apply_allocation(
+            snapshot, self.memory, pending.policy, request, solve.allocation, now=started.timestamp()
         )
         # From here on by GPU type: that is what people asked for, and read.
-        solve = dataclasses.replace(solve, allocation=classes.merge(solve.allocation))
-        assignments = assignments_of(
-            snapshot,
-            proposed.round_,
-            solve.allocation,
-            advice=advice_by_job(policy.spec.objective.policy, snapshot, inputs, solve.allocation, jobs),
-            plan_id=proposed.plan_id,
-            dry_run=policy.spec.dry_run,
+        solve = dataclasses.replace(solve, allocation=decision.allocation)
+        advice = advice_by_job(
+            policy.spec.objective.policy, snapshot, request.inputs, decision.allocation, jobs
         )
         report = PolicyReport(
             snapshot=snapshot,
-            seen_nodes=question.seen_nodes,
+            seen_nodes=pending.seen_nodes,
             paid=self.paid,
-            inputs=inputs,
+            inputs=request.inputs,
             jobs=jobs,
             policy=policy,
             solve=solve,
-            round_=proposed.round_,
-            plan_id=proposed.plan_id,
+            round_=decision.round,
+            plan_id=decision.plan_id,
             time=started,
         )
-        return Decision(assignments=assignments, report=report, snapshot=snapshot, proposed=proposed)
+        return MadeDecision(
+            assignments=assignments_of(snapshot, decision, advice=advice, dry_run=policy.spec.dry_run),
+            report=report,
+            snapshot=snapshot,
+            decision=decision,
+        )
 
-    def keep(self, question: Question, decision: Decision, started: Time) -> None:
+    def keep(self, pending: PendingDecision, made: MadeDecision, started: Time) -> None:
         """The decision is in force."""
-        self.rounds.keep(decision.proposed, decision.snapshot)
-        self.seen_nodes = question.seen_nodes
-        growth = next_growth(decision.snapshot, started)
-        self.growth_at = None if growth is None else growth.timestamp()
-        self.faults.tell(decision.snapshot.faulty)
+        self.memory, self.plan_id = made.decision.memory, made.decision.plan_id
+        self.seen_nodes = pending.seen_nodes
+        self.growth_at = made.snapshot.next_growth(started.timestamp())
+        self.faults.tell(made.snapshot.faulty)
+        decided = made.decision.round
+        logger.info(
+            "round planId=%s extended=%d resized=%d started=%d moved=%d stopped=%d waiting=%d",
+            self.plan_id,
+            len(decided.extended),
+            len(decided.resized),
+            len(decided.started),
+            len(decided.moved),
+            len(decided.stopped),
+            len(decided.waiting),
+        )
 
     @contextlib.contextmanager
     def _taken_in(self, failure: str, *names: str) -> Iterator[None]:
@@ -271,10 +257,3 @@ class Decider:
         except Exception:
             logger.exception(failure, *names)
             self._metrics.reconcile_errors.labels("Report").inc()
-
-
-def team_parts(policy: str, problem: Problem) -> Mapping[str, float] | None:
-    """Job -> its team's part of the cluster, by a policy that reads teams; None: it does not."""
-    if Reads.TEAMS not in find_policy(policy).reads:
-        return None
-    return dict(zip((job.name for job in problem.jobs), parts(instance(problem)).tolist(), strict=True))

@@ -9,19 +9,16 @@ from collections.abc import Collection, Mapping
 
 from ballast_policies.accounting import price_part
 from ballast_policies.allocation.policy import Reads
-from ballast_policies.allocation.price_classes import PriceClasses
-from ballast_policies.allocation.problem import Allocation, ProblemError
+from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
 from ballast_policies.allocation.registry import allocate, find_policy
-from ballast_policies.rounds import Round, with_mixtures
+from ballast_policies.rounds import Round
+from ballast_policies.scheduling import Memory, decide, isolated_speeds
 from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, Clock
 
-from ballast_operator.allocator.assignments import isolated_speeds
 from ballast_operator.allocator.costs.data_prices import at_placement
-from ballast_operator.allocator.decider import team_parts
-from ballast_operator.allocator.problem.inputs import CompletedProblem, complete, data_costs, price_classes
 from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
 from ballast_operator.allocator.problem.snapshot import Snapshot
-from ballast_operator.allocator.rounds import Rounds
+from ballast_operator.allocator.scheduling_policy import scheduling_policy
 from ballast_operator.allocator.size_changes import DEFAULT_PAUSE_SECONDS, DEFAULT_RESTART_SECONDS
 from ballast_operator.api.cluster_policy import ClusterPolicy
 
@@ -156,56 +153,34 @@ class _Decisions:
     def __init__(
         self, snapshot: Snapshot, policy: ClusterPolicy, *, now: float, live: Collection[str], agnostic: bool
     ) -> None:
-        self._snapshot, self._policy, self._began, self._live = snapshot, policy, now, live
-        self._agnostic = agnostic
-        self._rounds = Rounds()
-        self._rounds.next_at = now
+        self._snapshot, self._began, self._live = snapshot, now, live
+        self._policy = dataclasses.replace(scheduling_policy(policy), heterogeneity_agnostic=agnostic)
+        self._memory = Memory(next_at=now)
         self._solved: tuple[frozenset[str], Allocation] | None = None
 
     def __call__(self, present: Mapping[str, _ForecastJob], at: float) -> Answer:
         snapshot = dataclasses.replace(
             self._snapshot, jobs=tuple(self._as_seen(one, at) for one in present.values())
         )
+        now = self._began + at
         try:
-            decided, isolated = self._decide(snapshot, at)
+            decision = decide(snapshot, self._memory, self._policy, now=now, solve=self._solve)
         except ProblemError as error:
             raise ProblemError(f"{at / HOUR:.2f} h from now: {error}") from error
+        self._memory = decision.memory
+        ratios = isolated_speeds(snapshot, decision.inputs.problem, decision.round.placements)
         for name, job in present.items():
-            ratio = isolated.get(name, 0.0)
+            ratio = ratios.get(name, 0.0)
             job.isolated_rate = 1.0 / ratio if ratio > 0 else 0.0
-        assert self._rounds.next_at is not None
-        return Answer(round=decided, until=self._rounds.next_at - self._began)
+        assert decision.memory.next_at is not None
+        return Answer(round=decision.round, until=decision.memory.next_at - self._began)
 
-    def _decide(self, snapshot: Snapshot, at: float) -> tuple[Round, Mapping[str, float]]:
-        objective = self._policy.spec.objective
-        inputs = complete(objective, snapshot.problem, snapshot.unmeasured)
-        closed = snapshot.closed_pools
-        besides, prices = data_costs(objective.policy, snapshot), inputs.problem.prices
-        classes = price_classes(objective.policy, snapshot.capacity, prices, closed, by_region=bool(besides))
-        decided = self._rounds.decide(
-            self._policy,
-            snapshot,
-            self._shares(snapshot, inputs, classes, closed, besides),
-            classes=classes,
-            parts=team_parts(objective.policy, inputs.problem),
-            moment=self._began + at,
-        )
-        return decided, isolated_speeds(snapshot, inputs.problem, decided.placements)
-
-    def _shares(
-        self,
-        snapshot: Snapshot,
-        inputs: CompletedProblem,
-        classes: PriceClasses,
-        closed: Mapping[str, frozenset[str]],
-        besides: Mapping[str, Mapping[str, float]],
-    ) -> Allocation:
-        name, jobs = self._policy.spec.objective.policy, frozenset(one.name for one in snapshot.jobs)
+    def _solve(self, name: str, problem: Problem) -> Allocation:
+        """Shares hold until a job ends, where the policy reads nothing else that changes."""
+        jobs = frozenset(job.name for job in problem.jobs)
         constant = find_policy(name).reads <= CONSTANT
         if self._solved is None or self._solved[0] != jobs or not constant:
-            posed = with_mixtures(inputs.problem, snapshot.mixed, name, agnostic=self._agnostic)
-            found = allocate(name, classes.split(posed, closed, besides), agnostic=self._agnostic)
-            self._solved = jobs, found
+            self._solved = jobs, allocate(name, problem, agnostic=self._policy.heterogeneity_agnostic)
         return self._solved[1]
 
     def _as_seen(self, active: _ForecastJob, at: float) -> SnapshotJob:

@@ -2,7 +2,7 @@
 
 import pytest
 from ballast_operator.allocator.forecast import HOUR, JobForecast, forecast
-from ballast_operator.allocator.problem.capacity import Capacity
+from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.size_changes import DEFAULT_RESTART_SECONDS
@@ -50,7 +50,7 @@ def job(name, *, steps, runs=False, gpus=2, elapsed=0.0, elastic=None):
 def cluster(*jobs, gpus=2, price=3.0):
     node = Node(name="node-0", pool="fast", gpu_type="v100", gpus=gpus)
     pool = PricedPool(pool="fast", gpu_type="v100", price=price, gpus=gpus)
-    capacity = Capacity(gpu_types=("v100",), nodes=(node,), pools=(pool,), prices={"v100": price})
+    capacity = ClusterCapacity(gpu_types=("v100",), nodes=(node,), pools=(pool,), prices={"v100": price})
     return Snapshot(capacity=capacity, jobs=jobs)
 
 

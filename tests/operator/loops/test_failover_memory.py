@@ -25,7 +25,7 @@ async def test_a_successor_knows_what_each_job_is_owed_and_how_fast_it_is():
     await simulation.tick()
     allocator = simulation.allocator
     await allocator.save()
-    memory, jobs = allocator.decider.rounds.memory, dict(allocator.decider.measurements.jobs)
+    memory, jobs = allocator.decider.memory.accounts, dict(allocator.decider.measurements.jobs)
     kinds = {kind: dict(speeds) for kind, speeds in allocator.decider.measurements.kinds.items()}
     assert jobs and kinds and memory.moves
     assert len({sum(row.values()) for row in memory.account.received.values()}) > 1
@@ -40,10 +40,10 @@ async def test_a_successor_knows_what_each_job_is_owed_and_how_fast_it_is():
     assert {kind: set(speeds) for kind, speeds in found.decider.measurements.kinds.items()} == {
         kind: set(speeds) for kind, speeds in kinds.items()
     }
-    assert found.decider.rounds.memory.moves == memory.moves
+    assert found.decider.memory.accounts.moves == memory.moves
     for name, row in memory.account.received.items():
-        assert found.decider.rounds.memory.account.received[name] == pytest.approx(row)
-        assert found.decider.rounds.memory.account.promised[name] == pytest.approx(
+        assert found.decider.memory.accounts.account.received[name] == pytest.approx(row)
+        assert found.decider.memory.accounts.account.promised[name] == pytest.approx(
             memory.account.promised[name]
         )
 
@@ -54,10 +54,10 @@ async def test_a_killed_operator_loses_at_most_a_round():
     simulation = crowded()
     for _ in range(68):
         await simulation.tick()
-    before = simulation.allocator.decider.rounds.memory
+    before = simulation.allocator.decider.memory.accounts
     simulation.start_operator()
     await simulation.tick()
-    after = simulation.allocator.decider.rounds.memory
+    after = simulation.allocator.decider.memory.accounts
     for name, row in before.account.promised.items():
         owed = sum(row.values()) - sum(before.account.received[name].values())
         now = sum(after.account.promised[name].values()) - sum(after.account.received[name].values())
@@ -70,12 +70,12 @@ async def test_time_without_an_operator_counts_as_promised_and_received():
     simulation = crowded()
     for _ in range(41):
         await simulation.tick()
-    before = simulation.allocator.decider.rounds.memory
+    before = simulation.allocator.decider.memory.accounts
     await simulation.tick(seconds=120.0, operator=False)
     (running,) = [name for name in simulation.trainers if simulation.pods(name)]
     simulation.start_operator()
     await simulation.tick()
-    after = simulation.allocator.decider.rounds.memory
+    after = simulation.allocator.decider.memory.accounts
     key = f"{NAMESPACE}/{running}"
     assert sum(after.account.received[key].values()) > 0.3 * sum(before.account.received[key].values()) + 100
     for name in set(before.shares) - {key}:
@@ -94,7 +94,7 @@ async def test_a_job_created_again_under_an_old_name_inherits_nothing():
     simulation.world.put(JOB, again)
     simulation.start_operator()
     await simulation.tick(seconds=120.0)
-    memory = simulation.allocator.decider.rounds.memory
+    memory = simulation.allocator.decider.memory.accounts
     assert sum(memory.account.promised.get(f"{NAMESPACE}/three", {}).values()) == pytest.approx(0.0, abs=1.0)
     assert sum(memory.account.promised[f"{NAMESPACE}/two"].values()) > 10
 

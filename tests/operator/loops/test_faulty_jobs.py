@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ballast_operator.allocator import advice, assignments, rounds
+from ballast_operator.allocator import advice, assignments
 from ballast_operator.allocator.problem import admission, capacity, snapshot, throughput
 from ballast_operator.allocator.problem.jobs import snapshot_jobs
 from ballast_operator.kube.kinds import JOB, POLICY
+from ballast_policies.scheduling import decision
 
 from tests.operator.loops.sharing.shared_nodes import one_job, sharing_cluster
 from tests.operator.loops.simulated.simulation import NAMESPACE, InProcessSolver, Simulation
@@ -34,7 +35,7 @@ PLACES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         "solve",
         lambda _, __, problem, **___: [job.name for job in problem.jobs],
     ),
-    "the round": (rounds, "decide_round", lambda asked: [job.name for job in asked.jobs]),
+    "the round": (decision, "decide_round", lambda asked: [job.name for job in asked.jobs]),
     "its assignment": (assignments, "next_best", lambda _, job, *__, **___: job.name),
     "its conditions": (advice, "deadline_advice", lambda _, job, __: job.name),
 }
@@ -166,8 +167,8 @@ async def test_several_jobs_at_fault_are_each_found(place, monkeypatch):
 async def test_an_error_that_is_nobodys_fails_the_decision(monkeypatch):
     """It is told as before: what runs continues, and the ClusterPolicy is not Ready from the second on."""
     simulation = await full_cluster()
-    monkeypatch.setattr(rounds, "decide_round", lambda asked: {}["a bug"])
-    before, ends = simulation.board.assignments, simulation.allocator.decider.rounds.next_at
+    monkeypatch.setattr(decision, "decide_round", lambda asked: {}["a bug"])
+    before, ends = simulation.board.assignments, simulation.allocator.decider.memory.next_at
     for _ in range(2):
         simulation.now += datetime.timedelta(seconds=61)
         await simulation.allocator.attempt()
@@ -178,7 +179,7 @@ async def test_an_error_that_is_nobodys_fails_the_decision(monkeypatch):
         if one["type"] == "Ready"
     )
     assert (ready["status"], ready["reason"]) == ("False", "DecisionsFail")
-    assert simulation.allocator.decider.rounds.next_at == ends
+    assert simulation.allocator.decider.memory.next_at == ends
 
 
 async def test_a_gang_beside_one_at_fault_keeps_its_part_of_the_gpu(monkeypatch):

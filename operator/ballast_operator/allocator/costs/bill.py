@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from ballast_policies.accounting import cost
 
 from ballast_operator.allocator.costs.paid import Paid
-from ballast_operator.allocator.problem.capacity import Capacity
+from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus, PoolBill, PoolCapacity
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Object
@@ -124,7 +124,7 @@ def pool_infos(
     return found
 
 
-def with_regions(infos: Mapping[str, PoolInfo], capacity: Capacity) -> dict[str, PoolInfo]:
+def with_regions(infos: Mapping[str, PoolInfo], capacity: ClusterCapacity) -> dict[str, PoolInfo]:
     """``infos`` with the regions in which the pools are, and the prices of data between these."""
     regions, prices = capacity.regions, capacity.data_prices
     return {

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ballast_policies.rounds import Node, Placement, Round, SpotLimits
 from ballast_policies.rounds.spot_limits import nodes_by_place
 
-from ballast_operator.allocator.problem.capacity import Capacity
+from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.capacity_types import PoolKind
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.node_pool import CapacityType
@@ -26,8 +26,8 @@ def spot_limits(spec: ClusterPolicySpec, kinds: Mapping[str, PoolKind]) -> SpotL
 
 
 def within_limits(
-    capacity: Capacity, limits: SpotLimits, running: Iterable[Placement], wanted: Sequence[int]
-) -> Capacity:
+    capacity: ClusterCapacity, limits: SpotLimits, running: Iterable[Placement], wanted: Sequence[int]
+) -> ClusterCapacity:
     """The capacity with the spot GPUs that could be in use at a time, so that shares are ones to be had.
 
     Its nodes stay as they are: which of them are not offered, each round decides. Where not all pools can be

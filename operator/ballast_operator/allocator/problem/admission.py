@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.prices.egress import DataPrices
 from ballast_policies.rounds import Node
+from ballast_policies.scheduling.node_sizes import NodeSizes
 
 from ballast_operator.allocator.costs.data_prices import (
     left_out_for_data,
@@ -13,7 +14,7 @@ from ballast_operator.allocator.costs.data_prices import (
     pools_without_price,
 )
 from ballast_operator.allocator.faults import JobFaults
-from ballast_operator.allocator.problem.capacity import Capacity
+from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.capacity_types import PoolKind, left_out, no_pool_left, pools_closed
 from ballast_operator.allocator.problem.gang_size import (
     Refusal,
@@ -26,7 +27,6 @@ from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.allocator.problem.memory import GangMemory
 from ballast_operator.allocator.problem.mixed.gang import holds
 from ballast_operator.allocator.problem.mixed.room import MixedRoom, mixed_room, over_all_pools
-from ballast_operator.allocator.problem.speeds.node_sizes import NodeSizes
 from ballast_operator.allocator.problem.speeds.requests import GangRequest
 from ballast_operator.allocator.problem.tolerance import Signature, usable_by_pool, with_barred_nodes
 from ballast_operator.allocator.size_changes import may_change_size
@@ -114,7 +114,7 @@ class Admissions:
     def admit(
         self,
         spec: ClusterPolicySpec,
-        capacity: Capacity,
+        capacity: ClusterCapacity,
         views: Sequence[JobView],
         profiles: LayerProfiles,
     ) -> tuple[list[Admitted], list[RefusedJob]]:
@@ -164,7 +164,7 @@ class Admissions:
 
 def _admit_one(
     spec: ClusterPolicySpec,
-    capacity: Capacity,
+    capacity: ClusterCapacity,
     view: JobView,
     usable_for: dict[tuple[frozenset[str], int], Mapping[str, int]],
     need: MemoryNeed | None,
@@ -257,7 +257,7 @@ def _admit_one(
 
 
 def sizes_that_fit(
-    one: Admitted, by_size: Mapping[str, Mapping[int, float]], capacity: Capacity
+    one: Admitted, by_size: Mapping[str, Mapping[int, float]], capacity: ClusterCapacity
 ) -> dict[str, dict[int, float]]:
     """GPU type -> size -> steps/s, without sizes that do not fit the memory of a pool of the type.
 

@@ -1,19 +1,18 @@
 """What the pools of a ClusterPolicy have to give: nodes, GPUs, prices."""
 
 import dataclasses
-import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 from ballast_policies.rounds import Node
+from ballast_policies.scheduling import Capacity
 
 from ballast_operator.allocator.costs.data_prices import pool_region, told_apart_by_region
 from ballast_operator.allocator.problem.capacity_types import PoolKind, pool_kind, told_apart
 from ballast_operator.allocator.problem.coming import nodes_to_come
 from ballast_operator.allocator.problem.memory import pool_memory, pools_apart
-from ballast_operator.allocator.problem.speeds.node_sizes import NodeSizes
 from ballast_operator.allocator.problem.tolerance import Tolerance
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.job_allocation import JobAllocation, is_coming
@@ -26,20 +25,13 @@ from ballast_operator.views.sharing.pools import as_shared, why_not_shared
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Capacity:
-    """The pools at one moment.
+class ClusterCapacity(Capacity):
+    """The pools of a ClusterPolicy at one moment.
 
     Attributes:
-        gpu_types: of the pools, sorted.
-        nodes: of the pools, with the GPUs that may be handed out.
-        withheld: GPU type -> GPUs of ``nodes`` that limits of spot machines leave to no job.
         members: pool -> names of its nodes.
-        prices: GPU type -> mean price of a GPU hour; without types of which no pool has a price.
-        pools: with their own prices.
         tolerance: which jobs tolerate the taints of which nodes.
         kinds: pool -> what kind of machines it has.
-        memory: pool -> bytes of each of its GPUs, where that is known.
-        regions: pool -> where its nodes are; empty: not known.
         data_prices: of data between regions.
         in_use: node -> its GPUs that running gangs hold.
         overlaps: nodes that match two pools, as text; they are in ``nodes`` only for gangs that run there.
@@ -48,16 +40,9 @@ class Capacity:
         left_out: node -> its GPUs that gangs hold which a decision leaves out; they are not in ``nodes``.
     """
 
-    gpu_types: tuple[str, ...]
-    nodes: tuple[Node, ...] = ()
-    withheld: Mapping[str, int] = dataclasses.field(default_factory=dict)
     members: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    pools: tuple[PricedPool, ...] = ()
     tolerance: Tolerance = dataclasses.field(default_factory=Tolerance)
     kinds: Mapping[str, PoolKind] = dataclasses.field(default_factory=dict)
-    memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    regions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     data_prices: DataPrices = NO_DATA_PRICES
     in_use: Mapping[str, int] = dataclasses.field(default_factory=dict)
     overlaps: tuple[str, ...] = ()
@@ -65,22 +50,10 @@ class Capacity:
     shared: Mapping[str, float] = dataclasses.field(default_factory=dict)
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    @functools.cached_property
-    def node_sizes(self) -> NodeSizes:
-        """How many nodes gangs need in each pool."""
-        return NodeSizes.of(self.nodes)
-
     @property
     def empty_pools(self) -> tuple[str, ...]:
         """Pools without nodes."""
         return tuple(pool for pool, nodes in self.members.items() if not nodes)
-
-    @property
-    def gpus_by_type(self) -> Counter[str]:
-        """GPU type -> GPUs that may be in use at a time."""
-        total = _total((node.gpu_type, node.gpus) for node in self.nodes)
-        total.subtract(self.withheld)
-        return total
 
     @property
     def gpus_by_pool(self) -> Counter[str]:
@@ -98,7 +71,7 @@ def read_capacity(
     wanting: Sequence[JobView],
     known: Mapping[str, str] | None = None,
     left_out: Sequence[JobView] = (),
-) -> Capacity:
+) -> ClusterCapacity:
     """The capacity of ``pools``, less what pods of others hold.
 
     ``known``: pool -> the region where its nodes were. ``left_out``: jobs that the decision leaves out, and
@@ -147,7 +120,7 @@ def read_capacity(
                 )
             )
     by_pool = _total((node.pool, node.gpus) for node in values)
-    return Capacity(
+    return ClusterCapacity(
         gpu_types=tuple(sorted({pool.gpu_type for pool in pools})),
         nodes=tuple(values),
         members={name: tuple(node.name for node in found) for name, found in members.items()},

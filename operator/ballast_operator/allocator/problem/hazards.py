@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.prices.hazard import Hazard, RestartCosts, checkpoint_interval
 
-from ballast_operator.allocator.problem.capacity import Capacity
+from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus, PoolHazard
@@ -46,7 +46,9 @@ class SeenNodes:
     looked: bool = False
     preempted: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    def next(self, capacity: Capacity, nodes: Mapping[str, NodeView], jobs: Sequence[JobView]) -> "SeenNodes":
+    def next(
+        self, capacity: ClusterCapacity, nodes: Mapping[str, NodeView], jobs: Sequence[JobView]
+    ) -> "SeenNodes":
         """The same at the next decision.
 
         A gang that was launched since the last one counts as well, and so does one whose launch ends since
@@ -71,7 +73,7 @@ def _goes(node: NodeView | None) -> bool:
     return node is None or not node.ready or node.leaving is not None
 
 
-def _held(jobs: Sequence[JobView], capacity: Capacity) -> tuple[dict[str, str], dict[str, str]]:
+def _held(jobs: Sequence[JobView], capacity: ClusterCapacity) -> tuple[dict[str, str], dict[str, str]]:
     """Node -> its spot pool: (of gangs that run or start, of these and of launches that losses end)."""
     running: dict[str, str] = {}
     held: dict[str, str] = {}

@@ -5,16 +5,15 @@ import functools
 from collections.abc import Mapping, Sequence, Set
 
 from ballast_policies.allocation.policy import CLOCK, Reads
-from ballast_policies.allocation.problem import Problem
 from ballast_policies.allocation.registry import find_policy
-from ballast_policies.rounds import ElasticGang, MixedGang, Placement, SharedGpus, SpreadGang
+from ballast_policies.scheduling import ClusterState
 
 from ballast_operator.allocator.costs.data_prices import data_prices
 from ballast_operator.allocator.costs.spot_limits import spot_limits, within_limits
 from ballast_operator.allocator.faults import FaultyJob, JobFaults
 from ballast_operator.allocator.problem.admission import Admissions, RefusedJob
 from ballast_operator.allocator.problem.budgets import SpentBudget, without_suspended_teams
-from ballast_operator.allocator.problem.capacity import Capacity, read_capacity
+from ballast_operator.allocator.problem.capacity import ClusterCapacity, read_capacity
 from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
 from ballast_operator.allocator.problem.jobs.snapshot_jobs import SnapshotJobs
 from ballast_operator.allocator.problem.sharing.who_may import (
@@ -22,7 +21,7 @@ from ballast_operator.allocator.problem.sharing.who_may import (
     speeds_beside,
     who_may_share,
 )
-from ballast_operator.allocator.problem.tenants import TenantRooms, admit_tenants
+from ballast_operator.allocator.problem.tenants import admit_tenants
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.wanting import wants_gpus
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
@@ -37,86 +36,25 @@ TIMES = frozenset({*CLOCK, Reads.STEPS})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """The cluster at one moment.
+class Snapshot(ClusterState):
+    """The cluster at one moment, with those who take no part in decisions.
 
     Attributes:
-        capacity: of the policy's pools.
-        jobs: those that want GPUs, by age.
-        refused: those that want GPUs and cannot be placed by this policy.
-        tenants: what namespaces with a limit on GPUs may still be given.
+        refused: jobs that want GPUs and cannot be placed by this policy.
         spent: teams that have spent their budget, with what that means for their jobs.
-        shared: which jobs may share which GPUs.
         faulty: those that are left out since deciding on them raises.
     """
 
-    capacity: Capacity
+    capacity: ClusterCapacity
     jobs: tuple[SnapshotJob, ...]
     refused: tuple[RefusedJob, ...] = ()
-    tenants: TenantRooms = dataclasses.field(default_factory=TenantRooms)
     spent: Mapping[str, SpentBudget] = dataclasses.field(default_factory=dict)
-    shared: SharedGpus = dataclasses.field(default_factory=SharedGpus)
     faulty: tuple[FaultyJob, ...] = ()
-
-    @functools.cached_property
-    def problem(self) -> Problem:
-        """The jobs and the capacity as an allocation problem."""
-        return Problem(
-            gpu_types=self.capacity.gpu_types,
-            capacity=dict(self.capacity.gpus_by_type),
-            jobs=tuple(job.job for job in self.jobs),
-            prices=self.capacity.prices,
-        )
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, SnapshotJob]:
         """Job name -> job."""
         return {job.name: job for job in self.jobs}
-
-    @functools.cached_property
-    def running(self) -> Mapping[str, Placement]:
-        """Job name -> its placement, for jobs that have one."""
-        return {job.name: job.placement for job in self.jobs if job.placement is not None}
-
-    @functools.cached_property
-    def elastic(self) -> Mapping[str, ElasticGang]:
-        """Job name -> its sizes, for jobs that may have several."""
-        return {job.name: job.elastic for job in self.jobs if job.elastic is not None}
-
-    @functools.cached_property
-    def mixed(self) -> Mapping[str, MixedGang]:
-        """Job name -> what is known of it as a gang in several pools, for jobs that may be one."""
-        return {job.name: job.mixed for job in self.jobs if job.mixed is not None}
-
-    @functools.cached_property
-    def spread(self) -> Mapping[str, SpreadGang]:
-        """Job name -> its gang, for running gangs on more nodes than would hold them."""
-        return {job.name: job.spread for job in self.jobs if job.spread is not None}
-
-    @functools.cached_property
-    def running_since(self) -> Mapping[str, float]:
-        """Job name -> epoch seconds, for jobs that have a placement."""
-        return {job.name: job.running_since for job in self.jobs if job.placement is not None}
-
-    @functools.cached_property
-    def not_tolerated(self) -> Mapping[str, frozenset[str]]:
-        """Job name -> taints of nodes on which it must not be started, for jobs that have some."""
-        return {job.name: job.not_tolerated for job in self.jobs if job.not_tolerated}
-
-    @functools.cached_property
-    def gpus_per_pod(self) -> Mapping[str, int]:
-        """Job name -> GPUs of each of its pods, for jobs whose pods have several."""
-        return {job.name: job.gpus_per_pod for job in self.jobs if job.gpus_per_pod > 1}
-
-    @functools.cached_property
-    def closed_pools(self) -> Mapping[str, frozenset[str]]:
-        """Job name -> pools that are closed to it by what it asks for, for jobs with such pools."""
-        return {job.name: job.closed_pools for job in self.jobs if job.closed_pools}
-
-    @functools.cached_property
-    def unmeasured(self) -> frozenset[str]:
-        """Names of the jobs of whose speed nothing is known."""
-        return frozenset(job.name for job in self.jobs if not job.measured)
 
 
 def take_snapshot(
@@ -213,10 +151,11 @@ def _take(
     running = {job.name: job.placement for job in found if job.placement is not None}
     if speeds_there := speeds_beside(running, shared):
         found = tuple(dataclasses.replace(job, beside_speed=speeds_there.get(job.name, 1.0)) for job in found)
+    limits = spot_limits(spec, capacity.kinds)
     return Snapshot(
         capacity=within_limits(
             capacity,
-            spot_limits(spec, capacity.kinds),
+            limits,
             on_own_gpus(running, shared),
             [job.job.gpus if job.elastic is None else job.elastic.most for job in found],
         ),
@@ -225,6 +164,7 @@ def _take(
         tenants=tenants.rooms,
         spent=spent,
         shared=shared,
+        spot=limits,
         faulty=tuple(
             FaultyJob(
                 key=view.key,

@@ -11,25 +11,13 @@ from ballast_policies.rounds.tenants import (
     TenantLimits,
     admit_by_tenant,
 )
+from ballast_policies.scheduling import TenantRooms
 
 from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.cluster_policy import Tenants
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import Key, job_id
 from ballast_operator.views.job import JobView
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TenantRooms:
-    """Namespaces with a limit on GPUs.
-
-    Attributes:
-        gpus: namespace -> GPUs that its jobs may have besides the least sizes of those that run.
-        left: namespace -> GPUs that its jobs may still take now, by what their pods hold.
-    """
-
-    gpus: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    left: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

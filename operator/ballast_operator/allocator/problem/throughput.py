@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from ballast_policies.contract.limits import MOST_RATE
+from ballast_policies.scheduling.node_sizes import NodeSizes
 from ballast_policies.throughput.by_size import rounded
 from ballast_policies.throughput.estimator import Estimator
 from ballast_policies.throughput.placed import PackedSpeeds, bounded, packed_speeds, speed_on
@@ -32,7 +33,6 @@ from ballast_operator.allocator.problem.size_speeds import (
     stated,
 )
 from ballast_operator.allocator.problem.speeds.kinds import kind_of, measured_on, variant_of
-from ballast_operator.allocator.problem.speeds.node_sizes import NodeSizes
 from ballast_operator.allocator.problem.speeds.requests import (
     NO_NODES,
     GangRequest,

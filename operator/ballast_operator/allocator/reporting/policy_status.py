@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ballast_policies.rounds import Round
+from ballast_policies.scheduling.inputs import CompletedProblem
 
 from ballast_operator.allocator.costs.bill import brought_up_to, next_bill, written_bill
 from ballast_operator.allocator.costs.paid import Paid
@@ -18,10 +19,9 @@ from ballast_operator.allocator.costs.price_feeds import (
 )
 from ballast_operator.allocator.costs.spot_limits import spot_limits, within_spot_limits
 from ballast_operator.allocator.costs.teams import next_team_costs
-from ballast_operator.allocator.problem.capacity import Capacity, held_by_pool
+from ballast_operator.allocator.problem.capacity import ClusterCapacity, held_by_pool
 from ballast_operator.allocator.problem.capacity_types import types_differ
 from ballast_operator.allocator.problem.hazards import SeenNodes, next_hazards
-from ballast_operator.allocator.problem.inputs import CompletedProblem
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.reporting.worth_writing import worth_writing
 from ballast_operator.allocator.solving.solver import Solve
@@ -182,7 +182,7 @@ def _informed(inputs: CompletedProblem | None) -> Verdict:
     return PolicyCondition.INPUTS_COMPLETE, True, PolicyReason.COMPLETE, "no default is used"
 
 
-def _valid(capacity: Capacity, policy: ClusterPolicy) -> Verdict:
+def _valid(capacity: ClusterCapacity, policy: ClusterPolicy) -> Verdict:
     if capacity.overlaps:
         more = len(capacity.overlaps) - NAMED_NODES
         named = [*capacity.overlaps[:NAMED_NODES], *([f"and {more} more"] if more > 0 else [])]
@@ -251,7 +251,7 @@ def _bill(
 
 
 def _capacity(
-    policy: ClusterPolicy, capacity: Capacity, jobs: Sequence[JobView]
+    policy: ClusterPolicy, capacity: ClusterCapacity, jobs: Sequence[JobView]
 ) -> tuple[api.PoolCapacity, ...]:
     held, gpus = held_by_pool(jobs), capacity.gpus_by_pool
     return tuple(

@@ -34,7 +34,7 @@ class LastAnswer:
         Args:
             policy: in force.
             problem: what it is asked.
-            structure: equal where the last answer may still hold; see :mod:`..problem.inputs`.
+            structure: equal where the last answer may hold; see ``SolveRequest``.
             values: equal where it does.
             within_round: values that have changed are taken up at the round's end.
         """

@@ -247,8 +247,9 @@ def pose(
     """
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.allocation.registry import find_policy
+    from ballast_policies.scheduling.inputs import complete
 
-    from ballast_operator.allocator.problem.inputs import complete
+    from ballast_operator.allocator.scheduling_policy import teams
 
     try:
         find_policy(other)
@@ -259,7 +260,7 @@ def pose(
     problem = dataclasses.replace(problem, prices={**given, **problem.prices})
     notes: dict[str, None] = {}
     for policy in (objective.policy, other):
-        inputs = complete(objective.model_copy(update={"policy": policy}), problem, snapshot.unmeasured)
+        inputs = complete(policy, teams(objective), problem, snapshot.unmeasured)
         problem = inputs.problem
         notes |= dict.fromkeys(inputs.pool_defaults)
         notes |= dict.fromkeys(

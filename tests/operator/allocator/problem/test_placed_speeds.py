@@ -3,11 +3,11 @@
 import dataclasses
 
 import pytest
-from ballast_operator.allocator.problem.speeds.node_sizes import NodeSizes
 from ballast_operator.allocator.problem.speeds.requests import GangRequest
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.saved_state import SavedState, decode, encode
 from ballast_policies.rounds import Node
+from ballast_policies.scheduling.node_sizes import NodeSizes
 
 from tests.operator.allocator.problem.test_throughput import a_report, config
 from tests.operator.views.builders import a_spec

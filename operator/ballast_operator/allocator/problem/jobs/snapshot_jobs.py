@@ -9,7 +9,7 @@ from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.allocator.faults import JobFaults
 from ballast_operator.allocator.problem.admission import Admitted
-from ballast_operator.allocator.problem.capacity import Capacity
+from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob, snapshot_job
 from ballast_operator.allocator.problem.sharing.who_may import sharing_text
 from ballast_operator.allocator.problem.speeds.requests import GangRequest
@@ -49,7 +49,7 @@ class SnapshotJobs:
         requests: Sequence[GangRequest],
         speeds: Mapping[Key, Speeds],
         measurements: Measurements,
-        capacity: Capacity,
+        capacity: ClusterCapacity,
         shared: SharedGpus,
         *,
         now: Time,

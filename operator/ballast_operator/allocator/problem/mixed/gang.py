@@ -9,7 +9,7 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.rounds import MixedGang, best_parts, mixtures
 from ballast_policies.throughput.track import Estimate
 
-from ballast_operator.allocator.problem.capacity import Capacity
+from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.memory import GangMemory
 from ballast_operator.allocator.problem.mixed.room import MixedRoom
 from ballast_operator.allocator.problem.throughput import Measurements
@@ -31,7 +31,7 @@ def launched_pipeline(spec: JobSpec, layers: MeasuredLayers | None) -> LaunchedP
 def mixed_gang(
     view: JobView,
     room: MixedRoom | None,
-    capacity: Capacity,
+    capacity: ClusterCapacity,
     measurements: Measurements,
     speeds: Mapping[str, Estimate],
     base: int,

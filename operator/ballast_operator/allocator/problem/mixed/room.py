@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ballast_operator.allocator.problem.capacity import Capacity
+from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.gang_size import Refusal, most_gpus, thinned
 from ballast_operator.allocator.problem.memory import GangMemory
 from ballast_operator.allocator.problem.tolerance import usable_by_pool
@@ -35,7 +35,7 @@ class MixedRoom:
 
 def mixed_room(
     view: JobView,
-    capacity: Capacity,
+    capacity: ClusterCapacity,
     *,
     may_use: Sequence[str],
     closed: frozenset[str],

@@ -8,13 +8,15 @@ from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds, read_pai
 from ballast_policies.throughput.placed import Speeds
 
 from ballast_operator.allocator.problem.admission import Admitted
-from ballast_operator.allocator.problem.capacity import Capacity
+from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.memory import gigabytes
 from ballast_operator.allocator.problem.speeds.kinds import kind_of
 from ballast_operator.kube.kinds import job_id
 
 
-def who_may_share(jobs: Sequence[Admitted], capacity: Capacity, kinds: Mapping[str, Speeds]) -> SharedGpus:
+def who_may_share(
+    jobs: Sequence[Admitted], capacity: ClusterCapacity, kinds: Mapping[str, Speeds]
+) -> SharedGpus:
     """Jobs that may share the GPUs of the pools; none where no pool shares.
 
     ``kinds``: kind of training -> its speeds, alone and in pairs.

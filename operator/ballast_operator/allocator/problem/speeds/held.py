@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from ballast_policies.rounds import SpreadGang
 
-from ballast_operator.allocator.problem.capacity import Capacity
+from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.speeds.requests import GangRequest
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.size_changes import may_move, restart_seconds
@@ -16,7 +16,7 @@ def spread_gang(
     view: JobView,
     request: GangRequest,
     measurements: Measurements,
-    capacity: Capacity,
+    capacity: ClusterCapacity,
     packed: Mapping[str, float],
 ) -> SpreadGang | None:
     """The running gang as rounds see it, if it is on more nodes than would hold it; None: it is not.
@@ -48,7 +48,7 @@ def from_where_it_is(
     view: JobView,
     request: GangRequest,
     measurements: Measurements,
-    capacity: Capacity,
+    capacity: ClusterCapacity,
     by_size: Mapping[str, Mapping[int, float]],
 ) -> dict[str, Mapping[int, float]]:
     """The speeds of a running elastic gang, if it shrinks and grows from where it is.

@@ -4,11 +4,11 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from ballast_policies.scheduling.node_sizes import NodeSizes
 from ballast_policies.throughput.estimator import PRIOR_DEVIATION
 from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.allocator.problem.size_speeds import stated
-from ballast_operator.allocator.problem.speeds.node_sizes import NodeSizes
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.spec import JobSpec
 

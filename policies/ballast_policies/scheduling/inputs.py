@@ -11,16 +11,13 @@ A missing value never stops the allocator: it is replaced by a default that cond
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.policy import Reads
-from ballast_policies.allocation.price_classes import PriceClasses
+from ballast_policies.allocation.price_classes import PriceClasses, PricedPool
 from ballast_policies.allocation.problem import Entity, Job, Problem
 from ballast_policies.allocation.registry import find_policy
-
-from ballast_operator.allocator.problem.capacity import Capacity
-from ballast_operator.allocator.problem.snapshot import Snapshot
-from ballast_operator.api.cluster_policy import EntityShare, Objective
+from ballast_policies.scheduling.state import ClusterState
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +37,25 @@ class CompletedProblem:
     pool_defaults: tuple[str, ...] = ()
 
 
-def complete(objective: Objective, problem: Problem, unmeasured: frozenset[str]) -> CompletedProblem:
-    """``problem`` with all that ``objective.policy`` needs; ``unmeasured``: jobs whose speed is a guess."""
-    policy = find_policy(objective.policy)
+def complete(
+    objective: str, teams: Mapping[str, Entity], problem: Problem, unmeasured: frozenset[str]
+) -> CompletedProblem:
+    """``problem`` with all that a policy needs.
+
+    Args:
+        objective: the policy's name.
+        teams: that there are; empty: each job's entity is one.
+        problem: the cluster's.
+        unmeasured: jobs whose speed is a guess.
+
+    Raises:
+        ProblemError: there is no such policy.
+    """
+    policy = find_policy(objective)
     job_defaults: dict[str, list[str]] = {}
     pool_defaults: tuple[str, ...] = ()
     if Reads.TEAMS in policy.reads:
-        problem = _with_teams(objective.entities, problem, job_defaults)
+        problem = _with_teams(teams, problem, job_defaults)
     if Reads.PRICES in policy.reads:
         problem, pool_defaults = _with_prices(problem)
     if policy.compares_speeds and unmeasured:
@@ -61,7 +70,8 @@ def complete(objective: Objective, problem: Problem, unmeasured: frozenset[str])
 
 def price_classes(
     policy: str,
-    capacity: Capacity,
+    priced: Sequence[PricedPool],
+    regions: Mapping[str, str],
     prices: Mapping[str, float],
     closed: Mapping[str, frozenset[str]],
     *,
@@ -73,7 +83,8 @@ def price_classes(
 
     Args:
         policy: its name.
-        capacity: of the pools.
+        priced: the pools.
+        regions: pool -> where its nodes are.
         prices: GPU type -> price, of the completed problem.
         closed: job -> pools that it is not offered.
         by_region: whether some job pays for data that it reads from another region.
@@ -83,9 +94,9 @@ def price_classes(
         dataclasses.replace(
             pool,
             group=tuple(number for number, names in enumerate(sets) if pool.pool in names),
-            region=capacity.regions.get(pool.pool, "") if by_region else "",
+            region=regions.get(pool.pool, "") if by_region else "",
         )
-        for pool in capacity.pools
+        for pool in priced
     ]
     if Reads.PRICES in find_policy(policy).reads:
         return PriceClasses.of(pools, prices)
@@ -93,26 +104,20 @@ def price_classes(
     return PriceClasses.of([dataclasses.replace(pool, price=0.0, region="") for pool in pools], {})
 
 
-def data_costs(policy: str, snapshot: Snapshot) -> Mapping[str, Mapping[str, float]]:
+def data_costs(policy: str, state: ClusterState) -> Mapping[str, Mapping[str, float]]:
     """Job -> pool -> what a step costs there besides GPUs, if the policy reads prices."""
     if Reads.PRICES not in find_policy(policy).reads:
         return {}
-    return {job.name: job.usd_per_step for job in snapshot.jobs if job.usd_per_step}
+    return {job.name: job.usd_per_step for job in state.jobs if job.usd_per_step}
 
 
-def _with_teams(
-    entities: Mapping[str, EntityShare], problem: Problem, job_defaults: dict[str, list[str]]
-) -> Problem:
-    teams = {
-        name: Entity(weight=entity.weight, policy=entity.policy, parent=entity.parent)
-        for name, entity in entities.items()
-    }
+def _with_teams(teams: Mapping[str, Entity], problem: Problem, job_defaults: dict[str, list[str]]) -> Problem:
     unknown_teams = set()
     for job in problem.jobs:
         if job.entity is None:
             lack = "not set"
-        elif entities and job.entity not in entities:
-            known = ", ".join(sorted(entities)[:5])
+        elif teams and job.entity not in teams:
+            known = ", ".join(sorted(teams)[:5])
             lack = f"{job.entity} is not one of the ClusterPolicy's entities ({known})"
             unknown_teams.add(job.name)
         else:
@@ -123,7 +128,7 @@ def _with_teams(
     jobs = (
         dataclasses.replace(job, entity=None) if job.name in unknown_teams else job for job in problem.jobs
     )
-    return dataclasses.replace(problem, jobs=tuple(jobs), entities=teams)
+    return dataclasses.replace(problem, jobs=tuple(jobs), entities=dict(teams))
 
 
 def _with_prices(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
@@ -168,14 +173,11 @@ def _speed_a_gpu(jobs: tuple[Job, ...], gpu_types: tuple[str, ...]) -> dict[str,
     return {gpu_type: means.get(gpu_type, overall) for gpu_type in gpu_types}
 
 
-def structure(
-    policy: str, inputs: CompletedProblem, unmeasured: frozenset[str], *, moment: float
-) -> tuple[object, ...]:
-    """Equal while neither the jobs, what they ask for, nor the GPUs change; ``moment`` in epoch seconds.
+def structure(policy: str, problem: Problem, unmeasured: frozenset[str], *, now: float) -> tuple[object, ...]:
+    """Equal while neither the jobs, what they ask for, nor the GPUs change; ``now`` in epoch seconds.
 
     Speeds, steps and times are not in it: within a round their changes do not call for another solve.
     """
-    problem = inputs.problem
     jobs = [
         (
             job.name,
@@ -184,7 +186,7 @@ def structure(
             job.entity,
             sorted([gpu_type for gpu_type, rate in job.throughput.items() if rate > 0]),
             job.name in unmeasured,
-            None if job.deadline is None else round(moment + job.deadline),
+            None if job.deadline is None else round(now + job.deadline),
             [(each.name, sorted(each.gpus.items())) for each in job.configurations],
         )
         for job in problem.jobs

@@ -1,25 +1,12 @@
 """What a policy needs and the cluster does not say is replaced by a default that is named."""
 
 import pytest
-from ballast_operator.allocator.problem.capacity import price_by_type
-from ballast_operator.allocator.problem.inputs import CompletedProblem, complete, structure, values
-from ballast_operator.api.cluster_policy import CHOOSABLE, Objective
-from ballast_operator.api.node_pool import NodePool
-from ballast_policies.allocation.problem import Job, Problem
-from ballast_policies.allocation.registry import allocate
+from ballast_policies.allocation.policy import SpaceSharing
+from ballast_policies.allocation.problem import Entity, Job, Problem
+from ballast_policies.allocation.registry import POLICIES, allocate, find_policy
+from ballast_policies.scheduling.inputs import complete, structure, values
 
-POOLS = tuple(
-    NodePool.model_validate(
-        {"name": name, "nodeSelector": {"pool": name}, "gpuType": gpu_type, "pricePerGpuHour": price}
-    )
-    for name, gpu_type, price in (
-        ("a", "v100", 2.0),
-        ("b", "k80", 0.5),
-        ("b-spot", "k80", 0.1),
-        ("b-own", "k80", 0.0),
-    )
-)
-ENTITIES = {"vision": {"weight": 2}, "speech": {"policy": "fifo"}, "interns": {"parent": "vision"}}
+TEAMS = {"vision": Entity(weight=2), "speech": Entity(policy="fifo"), "interns": Entity(parent="vision")}
 
 
 def question(
@@ -39,11 +26,10 @@ def job(name: str, **fields: object) -> Job:
     return Job(name=name, **{**values, **fields})
 
 
-def objective(policy: str, **entities: object) -> Objective:
-    return Objective.model_validate({"policy": policy, "entities": entities})
-
-
-@pytest.mark.parametrize("policy", CHOOSABLE)
+@pytest.mark.parametrize(
+    "policy",
+    [name for name in POLICIES.builtin if find_policy(name).space_sharing is not SpaceSharing.ALWAYS],
+)
 def test_every_policy_solves_what_the_operator_passes(policy):
     """Also with a job of which nothing is known, an unknown team, no prices and a deadline that is over."""
     jobs = (
@@ -51,7 +37,7 @@ def test_every_policy_solves_what_the_operator_passes(policy):
         job("b", entity="cooking", elapsed=50.0, isolated_elapsed=40.0),
         job("c", throughput={"v100": 1.0, "k80": 1.0}, deadline=-5.0),
     )
-    inputs = complete(objective(policy, **ENTITIES), *question(*jobs, unmeasured=("c",), prices={}))
+    inputs = complete(policy, TEAMS, *question(*jobs, unmeasured=("c",), prices={}))
     answer = allocate(policy, inputs.problem)
     assert set(answer.allocation) == {"a", "b", "c"}
     assert sum(answer.throughput.values()) > 0
@@ -60,7 +46,7 @@ def test_every_policy_solves_what_the_operator_passes(policy):
 def test_a_team_that_the_policy_does_not_know_stands_beside_the_others():
     """So does a job without a team; both are named, the member of a known team is not."""
     jobs = (job("a", entity="vision"), job("b", entity="cooking"), job("c"), job("d", entity="interns"))
-    inputs = complete(objective("hierarchical", **ENTITIES), *question(*jobs))
+    inputs = complete("hierarchical", TEAMS, *question(*jobs))
     assert [found.entity for found in inputs.problem.jobs] == ["vision", None, None, "interns"]
     assert inputs.problem.entities["interns"].parent == "vision"
     assert inputs.problem.entities["speech"].policy == "fifo"
@@ -72,7 +58,7 @@ def test_a_team_that_the_policy_does_not_know_stands_beside_the_others():
 def test_without_entities_the_teams_that_jobs_name_are_equal():
     """A share for each team, whatever the number of its jobs."""
     jobs = (job("a", entity="x", gpus=1), job("b", entity="y"), job("c", entity="y"))
-    inputs = complete(objective("hierarchical"), *question(*jobs))
+    inputs = complete("hierarchical", {}, *question(*jobs))
     levels = allocate("hierarchical", inputs.problem).levels
     assert inputs.job_defaults == {}
     assert levels["a"] > 1.2 * levels["b"]
@@ -80,33 +66,26 @@ def test_without_entities_the_teams_that_jobs_name_are_equal():
 
 def test_a_price_that_is_missing_is_the_mean_of_the_others_and_is_named():
     """One default for the types without a price; 1 where there is none at all."""
-    some = complete(objective("min-cost"), *question(job("a"), prices={"v100": 3.0}))
+    some = complete("min-cost", {}, *question(job("a"), prices={"v100": 3.0}))
     assert some.problem.prices == {"v100": 3.0, "k80": 3.0}
     assert "none for k80; 3 counts" in some.pool_defaults[0]
-    none = complete(objective("min-cost"), *question(job("a"), prices={}))
+    none = complete("min-cost", {}, *question(job("a"), prices={}))
     assert none.problem.prices == {"v100": 1.0, "k80": 1.0}
     assert "as no pool has a price" in none.pool_defaults[0]
-    assert complete(objective("makespan"), *question(job("a"), prices={})).pool_defaults == ()
+    assert complete("makespan", {}, *question(job("a"), prices={})).pool_defaults == ()
 
 
 def test_a_job_of_which_nothing_is_known_counts_as_fast_as_the_others():
     """By GPU: a gang of two is twice as fast; only policies that compare speeds need it."""
     jobs = (job("a", gpus=2), job("b"), job("new", gpus=2, throughput={"v100": 1.0, "k80": 1.0}))
     taken = question(*jobs, unmeasured=("new",))
-    inputs = complete(objective("makespan"), *taken)
+    inputs = complete("makespan", {}, *taken)
     assert inputs.problem.jobs[2].throughput == pytest.approx({"v100": 6.0, "k80": 1.5})
     assert "spec.throughput: nothing given and nothing measured yet" in inputs.job_defaults["new"][0]
-    assert complete(objective("max-min-fairness"), *taken).job_defaults == {}
-    alone = complete(objective("makespan"), *question(jobs[2], unmeasured=("new",)))
+    assert complete("max-min-fairness", {}, *taken).job_defaults == {}
+    alone = complete("makespan", {}, *question(jobs[2], unmeasured=("new",)))
     assert alone.problem.jobs[0].throughput == {"v100": 1.0, "k80": 1.0}
     assert "1 step/s on every GPU type" in alone.job_defaults["new"][0]
-
-
-def test_a_types_price_is_the_mean_of_its_pools_by_their_gpus():
-    """A pool without a price does not count; without GPUs all pools count alike."""
-    gpus = {"a": 4, "b": 1, "b-spot": 3, "b-own": 100}
-    assert price_by_type(POOLS, gpus) == pytest.approx({"v100": 2.0, "k80": 0.2})
-    assert price_by_type(POOLS, {}) == pytest.approx({"v100": 2.0, "k80": 0.3})
 
 
 @pytest.mark.parametrize(
@@ -148,6 +127,6 @@ def test_within_a_round_only_other_jobs_or_wishes_are_news(fields, later, same):
 
     def asked(moment, **changed):
         problem, _ = question(job("a", **{"deadline": 100.0, **changed}))
-        return structure("makespan", CompletedProblem(problem=problem), frozenset(), moment=moment)
+        return structure("makespan", problem, frozenset(), now=moment)
 
     assert (asked(0.0) == asked(later, **fields)) is same

@@ -1,0 +1,307 @@
+"""A whole decision: from the cluster's state to a round, by one policy.
+
+:func:`decide` is the door for whoever has the solver at hand (simulations, forecasts). Where the problem is
+solved elsewhere, as in the operator's solver process, its two halves are called around that:
+:func:`build_problem` says what the policy is asked, :func:`apply_allocation` makes a round of the answer.
+Both are pure: what a decision has to know of earlier ones is a value (:class:`Memory`) that goes in and
+comes out.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ballast_policies.allocation.fairness.teams import parts
+from ballast_policies.allocation.instance import instance
+from ballast_policies.allocation.policies.isolated import isolated_shares
+from ballast_policies.allocation.policy import Reads
+from ballast_policies.allocation.price_classes import PriceClasses
+from ballast_policies.allocation.problem import Allocation, Entity, Problem
+from ballast_policies.allocation.registry import allocate, find_policy
+from ballast_policies.rounds import (
+    Placement,
+    Question,
+    Round,
+    RoundMemory,
+    RoundSettings,
+    RoundState,
+    SizeSettings,
+    decide_round,
+    with_mixtures,
+)
+from ballast_policies.scheduling.grants import EffectivePlacements, Grants
+from ballast_policies.scheduling.inputs import (
+    CompletedProblem,
+    complete,
+    data_costs,
+    price_classes,
+    structure,
+    values,
+)
+from ballast_policies.scheduling.state import ClusterState
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingPolicy:
+    """By what is decided.
+
+    Attributes:
+        objective: name of the allocation policy.
+        heterogeneity_agnostic: it takes all GPU types for equally fast.
+        teams: team -> its weight, policy and parent; empty: each job's entity is one.
+        round_seconds: length of a round.
+        min_run_seconds, max_moves_per_hour: what holds gangs in place.
+        dry_run: nothing that is decided is carried out.
+        name: of decisions.
+        version: another one where anything in it has changed.
+    """
+
+    objective: str
+    heterogeneity_agnostic: bool = False
+    teams: Mapping[str, Entity] = dataclasses.field(default_factory=dict)
+    round_seconds: float = 360.0
+    min_run_seconds: float = 0.0
+    max_moves_per_hour: int | None = None
+    dry_run: bool = False
+    name: str = ""
+    version: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a decision knows of earlier ones.
+
+    Attributes:
+        next_at: when the round ends, epoch seconds; None: there was no decision yet.
+        decisions: how many there were.
+        accounts: what jobs were promised and have received; None: there was no decision yet.
+        grants: of the last decision.
+    """
+
+    next_at: float | None = None
+    decisions: int = 0
+    accounts: RoundMemory | None = None
+    grants: Grants = dataclasses.field(default_factory=Grants)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SolveRequest:
+    """What a policy is asked.
+
+    Attributes:
+        inputs: the state's problem by GPU type, with the defaults that complete it.
+        classes: the columns of the problem that is solved.
+        problem: over these columns.
+        structure, values: equal where an earlier answer still holds; see :mod:`.inputs`.
+    """
+
+    inputs: CompletedProblem
+    classes: PriceClasses
+    problem: Problem
+    structure: tuple[object, ...]
+    values: list[list[object]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A decision; it is in force once its memory is handed to the next.
+
+    Attributes:
+        round: who is to run where.
+        inputs: what the policy was asked by GPU type, with the defaults in it.
+        allocation: its shares, by GPU type.
+        memory: for the next decision.
+        plan_id: name of this one.
+        within_round: a round had begun before.
+    """
+
+    round: Round
+    inputs: CompletedProblem
+    allocation: Allocation
+    memory: Memory
+    plan_id: str
+    within_round: bool
+
+
+Solve = Callable[[str, Problem], Allocation]
+"""The allocation of a problem by the policy of this name."""
+
+
+def decide(
+    state: ClusterState,
+    memory: Memory,
+    policy: SchedulingPolicy,
+    *,
+    now: float,
+    solve: Solve | None = None,
+) -> Decision:
+    """The decision at ``now`` (epoch seconds), at the start of a round or within one.
+
+    ``solve``: None: :func:`~ballast_policies.allocation.registry.allocate`.
+
+    Raises:
+        ProblemError: the policy cannot be used on the state.
+    """
+    request = build_problem(state, policy, now=now)
+    if solve is None:
+        found = allocate(policy.objective, request.problem, agnostic=policy.heterogeneity_agnostic)
+    else:
+        found = solve(policy.objective, request.problem)
+    return apply_allocation(state, memory, policy, request, found, now=now)
+
+
+def build_problem(state: ClusterState, policy: SchedulingPolicy, *, now: float) -> SolveRequest:
+    """What the policy is asked: the state's problem, completed, over the columns that it tells apart.
+
+    Raises:
+        ProblemError: there is no such policy.
+    """
+    inputs = complete(policy.objective, policy.teams, state.problem, state.unmeasured)
+    besides, closed = data_costs(policy.objective, state), state.closed_pools
+    classes = price_classes(
+        policy.objective,
+        state.useful_prices or state.capacity.pools,
+        state.capacity.regions,
+        inputs.problem.prices,
+        closed,
+        by_region=bool(besides),
+    )
+    mixtures = with_mixtures(
+        inputs.problem, state.mixed, policy.objective, agnostic=policy.heterogeneity_agnostic
+    )
+    problem = classes.split(mixtures, closed, besides)
+    return SolveRequest(
+        inputs=inputs,
+        classes=classes,
+        problem=problem,
+        structure=(policy.version, *structure(policy.objective, problem, state.unmeasured, now=now)),
+        values=values(policy.objective, problem),
+    )
+
+
+def apply_allocation(
+    state: ClusterState,
+    memory: Memory,
+    policy: SchedulingPolicy,
+    request: SolveRequest,
+    allocation: Allocation,
+    *,
+    now: float,
+) -> Decision:
+    """The round of an answer to ``request``.
+
+    ``allocation``: over the request's columns.
+    """
+    length, classes = policy.round_seconds, request.classes
+    accounts = _accounts(state, memory, allocation, classes, now, length)
+    # A fresh memory starts in the middle of a round: a start of the operator alone moves no gang.
+    at_boundary = memory.next_at is not None and now >= memory.next_at
+    next_at = now + length if memory.next_at is None else memory.next_at
+    if at_boundary:
+        # On the grid: a decision that comes late does not delay the rounds after it.
+        next_at += length * (1 + (now - next_at) // length)
+    next_at = min(next_at, now + length)  # rounds may have become shorter since
+    effective = EffectivePlacements(running=state.running, since=state.running_since)
+    if not at_boundary:
+        effective = memory.grants.effective_placements(state, now=now)
+    decided = decide_round(
+        Question(
+            nodes=state.capacity.nodes,
+            now=now,
+            shares=allocation.allocation,
+            jobs=state.problem.jobs,
+            state=RoundState(
+                received=accounts.account.received,
+                promised=accounts.account.promised,
+                running=effective.running,
+                running_since=effective.since,
+                moves=accounts.moves,
+            ),
+            settings=RoundSettings(
+                round_seconds=length,
+                min_run_seconds=policy.min_run_seconds,
+                max_moves_per_hour=policy.max_moves_per_hour,
+                within_round=not at_boundary,
+            ),
+            elastic=state.elastic,
+            mixed=state.mixed,
+            spread=state.spread,
+            shared=state.shared,
+            spot=state.spot,
+            sizes=SizeSettings(surplus=find_policy(policy.objective).surplus),
+            tenants={job.name: job.tenant for job in state.jobs if job.tenant in state.tenants.gpus},
+            room=state.tenants.gpus,
+            pending=effective.pending,
+            not_tolerated=state.not_tolerated,
+            gpus_per_pod=state.gpus_per_pod,
+            columns=classes.of_pool,
+            parts=_team_parts(policy.objective, request.inputs.problem),
+        )
+    )
+    if not at_boundary:
+        decided = memory.grants.explain(decided)
+    return Decision(
+        round=decided,
+        inputs=request.inputs,
+        allocation=classes.merge(allocation),
+        memory=Memory(
+            next_at=next_at,
+            decisions=memory.decisions + 1,
+            accounts=accounts if policy.dry_run else accounts.with_moves(decided, now),
+            grants=Grants.of(decided, state),
+        ),
+        plan_id=f"{policy.name}-{int(now)}-{memory.decisions + 1}",
+        within_round=not at_boundary,
+    )
+
+
+def isolated_speeds(
+    state: ClusterState, problem: Problem, running: Mapping[str, Placement]
+) -> dict[str, float]:
+    """Running job -> steps/s on 1/n of every GPU type / steps/s on the GPUs that it has; 0: not known.
+
+    A ratio, because a job's measured speed is worth more than any estimate of it.
+    """
+    if not running:
+        return {}
+    posed = instance(with_mixtures(problem, state.mixed, "isolated"))
+    alone = np.where(posed.elastic, posed.equal, (posed.T * isolated_shares(posed)).sum(axis=1))
+    found = {}
+    for job, rate in zip(state.jobs, alone.tolist(), strict=True):
+        placement = running.get(job.name)
+        if placement is not None:
+            here = job.speed(placement)
+            found[job.name] = rate / here if here > 0 else 0.0
+    return found
+
+
+def _accounts(
+    state: ClusterState,
+    memory: Memory,
+    allocation: Allocation,
+    classes: PriceClasses,
+    now: float,
+    round_seconds: float,
+) -> RoundMemory:
+    """What jobs were promised and have received until now."""
+    shares, running, columns = allocation.allocation, state.running, classes.of_pool
+    if memory.accounts is None:
+        fresh = RoundMemory.from_running(running, state.running_since, shares, now=now, columns=columns)
+        return dataclasses.replace(fresh, gpu_types=classes.split_columns)
+    known = memory.accounts.over_columns(classes.gpu_type, classes.gpus)
+    return known.until(
+        now,
+        shares,
+        running=running,
+        round_seconds=round_seconds,
+        columns=columns,
+        speeds={job.name: job.beside_speed for job in state.jobs if job.beside_speed != 1.0},
+    )
+
+
+def _team_parts(objective: str, problem: Problem) -> Mapping[str, float] | None:
+    """Job -> its team's part of the cluster, by a policy that reads teams; None: it does not."""
+    if Reads.TEAMS not in find_policy(objective).reads:
+        return None
+    return dict(zip((job.name for job in problem.jobs), parts(instance(problem)).tolist(), strict=True))

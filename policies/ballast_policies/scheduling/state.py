@@ -1,0 +1,216 @@
+"""The cluster as decisions see it: nodes of pools, and jobs that want GPUs, with what is known of them."""
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Mapping
+
+from ballast_policies.allocation.price_classes import PricedPool
+from ballast_policies.allocation.problem import Job, Problem
+from ballast_policies.rounds import (
+    ElasticGang,
+    MixedGang,
+    Node,
+    Placement,
+    SharedGpus,
+    SpotLimits,
+    SpreadGang,
+)
+from ballast_policies.scheduling.node_sizes import NodeSizes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """The pools at one moment.
+
+    Attributes:
+        gpu_types: of the pools, sorted.
+        nodes: of the pools, with the GPUs that may be handed out.
+        withheld: GPU type -> GPUs of ``nodes`` that limits of spot machines leave to no job.
+        prices: GPU type -> mean price of a GPU hour; without types of which no pool has a price.
+        pools: with their own prices.
+        memory: pool -> bytes of each of its GPUs, where that is known.
+        regions: pool -> where its nodes are; empty: not known.
+    """
+
+    gpu_types: tuple[str, ...]
+    nodes: tuple[Node, ...] = ()
+    withheld: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    pools: tuple[PricedPool, ...] = ()
+    memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    regions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def node_sizes(self) -> NodeSizes:
+        """How many nodes gangs need in each pool."""
+        return NodeSizes.of(self.nodes)
+
+    @property
+    def gpus_by_type(self) -> Counter[str]:
+        """GPU type -> GPUs that may be in use at a time."""
+        total: Counter[str] = Counter()
+        for node in self.nodes:
+            total[node.gpu_type] += node.gpus
+        total.subtract(self.withheld)
+        return total
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterJob:
+    """A job that wants GPUs.
+
+    Attributes:
+        job: as policies see it.
+        tenant: its namespace, whose jobs may have a limit on GPUs in all.
+        launches: how often it was launched: a grant holds for one launch.
+        placement: where its gang runs; None: it holds no GPUs, or its launch is ending.
+        running_since: when that launch was decided, epoch seconds; 0 without a placement.
+        elastic: the sizes that its gang may have, with their speeds; None: it has one size.
+        grows_from: from when on its gang may take more GPUs, epoch seconds; None: as it is now, never.
+        not_tolerated: taints of nodes (``Node.taints``) on which it must not be started.
+        gpus_per_pod: GPUs of each of its pods, which are on one node.
+        measured: whether its speed is stated or measured somewhere; otherwise every figure is a guess.
+        mixed: what is known of it as a gang in several pools; None: it may be in one only.
+        closed_pools: pools that are closed to it by what it asks for.
+        usd_per_step: pool -> what reading its data costs there; empty: nothing.
+        spread: of a running gang on more nodes than would hold it; None: it is not.
+        beside_speed: of a running job that shares its GPU, its speed over that alone.
+    """
+
+    job: Job
+    tenant: str = ""
+    launches: int = 0
+    placement: Placement | None = None
+    running_since: float = 0.0
+    elastic: ElasticGang | None = None
+    grows_from: float | None = None
+    not_tolerated: frozenset[str] = frozenset()
+    gpus_per_pod: int = 1
+    measured: bool = True
+    mixed: MixedGang | None = None
+    closed_pools: frozenset[str] = frozenset()
+    usd_per_step: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    spread: SpreadGang | None = None
+    beside_speed: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Its name in problems and rounds."""
+        return self.job.name
+
+    def speed(self, placement: Placement) -> float:
+        """Steps/s where it is placed; 0: not known."""
+        gpus, elastic = len(placement.nodes), self.elastic
+        if placement.parts:
+            return self.mixed.speed_at(placement) if self.mixed is not None else 0.0
+        known = 0.0 if self.spread is None else self.spread.speed_at(placement)
+        if elastic is not None and not known:
+            known = elastic.speed(placement.gpu_type, gpus)
+        alone = known or self.job.throughput.get(placement.gpu_type, 0.0)
+        return alone * self.beside_speed if placement == self.placement else alone
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TenantRooms:
+    """Tenants with a limit on GPUs.
+
+    Attributes:
+        gpus: tenant -> GPUs that its jobs may have besides the least sizes of those that run.
+        left: tenant -> GPUs that its jobs may still take now, by what their pods hold.
+    """
+
+    gpus: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    left: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterState:
+    """The cluster at one moment.
+
+    Attributes:
+        capacity: of the pools.
+        jobs: those that want GPUs and that some round can place, by age.
+        tenants: what tenants with a limit on GPUs may still be given.
+        shared: which jobs may share which GPUs.
+        spot: limits of spot machines.
+        useful_prices: pools at the price of an hour in which a job gets on, where machines are taken away;
+            empty: as the capacity has them.
+    """
+
+    capacity: Capacity
+    jobs: tuple[ClusterJob, ...]
+    tenants: TenantRooms = dataclasses.field(default_factory=TenantRooms)
+    shared: SharedGpus = dataclasses.field(default_factory=SharedGpus)
+    spot: SpotLimits = dataclasses.field(default_factory=SpotLimits)
+    useful_prices: tuple[PricedPool, ...] = ()
+
+    @functools.cached_property
+    def problem(self) -> Problem:
+        """The jobs and the capacity as an allocation problem."""
+        return Problem(
+            gpu_types=self.capacity.gpu_types,
+            capacity=dict(self.capacity.gpus_by_type),
+            jobs=tuple(job.job for job in self.jobs),
+            prices=self.capacity.prices,
+        )
+
+    @functools.cached_property
+    def running(self) -> Mapping[str, Placement]:
+        """Job name -> its placement, for jobs that have one."""
+        return {job.name: job.placement for job in self.jobs if job.placement is not None}
+
+    @functools.cached_property
+    def running_since(self) -> Mapping[str, float]:
+        """Job name -> epoch seconds, for jobs that have a placement."""
+        return {job.name: job.running_since for job in self.jobs if job.placement is not None}
+
+    @functools.cached_property
+    def elastic(self) -> Mapping[str, ElasticGang]:
+        """Job name -> its sizes, for jobs that may have several."""
+        return {job.name: job.elastic for job in self.jobs if job.elastic is not None}
+
+    @functools.cached_property
+    def mixed(self) -> Mapping[str, MixedGang]:
+        """Job name -> what is known of it as a gang in several pools, for jobs that may be one."""
+        return {job.name: job.mixed for job in self.jobs if job.mixed is not None}
+
+    @functools.cached_property
+    def spread(self) -> Mapping[str, SpreadGang]:
+        """Job name -> its gang, for running gangs on more nodes than would hold them."""
+        return {job.name: job.spread for job in self.jobs if job.spread is not None}
+
+    @functools.cached_property
+    def not_tolerated(self) -> Mapping[str, frozenset[str]]:
+        """Job name -> taints of nodes on which it must not be started, for jobs that have some."""
+        return {job.name: job.not_tolerated for job in self.jobs if job.not_tolerated}
+
+    @functools.cached_property
+    def gpus_per_pod(self) -> Mapping[str, int]:
+        """Job name -> GPUs of each of its pods, for jobs whose pods have several."""
+        return {job.name: job.gpus_per_pod for job in self.jobs if job.gpus_per_pod > 1}
+
+    @functools.cached_property
+    def closed_pools(self) -> Mapping[str, frozenset[str]]:
+        """Job name -> pools that are closed to it by what it asks for, for jobs with such pools."""
+        return {job.name: job.closed_pools for job in self.jobs if job.closed_pools}
+
+    @functools.cached_property
+    def unmeasured(self) -> frozenset[str]:
+        """Names of the jobs of whose speed nothing is known."""
+        return frozenset(job.name for job in self.jobs if not job.measured)
+
+    def next_growth(self, now: float) -> float | None:
+        """When the next gang that may not grow yet may, and GPUs are free for it; None: none is known."""
+        free = Counter({node.name: node.gpus for node in self.capacity.nodes})
+        for placement in self.running.values():
+            free.subtract(placement.nodes)
+        pools = {node.pool for node in self.capacity.nodes if free[node.name] > 0}
+        times = [
+            job.grows_from
+            for job in self.jobs
+            if job.elastic is not None and job.placement is not None and job.placement.pool in pools
+            if job.grows_from is not None and job.grows_from > now
+            if max(job.elastic.speeds.get(job.placement.gpu_type, {}), default=0) > len(job.placement.nodes)
+        ]
+        return min(times, default=None)

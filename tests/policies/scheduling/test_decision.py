@@ -1,0 +1,156 @@
+"""Decisions in rounds: what is granted stands until the round ends, and rounds keep to their grid."""
+
+import dataclasses
+
+from ballast_policies.allocation.problem import Allocation, Job
+from ballast_policies.rounds import Node, Placement
+from ballast_policies.scheduling import (
+    Capacity,
+    ClusterJob,
+    ClusterState,
+    Decision,
+    Memory,
+    SchedulingPolicy,
+    decide,
+)
+
+ROUND = 60
+BEGIN = 1000.0
+
+
+def state(sizes, *, running=(), launches=None, gpus=2):
+    """Jobs by size on one node; ``running`` ones hold it."""
+    nodes = (Node(name="n", pool="a", gpu_type="v100", gpus=gpus),)
+    return ClusterState(
+        capacity=Capacity(gpu_types=("v100",), nodes=nodes),
+        jobs=tuple(
+            ClusterJob(
+                job=Job(name=job, gpus=size, throughput={"v100": 1.0}),
+                launches=(launches or {}).get(job, 0),
+                placement=at(size) if job in running else None,
+                running_since=BEGIN,
+            )
+            for job, size in sizes.items()
+        ),
+    )
+
+
+class Rounds:
+    """Decisions, one after the other, with shares that are given."""
+
+    def __init__(self, **policy):
+        self.memory = Memory()
+        self.policy = SchedulingPolicy(
+            objective="max-min-fairness", round_seconds=ROUND, **{"max_moves_per_hour": 100, **policy}
+        )
+
+    def decide(self, at: float, cluster: ClusterState, **by_job: float) -> Decision:
+        decided = decide(cluster, self.memory, self.policy, now=at, solve=lambda *_: shares(**by_job))
+        self.memory = decided.memory
+        return decided
+
+    def placed(self, at: float, cluster: ClusterState, **by_job: float) -> set[str]:
+        return set(self.decide(at, cluster, **by_job).round.placements)
+
+
+def at(size):
+    return Placement(gpu_type="v100", pool="a", nodes=("n",) * size)
+
+
+def shares(**by_job):
+    return Allocation(
+        policy="max-min-fairness",
+        objective=0.0,
+        allocation={job: {"v100": share} for job, share in by_job.items()},
+        pair_allocation={},
+        throughput={},
+        levels={},
+        status="optimal",
+        gap=0.0,
+        solve_seconds=0.0,
+        solver="",
+    )
+
+
+def test_within_a_round_no_running_job_is_moved_however_long_it_has_run():
+    """An arrival that is more urgent waits for the round's end, and gets the GPUs then."""
+    rounds = Rounds()
+    old = state({"old": 2}, running=["old"], launches={"old": 1})
+    both = state({"old": 2, "new": 2}, running=["old"], launches={"old": 1})
+    rounds.placed(BEGIN, old, old=1.0)
+    assert rounds.placed(BEGIN + ROUND, old, old=1.0) == {"old"}
+    assert rounds.placed(BEGIN + 1.9 * ROUND, both, old=0.01, new=0.99) == {"old"}
+    assert rounds.placed(BEGIN + 2 * ROUND, both, old=0.01, new=0.99) == {"new"}
+
+
+def test_what_a_rounds_end_has_granted_stands_while_the_gpus_are_on_their_way():
+    """The gang that is told to go does not get them back because others' claims have changed by then."""
+    rounds = Rounds()
+    running = state({"old": 2, "new": 2}, running=["old"], launches={"old": 1})
+    gone = state({"old": 2, "new": 2}, launches={"old": 1})
+    rounds.placed(BEGIN, running, old=0.5, new=0.5)
+    assert rounds.placed(BEGIN + ROUND, running, old=0.01, new=0.99) == {"new"}
+    assert rounds.placed(BEGIN + ROUND + 1, running, old=0.99, new=0.01) == {"new"}
+    assert rounds.placed(BEGIN + ROUND + 2, gone, old=0.99, new=0.01) == {"new"}
+
+
+def test_a_grant_holds_for_one_launch():
+    """A launch that has failed since has to win its GPUs again."""
+    rounds = Rounds()
+    waiting = state({"first": 2, "second": 2})
+    failed = state({"first": 2, "second": 2}, launches={"first": 1})
+    assert rounds.placed(BEGIN, waiting, first=1.0, second=0.0) == {"first"}
+    assert rounds.placed(BEGIN + 1, waiting, first=0.0, second=1.0) == {"first"}
+    assert rounds.placed(BEGIN + 2, failed, first=0.0, second=1.0) == {"second"}
+
+
+def test_a_grant_ends_with_its_job_or_its_node():
+    """No job waits for one that is gone, and none is placed where there is no room."""
+    rounds = Rounds()
+    waiting = state({"first": 2, "second": 1})
+    assert rounds.placed(BEGIN, waiting, first=1.0, second=0.0) == {"first"}
+    assert rounds.placed(BEGIN + 1, state({"second": 1}), second=0.0) == {"second"}
+    rounds = Rounds()
+    assert rounds.placed(BEGIN, waiting, first=1.0, second=0.0) == {"first"}
+    assert (
+        rounds.placed(
+            BEGIN + 1,
+            dataclasses.replace(waiting, capacity=Capacity(gpu_types=("v100",))),
+            first=1.0,
+            second=0.0,
+        )
+        == set()
+    )
+
+
+def test_a_late_decision_does_not_put_off_the_rounds_after_it():
+    """Rounds end on a grid; after a long silence the next one is still on it."""
+    rounds = Rounds()
+    shot = state({"job": 1})
+    rounds.placed(BEGIN, shot, job=1.0)
+    rounds.placed(BEGIN + ROUND + 7, shot, job=1.0)
+    assert rounds.memory.next_at == BEGIN + 2 * ROUND
+    rounds.placed(BEGIN + 5.5 * ROUND, shot, job=1.0)
+    assert rounds.memory.next_at == BEGIN + 6 * ROUND
+
+
+def test_what_comes_free_within_a_round_is_kept_only_if_its_end_may_not_stop_the_rest():
+    """With moves to spare a small gang takes the free GPU at once; without, it is kept for the large one."""
+    busy = state({"small": 1, "large": 3, "next": 1}, running=["small"], launches={"small": 1}, gpus=3)
+    wants = {"small": 0.2, "large": 0.7, "next": 0.1}
+    for limit, expected in ((100, {"small", "next"}), (0, {"small"})):
+        assert Rounds(max_moves_per_hour=limit).placed(BEGIN, busy, **wants) == expected, limit
+
+
+def test_within_a_round_a_job_is_told_what_it_was_told_when_it_got_its_gpus():
+    """Its share and what it has had, not that it continues; a job that arrives in the round gets its own."""
+    rounds = Rounds()
+    old = state({"old": 1})
+    begun = rounds.decide(BEGIN, old, old=0.8).round
+    both = state({"old": 1, "new": 1}, running=["old"], launches={"old": 1})
+    within = rounds.decide(BEGIN + 5, both, old=0.4, new=0.6).round
+    assert "share there is 80%" in begun.reasons["old"]
+    assert within.reasons["old"] == begun.reasons["old"]
+    assert "share there is 60%" in within.reasons["new"]
+    next_round = rounds.decide(BEGIN + ROUND, both, old=0.4, new=0.6).round
+    assert "share there is 40%" in next_round.reasons["old"]
