@@ -117,7 +117,6 @@ class Operator:
                 settings=self._settings.api,
                 metrics=self._metrics,
                 waits=self._waits,
-                take_signals=self._take_signals,
             )
             decoded = DecodedJobs(informers.caches)
             decoding = keep_running("decoding", decoded.run, metrics=self._metrics)

@@ -10,6 +10,7 @@
     │   ├── NotAllowed   a quota, an admission policy or a missing class forbids it now (other HTTP 403)
     │   └── ActionRefused   what a job needs was refused, and it has no launch that could end for it
     └── Unavailable      no answer in time, throttled or a server error: a retry may help
+        ├── Unreachable           no answer came at all, or its connection was lost
         └── ServerInternalError   mostly an admission webhook that gives no answer which can be used
 
 ``Conflict`` and ``NotFound`` are ordinary: a pass that meets them is requeued quietly, for the caches
@@ -62,6 +63,10 @@ class ActionRefused(Rejected):
 
 class Unavailable(OperatorError):  # noqa: N818
     """The API server did not answer in time, throttled, or failed."""
+
+
+class Unreachable(Unavailable):
+    """No answer came from the API server, or its connection was lost."""
 
 
 def for_good(error: BaseException) -> bool:

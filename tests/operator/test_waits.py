@@ -8,9 +8,9 @@ import pytest
 from ballast_operator.errors import Forbidden, NotFound, Rejected, Unavailable
 from ballast_operator.health import serve
 from ballast_operator.kube.caches import Caches
+from ballast_operator.kube.informers import resync
 from ballast_operator.kube.kinds import JOB, LEASE, NAMESPACE, POD, POLICY
 from ballast_operator.kube.leadership import Leadership
-from ballast_operator.kube.streams import resync
 from ballast_operator.metrics import Metrics
 from ballast_operator.settings import LeaderSettings
 from ballast_operator.waits import FORGOTTEN_AFTER_SECONDS, WaitReason, Waits

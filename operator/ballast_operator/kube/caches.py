@@ -194,6 +194,7 @@ class Caches:
     Attributes:
         listeners: hear of changes that others made: watches and lists bring them.
         store_listeners: hear of every change of a store, own writes included, first.
+        listed_at: the version of the last list of a kind that was taken in whole.
     """
 
     def __init__(self) -> None:
@@ -202,6 +203,7 @@ class Caches:
         self.store_listeners: list[StoreListener] = []
         self.last_event: dict[Kind, float] = {}
         self.lagging_since: dict[Kind, float] = {}
+        self.listed_at: dict[Kind, int] = {}
 
     def __getitem__(self, kind: Kind) -> Store:
         return self.stores[kind]
@@ -247,7 +249,9 @@ class Caches:
         """
         changed = [item for item in items if self.stores[kind].put(item)]
         gone = self.left_out(kind, items if present is None else present, version)
-        if changed or gone:
+        watched = kind in self.listed_at  # a watch begins with the first list
+        self.listed_at[kind] = version
+        if watched and (changed or gone):
             self.lagging_since.setdefault(kind, time.monotonic())
         else:
             self.lagging_since.pop(kind, None)

@@ -1,15 +1,15 @@
 """The API client: a few verbs, each with a time limit, errors translated, writes fenced.
 
-Everything that reaches the API server from the operator's own code goes through :class:`Cluster`
-(kopf has its own connection for watching).
+Everything that reaches the API server from the operator's own code goes through :class:`Cluster`.
 """
 
+import contextlib
 import json
 import os
 import re
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,10 @@ from ballast_operator.errors import (
     Rejected,
     ServerInternalError,
     Unavailable,
+    Unreachable,
     for_good,
 )
-from ballast_operator.kube.kinds import Kind, Object
+from ballast_operator.kube.kinds import VERSION, Kind, Object
 from ballast_operator.kube.nesting import read_json
 
 FIELD_MANAGER = "ballast-operator"
@@ -41,6 +42,12 @@ Objects = list[Object]
 
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """Asks for the metadata of listed objects."""
+
+WATCH_SECONDS = 300
+"""After which the API server is to end a watch."""
+
+MOST_LINE = 2**25
+"""Bytes of one event; objects have a few million at most."""
 
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -142,15 +149,73 @@ class Cluster:
         self, kind: Kind, namespace: str, label_selector: str, *, most: int, accept: str = ""
     ) -> tuple[Objects, int]:
         items: Objects = []
-        query: dict[str, Any] = {"limit": most}
+        version = "0"
+        where = {"namespace": namespace, "label_selector": label_selector, "accept": accept}
+        async for page, read_at in self.pages(kind, most=most, **where):
+            items += page
+            version = read_at
+        return items, int(version)
+
+    async def pages(
+        self, kind: Kind, *, namespace: str = "", label_selector: str = "", most: int = 500, accept: str = ""
+    ) -> AsyncIterator[tuple[Objects, str]]:
+        """(objects, resourceVersion of the list) page by page, of at most ``most`` objects.
+
+        Raises:
+            OperatorError: the list was refused, or what was answered is none.
+        """
+        path, query = kind.path(namespace), {"limit": str(most)}
         if label_selector:
             query["labelSelector"] = label_selector
+        names = {"apiVersion": kind.api_version, "kind": kind.kind}
         while True:
-            page = await self._request("list", kind, kind.path(namespace), query=query, accept=accept)
-            items += [{**item, "apiVersion": kind.api_version, "kind": kind.kind} for item in page["items"]]
-            if not page["metadata"].get("continue"):
-                return items, int(page["metadata"]["resourceVersion"])
-            query["continue"] = page["metadata"]["continue"]
+            page = await self._request("list", kind, path, query=query, accept=accept)
+            try:
+                version, more = page["metadata"]["resourceVersion"], page["metadata"].get("continue")
+                items = [{**item, **names} if isinstance(item, dict) else item for item in page["items"]]
+                if not isinstance(page["items"], list) or not VERSION.fullmatch(version):
+                    raise ValueError(f"items: a {type(items).__name__}; resourceVersion: {version!r}")
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                raise Unavailable(f"list {path}: what was answered is no list: {error}") from error
+            yield items, version
+            if not more:
+                return
+            query["continue"] = more
+
+    async def watch(
+        self, kind: Kind, version: str, *, namespace: str = "", label_selector: str = ""
+    ) -> AsyncIterator[bytes]:
+        """Lines of a watch from ``version`` on, each an event, until the API server ends it.
+
+        Raises:
+            OperatorError: it was refused, or its connection was lost, or a line does not end.
+        """
+        path = kind.path(namespace)
+        query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_SECONDS)}
+        query["resourceVersion"] = version
+        if label_selector:
+            query["labelSelector"] = label_selector
+        limits = aiohttp.ClientTimeout(total=1.1 * WATCH_SECONDS, sock_connect=self._request_seconds)
+        with self._translated("watch", kind, path):
+            answer = await self._dynamic.request(
+                "get", path, query_params=list(query.items()), serialize=False, _request_timeout=limits
+            )
+        torn: list[bytes] = []
+        try:
+            async for data in answer.content.iter_any():
+                *lines, rest = data.split(b"\n")
+                if lines:
+                    lines[0] = b"".join([*torn, lines[0]])
+                    torn = []
+                for line in filter(None, lines):
+                    yield line
+                torn.append(rest)
+                if sum(map(len, torn)) > MOST_LINE:
+                    raise Unavailable(f"watch {path}: a line of more than {MOST_LINE} bytes")
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise Unreachable(f"watch {path}: {type(error).__name__} {error}") from error
+        finally:
+            answer.close()
 
     async def apply(self, kind: Kind, body: Object) -> Object:
         """Server-side apply as the operator's field manager, taking over fields that others changed.
@@ -251,7 +316,7 @@ class Cluster:
         content_type: str | None = None,
         accept: str = "",
     ) -> Object:
-        try:
+        with self._translated(verb, kind, path):
             answer = await self._dynamic.request(
                 "get" if verb == "list" else verb,
                 path,
@@ -263,17 +328,26 @@ class Cluster:
                 _request_timeout=self._request_seconds,
             )
             response: Object = read_json(await answer.read())
+        return response
+
+    @contextlib.contextmanager
+    def _translated(self, verb: str, kind: Kind, path: str) -> Iterator[None]:
+        """A request: who listens to answers is told of it, and its errors are the operator's own."""
+        try:
+            yield
         except DynamicApiError as error:
             failed = _translate(verb, path, error)
             self.on_answer(verb, kind, failed)
             raise failed from error
-        # ValueError: the answer is no JSON, e.g. a page of a load balancer, or torn.
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            failed = Unreachable(f"{verb} {path}: {type(error).__name__} {error}")
+            self.on_answer(verb, kind, failed)
+            raise failed from error
+        except ValueError as error:  # the answer is no JSON, e.g. a page of a load balancer, or torn
             failed = Unavailable(f"{verb} {path}: {type(error).__name__} {error}")
             self.on_answer(verb, kind, failed)
             raise failed from error
         self.on_answer(verb, kind, None)
-        return response
 
 
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
@@ -316,7 +390,7 @@ def _translate(verb: str, path: str, error: DynamicApiError) -> OperatorError:
     if error.status == 404:
         return NotFound(text)
     if error.status in (409, 412):  # nothing is in the way of a read: it is tried again
-        return Unavailable(text) if verb in ("get", "list") else Conflict(text)
+        return Unavailable(text) if verb in ("get", "list", "watch") else Conflict(text)
     if error.status == 500 and "Internal error occurred" in text:
         return ServerInternalError(text)
     if error.status in (401, 429) or error.status is None or error.status >= 500:

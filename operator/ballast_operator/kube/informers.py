@@ -5,23 +5,21 @@ the client's fence refuses what is not a read.
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
 
-import kopf
-from kopf._cogs.structs.references import Insights
-
-from ballast_operator.errors import Unavailable
+from ballast_operator.errors import NotFound, Rejected, Unavailable
 from ballast_operator.kube.caches import WATCHED, Caches
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.streams import list_until_complete, resync, watch_registry, watch_settings
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, POD, Kind, key_of
+from ballast_operator.kube.namespaces import is_missing
+from ballast_operator.kube.reflector import Reflector, Where, where
 from ballast_operator.metrics import Metrics
 from ballast_operator.settings import ApiSettings
 from ballast_operator.tasks import keep_running
-from ballast_operator.waits import Waits
+from ballast_operator.waits import WaitReason, Waits
 
 FIRST_RESYNC_SECONDS = 5.0
 """From the first list to the second; the pauses double from there."""
@@ -35,7 +33,17 @@ FREEZE_SECONDS = 5.0
 GROWTH, LEAST_GROWTH = 1.25, 500
 """That is: a quarter more, and this many."""
 
-_KOPF = Path(kopf.__file__).parent
+FIRST_PAUSE_SECONDS = 1.0
+"""Before lists that failed are tried again; doubles."""
+
+LONGEST_PAUSE_SECONDS = 5.0
+"""Between two tries to list everything."""
+
+READ_SINGLY = (JOB, POD, CONFIG_MAP, LEASE)
+"""Kinds of which the operator's account may read one object."""
+
+MOST_READ_SINGLY = 100
+"""Objects that are read one by one; of more, a whole list costs less."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +56,6 @@ class Informers:
         namespace: whose jobs are watched; empty: all.
         settings: how often lists are compared, and how long a request may take.
         metrics, waits: of the process.
-        take_signals: called once kopf has taken the process' signals, to take them back.
 
     Attributes:
         caches: what is known.
@@ -63,7 +70,6 @@ class Informers:
         settings: ApiSettings,
         metrics: Metrics,
         waits: Waits,
-        take_signals: Callable[[], None] = lambda: None,
     ) -> None:
         self.caches = Caches()
         self.leads = False
@@ -72,7 +78,6 @@ class Informers:
         self._settings = settings
         self._metrics = metrics
         self._waits = waits
-        self._take_signals = take_signals
         self._frozen = 0
         self._listed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -158,44 +163,81 @@ class Informers:
 
     async def _watch(self) -> None:
         await self._listed.wait()
-        found = Insights()
-        tasks = await kopf.spawn_tasks(
-            registry=watch_registry(self.caches, self._cluster),
-            settings=watch_settings(request_seconds=self._settings.request_seconds),
-            clusterwide=not self._namespace,
-            namespaces=[self._namespace] if self._namespace else [],
-            standalone=True,
-            insights=found,
-        )
-        self._take_signals()  # kopf has just taken them
-        served = asyncio.create_task(_all_served(found))
-        await kopf.run_tasks([*tasks, served], ignored=_OthersTasks())
+        async with asyncio.TaskGroup() as group:
+            for kind in WATCHED:
+                group.create_task(Reflector(self.caches, self._cluster, kind, self._namespace).run())
 
 
-async def _all_served(found: Insights) -> None:
-    """Wait for ever where kopf has found all kinds: it asks once, and never watches what was not there then.
+async def resync(caches: Caches, cluster: Cluster, namespace: str, waits: Waits) -> list[str]:
+    """List everything once and bring the caches up to it; what a watch has lost is found here.
 
-    Raises:
-        Unavailable: the API server has not named one of them. Right after a definition was made it may list
-            its objects and not yet say so.
+    Returns:
+        Why the other kinds could not be listed.
     """
-    await found.ready_resources.wait()
-    there = {(resource.group, resource.plural) for resource in found.watched_resources}
-    missing = [kind.plural for kind in WATCHED if (kind.group, kind.plural) not in there]
-    if missing:
-        raise Unavailable(f"the API server does not name {', '.join(missing)} among what it serves")
-    await asyncio.Event().wait()
+    errors = []
+    for kind in WATCHED:
+        try:
+            await _list(caches, cluster, kind, where(kind, namespace))
+        except NotFound as error:
+            errors.append(str(error))
+            waits.begin(
+                WaitReason.DEFINITIONS,
+                f"the API server does not know {kind.plural} of {kind.api_version}",
+                to_fix="ballast crds | kubectl apply --server-side -f -, or install the Helm chart",
+                subject=kind.plural,
+            )
+        except (Unavailable, Rejected) as error:
+            errors.append(str(error))
+        else:
+            waits.end(WaitReason.DEFINITIONS, kind.plural)
+    if namespace and not errors:
+        await _look_for_namespace(cluster, namespace, waits)
+    return errors
 
 
-class _OthersTasks(Collection["asyncio.Task[object]"]):
-    """The tasks of the loop that are not kopf's: at its end it would cancel them, too."""
+async def _list(caches: Caches, cluster: Cluster, kind: Kind, asked: Where) -> None:
+    """Of many objects that are mostly known, the metadata, and those that the caches lack."""
+    store = caches[kind]
+    if kind in READ_SINGLY and len(store) > MOST_READ_SINGLY:
+        present, version = await cluster.list_metadata(kind, **asked)
+        caches.doubt(kind, present, version)
+        lacking = [key_of(item) for item in present if store.lacks(item)]
+        if len(lacking) <= MOST_READ_SINGLY:
+            items = []
+            for key in lacking:
+                with contextlib.suppress(NotFound):  # deleted since
+                    items.append(await cluster.get(kind, *key))
+            caches.listed(kind, items, version, present=present)
+            return
+    items, version = await cluster.list(kind, **asked)
+    caches.doubt(kind, items, version)
+    caches.listed(kind, items, version)
 
-    def __contains__(self, task: object) -> bool:
-        code = getattr(task.get_coro(), "cr_code", None) if isinstance(task, asyncio.Task) else None
-        return code is None or _KOPF not in Path(code.co_filename).parents
 
-    def __iter__(self) -> "Iterator[asyncio.Task[object]]":
-        return (task for task in asyncio.all_tasks() if task in self)
+async def _look_for_namespace(cluster: Cluster, namespace: str, waits: Waits) -> None:
+    """Without it every list is empty, and no error."""
+    try:
+        if not await is_missing(cluster, namespace):
+            waits.end(WaitReason.NAMESPACE, namespace)
+            return
+    except Unavailable:
+        return
+    waits.begin(
+        WaitReason.NAMESPACE,
+        f"the namespace {namespace} of the jobs does not exist",
+        to_fix=f"kubectl create namespace {namespace}, or start the operator with another --namespace",
+        subject=namespace,
+    )
 
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+
+async def list_until_complete(
+    caches: Caches, cluster: Cluster, namespace: str, waits: Waits, *, what: str
+) -> None:
+    """:func:`resync` until every kind has been listed; ``what``: is waited for, as a sentence."""
+    waits.begin(WaitReason.CACHES, what)
+    pause = FIRST_PAUSE_SECONDS
+    while errors := await resync(caches, cluster, namespace, waits):
+        waits.begin(WaitReason.CACHES, f"{what}; not listed yet: {'; '.join(errors)}")
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+    waits.end(WaitReason.CACHES)

@@ -6,18 +6,11 @@ replaced by null here. The object that they belong to is refused when it is read
 far deeper than a spec may be (:mod:`ballast_policies.contract.limits`).
 """
 
-import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
-from typing import Any, Self
+from typing import Any
 
-import aiohttp
-from aiohttp.connector import Connection
 from ballast_policies.contract.limits import nested_deeper
-
-MOST_LINE = 2**25
-"""Bytes of one event; objects have a few million at most."""
 
 MOST_LEVELS = 100
 """Of an answer, with the levels of the list and the object around a value."""
@@ -51,53 +44,3 @@ def shallow(text: str) -> str:
             level -= 1
     # A text that ends below that is torn: what is returned is no JSON either.
     return "".join([*parts, text[kept_from:] if level <= MOST_LEVELS else ""])
-
-
-class ShallowResponse(aiohttp.ClientResponse):
-    """An answer whose JSON, whole or line by line, is cut as :func:`shallow` does it."""
-
-    async def start(self, connection: Connection) -> Self:
-        """Read the headers."""
-        await super().start(connection)
-        self.content = _ShallowLines(self.content)  # type: ignore[assignment]
-        return self
-
-    async def json(self, **_: Any) -> Any:
-        """The decoded body."""
-        return read_json(await self.read())
-
-
-class _ShallowLines:
-    """A stream of which ``iter_chunked`` gives whole lines; the rest is the stream's own."""
-
-    def __init__(self, stream: asyncio.StreamReader | aiohttp.StreamReader) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """One or more lines at a time, of JSON each; what is no text is given as it is.
-
-        Raises:
-            aiohttp.ClientPayloadError: a line does not end.
-        """
-        kept: list[bytes] = []
-        async for data in self._stream.iter_chunked(size):  # type: ignore[union-attr]
-            *lines, rest = data.split(b"\n")
-            if lines:
-                lines[0] = b"".join([*kept, lines[0]])
-                kept = []
-                yield b"".join(_shallow_line(line) + b"\n" for line in lines)
-            kept.append(rest)
-            if sum(map(len, kept)) > MOST_LINE:
-                raise aiohttp.ClientPayloadError(f"a line of more than {MOST_LINE} bytes")
-        if last := b"".join(kept):
-            yield _shallow_line(last)
-
-
-def _shallow_line(line: bytes) -> bytes:
-    try:
-        return shallow(line.decode()).encode()
-    except UnicodeDecodeError:
-        return line

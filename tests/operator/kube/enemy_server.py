@@ -10,16 +10,11 @@ from typing import Any, Self
 from aiohttp import web
 from ballast_operator.kube.caches import WATCHED
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import NAMESPACE, Kind
+from ballast_operator.kube.kinds import Kind
 from kubernetes.aio import client
 
 Act = Callable[["Stream"], Awaitable[None]]
 """What happens to one watch instead of events; then its stream ends."""
-
-DEFINITION = Kind(
-    "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False
-)
-"""Kopf does not begin before the API server names it."""
 
 GONE = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 410}
 
@@ -155,9 +150,7 @@ class EnemyServer:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         path = request.path.strip("/").split("/")
         kind = next((kind for kind in WATCHED if kind.path().strip("/") == "/".join(path)), None)
-        if kind is None:
-            return self._discovery(path)
-        if kind in self.missing:
+        if kind is None or kind in self.missing:
             return web.Response(status=404, text="404 page not found")
         if "watch" in request.query:
             return await self._watch(kind, request)
@@ -179,39 +172,3 @@ class EnemyServer:
         with contextlib.suppress(ConnectionError):
             await act(stream)
         return stream.answer or web.Response()
-
-    def _discovery(self, path: list[str]) -> web.Response:
-        """Which groups, versions and kinds there are."""
-        served = [kind for kind in (*WATCHED, NAMESPACE, DEFINITION) if kind not in self.missing]
-        found: dict[str, list[Kind]] = {}
-        for kind in served:
-            found.setdefault(kind.api_version, []).append(kind)
-        if path == ["api"]:
-            return web.json_response({"versions": ["v1"]})
-        if path == ["apis"]:
-            groups = [version.split("/") for version in found if "/" in version]
-            return web.json_response(
-                {
-                    "groups": [
-                        {"name": group, "versions": [{"version": v}], "preferredVersion": {"version": v}}
-                        for group, v in groups
-                    ]
-                }
-            )
-        kinds = found.get("/".join(path[1:]))
-        if kinds is None:
-            return web.Response(status=404, text="404 page not found")
-        return web.json_response(
-            {
-                "resources": [
-                    {
-                        "name": kind.plural,
-                        "singularName": kind.kind.lower(),
-                        "kind": kind.kind,
-                        "namespaced": kind.namespaced,
-                        "verbs": ["get", "list", "watch", "patch"],
-                    }
-                    for kind in kinds
-                ]
-            }
-        )

@@ -44,6 +44,8 @@ def test_a_list_finds_what_the_watch_lost():
     caches.listeners.append(lambda kind, item: told.append(item["metadata"]["name"]))
     caches.wrote(POD, pod("gone", 2, uid="g"))
     caches.wrote(POD, pod("fresh", 12, uid="f"))
+    caches.listed(POD, [pod("gone", 2, uid="g")], 2)
+    assert POD not in caches.lagging_since, "a watch begins with the first list"
     missed = caches.listed(POD, [pod("there", 5, uid="t")], 10)
     assert missed == 2
     assert sorted(told) == ["gone", "there"]

@@ -7,9 +7,8 @@ import types
 import pytest
 from ballast_operator.errors import NotLeader
 from ballast_operator.kube import informers as informers_module
-from ballast_operator.kube.informers import LEAST_GROWTH, Informers
+from ballast_operator.kube.informers import LEAST_GROWTH, MOST_READ_SINGLY, Informers
 from ballast_operator.kube.kinds import JOB, NODE
-from ballast_operator.kube.streams import MOST_READ_SINGLY
 from ballast_operator.metrics import Metrics
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.observer import Observer

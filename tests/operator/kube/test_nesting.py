@@ -4,8 +4,7 @@ import json
 import sys
 
 import pytest
-from aiohttp import ClientSession, web
-from ballast_operator.kube.nesting import MOST_LEVELS, ShallowResponse, read_json, shallow
+from ballast_operator.kube.nesting import MOST_LEVELS, read_json, shallow
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,35 +52,3 @@ def test_what_is_no_json_stays_so():
     with pytest.raises(ValueError, match="Expecting"):
         read_json(nested(DEEP)[: DEEP // 2].encode())
     assert shallow("]" * 300) == "]" * 300
-
-
-async def test_a_watch_continues_after_a_deep_object():
-    """Whole lists, and streams of lines in pieces of any size."""
-    lines = [b'{"number": 1}', nested(DEEP).encode(), b'{"number": 3}']
-
-    async def answer(request):
-        if request.path == "/list":
-            return web.Response(text=f"[{nested(DEEP)}, 2]", content_type="application/json")
-        stream = web.StreamResponse()
-        await stream.prepare(request)
-        text = b"\n".join(lines) + b"\n"
-        for start in range(0, len(text), 7_001):
-            await stream.write(text[start : start + 7_001])
-        return stream
-
-    application = web.Application()
-    application.router.add_get("/{path}", answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    async with ClientSession(response_class=ShallowResponse) as session:
-        async with session.get(f"{url}/list") as found:
-            assert (await found.json())[1] == 2
-        async with session.get(f"{url}/watch") as found:
-            seen = b"".join([part async for part in found.content.iter_chunked(2**20)])
-    await runner.cleanup()
-    values = [json.loads(line) for line in seen.splitlines()]
-    assert (values[0], values[2]) == ({"number": 1}, {"number": 3})
-    assert depth(values[1]) == MOST_LEVELS
