@@ -14,6 +14,7 @@ from ballast_policies.rounds import Placement, Question, RoundSettings, RoundSta
 from ballast_policies.rounds.consolidate import consolidate
 from ballast_policies.rounds.draft import Draft
 from ballast_policies.rounds.hysteresis import moves_left
+from ballast_policies.rounds.ledger import Ledger as GpuLedger
 from ballast_policies.rounds.packing import assign_nodes
 from ballast_policies.simulator.engine import nodes_of
 from ballast_policies.simulator.ledger import Ledger
@@ -53,7 +54,7 @@ class Nodes:
                 names, grant.column.tolist(), ledger.gpus[grant.job].tolist(), strict=True
             )
         ]
-        placed = assign_nodes(wanted, self._nodes, self._placed)
+        placed = assign_nodes(wanted, GpuLedger(self._nodes), self._placed)
         self._last = grant
         now = self._clock()
         self._since = {

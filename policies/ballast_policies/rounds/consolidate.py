@@ -7,13 +7,13 @@ of a round it moves to fewer nodes of its pool that are free, if its speeds are 
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
 
 from ballast_policies.rounds.draft import Draft
 from ballast_policies.rounds.explanations import Reason
 from ballast_policies.rounds.gangs import SpreadGang
+from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.packing import pack
-from ballast_policies.rounds.values import Node, Placement
+from ballast_policies.rounds.values import Placement
 
 LEAST_GAIN = 0.05
 """A gang moves where it becomes faster by at least this fraction, its restart included."""
@@ -39,7 +39,10 @@ def consolidate(decided: Draft, moves: int) -> Draft:
     }
     if settings.within_round or not candidates:
         return decided
-    free, pools = _free(question.nodes, decided.placements, state.running), _by_pool(question.nodes)
+    ledger = Ledger(question.nodes, (at.nodes for at in decided.placements.values()))
+    for name, was in state.running.items():  # what gangs leave is free only when they have stopped
+        if (now_at := decided.placements.get(name)) != was:
+            ledger.take((Counter(was.nodes) - Counter(now_at.nodes if now_at else ())).elements())
     placements, reasons = dict[str, Placement](), dict[str, Reason]()
     for name in sorted(candidates, key=lambda name: (-_gain(candidates[name]), name)):
         gang, at = candidates[name], decided.placements[name]
@@ -48,18 +51,17 @@ def consolidate(decided: Draft, moves: int) -> Draft:
         if len(placements) >= moves or ran < settings.min_run_seconds or won < gang.speed * (1 + LEAST_GAIN):
             continue
         barred = question.not_tolerated.get(name, frozenset())
-        members = [n for n in pools[at.pool] if not (n.closed or n.provisionable or n.group in barred)]
-        offered = free + Counter(at.nodes)
-        chosen = pack(
-            len(at.nodes),
-            members,
-            {node.name: offered[node.name] for node in members},
-            question.gpus_per_pod.get(name, 1),
-        )
+        ledger.undo(at.nodes)
+        members = [
+            node
+            for node in ledger.pools[at.pool]
+            if not (node.closed or node.provisionable or node.group in barred) and ledger.left[node.name] > 0
+        ]
+        chosen = pack(len(at.nodes), members, ledger.left, question.gpus_per_pod.get(name, 1))
+        ledger.take(at.nodes)
         if chosen is None or not len(set(at.nodes)) > gang.fewest >= len(set(chosen)):
             continue
-        # Its old GPUs are free only when it has stopped.
-        free = free - Counter(chosen)
+        ledger.take((Counter(chosen) - Counter(at.nodes)).elements())
         placements[name] = dataclasses.replace(at, nodes=chosen)
         reasons[name] = Reason(
             f"moves from {len(set(at.nodes))} nodes to {len(set(chosen))} of pool {at.pool}: "
@@ -71,24 +73,3 @@ def consolidate(decided: Draft, moves: int) -> Draft:
 
 def _gain(gang: SpreadGang) -> float:
     return gang.packed_speed / max(gang.speed, 1e-12)
-
-
-def _free(
-    nodes: Sequence[Node], placements: Mapping[str, Placement], running: Mapping[str, Placement]
-) -> Counter[str]:
-    """Node -> GPUs that no gang has, neither before the round nor in it."""
-    used: Counter[str] = Counter()
-    for name in {**placements, **running}:
-        before, after = (
-            Counter(at.nodes) if (at := found.get(name)) is not None else Counter[str]()
-            for found in (running, placements)
-        )
-        used += before | after
-    return Counter({node.name: max(0, node.gpus - used[node.name]) for node in nodes})
-
-
-def _by_pool(nodes: Sequence[Node]) -> dict[str, list[Node]]:
-    pools: dict[str, list[Node]] = {}
-    for node in nodes:
-        pools.setdefault(node.pool, []).append(node)
-    return pools

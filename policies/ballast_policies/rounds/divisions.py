@@ -8,6 +8,7 @@ pool can hold as a configuration for each mixture of types.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 
 from ballast_policies.allocation.problem import Job, Problem
@@ -30,7 +31,7 @@ Room = Mapping[str, tuple[str, int]]
 
 
 def best_parts(
-    gang: MixedGang, room: Room, *, above: float = 0.0, most: int | None = None, one_pool: bool = False
+    gang: MixedGang, room: Room, *, above: float = 0.0, most: float = math.inf, one_pool: bool = False
 ) -> tuple[PoolPart, ...]:
     """The fastest division over several pools that is faster than ``above`` steps/s; empty: there is none.
 
@@ -38,7 +39,7 @@ def best_parts(
         gang: that is to be placed.
         room: what it may take.
         above: steps/s.
-        most: GPUs, at most; None: no limit.
+        most: GPUs, at most.
         one_pool: one pool alone is looked at as well.
     """
     found: tuple[PoolPart, ...] = ()
@@ -49,7 +50,7 @@ def best_parts(
             for pool, (gpu_type, gpus) in room.items()
             for size in [size for size in gang.sizes if size <= gpus][-1:]
         ]
-    options = [o for o in options if most is None or sum(part.gpus for part in o) <= most]
+    options = [o for o in options if sum(part.gpus for part in o) <= most]
     for parts in sorted(options, key=lambda parts: -_power(gang, parts)):
         speed = gang.speed(parts)
         needed = REVERSED_GAIN if found and parts == found[::-1] else 1e-9

@@ -23,71 +23,10 @@ from ballast_policies.rounds.elastic_pools import choose_pools, claims_where_the
 from ballast_policies.rounds.explanations import Reason
 from ballast_policies.rounds.gangs import ElasticGang, SizeSettings
 from ballast_policies.rounds.grants import grant_gpus
+from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.size_gain import SizeCandidate, gain, partition_speed, urgency
-from ballast_policies.rounds.values import Node, Placement, RoundSettings
-
-
-class _FreeGpus:
-    """What is left of each node; changed by :meth:`take`."""
-
-    def __init__(self, nodes: Sequence[Node], placements: Iterable[Placement]) -> None:
-        used: Counter[str] = Counter()
-        for placement in placements:
-            used.update(placement.nodes)
-        self._left = {node.name: node.gpus - used[node.name] for node in nodes}
-        self._nodes = {node.name: node for node in nodes}
-        self._pools: dict[str, list[Node]] = {}
-        for node in nodes:
-            if self._left[node.name] > 0:
-                self._pools.setdefault(node.pool, []).append(node)
-        for members in self._pools.values():
-            # The fullest first: whole nodes stay free for gangs that start. Nodes that do not exist yet last.
-            members.sort(
-                key=lambda node: (node.provisionable, self._left[node.name], node.name), reverse=True
-            )
-
-    def holds(self, names: Iterable[str]) -> bool:
-        """Whether there is a GPU for each of the nodes."""
-        wanted = Counter(names)
-        return all(self._left.get(name, 0) >= count for name, count in wanted.items())
-
-    def take(self, names: Iterable[str]) -> None:
-        """They are no longer free."""
-        for name in names:
-            self._left[name] -= 1
-
-    def give_back(self, names: Iterable[str]) -> None:
-        """They are free again."""
-        for name in names:
-            self._left[name] += 1
-
-    def find(
-        self, gpus: int, pool: str, near: Iterable[str], barred: frozenset[str], per_pod: int = 1
-    ) -> tuple[str, ...] | None:
-        """One node of the pool for each of ``gpus`` GPUs, those ``near`` first; None: too few are left.
-
-        Args:
-            gpus: in whole pods.
-            pool: where.
-            near: nodes that are best.
-            barred: groups of nodes (``Node.group``) that the gang must not be started on.
-            per_pod: GPUs of a pod, all on one node.
-        """
-        members = self._pools.get(pool, [])
-        while members and self._left[members[-1].name] <= 0:
-            members.pop()
-        close = dict.fromkeys(near)
-        others = (node for node in reversed(members) if node.name not in close)
-        found: list[str] = []
-        for node in itertools.chain((self._nodes[name] for name in close), others):
-            if len(found) == gpus:
-                break
-            left = self._left[node.name]
-            if left >= per_pod and not node.closed and node.group not in barred:
-                found += [node.name] * (min(left, gpus - len(found)) // per_pod * per_pod)
-        return tuple(found) if len(found) == gpus else None
-
+from ballast_policies.rounds.values import Placement, RoundSettings
 
 HOLDS = 0.85
 """What a gang holds already counts as if it were so much more urgent: equal gangs do not swap GPUs."""
@@ -123,22 +62,26 @@ class _GangSize:
 class _SizeAssignment:
     """One division of the free GPUs, as it comes about."""
 
-    def __init__(
-        self, seats: Sequence[_GangSize], free: _FreeGpus, room: Mapping[str, int], settings: SizeSettings
-    ) -> None:
+    def __init__(self, seats: Sequence[_GangSize], ledger: Ledger, settings: SizeSettings) -> None:
         """Start from the least sizes.
 
         Args:
             seats: the gangs.
-            free: GPUs beyond the least sizes.
-            room: tenant -> GPUs that its gangs may have beyond their least sizes; missing: no limit.
+            ledger: what the least sizes leave.
             settings: of sizes.
         """
-        self._free, self._room, self._settings = free, Counter(room), settings
-        self._limited = frozenset(room)
-        self._seats = seats
+        self._seats, self._ledger, self._settings = seats, ledger, settings
         self.nodes: list[tuple[str, ...]] = [seat.base.nodes for seat in seats]
         self._kept: list[set[int]] = [set() for _ in seats]
+        # The fullest come last, and are taken first: whole nodes stay free for gangs that start.
+        self._open = {
+            pool: sorted(
+                (node for node in nodes if ledger.left[node.name] > 0),
+                key=lambda node: (node.provisionable, ledger.left[node.name], node.name),
+                reverse=True,
+            )
+            for pool, nodes in ledger.pools.items()
+        }
 
     def keep_what_is_held(self, wanted: Iterable[int]) -> None:
         """Let these gangs keep their own GPUs beyond the least size, where they are still free."""
@@ -149,7 +92,9 @@ class _SizeAssignment:
                 nodes, positions = self._own_positions(at, most)
                 if not nodes:
                     break
-                if self._is_a_size(seat, self.size(at) + len(nodes)) and self._has_room(seat, len(nodes)):
+                if self._is_a_size(seat, self.size(at) + len(nodes)) and self._ledger.room_of(
+                    seat.tenant
+                ) >= len(nodes):
                     self._take(at, nodes)
                     self._kept[at] |= positions
                     break
@@ -201,7 +146,7 @@ class _SizeAssignment:
     def _grow(self, at: int) -> bool:
         seat, now = self._seats[at], self.size(at)
         size = self._next_size(seat, now)
-        if size is None or not self._has_room(seat, size - now):
+        if size is None or self._ledger.room_of(seat.tenant) < size - now:
             return False
         nodes, positions = self._own_positions(at, size - now)
         missing = size - now - len(nodes)
@@ -209,11 +154,9 @@ class _SizeAssignment:
             # Positions that others have got are given back before the gang may take other GPUs.
             if seat.runs and len(self._kept[at]) + len(positions) < len(seat.own):
                 return False
-            self._free.take(nodes)
-            found = self._free.find(
-                missing, seat.base.pool, (*self.nodes[at], *nodes), seat.barred, seat.one.gang.per_pod
-            )
-            self._free.give_back(nodes)
+            self._ledger.take(nodes)
+            found = self._find(missing, seat, near=(*self.nodes[at], *nodes))
+            self._ledger.undo(nodes)
             if found is None:
                 return False
             nodes = (*nodes, *found)
@@ -230,7 +173,7 @@ class _SizeAssignment:
         positions: set[int] = set()
         for number, position in enumerate(self._seats[at].own):
             fits = number not in self._kept[at] and len(nodes) + len(position) <= gpus
-            if fits and self._free.holds([*nodes, *position]):
+            if fits and self._ledger.holds([*nodes, *position]):
                 nodes += position
                 positions.add(number)
         return tuple(nodes), positions
@@ -238,16 +181,24 @@ class _SizeAssignment:
     def _is_a_size(self, seat: _GangSize, gpus: int) -> bool:
         return gpus in seat.one.gang.speeds.get(seat.one.gpu_type, {})
 
-    def _has_room(self, seat: _GangSize, gpus: int) -> bool:
-        tenant = seat.tenant
-        return tenant not in self._limited or self._room[tenant] >= gpus
+    def _find(self, gpus: int, seat: _GangSize, near: Iterable[str]) -> tuple[str, ...] | None:
+        """A node of the gang's pool for each GPU, those ``near`` first; None: too few are left."""
+        left, per_pod, members = self._ledger.left, seat.one.gang.per_pod, self._open[seat.base.pool]
+        while members and left[members[-1].name] <= 0:
+            members.pop()
+        close = dict.fromkeys(near)
+        others = (node for node in reversed(members) if node.name not in close)
+        found: list[str] = []
+        for node in itertools.chain((self._ledger.nodes[name] for name in close), others):
+            if len(found) == gpus:
+                break
+            if left[node.name] >= per_pod and not node.closed and node.group not in seat.barred:
+                found += [node.name] * (min(left[node.name], gpus - len(found)) // per_pod * per_pod)
+        return tuple(found) if len(found) == gpus else None
 
     def _take(self, at: int, nodes: tuple[str, ...]) -> None:
-        self._free.take(nodes)
+        self._ledger.take(nodes, self._seats[at].tenant)
         self.nodes[at] = (*self.nodes[at], *nodes)
-        tenant = self._seats[at].tenant
-        if tenant in self._limited:
-            self._room[tenant] -= len(nodes)
 
 
 def grant_elastic(question: Question) -> Draft:
@@ -278,16 +229,10 @@ def grant_elastic(question: Question) -> Draft:
     at_least = dataclasses.replace(claimed.state, running={**state.running, **reduced})
     decided = grant_gpus(dataclasses.replace(claimed, state=at_least))
     decided = choose_pools(cluster, reduced, decided)
-    tenants, left = question.tenants, Counter(question.room)
-    for job in question.jobs:
-        starts = job.name not in state.running or job.name in pending
-        if starts and job.name in decided.placements and tenants.get(job.name, "") in left:
-            left[tenants[job.name]] -= job.gpus
     seats = _seats(decided, question, reduced)
     if not seats:
         return dataclasses.replace(decided, question=question)
-    free = [_FreeGpus(question.nodes, decided.placements.values()) for _ in range(2)]
-    kept = _SizeAssignment(seats, free[0], left, sizes)
+    kept = _SizeAssignment(seats, Ledger.of(question, decided.placements), sizes)
     if sizes.surplus is not Surplus.COST:
         # What was granted and is not held yet comes first: its GPUs are still on their way.
         kept.keep_what_is_held(at for at, seat in enumerate(seats) if not seat.runs)
@@ -295,7 +240,7 @@ def grant_elastic(question: Question) -> Draft:
     kept.share_out()
     chosen = kept
     if sizes.surplus is not Surplus.COST and (decided.changes.started or not settings.within_round):
-        best = _SizeAssignment(seats, free[1], left, sizes)
+        best = _SizeAssignment(seats, Ledger.of(question, decided.placements), sizes)
         best.share_out()
         if _wins(seats, kept, best, sizes, settings):
             chosen = best

@@ -23,10 +23,11 @@ from ballast_policies.rounds.draft import Draft
 from ballast_policies.rounds.explanations import Reason
 from ballast_policies.rounds.gangs import SizeSettings
 from ballast_policies.rounds.hysteresis import moves_left
+from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.packing import in_its_pools, pack
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.size_gain import SizeCandidate, Speeds, gain, partition_speed, urgency
-from ballast_policies.rounds.values import Node, Placement
+from ballast_policies.rounds.values import Placement
 
 MOST_GANGS = 10_000
 """Gangs whose size is worked out in one decision, each as often as it is: about half a second of CPU."""
@@ -231,9 +232,8 @@ class _PoolMarket:
         self._jobs = {job.name: job for job in cluster.jobs}
         self._index = {job.name: at for at, job in enumerate(cluster.jobs)}
         self._types = {node.pool: node.gpu_type for node in cluster.nodes}
-        self._pools: dict[str, list[Node]] = {}
-        for node in cluster.nodes:
-            self._pools.setdefault(node.pool, []).append(node)
+        self._ledger = Ledger(cluster.nodes)
+        self._pools = self._ledger.pools
         self._capacity: Counter[str] = Counter()
         for node in cluster.nodes:
             self._capacity[node.gpu_type] += node.gpus
@@ -241,7 +241,6 @@ class _PoolMarket:
         self._units: dict[str, float] = {}
         self._best: list[str] = []
         self._open: dict[tuple[str, frozenset[str]], int] = {}
-        self._free = {node.name: node.gpus for node in cluster.nodes}
         gpus = {pool: sum(node.gpus for node in nodes) for pool, nodes in self._pools.items()}
         inside = {}
         self._at: dict[str, Placement] = {}
@@ -249,9 +248,7 @@ class _PoolMarket:
             continues = placement == cluster.state.running.get(name)
             least = self._at[name] = reduced.get(name, placement) if continues else placement
             changes = name in cluster.elastic and (name in reduced or not continues)
-            for node_name in least.nodes:
-                if node_name in self._free:
-                    self._free[node_name] -= 1
+            self._ledger.take(least.nodes)
             if changes and name in self._jobs:
                 inside[name] = least
             elif placement.pool in gpus:
@@ -367,10 +364,8 @@ class _PoolMarket:
     def _move(self, name: str, placement: Placement) -> None:
         """The gang is there from now on, at its least size."""
         before = self._at[name]
-        for node in before.nodes:
-            self._free[node] += 1
-        for node in placement.nodes:
-            self._free[node] -= 1
+        self._ledger.undo(before.nodes)
+        self._ledger.take(placement.nodes)
         self._at[name] = placement
         self._reach.leave(before.pool, name)
         entrant = self._entrant(name, placement.pool)
@@ -380,7 +375,7 @@ class _PoolMarket:
     def _packed(self, name: str, pool: str, gpus: int) -> Placement | None:
         barred = self._cluster.not_tolerated.get(name, frozenset())
         members = [node for node in self._pools[pool] if not node.closed and node.group not in barred]
-        nodes = pack(gpus, members, self._free, self._cluster.gpus_per_pod.get(name, 1))
+        nodes = pack(gpus, members, self._ledger.left, self._cluster.gpus_per_pod.get(name, 1))
         return None if nodes is None else Placement(gpu_type=self._types[pool], pool=pool, nodes=nodes)
 
     def _open_gpus(self, pool: str, barred: frozenset[str]) -> int:

@@ -31,6 +31,7 @@ from ballast_policies.rounds.hysteresis import (
     valid_placements,
     within_min_run,
 )
+from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.packing import assign_nodes, filled
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Placement
@@ -119,21 +120,20 @@ def _grant(
     wanted = [(job, valid[job].pool, claimed.jobs[job].gpus) for job in sorted(pinned)]
     wanted += [(names[claims.job[k]], pools.names[claims.column[k]], int(claims.gpus[k])) for k in granted]
     by_name = {names[job]: split for job, split in splits.items()}
-    placements = assign_nodes(wanted, claimed.question.nodes, valid, by_name, claimed.question.gpus_per_pod)
+    question, ledger = claimed.question, Ledger(claimed.question.nodes)
+    placements = assign_nodes(wanted, ledger, valid, by_name, question.gpus_per_pod)
     if len(placements) < len(wanted):
         # The pods of some gang find no node with as many GPUs: the more urgent one chooses first.
-        most_urgent = assign_nodes(
-            wanted, claimed.question.nodes, valid, by_name, claimed.question.gpus_per_pod, by_urgency=True
-        )
+        ledger = Ledger(question.nodes)
         placements = filled(
-            most_urgent,
+            assign_nodes(wanted, ledger, valid, by_name, question.gpus_per_pod, by_urgency=True),
             claims.take(open_),
             names,
             pools.names,
-            claimed.question.nodes,
+            ledger,
             valid,
-            gpus_per_pod=claimed.question.gpus_per_pod,
-            not_tolerated=claimed.question.not_tolerated,
+            gpus_per_pod=question.gpus_per_pod,
+            not_tolerated=question.not_tolerated,
         )
     return placements, kept_for
 
@@ -145,10 +145,7 @@ def _draft(
     kept_for: Mapping[str, str],
 ) -> Draft:
     question = claimed.question
-    free = {node.name: node.gpus for node in question.nodes}
-    for placement in placements.values():
-        for name in placement.nodes:
-            free[name] -= 1
+    free = Ledger(question.nodes, (at.nodes for at in placements.values())).left
     ran = question.state.running
     column_of = dict(zip(claimed.pools.names, claimed.pools.columns, strict=True))
     explained = Explained(pool_rooms(question.nodes, free), kept_for)

@@ -6,7 +6,8 @@ import numpy as np
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.claims import Claims
-from ballast_policies.rounds.packing import has_room, in_its_pools
+from ballast_policies.rounds.ledger import Ledger
+from ballast_policies.rounds.packing import in_its_pools
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Placement, RoundState
 
@@ -87,7 +88,7 @@ def valid_placements(
 
     Where a node has lost GPUs, the gangs that began first stay. ``nodes``: by name.
     """
-    free = {name: node.gpus for name, node in nodes.items()}
+    ledger = Ledger(nodes.values())
     valid = {}
     for name in sorted(state.running, key=lambda name: (state.running_since.get(name, 0.0), name)):
         placement, job = state.running[name], jobs.get(name)
@@ -97,8 +98,6 @@ def valid_placements(
             or job.throughput.get(placement.gpu_type, 0.0) <= 0
         ):
             continue
-        if in_its_pools(placement, nodes) and has_room(placement, free):
-            for node in placement.nodes:
-                free[node] -= 1
+        if in_its_pools(placement, nodes) and ledger.grant(placement.nodes):
             valid[name] = placement
     return valid

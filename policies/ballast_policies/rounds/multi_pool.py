@@ -24,100 +24,93 @@ from ballast_policies.rounds.elastic import grant_elastic
 from ballast_policies.rounds.explanations import Reason
 from ballast_policies.rounds.gangs import MixedGang
 from ballast_policies.rounds.hysteresis import exempt_newest, keeps_free, moves_left, within_min_run
-from ballast_policies.rounds.packing import has_room, in_its_pools, pack
+from ballast_policies.rounds.ledger import Ledger
+from ballast_policies.rounds.packing import in_its_pools, pack
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Node, Placement, PoolPart
+from ballast_policies.rounds.values import Node, Placement
 
 
-class _AllPools:
-    """The pools of a question, taken together."""
+def _urgency(question: Question) -> dict[str, float]:
+    """Job -> its priority over all columns together, as :func:`.priorities` has it for one."""
+    jobs, state = question.jobs, question.state
+    received = {job.name: sum(state.received.get(job.name, {}).values()) for job in jobs}
+    running = (question.now - since for since in state.running_since.values())
+    elapsed = max([question.settings.round_seconds, *received.values(), *running])
+    share = np.array([sum(question.shares.get(job.name, {}).values()) for job in jobs])
+    promised = share * elapsed
+    if state.promised is not None:
+        promised = np.array([sum(state.promised.get(job.name, {}).values()) for job in jobs])
+    had = np.array([received[job.name] for job in jobs])
+    found = priorities(share, promised, had, round_seconds=question.settings.round_seconds)
+    return dict(zip(received, found.tolist(), strict=True))
 
-    def __init__(self, question: Question) -> None:
-        self._q = question
 
-    def urgency(self) -> dict[str, float]:
-        """Job -> its priority over all columns together, as :func:`.priorities` has it for one."""
-        q = self._q
-        received = {job.name: sum(q.state.received.get(job.name, {}).values()) for job in q.jobs}
-        running = (q.now - since for since in q.state.running_since.values())
-        elapsed = max([q.settings.round_seconds, *received.values(), *running])
-        share = np.array([sum(q.shares.get(job.name, {}).values()) for job in q.jobs])
-        promised = share * elapsed
-        if q.state.promised is not None:
-            promised = np.array([sum(q.state.promised.get(job.name, {}).values()) for job in q.jobs])
-        had = np.array([received[job.name] for job in q.jobs])
-        found = priorities(share, promised, had, round_seconds=q.settings.round_seconds)
-        return dict(zip(received, found.tolist(), strict=True))
+def _open_nodes(gang: MixedGang, ledger: Ledger, *, provisionable: bool = False) -> list[Node]:
+    """Nodes on which the gang may be started, with their free GPUs; those to come only where asked."""
+    return [
+        dataclasses.replace(node, gpus=ledger.left[node.name])
+        for node in ledger.nodes.values()
+        if (provisionable or not node.provisionable)
+        and not node.closed
+        and node.group not in gang.barred
+        and ledger.left[node.name] > 0
+    ]
 
-    def free(self, used: Sequence[Sequence[str]]) -> Counter[str]:
-        """Node -> GPUs that are left of it, by the nodes of gangs."""
-        left = Counter({node.name: node.gpus for node in self._q.nodes})
-        for nodes in used:
-            left.subtract(nodes)
-        return left
 
-    def open_nodes(
-        self, gang: MixedGang, left: Mapping[str, int], *, provisionable: bool = False
-    ) -> list[Node]:
-        """Nodes on which the gang may be started, with their free GPUs; those to come only where asked."""
-        return [
-            dataclasses.replace(node, gpus=left[node.name])
-            for node in self._q.nodes
-            if (provisionable or not node.provisionable)
-            and not node.closed
-            and node.group not in gang.barred
-            and left[node.name] > 0
-        ]
+def _free_by_pool(gang: MixedGang, nodes: Sequence[Node]) -> dict[str, tuple[str, int]]:
+    """Pool -> (its GPU type, free GPUs of ``nodes`` in whole pods of the gang)."""
+    found: dict[str, tuple[str, int]] = {}
+    for node in nodes:
+        before = found.get(node.pool, (node.gpu_type, 0))[1]
+        found[node.pool] = node.gpu_type, before + node.gpus // gang.per_pod * gang.per_pod
+    return found
 
-    def room_of(self, gang: MixedGang, nodes: Sequence[Node]) -> dict[str, tuple[str, int]]:
-        """Pool -> (its GPU type, free GPUs of ``nodes`` in whole pods of the gang)."""
-        found: dict[str, tuple[str, int]] = {}
-        for node in nodes:
-            before = found.get(node.pool, (node.gpu_type, 0))[1]
-            found[node.pool] = node.gpu_type, before + node.gpus // gang.per_pod * gang.per_pod
-        return found
 
-    def placed(self, gang: MixedGang, parts: Sequence[PoolPart], nodes: Sequence[Node]) -> Placement | None:
-        """The gang in ``parts`` on ``nodes``, as few of them as possible; None: it has no parts."""
-        free, chosen = {node.name: node.gpus for node in nodes}, list[str]()
-        for part in parts:
-            here = pack(part.gpus, [node for node in nodes if node.pool == part.pool], free, gang.per_pod)
-            if here is None:
-                return None
-            chosen += here
-        if not parts:
+def _fastest(
+    gang: MixedGang,
+    ledger: Ledger,
+    most: float,
+    *,
+    above: float = 0.0,
+    one_pool: bool = False,
+    provisionable: bool = False,
+) -> Placement | None:
+    """The gang where it is fastest on what is left, on as few nodes as possible; None: nowhere.
+
+    Args:
+        gang: that is to be placed.
+        ledger: what is left.
+        most: GPUs, at most.
+        above: steps/s that it has to exceed.
+        one_pool: one pool alone is looked at as well.
+        provisionable: so are nodes that do not exist yet.
+    """
+    nodes = _open_nodes(gang, ledger, provisionable=provisionable)
+    parts = best_parts(gang, _free_by_pool(gang, nodes), above=above, most=most, one_pool=one_pool)
+    free, chosen = {node.name: node.gpus for node in nodes}, list[str]()
+    for part in parts:
+        here = pack(part.gpus, [node for node in nodes if node.pool == part.pool], free, gang.per_pod)
+        if here is None:
             return None
-        return Placement(
-            gpu_type=parts[0].gpu_type,
-            pool=parts[0].pool,
-            nodes=tuple(chosen),
-            parts=tuple(parts) if len(parts) > 1 else (),
-        )
+        chosen += here
+    if not parts:
+        return None
+    return Placement(
+        gpu_type=parts[0].gpu_type,
+        pool=parts[0].pool,
+        nodes=tuple(chosen),
+        parts=tuple(parts) if len(parts) > 1 else (),
+    )
 
-    def tenant_room(
-        self, name: str, placements: Mapping[str, Placement], more: Mapping[str, Placement]
-    ) -> int | None:
-        """GPUs that its tenant may still be given besides ``placements`` and ``more``; None: no limit."""
-        tenant = self._q.tenants.get(name, "")
-        if tenant not in self._q.room:
-            return None
-        used = 0
-        for other, at in {**placements, **more}.items():
-            if self._q.tenants.get(other, "") != tenant:
-                continue
-            runs = other in self._q.state.running and other not in self._q.pending
-            before = self._q.least(other, self._q.state.running[other]) if runs else ()
-            used += len(at.nodes) - len(before)
-        return max(0, self._q.room[tenant] - used)
 
-    def waits_for(self, gang: MixedGang, left: Mapping[str, int]) -> str:
-        """What a gang lacks that waits for GPUs of several pools."""
-        room = self.room_of(gang, self.open_nodes(gang, left, provisionable=True))
-        types = {node.pool: node.gpu_type for node in self._q.nodes if gang.relative(node.gpu_type) > 0}
-        has = [
-            f"{room.get(pool, ('', 0))[1]} {kind} free in pool {pool}" for pool, kind in sorted(types.items())
-        ]
-        return f"waits for {gang.sizes[0]} GPUs of its pools together: {'; '.join(has) or 'it may use none'}"
+def _waits_for(gang: MixedGang, ledger: Ledger) -> Reason:
+    """What a gang lacks that waits for GPUs of several pools."""
+    room = _free_by_pool(gang, _open_nodes(gang, ledger, provisionable=True))
+    types = {node.pool: node.gpu_type for node in ledger.nodes.values() if gang.relative(node.gpu_type) > 0}
+    has = [f"{room.get(pool, ('', 0))[1]} {kind} free in pool {pool}" for pool, kind in sorted(types.items())]
+    return Reason(
+        f"waits for {gang.sizes[0]} GPUs of its pools together: {'; '.join(has) or 'it may use none'}"
+    )
 
 
 MOST_GANGS = 64
@@ -130,25 +123,17 @@ class _Backfill:
     def __init__(
         self,
         question: Question,
-        pools: _AllPools,
-        decided: Draft,
         placements: dict[str, Placement],
         reasons: dict[str, Reason],
         urgency: Mapping[str, float],
-        kept: Mapping[str, int],
+        ledger: Ledger,
     ) -> None:
-        self._q, self._pools = question, pools
-        self._decided = decided
-        self._placements = placements
-        self._reasons = reasons
-        self._urgency = urgency
-        self._left = pools.free([at.nodes for at in placements.values()])
-        self._left.subtract(kept)
+        self._q, self._placements, self._reasons = question, placements, reasons
+        self._urgency, self._ledger = urgency, ledger
 
     def give(self, without: Collection[str], moves_left: int) -> None:
         """Give them to all gangs but those ``without``; running ones within ``moves_left``."""
         q = self._q
-        moves_left -= self._decided.changes.disturbed
         order = [job.name for job in q.jobs if job.name in q.mixed and job.name not in without]
         order.sort(key=lambda name: -self._urgency.get(name, 0.0))
         for name in order[:MOST_GANGS]:
@@ -209,27 +194,22 @@ class _Backfill:
         self, name: str, gang: MixedGang, now: Placement | None, *, above: float, one_pool: bool = False
     ) -> Placement | None:
         own = () if now is None else now.nodes
-        most = self._pools.tenant_room(name, self._placements, {})
-        if most is not None:
-            most += len(own)
-        left = Counter(self._left)
-        left.update(own)
-        nodes = self._pools.open_nodes(gang, left)
-        parts = best_parts(gang, self._pools.room_of(gang, nodes), above=above, most=most, one_pool=one_pool)
-        return self._pools.placed(gang, parts, nodes)
+        most = self._ledger.room_of(self._q.tenants.get(name, "")) + len(own)
+        self._ledger.undo(own)
+        found = _fastest(gang, self._ledger, most, above=above, one_pool=one_pool)
+        self._ledger.take(own)
+        return found
 
     def _place(self, name: str, now: Placement | None, found: Placement, why: str) -> None:
+        tenant = self._q.tenants.get(name, "")
         if now is not None:
-            self._left.update(now.nodes)
-        self._left.subtract(found.nodes)
+            self._ledger.undo(now.nodes, tenant)
+        self._ledger.take(found.nodes, tenant)
         self._placements[name], self._reasons[name] = found, Reason(why)
 
 
 MOST_TURNS = 64
 """Gangs in several pools that are considered in one decision, the most urgent first; all that run are."""
-
-Holds = Callable[[Mapping[str, int]], bool]
-"""Whether the GPUs that are left of each node are enough."""
 
 
 def grant_multi_pool(question: Question) -> Draft:
@@ -248,23 +228,20 @@ class _MultiPoolPlacer:
 
     def __init__(self, question: Question) -> None:
         q = self._q = question
-        self._pools = _AllPools(question)
         state, names = q.state, [job.name for job in q.jobs]
         self._order = {name: number for number, name in enumerate(names)}
         spread = {name: at for name, at in state.running.items() if at.parts and name in self._order}
         nodes = {node.name: node for node in q.nodes}
-        free = {name: node.gpus for name, node in nodes.items()}
+        ledger = Ledger(q.nodes)
         self._held: dict[str, Placement] = {}
         for name in sorted(spread, key=lambda name: (state.running_since.get(name, 0.0), name)):
-            if in_its_pools(spread[name], nodes) and has_room(spread[name], free):
-                for node in spread[name].nodes:
-                    free[node] -= 1
+            if in_its_pools(spread[name], nodes) and ledger.grant(spread[name].nodes):
                 self._held[name] = spread[name]
         too_large = {
             name for name, gang in q.mixed.items() if not gang.fits_one_pool and name not in state.running
         }
         self._deferred = {*spread, *(too_large & self._order.keys())}
-        self._urgency = self._pools.urgency()
+        self._urgency = _urgency(q)
         self._protected = within_min_run(q, state.running)
         self._moves_left = moves_left(q)
         self._moves = 0
@@ -296,8 +273,10 @@ class _MultiPoolPlacer:
             decided = grant_elastic(q.without(self._deferred, taken, moves=self._moves, tenants=tenants))
         placements = {**decided.placements, **self._placed}
         reasons = {**decided.reasons, **self._reasons}
-        use = _Backfill(q, self._pools, decided, placements, reasons, self._urgency, self._kept)
-        use.give(self._deferred - self._placed.keys(), self._moves_left - self._moves)
+        ledger = self._ledger(placements)
+        backfill = _Backfill(q, placements, reasons, self._urgency, ledger)
+        left = self._moves_left - self._moves - decided.changes.disturbed
+        backfill.give(self._deferred - self._placed.keys(), left)
         return Draft(question=q, placements=placements, reasons=reasons)
 
     def _place(self, name: str, placement: Placement, why: str) -> None:
@@ -317,15 +296,21 @@ class _MultiPoolPlacer:
                 found[self._q.tenants.get(name, "")] += len(placement.nodes)
         return found
 
+    def _ledger(self, placements: Mapping[str, Placement]) -> Ledger:
+        """What these gangs leave, but for what is kept for another."""
+        ledger = Ledger.of(self._q, placements)
+        ledger.take(self._kept.elements())
+        return ledger
+
     def _turn(self, name: str, first: Draft) -> None:
         held, gang = self._held.get(name), self._q.mixed.get(name)
         others = {other: at for other, at in first.placements.items() if other not in self._stops}
-        mine = [at.nodes for at in self._placed.values()]
-        least = {other: self._q.least(other, at) for other, at in others.items()}
-        left = self._pools.free([*least.values(), *mine])
-        left.subtract(self._kept)
+        least = {
+            other: dataclasses.replace(at, nodes=self._q.least(other, at)) for other, at in others.items()
+        }
+        left = self._ledger({**least, **self._placed})
         if held is not None:
-            stops = self._to_stop(name, least, left, lambda left: has_room(held, left))
+            stops = self._to_stop(name, least, left, lambda: left.holds(held.nodes))
             if stops is not None:
                 self._stop(stops)
                 self._place(name, held, f"stays on {held}")
@@ -333,38 +318,27 @@ class _MultiPoolPlacer:
         if gang is None or (held is not None and self._moves >= self._moves_left):
             self._reasons[name] = Reason("more urgent jobs need its GPUs")
             return
-        most = self._pools.tenant_room(name, first.placements, self._placed)
-        if most is not None and held is not None:
-            most += len(held.nodes)
-        unused = self._pools.free([*(at.nodes for at in others.values()), *mine])
-        unused.subtract(self._kept)
-        found = self._found(gang, unused, most)
+        unused = self._ledger({**others, **self._placed})
+        most = unused.room_of(self._q.tenants.get(name, "")) + (0 if held is None else len(held.nodes))
+        found = _fastest(gang, unused, most)
         if found is None and held is None:
-            found = self._found(gang, unused, most, provisionable=True)
-        if found is None:
-            small = dataclasses.replace(gang, sizes=gang.sizes[:1])
+            found = _fastest(gang, unused, most, provisionable=True)
+        small = dataclasses.replace(gang, sizes=gang.sizes[:1])
 
-            def holds(left: Mapping[str, int]) -> bool:
-                return self._found(small, left, most) is not None
+        def holds() -> bool:
+            return _fastest(small, left, most) is not None
 
-            stops = self._to_stop(name, least, left, holds)
-            if stops is not None:
-                self._stop(stops)
-                found = self._found(small, left + Counter(n for one in stops for n in least[one]), most)
-            elif not self._kept:
-                self._keep_for(name, gang, least, left, unused, holds)
+        if found is None and (stops := self._to_stop(name, least, left, holds)) is not None:
+            self._stop(stops)
+            found = _fastest(small, left, most)
         if found is not None:
             self._moves += held is not None
             why = f"{found}: no single pool holds it" if not gang.fits_one_pool else f"{found}"
             self._place(name, found, f"{why}; {gang.speed_at(found):.3g} steps/s are predicted")
             return
-        self._reasons[name] = Reason(self._pools.waits_for(gang, unused))
-
-    def _found(
-        self, gang: MixedGang, left: Mapping[str, int], most: int | None, *, provisionable: bool = False
-    ) -> Placement | None:
-        nodes = self._pools.open_nodes(gang, left, provisionable=provisionable)
-        return self._pools.placed(gang, best_parts(gang, self._pools.room_of(gang, nodes), most=most), nodes)
+        self._reasons[name] = _waits_for(gang, unused)
+        if not self._kept:
+            self._keep_for(name, gang, least, left, unused, holds)
 
     def _stop(self, stops: Collection[str]) -> None:
         self._stops |= set(stops)
@@ -374,12 +348,15 @@ class _MultiPoolPlacer:
         return sum(name in self._q.state.running and name not in self._q.pending for name in names)
 
     def _to_stop(
-        self, name: str, least: Mapping[str, tuple[str, ...]], left: Counter[str], holds: Holds
+        self, name: str, least: Mapping[str, Placement], left: Ledger, holds: Callable[[], bool]
     ) -> list[str] | None:
-        """Less urgent gangs without which ``holds``, as few as possible; None: there are none such."""
-        if holds(left):
+        """Less urgent gangs without which ``holds``, as few as possible; None: there are none such.
+
+        Their GPUs are given back to ``left``, from which ``holds`` answers.
+        """
+        if holds():
             return []
-        mine, left, stops = self._urgency.get(name, 0.0), left.copy(), []
+        mine, stops = self._urgency.get(name, 0.0), list[str]()
         less = [
             other
             for other in least
@@ -387,37 +364,39 @@ class _MultiPoolPlacer:
         ]
         less.sort(key=lambda other: (self._urgency.get(other, 0.0), -self._order[other]))
         for other in less:
-            left.update(least[other])
+            left.undo(least[other].nodes)
             stops.append(other)
-        if not holds(left):
-            return None
+        enough = holds()
         for other in reversed(stops.copy()):  # the most urgent stay where the others are enough
-            left.subtract(least[other])
-            if holds(left):
+            left.take(least[other].nodes)
+            if not enough or holds():
                 stops.remove(other)
             else:
-                left.update(least[other])
-        return stops if self._moves + self._running(stops) <= self._moves_left else None
+                left.undo(least[other].nodes)
+        if enough and self._moves + self._running(stops) <= self._moves_left:
+            return stops
+        for other in stops:
+            left.take(least[other].nodes)
+        return None
 
     def _keep_for(
         self,
         name: str,
         gang: MixedGang,
-        least: Mapping[str, tuple[str, ...]],
-        left: Counter[str],
-        unused: Mapping[str, int],
-        holds: Holds,
+        least: Mapping[str, Placement],
+        left: Ledger,
+        unused: Ledger,
+        holds: Callable[[], bool],
     ) -> None:
         """Keep what is free for the gang, if it waits only for gangs that must not be disturbed.
 
         Less urgent gangs do not start there; those that run continue.
         """
-        q, mine, without = self._q, self._urgency.get(name, 0.0), left.copy()
-        free = Counter(unused)
-        for other, nodes in least.items():
+        q, mine = self._q, self._urgency.get(name, 0.0)
+        for other, at in least.items():
             if self._urgency.get(other, 0.0) < mine * (1 - 1e-6):
-                without.update(nodes)
+                left.undo(at.nodes)
                 if other not in q.state.running:
-                    free.update(nodes)
-        if keeps_free(q) and holds(without):
-            self._kept = Counter({node.name: node.gpus for node in self._pools.open_nodes(gang, free)})
+                    unused.undo(at.nodes)
+        if keeps_free(q) and holds():
+            self._kept = Counter({node.name: node.gpus for node in _open_nodes(gang, unused)})

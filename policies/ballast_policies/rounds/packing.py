@@ -1,9 +1,9 @@
 """Nodes of a gang: as few as possible, the tightest fit first, and large gangs before small ones."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.rounds.claims import Claims
+from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.values import Node, Placement
 
 
@@ -45,7 +45,7 @@ def in_whole_pods(nodes: Sequence[str], gpus_per_pod: int) -> bool:
 
 def assign_nodes(
     granted: Iterable[tuple[str, str, int]],
-    nodes: Sequence[Node],
+    ledger: Ledger,
     running: Mapping[str, Placement],
     splits: Mapping[str, Mapping[str, int]] | None = None,
     gpus_per_pod: Mapping[str, int] | None = None,
@@ -59,25 +59,19 @@ def assign_nodes(
 
     Args:
         granted: (job, pool, gpus), the most urgent first.
-        nodes: all nodes.
+        ledger: of all nodes; the gangs take their GPUs there.
         running: job -> where it runs now; a gang that stays in its pool keeps its nodes.
         splits: job -> group of nodes (``Node.group``) -> GPUs, for gangs that start or move; None: any nodes.
         gpus_per_pod: job -> GPUs of each of its pods, where it is not 1.
         by_urgency: gangs that start or move choose in the order of ``granted``, not the largest first.
     """
     splits, per_pod = splits or {}, gpus_per_pod or {}
-    free = {node.name: node.gpus for node in nodes}
-    pools: dict[str, list[Node]] = {}
-    for node in nodes:
-        pools.setdefault(node.pool, []).append(node)
     placements: dict[str, Placement] = {}
     movers = []
     for job, pool, gpus in granted:
         now = running.get(job)
         stays = job not in splits and now is not None and now.pool == pool and len(now.nodes) == gpus
-        if stays and now is not None and has_room(now, free):
-            for name in now.nodes:
-                free[name] -= 1
+        if stays and now is not None and ledger.grant(now.nodes):
             placements[job] = now
         else:
             movers.append((job, pool, gpus))
@@ -86,16 +80,15 @@ def assign_nodes(
         movers.sort(key=lambda mover: (-per_pod.get(mover[0], 1), -mover[2]))
     for job, pool, gpus in movers:
         parts = [
-            pack(count, members, free, per_pod.get(job, 1))
-            for members, count in _groups(pools[pool], gpus, splits.get(job))
+            pack(count, members, ledger.left, per_pod.get(job, 1))
+            for members, count in _groups(ledger.pools[pool], gpus, splits.get(job))
         ]
         assert None not in parts or job in per_pod, f"{job} was granted {gpus} GPUs that pool {pool} has not"
         chosen = tuple(name for part in parts if part is not None for name in part)
         if len(chosen) < gpus:
             continue
-        for name in chosen:
-            free[name] -= 1
-        placements[job] = Placement(gpu_type=pools[pool][0].gpu_type, pool=pool, nodes=chosen)
+        ledger.take(chosen)
+        placements[job] = Placement(gpu_type=ledger.pools[pool][0].gpu_type, pool=pool, nodes=chosen)
     return placements
 
 
@@ -118,17 +111,12 @@ def in_its_pools(placement: Placement, nodes: Mapping[str, Node]) -> bool:
     )
 
 
-def has_room(placement: Placement, free: Mapping[str, int]) -> bool:
-    """Whether the placement's nodes are all there with as many free GPUs as it takes of each."""
-    return all(free.get(name, 0) >= placement.nodes.count(name) for name in set(placement.nodes))
-
-
 def filled(
     placements: Mapping[str, Placement],
     claims: Claims,
     names: Sequence[str],
     pools: Sequence[str],
-    nodes: Sequence[Node],
+    ledger: Ledger,
     running: Mapping[str, Placement],
     *,
     gpus_per_pod: Mapping[str, int],
@@ -144,18 +132,17 @@ def filled(
         claims: that may be granted, the most urgent first.
         names: job index -> name.
         pools: pool index -> name.
-        nodes: of all pools.
+        ledger: what the placements leave; the gangs take their GPUs there.
         running: job -> where it could continue; it keeps these nodes where they are free.
         gpus_per_pod: job -> GPUs of each of its pods, where it is not 1.
         not_tolerated: job -> taints of nodes on which it must not be started.
     """
     found = dict(placements)
-    used = Counter(name for placement in placements.values() for name in placement.nodes)
-    free = {node.name: node.gpus - used[node.name] for node in nodes}
-    members: dict[str, list[Node]] = {pool: [] for pool in pools}
-    for node in nodes:
-        if not node.closed and free[node.name] > 0:
-            members[node.pool].append(node)
+    free = ledger.left
+    members = {
+        pool: [node for node in ledger.pools[pool] if not node.closed and free[node.name] > 0]
+        for pool in pools
+    }
     without_room: set[tuple[str, int, int, frozenset[str]]] = set()
     for job, column, gpus in zip(
         claims.job.tolist(), claims.column.tolist(), claims.gpus.tolist(), strict=True
@@ -166,10 +153,8 @@ def filled(
         if name in found:
             continue
         now = running.get(name)
-        if now is not None and now.pool == pool and has_room(now, free):
+        if now is not None and now.pool == pool and ledger.grant(now.nodes):
             found[name] = now
-            for node_name in now.nodes:
-                free[node_name] -= 1
             continue
         if alike in without_room:
             continue
@@ -178,7 +163,6 @@ def filled(
         if chosen is None:
             without_room.add(alike)
             continue
-        for node_name in chosen:
-            free[node_name] -= 1
+        ledger.take(chosen)
         found[name] = Placement(gpu_type=usable[0].gpu_type, pool=pool, nodes=chosen)
     return found
