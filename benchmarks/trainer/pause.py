@@ -33,7 +33,6 @@ some.
 
 import argparse
 import collections
-import dataclasses
 import itertools
 import json
 import os
@@ -181,9 +180,7 @@ def asked_changes():
             nonlocal plan
             steps = [line["step_seconds"] for line in made.lines(plan.pods[0]) if "event" not in line]
             asked = local_plan(pods, network=71)
-            asked = dataclasses.replace(
-                asked, epoch=next(epochs), directive=directive, stages=stages_at(bounds)
-            )
+            asked = asked.replace(epoch=next(epochs), directive=directive, stages=stages_at(bounds))
             known = len(made.events("migrate", plan.pods[0]))
             channel.publish(asked)
             for pod in set(pods).difference(plan.pods):

@@ -26,7 +26,7 @@ def changed(name: str, **changes: object) -> str:
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("report", {"stepsPerSecond": -1}, "Report.stepsPerSecond: -1.0 is below 0"),
+        ("report", {"stepsPerSecond": -1}, "Report.stepsPerSecond: -1 is below 0"),
         ("report", {"stepsPerSecond": 1e300}, "is above 1000000000"),
         ("report", {"stepsPerSecond": math.nan}, "NaN is no number of JSON"),
         ("report", {"stepsPerSecond": math.inf}, "Infinity is no number of JSON"),
@@ -35,7 +35,7 @@ def changed(name: str, **changes: object) -> str:
         ("report", {"step": -1}, "Report.step: -1 is below 0"),
         ("report", {"lastRebalanceStep": 10**16}, "Report.lastRebalanceStep"),
         ("report", {"checkpointStep": 10**16}, "Report.checkpointStep"),
-        ("report", {"layerSeconds": [0.1, -0.1]}, "Report.layerSeconds: -0.1 is below 0"),
+        ("report", {"layerSeconds": [0.1, -0.1]}, "Report.layerSeconds[1]: -0.1 is below 0"),
         ("report", {"layerBytes": [2**60]}, "Report.layerBytes"),
         ("report", {"epoch": 2**40}, "Report.epoch"),
         ("report", {"new": json.loads("[" * 33 + "]" * 33)}, "nested deeper than 32 levels"),

@@ -1,7 +1,5 @@
 """One plan follows another: shrink, grow and stop, as the operator and the trainer both compute them."""
 
-import dataclasses
-
 import pytest
 from ballast_policies.contract import Directive, Plan, Proposal, Rank, Stage
 
@@ -49,7 +47,7 @@ def test_shrink_keeps_pods_and_addresses_and_renumbers_the_ranks():
 def test_a_proposal_that_does_not_fit_the_plan_is_refused(changes, reason):
     """An old proposal, an unknown pod and a stage on a released rank never become a plan."""
     with pytest.raises(ValueError, match=reason):
-        PLAN.shrink(dataclasses.replace(PROPOSAL, **changes))
+        PLAN.shrink(PROPOSAL.replace(**changes))
 
 
 WHOLE = Plan(
@@ -66,9 +64,7 @@ WHOLE = Plan(
 
 def test_a_shrink_of_pods_with_several_ranks_keeps_whole_pods():
     """All ranks of a kept pod stay, numbered one after the other; those of the others leave."""
-    proposal = dataclasses.replace(
-        PROPOSAL, epoch=1, kept_pods=(PODS[0], PODS[2]), released_pods=(PODS[1],), stages=()
-    )
+    proposal = PROPOSAL.replace(epoch=1, kept_pods=(PODS[0], PODS[2]), released_pods=(PODS[1],), stages=())
     shrunk = WHOLE.shrink(proposal)
     assert [(rank.rank, rank.process) for rank in shrunk.ranks] == [
         (0, "job-1-0"),
@@ -102,7 +98,7 @@ def test_ranks_of_a_pod_that_do_not_follow_each_other_are_refused(places):
         for i, (pod, local) in enumerate(places)
     )
     with pytest.raises(ValueError, match="follow each other"):
-        dataclasses.replace(WHOLE, ranks=ranks)
+        WHOLE.replace(ranks=ranks)
 
 
 def test_grow_adds_ranks_and_leaves_the_stages_to_the_trainer():
@@ -132,9 +128,7 @@ def test_ranks_that_do_not_follow_the_plan_cannot_join(new):
 def test_stop_keeps_the_ranks():
     """All ranks of the plan save and exit."""
     stopped = PLAN.stop("preempted")
-    assert stopped == dataclasses.replace(
-        PLAN, epoch=4, directive=Directive.CHECKPOINT_AND_STOP, reason="preempted"
-    )
+    assert stopped == PLAN.replace(epoch=4, directive=Directive.CHECKPOINT_AND_STOP, reason="preempted")
 
 
 def test_the_operator_may_ask_for_a_shrink_and_leaves_the_stages_to_the_trainer():

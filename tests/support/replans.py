@@ -1,6 +1,5 @@
 """Plans that move layers of a running gang, one after the other."""
 
-import dataclasses
 import functools
 import itertools
 import random
@@ -31,7 +30,7 @@ def replan_at_random(running, channel, folder, *, seed, epochs, gates, placement
     plan = channel.read_plan()
     for epoch in range(2, 2 + epochs):
         stages = random_stages(generator, layers, placement)
-        plan = dataclasses.replace(plan, epoch=epoch, directive=Directive.RUN, stages=stages)
+        plan = plan.replace(epoch=epoch, directive=Directive.RUN, stages=stages)
         channel.publish(plan)
         until(running, functools.partial(running.has_read, epoch))
         gates.open()

@@ -1,6 +1,5 @@
 """Profiler of a job's layers in one process, without a pipeline."""
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -87,7 +86,7 @@ def _whole_model(config: JobConfig, model: Model) -> TrainingState:
 
     ranks = (Rank(rank=0, pod="local", address="127.0.0.1", gpu_type="local"),)
     training = TrainingState(
-        config=dataclasses.replace(config, pipeline=pipeline),
+        config=config.replace(pipeline=pipeline),
         model=model,
         device=device,
         speed=None,

@@ -47,7 +47,9 @@ def end(reason: ExitReason, message: str, *, step: int | None = None, log: Path 
         log: the pod's termination log; None outside of pods.
     """
     if log is not None:
-        termination = TerminationMessage(reason=reason, message=message[:_MESSAGE_CHARACTERS], step=step)
+        # An error's text may have halves of characters, of a file's name in another encoding.
+        text = message[:_MESSAGE_CHARACTERS].encode(errors="replace").decode()
+        termination = TerminationMessage(reason=reason, message=text, step=step)
         try:
             log.write_text(termination.to_json())
         except OSError as error:

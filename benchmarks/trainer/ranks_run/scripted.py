@@ -1,6 +1,5 @@
 """A reporter that keeps what it is told, and a channel that publishes plans by the step."""
 
-import dataclasses
 import itertools
 import threading
 from typing import Any
@@ -49,8 +48,7 @@ class ScriptedChannel:
                 return
             _, ranks, bounds = self._replans.pop(0)
             shrinks = ranks < len(self._plan.ranks)
-            self._plan = dataclasses.replace(
-                self._plan,
+            self._plan = self._plan.replace(
                 epoch=self._plan.epoch + 1,
                 directive=Directive.SHRINK if shrinks else Directive.RUN,
                 ranks=self._plan.ranks[:ranks],

@@ -1,62 +1,32 @@
 """Bases and value types of the API models, and how they say what the CRD generator has to know.
 
 A :class:`Rule` stands once and is checked twice: by the API server (CEL) and on reading an object here.
+A docstring under a field is its description; it is read when a schema is made, not when the operator starts.
 """
 
 import dataclasses
 import datetime
-import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Self
 
+from ballast_policies.contract.conditions import Cel
+from ballast_policies.contract.model import Settings
+from ballast_policies.contract.rules import Rule
 from ballast_policies.registry import PREFIXED, Registry
 from kubernetes.utils.quantity import parse_quantity
-from pydantic import (
-    AfterValidator,
-    AwareDatetime,
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    model_validator,
-)
-from pydantic.alias_generators import to_camel
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError
-
-from ballast_operator.api.schema.docstrings import field_docs
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rule:
-    """One entry of ``x-kubernetes-validations``.
-
-    Attributes:
-        expression: CEL over ``self`` (and ``oldSelf``: then it is checked on updates only); empty: CEL cannot
-            say it, and the operator's condition does.
-        message: what is wrong, and what to change.
-        field: path below ``self`` that the refusal names, e.g. ``.maxStages``; empty: ``self``.
-        holds: the same in Python; None for rules that compare with the old object.
-    """
-
-    expression: str
-    message: str
-    field: str = ""
-    holds: Callable[[Any], bool] | None = None
-
-    def to_schema(self) -> dict[str, str]:
-        """The entry."""
-        entry = {"rule": self.expression, "message": self.message}
-        if self.field:
-            entry["fieldPath"] = self.field
-        return entry
+from pydantic import AfterValidator, AwareDatetime, ConfigDict, Field
 
 
 def immutable(what: str, why: str) -> Rule:
     """A rule that refuses changes of the field it stands on."""
-    return Rule("self == oldSelf", f"{what} is immutable: {why}. To fix: make a new TrainingJob")
+    return Rule(
+        condition=Cel("self == oldSelf"),
+        field="",
+        reason=f"{what} is immutable: {why}",
+        fix="make a new TrainingJob",
+    )
 
 
 def cel_list(names: Iterable[str]) -> str:
@@ -87,21 +57,19 @@ def registered(
     own = tuple(registry.builtin if usable is None else usable)
     pattern = (f"{PREFIXED}|{also}" if also else PREFIXED).replace("\\", "\\\\")
     return Rule(
-        f"!has(self.{field}) || self.{field} in {cel_list(own)} || self.{field}.matches('^({pattern})$')",
-        f"{field} is not one of {', '.join(own)}. To fix: name one of these, or one of another distribution "
-        f"as prefix.name{f', {described}' if described else ''}",
-        field=f".{field}",
+        condition=Cel(
+            f"!has(self.{field}) || self.{field} in {cel_list(own)} || self.{field}.matches('^({pattern})$')"
+        ),
+        field=field,
+        reason=f"{field} is not one of {', '.join(own)}",
+        fix="name one of these, or one of another distribution as prefix.name"
+        f"{f', {described}' if described else ''}",
     )
 
 
-def schema(*rules: Rule, **extensions: Any) -> dict[str, Any]:
-    """``json_schema_extra`` of a field: CEL rules and ``x-kubernetes-*`` extensions (``list_type="map"``)."""
-    extra: dict[str, Any] = {
-        f"x-kubernetes-{name.replace('_', '-')}": value for name, value in extensions.items()
-    }
-    if rules:
-        extra["x-kubernetes-validations"] = [rule.to_schema() for rule in rules]
-    return extra
+def schema(**extensions: Any) -> dict[str, Any]:
+    """``json_schema_extra`` of a field: ``x-kubernetes-*`` extensions (``list_type="map"``)."""
+    return {f"x-kubernetes-{name.replace('_', '-')}": value for name, value in extensions.items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,12 +81,25 @@ class Refused:
     Attributes:
         name: the field, camelCase.
         type: its JSON type.
-        message: what to do instead.
+        reason: why.
+        fix: what to do instead.
     """
 
     name: str
     type: str
-    message: str
+    reason: str
+    fix: str
+
+    @property
+    def message(self) -> str:
+        """For the person who set it."""
+        return f"{self.reason}. To fix: {self.fix}"
+
+    @property
+    def rule(self) -> Rule:
+        """What refuses it."""
+        condition = Cel(f"!has(self.{self.name})")
+        return Rule(condition=condition, field=self.name, reason=f"{self.name}: {self.reason}", fix=self.fix)
 
     def to_schema(self) -> dict[str, Any]:
         """The field, so that the API server does not drop it before the rule sees it."""
@@ -131,54 +112,10 @@ class Refused:
         return part
 
 
-class ApiModel(BaseModel):
-    """A part of an object: camelCase outside, frozen, described by its attributes' docstrings.
+class ApiModel(Settings):
+    """A part of an object."""
 
-    The docstrings are read when a schema is made, not when the operator starts.
-    """
-
-    RULES: ClassVar[tuple[Rule, ...]] = ()
     REFUSED: ClassVar[tuple[Refused, ...]] = ()
-
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        populate_by_name=True,
-        frozen=True,
-        strict=True,
-        extra="forbid",
-        allow_inf_nan=False,
-    )
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON as the API server has it: camelCase, defaults filled in, without what is None."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-    @model_validator(mode="after")
-    def _check_rules(self) -> Self:
-        for rule in type(self).RULES:
-            if rule.holds is not None and not rule.holds(self):
-                # The text is given as a value, so that braces in it are not taken for placeholders.
-                raise PydanticCustomError("rule", "{text}", {"text": rule.message, "field": rule.field})
-        return self
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """Add the rules and the fields' descriptions to the schema."""
-        generated = handler(core_schema)
-        own = handler.resolve_ref_schema(generated)
-        for name, text in descriptions(cls).items():
-            own["properties"][name]["description"] = text
-        for refused in cls.REFUSED:
-            own["properties"][refused.name] = refused.to_schema()
-        rules = [
-            *cls.RULES,
-            *(Rule(f"!has(self.{r.name})", f"{r.name}: {r.message}", f".{r.name}") for r in cls.REFUSED),
-        ]
-        if rules:
-            own["x-kubernetes-validations"] = [rule.to_schema() for rule in rules if rule.expression]
-        return generated
 
 
 def storable(content: Any) -> Any:
@@ -196,21 +133,6 @@ def storable(content: Any) -> Any:
 
 MOST_WHOLE = 2**63
 """Whole numbers of the API server are below it."""
-
-
-def descriptions(model: type[ApiModel]) -> dict[str, str]:
-    """Field, as JSON spells it -> the docstring under it, also where a base class has the field."""
-    documented = {
-        name: text
-        for base in reversed(model.__mro__)
-        if issubclass(base, ApiModel)
-        for name, text in field_docs(base).items()
-    }
-    return {
-        field.alias or name: inspect.cleandoc(documented[name])
-        for name, field in model.model_fields.items()
-        if name in documented
-    }
 
 
 class StatusModel(ApiModel):

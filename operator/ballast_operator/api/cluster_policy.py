@@ -9,13 +9,14 @@ from ballast_policies.allocation.custom.function import CALLABLE
 from ballast_policies.allocation.policy import SpaceSharing
 from ballast_policies.allocation.problem import ENTITY_POLICIES, ProblemError
 from ballast_policies.allocation.registry import DEFAULT_POLICY, POLICIES, find_policy
+from ballast_policies.contract.conditions import Cel
+from ballast_policies.contract.rules import Rule
 from pydantic import Field, field_validator
 
 from ballast_operator.api import meta
 from ballast_operator.api.base import (
     ApiModel,
     ObjectMeta,
-    Rule,
     cel_list,
     registered,
     schema,
@@ -60,34 +61,42 @@ class Objective(ApiModel):
     RULES = (
         registered("policy", POLICIES, also=CALLABLE, described="or module:function of the operator's image"),
         Rule(
-            f"!has(self.policy) || !(self.policy in {cel_list(_SHARING)})",
-            f"policy {', '.join(_SHARING)} puts any two jobs on the same GPUs by trial. "
-            "To fix: name another policy, under which jobs that allow it share GPUs (nodePools[].sharing)",
-            field=".policy",
-            holds=lambda objective: find_policy(objective.policy).space_sharing is not SpaceSharing.ALWAYS,
-        ),
-        Rule(
-            "!has(self.entities) || self.entities.all(name, size(name) > 0 && size(name) <= 253)",
-            "an entity's name has 1 to 253 characters. To fix: rename it",
-            field=".entities",
-            holds=lambda objective: all(0 < len(name) <= 253 for name in objective.entities),
-        ),
-        Rule(
-            "!has(self.entities) || self.entities.all(name, !has(self.entities[name].parent) || "
-            "(self.entities[name].parent != name && self.entities[name].parent in self.entities))",
-            "an entity's parent is not another of the entities. To fix: name one of them, or leave it out",
-            field=".entities",
-            holds=lambda objective: all(
-                entity.parent is None or (entity.parent != name and entity.parent in objective.entities)
-                for name, entity in objective.entities.items()
+            condition=Cel(
+                f"!has(self.policy) || !(self.policy in {cel_list(_SHARING)})",
+                lambda objective: find_policy(objective.policy).space_sharing is not SpaceSharing.ALWAYS,
             ),
+            field="policy",
+            reason=f"policy {', '.join(_SHARING)} puts any two jobs on the same GPUs by trial",
+            fix="name another policy, under which jobs that allow it share GPUs (nodePools[].sharing)",
+        ),
+        Rule(
+            condition=Cel(
+                "!has(self.entities) || self.entities.all(name, size(name) > 0 && size(name) <= 253)",
+                lambda objective: all(0 < len(name) <= 253 for name in objective.entities),
+            ),
+            field="entities",
+            reason="an entity's name has 1 to 253 characters",
+            fix="rename it",
+        ),
+        Rule(
+            condition=Cel(
+                "!has(self.entities) || self.entities.all(name, !has(self.entities[name].parent) || "
+                "(self.entities[name].parent != name && self.entities[name].parent in self.entities))",
+                lambda objective: all(
+                    entity.parent is None or (entity.parent != name and entity.parent in objective.entities)
+                    for name, entity in objective.entities.items()
+                ),
+            ),
+            field="entities",
+            reason="an entity's parent is not another of the entities",
+            fix="name one of them, or leave it out",
         ),
         # CEL has no loops: only the operator sees a circle, and says so in the condition Valid.
         Rule(
-            "",
-            "the entities' parents lead in a circle. To fix: let one of them have no parent",
-            field=".entities",
-            holds=lambda objective: all(_ends(name, objective.entities) for name in objective.entities),
+            condition=lambda objective: all(_ends(name, objective.entities) for name in objective.entities),
+            field="entities",
+            reason="the entities' parents lead in a circle",
+            fix="let one of them have no parent",
         ),
     )
 
@@ -177,28 +186,35 @@ class ClusterPolicySpec(ApiModel):
 
     RULES = (
         Rule(
-            "self.moves.minRunSeconds <= 100.0 * double(self.roundSeconds)",
-            "moves.minRunSeconds is over a hundred rounds: nothing would ever move. "
-            "To fix: lower it, or set moves.maxMovesPerHour to 0",
-            field=".moves.minRunSeconds",
-            holds=lambda spec: spec.moves.min_run_seconds <= 100 * spec.round_seconds,
-        ),
-        Rule(
-            "!has(self.budgets) || self.budgets.all(team, size(team) > 0 && size(team) <= 253)",
-            "a team's name has 1 to 253 characters. To fix: name the team as jobs do in spec.entity",
-            field=".budgets",
-            holds=lambda spec: all(0 < len(team) <= 253 for team in spec.budgets),
-        ),
-        Rule(
-            "!has(self.spot) || !has(self.spot.onDemandShare) || self.spot.onDemandShare == 0.0 || "
-            "self.nodePools.exists(pool, !has(pool.capacityType) || pool.capacityType != 'spot')",
-            "spot.onDemandShare is above 0 and every pool is spot: nothing would ever be started. "
-            "To fix: add a pool of machines on demand, or leave it out",
-            field=".spot.onDemandShare",
-            holds=lambda spec: (
-                spec.spot.on_demand_share == 0
-                or any(pool.capacity_type is not CapacityType.SPOT for pool in spec.node_pools)
+            condition=Cel(
+                "self.moves.minRunSeconds <= 100.0 * double(self.roundSeconds)",
+                lambda spec: spec.moves.min_run_seconds <= 100 * spec.round_seconds,
             ),
+            field="moves.min_run_seconds",
+            reason="moves.minRunSeconds is over a hundred rounds: nothing would ever move",
+            fix="lower it, or set moves.maxMovesPerHour to 0",
+        ),
+        Rule(
+            condition=Cel(
+                "!has(self.budgets) || self.budgets.all(team, size(team) > 0 && size(team) <= 253)",
+                lambda spec: all(0 < len(team) <= 253 for team in spec.budgets),
+            ),
+            field="budgets",
+            reason="a team's name has 1 to 253 characters",
+            fix="name the team as jobs do in spec.entity",
+        ),
+        Rule(
+            condition=Cel(
+                "!has(self.spot) || !has(self.spot.onDemandShare) || self.spot.onDemandShare == 0.0 || "
+                "self.nodePools.exists(pool, !has(pool.capacityType) || pool.capacityType != 'spot')",
+                lambda spec: (
+                    spec.spot.on_demand_share == 0
+                    or any(pool.capacity_type is not CapacityType.SPOT for pool in spec.node_pools)
+                ),
+            ),
+            field="spot.on_demand_share",
+            reason="spot.onDemandShare is above 0 and every pool is spot: nothing would ever be started",
+            fix="add a pool of machines on demand, or leave it out",
         ),
     )
 

@@ -4,9 +4,11 @@ import enum
 from typing import Annotated
 
 from ballast_policies.contract import GPU_RESOURCE
+from ballast_policies.contract.conditions import Cel
+from ballast_policies.contract.rules import Rule
 from pydantic import Field
 
-from ballast_operator.api.base import ApiModel, DnsLabel, GpuType, MemoryQuantity, Refused, Rule
+from ballast_operator.api.base import ApiModel, DnsLabel, GpuType, MemoryQuantity, Refused
 from ballast_operator.api.costs.job_data import Region
 from ballast_operator.api.costs.price_feed import PriceFeed
 from ballast_operator.api.placement.shared_gpus import Sharing
@@ -30,42 +32,55 @@ class NodePool(ApiModel):
         Refused(
             "minNodes",
             "integer",
-            "nodes that stay while they are idle are a setting of the autoscaler. To fix: set it there",
+            "nodes that stay while they are idle are a setting of the autoscaler",
+            "set it there",
         ),
     )
     RULES = (
         Rule(
-            "!has(self.maxNodes) || has(self.gpusPerNode)",
-            "maxNodes without gpusPerNode: what a node that does not exist yet would have is not known. "
-            "To fix: set gpusPerNode",
-            field=".gpusPerNode",
-            holds=lambda pool: pool.max_nodes is None or pool.gpus_per_node is not None,
-        ),
-        Rule(
-            "!has(self.sharing) || !has(self.maxNodes)",
-            "sharing beside maxNodes: whether a node that does not exist yet will offer its GPU twice is not "
-            "known. To fix: leave maxNodes out, or sharing",
-            field=".sharing",
-            holds=lambda pool: pool.sharing is None or pool.max_nodes is None,
-        ),
-        Rule(
-            "!has(self.priceFeed) || !has(self.priceFeed.azure) || has(self.capacityType)",
-            "Azure lists spot machines and others, at two prices. To fix: set capacityType",
-            field=".capacityType",
-            holds=lambda pool: (
-                pool.price_feed is None or pool.price_feed.azure is None or pool.capacity_type is not None
+            condition=Cel(
+                "!has(self.maxNodes) || has(self.gpusPerNode)",
+                lambda pool: pool.max_nodes is None or pool.gpus_per_node is not None,
             ),
+            field="gpus_per_node",
+            reason="maxNodes without gpusPerNode: what a node that does not exist yet would have is not "
+            "known",
+            fix="set gpusPerNode",
         ),
         Rule(
-            "!has(self.priceFeed) || !has(self.priceFeed.aws) || !has(self.capacityType) || "
-            "self.capacityType == 'spot'",
-            "priceFeed.aws has prices of spot machines. To fix: state pricePerGpuHour of machines on demand",
-            field=".priceFeed",
-            holds=lambda pool: (
-                pool.price_feed is None
-                or pool.price_feed.aws is None
-                or pool.capacity_type in (None, CapacityType.SPOT)
+            condition=Cel(
+                "!has(self.sharing) || !has(self.maxNodes)",
+                lambda pool: pool.sharing is None or pool.max_nodes is None,
             ),
+            field="sharing",
+            reason="sharing beside maxNodes: whether a node that does not exist yet will offer its GPU twice "
+            "is not known",
+            fix="leave maxNodes out, or sharing",
+        ),
+        Rule(
+            condition=Cel(
+                "!has(self.priceFeed) || !has(self.priceFeed.azure) || has(self.capacityType)",
+                lambda pool: (
+                    pool.price_feed is None or pool.price_feed.azure is None or pool.capacity_type is not None
+                ),
+            ),
+            field="capacity_type",
+            reason="Azure lists spot machines and others, at two prices",
+            fix="set capacityType",
+        ),
+        Rule(
+            condition=Cel(
+                "!has(self.priceFeed) || !has(self.priceFeed.aws) || !has(self.capacityType) || "
+                "self.capacityType == 'spot'",
+                lambda pool: (
+                    pool.price_feed is None
+                    or pool.price_feed.aws is None
+                    or pool.capacity_type in (None, CapacityType.SPOT)
+                ),
+            ),
+            field="price_feed",
+            reason="priceFeed.aws has prices of spot machines",
+            fix="state pricePerGpuHour of machines on demand",
         ),
     )
 

@@ -1,16 +1,17 @@
 """Objects as the API server gives them -> models. The one place where bytes become values."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from ballast_policies.contract.errors import join_path
-from pydantic import ValidationError
+from ballast_policies.contract.decode import decode
+from ballast_policies.contract.errors import ContractError, Problem
+from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.model import cluster_problems
 
 from ballast_operator.api.base import ApiModel
 from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec, Objective
 from ballast_operator.api.node_pool import NodePool
-from ballast_operator.api.training_job import CONFIG, CONFIG_FIELDS, TrainingJob, TrainingJobSpec
+from ballast_operator.api.training_job import TrainingJob, TrainingJobSpec
 from ballast_operator.api.training_job_status import TrainingJobStatus
 
 M = TypeVar("M", bound=ApiModel)
@@ -42,12 +43,8 @@ def read_training_job(item: Mapping[str, Any]) -> TrainingJob:
         InvalidObject: a field is missing, unknown, of the wrong type, or breaks a rule.
     """
     spec = item.get("spec")
-    if isinstance(spec, Mapping):
-        # A key "config" of the user's stays among the trainer's fields, which refuse it as unknown.
-        config = {key: value for key, value in spec.items() if key in CONFIG_FIELDS or key == CONFIG}
-        own = {key: value for key, value in spec.items() if key not in config}
-        item = {**item, "spec": {CONFIG: config, **own}}
-    return _read(TrainingJob, item)
+    asked = cluster_problems(JobConfig, spec) if isinstance(spec, Mapping) else ()
+    return _read(TrainingJob, item, [problem.below("spec") for problem in asked])
 
 
 def read_cluster_policy(item: Mapping[str, Any]) -> ClusterPolicy:
@@ -74,27 +71,18 @@ def unknown_fields(model: type[ApiModel], part: Mapping[str, Any]) -> dict[str, 
     return {name: value for name, value in part.items() if name not in known}
 
 
-def _read(model: type[M], item: Mapping[str, Any]) -> M:
-    # Through JSON: only there does strict mode take a word for an enum and a text for a time.
+def _read(model: type[M], item: Mapping[str, Any], problems: Iterable[Problem] = ()) -> M:
+    """``item`` as a ``model``; ``problems``: what is known to be wrong with it."""
     try:
-        return model.model_validate_json(json.dumps(item))
-    except ValidationError as error:
-        raise InvalidObject(tuple(_problem(detail) for detail in error.errors(include_url=False))) from error
+        read = decode(model, item)
+    except ContractError as error:
+        found = {problem.path for problem in error.problems}
+        problems = [*error.problems, *(problem for problem in problems if problem.path not in found)]
+    if problems:
+        raise InvalidObject(tuple(map(_shown, problems)))
+    return read
 
 
-def _problem(detail: Any) -> str:
-    path = ""
-    for part in detail["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    if detail["type"] == "config":
-        context = detail["ctx"]
-        return f"{join_path('spec', context['path'])}: {context['text']}"
-    if detail["type"] == "missing":
-        return f"{path[1:]}: missing. To fix: give it a value"
-    if detail["type"] == "extra_forbidden" and detail["loc"][-1] in REFUSED:
-        return f"{path[1:]}: {REFUSED[detail['loc'][-1]]}"
-    if detail["type"] == "extra_forbidden":
-        return f"{path[1:]}: there is no such field. To fix: leave it out, or correct its spelling"
-    if detail["type"] == "rule":
-        return f"{(path + detail['ctx']['field'])[1:]}: {detail['msg']}"
-    return f"{path[1:]}: {detail['msg']}, got {json.dumps(detail['input'])[:200]}"
+def _shown(problem: Problem) -> str:
+    refusal = REFUSED.get(problem.path.rpartition(".")[2])
+    return f"{problem.path}: {refusal}" if refusal is not None else str(problem)

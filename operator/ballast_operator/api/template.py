@@ -6,9 +6,11 @@ found by a dry run of its first pod (``ballast_operator.template_check``).
 
 from typing import Annotated, Any
 
+from ballast_policies.contract.conditions import Cel
+from ballast_policies.contract.rules import Rule
 from pydantic import ConfigDict, Field
 
-from ballast_operator.api.base import ApiModel, DnsLabel, Rule, schema
+from ballast_operator.api.base import ApiModel, DnsLabel, schema
 
 Name = Annotated[str, Field(max_length=253)]
 """Name of a Kubernetes object or label."""
@@ -116,29 +118,33 @@ class TemplatePodSpec(TemplatePart):
 
     RULES = (
         Rule(
-            "!has(self.restartPolicy) || self.restartPolicy == 'Never'",
-            "Ballast restarts whole gangs, so pods use restartPolicy Never. To fix: leave restartPolicy out",
-            field=".restartPolicy",
-            holds=lambda spec: spec.restart_policy in (None, "Never"),
+            condition=Cel(
+                "!has(self.restartPolicy) || self.restartPolicy == 'Never'",
+                lambda spec: spec.restart_policy in (None, "Never"),
+            ),
+            field="restart_policy",
+            reason="Ballast restarts whole gangs, so pods use restartPolicy Never",
+            fix="leave restartPolicy out",
         ),
         Rule(
-            "!has(self.nodeName)",
-            "Ballast chooses the node. To fix: leave nodeName out and restrict gpuTypes",
-            field=".nodeName",
-            holds=lambda spec: spec.node_name is None,
+            condition=Cel("!has(self.nodeName)", lambda spec: spec.node_name is None),
+            field="node_name",
+            reason="Ballast chooses the node",
+            fix="leave nodeName out and restrict gpuTypes",
         ),
         Rule(
-            "!has(self.serviceAccountName)",
-            "pods run as the job's own service account, <job>-trainer. To fix: leave serviceAccountName out",
-            field=".serviceAccountName",
-            holds=lambda spec: spec.service_account_name is None,
+            condition=Cel("!has(self.serviceAccountName)", lambda spec: spec.service_account_name is None),
+            field="service_account_name",
+            reason="pods run as the job's own service account, <job>-trainer",
+            fix="leave serviceAccountName out",
         ),
         Rule(
-            "!has(self.activeDeadlineSeconds)",
-            "Kubernetes would end the pods one by one, and the gang would be launched again each time. "
-            "To fix: leave activeDeadlineSeconds out; spec.suspend and totalSteps end a job",
-            field=".activeDeadlineSeconds",
-            holds=lambda spec: spec.active_deadline_seconds is None,
+            condition=Cel(
+                "!has(self.activeDeadlineSeconds)", lambda spec: spec.active_deadline_seconds is None
+            ),
+            field="active_deadline_seconds",
+            reason="Kubernetes would end the pods one by one, and the gang would be launched again each time",
+            fix="leave activeDeadlineSeconds out; spec.suspend and totalSteps end a job",
         ),
     )
 

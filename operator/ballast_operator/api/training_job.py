@@ -4,41 +4,25 @@ The fields that the trainer acts on are the contract's :class:`~ballast_policies
 the others are here.  The CRD, its documentation and what the operator reads are made from both.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from ballast_policies.contract.decode import decode
-from ballast_policies.contract.errors import ContractError, camel
+from ballast_policies.contract.conditions import Cel
 from ballast_policies.contract.job import JobConfig
-from ballast_policies.contract.settings import cluster_problems
+from ballast_policies.contract.rules import Rule
 from pydantic import (
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from ballast_operator.api import meta
-from ballast_operator.api.base import ApiModel, GpuType, MemoryQuantity, ObjectMeta, Rule, Time, schema
+from ballast_operator.api.base import ApiModel, GpuType, MemoryQuantity, ObjectMeta, Time, schema
 from ballast_operator.api.costs.budgets import OnLimit
 from ballast_operator.api.costs.job_data import DataLocation
 from ballast_operator.api.costs.spot_use import SpotUse
 from ballast_operator.api.placement.mixed_pools import RULES as MIXED_POOLS_RULES
 from ballast_operator.api.placement.mixed_pools import MixedPools
 from ballast_operator.api.placement.shared_gpus import SharesGpu
-from ballast_operator.api.schema.settings_schema import settings_schema
 from ballast_operator.api.template import PodTemplate
 from ballast_operator.api.training_job_status import TrainingJobStatus
-
-CONFIG = "config"
-"""The attribute of the spec that holds the trainer's fields; in JSON they stand in the spec itself."""
-
-CONFIG_FIELDS = frozenset(camel(name) for name in JobConfig.__dataclass_fields__)
-"""The trainer's fields, as JSON spells them."""
 
 
 class KnownThroughput(ApiModel):
@@ -52,61 +36,27 @@ class KnownThroughput(ApiModel):
     """Optimizer steps per second of the whole gang; 0: it cannot run there."""
 
 
-def _read_config(value: Any) -> JobConfig:
-    problems = cluster_problems(JobConfig, value) if isinstance(value, Mapping) else []
-    try:
-        config = decode(JobConfig, value)
-    except ContractError as error:
-        found = {problem.path for problem in error.problems}
-        problems = [*error.problems, *(problem for problem in problems if problem.path not in found)]
-    if not problems:
-        return config
-    raise ValidationError.from_exception_data(
-        "TrainingJobSpec",
-        [
-            InitErrorDetails(
-                type=PydanticCustomError("config", "{text}", {"text": problem.reason, "path": problem.path}),
-                loc=(),
-                input=None,
-            )
-            for problem in problems
-        ],
-    )
-
-
-class _Config:
-    """The contract reads and writes the value; its schema is only made where one is asked for."""
-
-    def __get_pydantic_core_schema__(self, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            _read_config,
-            serialization=core_schema.plain_serializer_function_ser_schema(JobConfig.to_dict),
-        )
-
-    def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return settings_schema(JobConfig)
-
-
-class TrainingJobSpec(ApiModel):
+class TrainingJobSpec(ApiModel, JobConfig):
     """What to train, and on what it may run."""
 
     RULES = (
         Rule(
-            "has(self.model) == has(oldSelf.model)",
-            "model is immutable: the checkpoints belong to what made them, a model or a command. "
-            "To fix: make a new TrainingJob",
+            condition=Cel("has(self.model) == has(oldSelf.model)"),
+            field="",
+            reason="model is immutable: the checkpoints belong to what made them, a model or a command",
+            fix="make a new TrainingJob",
         ),
         Rule(
-            "!has(self.grow) || has(self.model) || !self.grow",
-            "grow: a job without a model changes its size by a restart, not while it trains. "
-            "To fix: leave grow out",
-            ".grow",
-            holds=lambda spec: not (spec.grow and spec.config.is_script),
+            condition=Cel(
+                "!has(self.grow) || has(self.model) || !self.grow",
+                lambda spec: not (spec.grow and spec.is_script),
+            ),
+            field="grow",
+            reason="grow: a job without a model changes its size by a restart, not while it trains",
+            fix="leave grow out",
         ),
         *MIXED_POOLS_RULES,
     )
-    config: Annotated[JobConfig, _Config()]
-    """What the trainer acts on."""
     gpu_types: Annotated[
         tuple[GpuType, ...], Field(max_length=64, json_schema_extra=schema(list_type="set"))
     ] = ()
@@ -162,25 +112,10 @@ class TrainingJobSpec(ApiModel):
     template: PodTemplate
     """The pods. Changes take effect at the next launch."""
 
-    @model_serializer(mode="wrap")
-    def _with_config(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        own = serialize(self)
-        config: dict[str, Any] = own.pop(CONFIG)
-        return {**config, **own}
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, of_model: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """The trainer's fields beside the operator's own."""
-        generated = super().__get_pydantic_json_schema__(of_model, handler)
-        own = handler.resolve_ref_schema(generated)
-        config = own["properties"].pop(CONFIG)
-        own["properties"] = {**config["properties"], **own["properties"]}
-        own["required"] = [*config["required"], *(name for name in own["required"] if name != CONFIG)]
-        rules = "x-kubernetes-validations"
-        own[rules] = [*config[rules], *own.get(rules, [])]
-        return generated
+    @property
+    def config(self) -> JobConfig:
+        """What the trainer acts on."""
+        return JobConfig.model_construct(**{name: getattr(self, name) for name in JobConfig.model_fields})
 
 
 class TrainingJob(ApiModel):
@@ -188,17 +123,25 @@ class TrainingJob(ApiModel):
 
     RULES = (
         Rule(
-            f"size(self.metadata.name) <= {meta.JOB_NAME_LIMIT} && "
-            "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-            f"metadata.name is part of host names: at most {meta.JOB_NAME_LIMIT} lower case letters, digits "
-            "and hyphens, a letter first and no hyphen last. To fix: rename the job",
-            holds=lambda job: meta.is_job_name(job.metadata.name),
+            condition=Cel(
+                f"size(self.metadata.name) <= {meta.JOB_NAME_LIMIT} && "
+                "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+                lambda job: meta.is_job_name(job.metadata.name),
+            ),
+            field="",
+            reason=f"metadata.name is part of host names: at most {meta.JOB_NAME_LIMIT} lower case letters, "
+            "digits and hyphens, a letter first and no hyphen last",
+            fix="rename the job",
         ),
         Rule(
-            f"self.metadata.name != '{meta.LEADER_LEASE}'",
-            f"a job's Lease has its name, and {meta.LEADER_LEASE} is the Lease of the operator's leader. "
-            "To fix: rename the job",
-            holds=lambda job: job.metadata.name != meta.LEADER_LEASE,
+            condition=Cel(
+                f"self.metadata.name != '{meta.LEADER_LEASE}'",
+                lambda job: job.metadata.name != meta.LEADER_LEASE,
+            ),
+            field="",
+            reason=f"a job's Lease has its name, and {meta.LEADER_LEASE} is the Lease of the operator's "
+            "leader",
+            fix="rename the job",
         ),
     )
 

@@ -4,8 +4,6 @@ Until the plan names the new pods, a failure of theirs aborts the growth and doe
 From then on they are ranks like the others.
 """
 
-import dataclasses
-
 from ballast_policies.protocol.moves import AbandonGrowth, Why
 from ballast_policies.protocol.observed import Deadline, Gang
 
@@ -78,7 +76,7 @@ def write_grown_plan(context: ReconcileContext, epoch: int) -> StepResult:
     grown = plan.grow(new, f"no other job can use {len(new)} GPUs of pool {allocation.pool}")
     return StepResult(
         status=context.view.status,
-        actions=(WritePlan(dataclasses.replace(grown, epoch=epoch)),),
+        actions=(WritePlan(grown.replace(epoch=epoch)),),
         requeue_after_seconds=context.settings.start_seconds,
     )
 

@@ -1,6 +1,5 @@
 """How often machines of a gang are lost: the trainer chooses its checkpoints by it where none are stated."""
 
-import dataclasses
 from collections.abc import Sequence
 
 from ballast_policies.contract import Directive, Plan
@@ -34,7 +33,7 @@ def _told(context: ReconcileContext, action: WritePlan) -> WritePlan:
     if action.plan.directive is Directive.CHECKPOINT_AND_STOP:
         return action
     rate = failures_per_hour(context, action.plan)
-    return WritePlan(dataclasses.replace(action.plan, failures_per_hour=rate))
+    return WritePlan(action.plan.replace(failures_per_hour=rate))
 
 
 def changed_rate(context: ReconcileContext) -> tuple[Action, ...]:
@@ -47,4 +46,4 @@ def changed_rate(context: ReconcileContext) -> tuple[Action, ...]:
     before, now = plan.failures_per_hour, failures_per_hour(context, plan)
     if before == now or (before and now and abs(now - before) <= NOTICEABLE * before):
         return ()
-    return (WritePlan(dataclasses.replace(plan, failures_per_hour=now)),)
+    return (WritePlan(plan.replace(failures_per_hour=now)),)

@@ -1,7 +1,5 @@
 """Shrink: by the trainer's proposal, as the allocator asks, or since nodes go; then it is recorded."""
 
-import dataclasses
-
 from ballast_policies.contract import Proposal
 from ballast_policies.protocol.moves import RecordShrink
 
@@ -88,7 +86,7 @@ def refuse_proposal(context: ReconcileContext) -> StepResult:
 def accept_proposal(context: ReconcileContext, epoch: int) -> StepResult:
     """Write the smaller plan."""
     proposal = _open_proposal(context)
-    shrunk = dataclasses.replace(context.plan.shrink(proposal), epoch=epoch)
+    shrunk = context.plan.shrink(proposal).replace(epoch=epoch)
     message = f"releasing {', '.join(proposal.released_pods)}: {proposal.reason}"
     status = with_condition(
         context, context.view.status, JobCondition.REPACKED, False, JobReason.REPACKING, message
@@ -120,7 +118,7 @@ def ask_to_shrink(context: ReconcileContext, epoch: int, kept: tuple[str, ...]) 
     else:
         reason = f"the allocator needs {gpus} of {len(plan.ranks)} GPUs"
     smaller = plan.keep(kept, reason, leaving.at.timestamp() if leaving is not None else None)
-    shrunk = dataclasses.replace(smaller, epoch=epoch)
+    shrunk = smaller.replace(epoch=epoch)
     message = f"releasing {', '.join(released)}: {reason}" + (f"; {why}" if why else "")
     status = with_condition(
         context, context.view.status, JobCondition.SHRUNK, False, JobReason.SHRINKING, message

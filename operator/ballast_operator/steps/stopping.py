@@ -1,6 +1,5 @@
 """End a launch: decide it once, let the trainer save, and release the GPUs when no pod is left."""
 
-import dataclasses
 import datetime
 
 from ballast_policies.protocol.observed import Deadline
@@ -67,7 +66,7 @@ def ask_to_save(context: ReconcileContext, epoch: int) -> StepResult:
     assert ending is not None
     leaving = context.allocation.leaving
     deadline = leaving.at.timestamp() if leaving is not None else None
-    plan = dataclasses.replace(context.plan.stop(ending.message, deadline), epoch=epoch)
+    plan = context.plan.stop(ending.message, deadline).replace(epoch=epoch)
     left = seconds_left(context, Deadline.SAVE)
     return StepResult(status=context.view.status, actions=(WritePlan(plan),), requeue_after_seconds=left)
 

@@ -5,10 +5,11 @@ Trainer to operator: the Lease ``<job>``, which rank 0 renews, with a :class:`Re
 a :class:`Proposal` and an :class:`Ack` in its annotations.  Without Kubernetes the same four
 values are files in a directory.
 
-All of them are frozen stdlib dataclasses with one JSON form; ``tests/contract/golden`` holds
+All of them are frozen pydantic models with one JSON form; ``tests/contract/golden`` holds
 the bytes that both sides are tested against.
 """
 
+from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.exits import ExitCode, ExitReason, TerminationMessage
 from ballast_policies.contract.messages import Ack, Proposal, Report
 from ballast_policies.contract.names import (
@@ -38,7 +39,6 @@ from ballast_policies.contract.names import (
 )
 from ballast_policies.contract.plan import Directive, Plan
 from ballast_policies.contract.ranks import Rank, Stage
-from ballast_policies.contract.wire import ContractError
 
 __all__ = [
     "ACK_ANNOTATION",

@@ -248,6 +248,27 @@ class AtDefaults(Condition):
         return iter(())
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cel(Condition):
+    """What only CEL's own words say: of sizes, maps, and the object before an update.
+
+    Attributes:
+        expression: over ``self`` and ``oldSelf``.
+        check: the same in Python; None: the API server alone can know.
+    """
+
+    expression: str
+    check: Callable[[Any], bool] | None = None
+
+    def holds(self, of: Any) -> bool:
+        """As Python checks it."""
+        return self.check is None or self.check(of)
+
+    def fields(self) -> Iterator[str]:
+        """None that is known."""
+        return iter(())
+
+
 def at(path: str) -> Field:
     """The field at a dotted path below what the rule is on, e.g. ``pipeline.max_stages``."""
     return Field(path)

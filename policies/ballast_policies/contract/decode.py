@@ -1,25 +1,36 @@
-"""From JSON values to frozen dataclasses: the one decoder of messages, configurations and command inputs.
+"""From JSON to values: the one door for messages, configurations and inputs of commands.
 
-Types are strict: a truth value is no number, text is no number, a whole number is a float where one is
-expected, numbers are finite, and text has characters of Unicode only.  Keys are the fields' names, in
-camelCase unless the caller spells them otherwise.  A null is a field left out, unless the field's type has
-None.  All problems of a value are collected, so that a user corrects them in one go.
+pydantic checks types and bounds, strictly: a truth value is no number, text is no number, a whole number is a
+float where one is expected.  Here stands what it does not have: keys that are given twice, numbers that JSON
+or 64 bits do not have, halves of characters, size and depth of a text, a null that stands for a field left
+out, and words that say what to change.  All problems of a value are collected, so that a user corrects them
+in one go.
 """
 
-import collections.abc
 import dataclasses
 import enum
 import functools
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-from ballast_policies.contract.errors import ContractError, Problem, camel, join_path, shown
-from ballast_policies.contract.limits import FILE, MESSAGE, Limits, value_deeper
-from ballast_policies.contract.settings import field_problem, not_among, suggestion
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from ballast_policies.contract.errors import (
+    ContractError,
+    Problem,
+    camel,
+    join_path,
+    not_among,
+    shown,
+    suggestion,
+)
+from ballast_policies.contract.limits import FILE, MESSAGE, Limits
 
 T = TypeVar("T")
 Unknown = Literal["ignore", "refuse"]
@@ -27,11 +38,18 @@ Unknown = Literal["ignore", "refuse"]
 Spelling = Callable[[str], str]
 """From a field's name to its key."""
 
-_Reader = Callable[[Any, str, list[Problem]], Any]
-_FAILED: Any = object()
 _MOST_WHOLE = 2**63 - 1
 _DIGITS = 20
 """Longest decimal of a whole number of 64 bits, its sign included."""
+_MOST_VALUES = 50_000_000
+"""Of a value from YAML, which may refer to one part many times."""
+_DEEPEST = 2 * MESSAGE.depth
+"""Levels of a value that is no text; parts of any shape are held to those of a message."""
+
+STRICT = ConfigDict(
+    strict=True, extra="forbid", allow_inf_nan=False, frozen=True, validate_by_name=True, defer_build=True
+)
+"""Of all that is read; schemas are built when first used, so that a process starts without them."""
 
 
 def decode(
@@ -40,22 +58,21 @@ def decode(
     """``value``, as JSON or YAML has it, as a ``kind``.
 
     Args:
-        kind: a dataclass, or any type that its fields may have: ``bool``, ``int``, ``float``, ``str``, an
-            enum, ``X | None``, ``tuple[X, ...]``, ``tuple[X, X]``, ``Mapping[str, X]`` and ``Any``.
+        kind: a :class:`~ballast_policies.contract.model.Model`, a dataclass, or any type that pydantic reads.
         value: made of dict, list, str, int, float, bool and None.
         unknown: what becomes of keys that ``kind`` has no field for: ``ignore`` for messages, so that two
             releases understand each other; ``refuse`` for what people write.
         path: of ``value`` itself, for the problems' paths.
-        spelling: of the keys.
+        spelling: of the keys of a dataclass.
 
     Raises:
         ContractError: the value does not fit.
     """
-    problems: list[Problem] = []
-    read = _reader(cast("Any", kind), unknown, spelling)(value, path, problems)
-    if problems:
-        raise ContractError(problems)
-    return cast("T", read)
+    budget = iter(range(_MOST_VALUES))
+    faults = list(_faults(value, path, _DEEPEST, budget))
+    if faults:
+        raise ContractError(faults)
+    return _validated(kind, json.dumps(value), value, unknown, path, spelling)
 
 
 def decode_text(
@@ -67,7 +84,8 @@ def decode_text(
         ContractError: it is not JSON (NaN, a key given twice and a number of thousands of digits are not),
             is above the limits, or does not fit.
     """
-    return decode(kind, parse_json(text, path=path, limits=limits), unknown=unknown, path=path)
+    value = parse_json(text, path=path, limits=limits)
+    return _validated(kind, text, value, unknown, path, camel)
 
 
 def parse_json(text: str, *, path: str = "", limits: Limits = FILE) -> Any:
@@ -80,7 +98,7 @@ def parse_json(text: str, *, path: str = "", limits: Limits = FILE) -> Any:
 
     Raises:
         ContractError: the text is not JSON, is longer or nested more deeply than ``limits`` allow, gives a
-            key twice, or has a number that is not finite or beyond 64 bits.
+            key twice, has half of a character, or a number that is not finite or beyond 64 bits.
     """
     problem = limits.problem(text)
     if problem:
@@ -90,15 +108,23 @@ def parse_json(text: str, *, path: str = "", limits: Limits = FILE) -> Any:
             text,
             object_pairs_hook=_each_key_once,
             parse_constant=lambda name: _Refused(f"not JSON: {name} is no number of JSON"),
-            parse_float=_finite,
-            parse_int=_whole,
+            # Most texts have no such number, and are read without a call for each.
+            parse_float=_finite if _LARGE_EXPONENT.search(text) else None,
+            parse_int=_whole if _LONG_NUMBER.search(text) else None,
         )
     except (ValueError, RecursionError) as error:
         raise ContractError(Problem(path, f"not JSON: {error}")) from error
     problems = list(_refused(value, path))
+    if not problems and _HALF.search(text):
+        problems = list(_faults(value, path, limits.depth + 1, iter(range(_MOST_VALUES))))
     if problems:
         raise ContractError(problems)
     return value
+
+
+_LARGE_EXPONENT = re.compile(r"[eE]\+?[0-9]{3}|[0-9]{300}")
+_LONG_NUMBER = re.compile(r"[0-9]{19}")
+_HALF = re.compile("\\\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,9 +153,13 @@ _NOT_LEAVES = {dict, list, _Refused}
 
 def _each_key_once(items: list[tuple[str, Any]]) -> dict[str, Any]:
     """JSON itself would let the last of several equal keys win, silently."""
-    found: dict[str, Any] = {}
-    for key, value in items:
-        found[key] = _Refused("given twice in one object. To fix: give it once") if key in found else value
+    found = dict(items)
+    if len(found) < len(items):
+        seen: set[str] = set()
+        for key, _ in items:
+            if key in seen:
+                found[key] = _Refused("given twice in one object. To fix: give it once")
+            seen.add(key)
     return found
 
 
@@ -146,154 +176,244 @@ def _whole(digits: str) -> Any:
     return number
 
 
-@functools.cache
-def _reader(kind: Any, unknown: Unknown, spelling: Spelling) -> _Reader:
-    """What reads a ``kind``; made once for each, since types are slow to look into."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Annotated:
-        return _reader(arguments[0], unknown, spelling)
-    if origin in (typing.Union, types.UnionType):
-        return _optional(arguments, unknown, spelling)
-    if origin is tuple:
-        return _list(arguments, unknown, spelling)
-    if origin in (dict, Mapping, collections.abc.Mapping):
-        return _mapping(_reader(arguments[1], unknown, spelling))
-    if dataclasses.is_dataclass(kind):
-        return _object(kind, unknown, spelling)
-    if kind is Any:
-        return _anything
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _member(kind)
-    return _plain(kind)
-
-
-def _anything(value: Any, path: str, problems: list[Problem]) -> Any:
-    reason = f"nested deeper than {MESSAGE.depth} levels. To fix: fewer levels"
-    return _fail(problems, path, reason) if value_deeper(value, MESSAGE.depth) else value
-
-
-def _plain(kind: Any) -> _Reader:
-    expected = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}[kind]
-
-    def read(value: Any, path: str, problems: list[Problem]) -> Any:
-        if kind is float and type(value) is int:
-            try:
-                return float(value)
-            except OverflowError:
-                return _unexpected(problems, path, expected, f"one of {value.bit_length()} bits")
-        if type(value) is not kind and not (isinstance(value, kind) and not isinstance(value, bool)):
-            return _unexpected(problems, path, expected, shown(value))
-        if kind is float and not math.isfinite(value):
-            return _unexpected(problems, path, expected, str(value))
-        if kind is str and not _is_unicode(value):
-            return _unexpected(problems, path, expected, "half of a pair of surrogates")
-        return value
-
-    return read
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether it can be written anywhere: JSON's escapes can make halves of characters, which cannot."""
-    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def _member(kind: type[enum.Enum]) -> _Reader:
-    members = {member.value: member for member in kind}
-
-    def read(value: Any, path: str, problems: list[Problem]) -> Any:
-        if isinstance(value, str) and value in members:
-            return members[value]
-        name = value if isinstance(value, str) else ""
-        return _fail(problems, path, f"{shown(value)} {not_among(name, members)}")
-
-    return read
-
-
-def _optional(arguments: tuple[Any, ...], unknown: Unknown, spelling: Spelling) -> _Reader:
-    (kind,) = [argument for argument in arguments if argument is not type(None)]
-    inner = _reader(kind, unknown, spelling)
-    return lambda value, path, problems: None if value is None else inner(value, path, problems)
-
-
-def _list(arguments: tuple[Any, ...], unknown: Unknown, spelling: Spelling) -> _Reader:
-    count = None if arguments[-1] is Ellipsis else len(arguments)
-    inner = _reader(arguments[0], unknown, spelling)
-
-    def read(value: Any, path: str, problems: list[Problem]) -> Any:
-        if not isinstance(value, list | tuple):
-            return _unexpected(problems, path, "a list", shown(value))
-        if count is not None and len(value) != count:
-            return _unexpected(problems, path, f"a list of {count}", shown(value))
-        before = len(problems)
-        items = tuple(inner(item, f"{path}[{index}]", problems) for index, item in enumerate(value))
-        return items if len(problems) == before else _FAILED
-
-    return read
-
-
-def _mapping(inner: _Reader) -> _Reader:
-    def read(value: Any, path: str, problems: list[Problem]) -> Any:
-        if type(value) is not dict and not isinstance(value, Mapping):
-            return _unexpected(problems, path, "an object", shown(value))
-        before, found = len(problems), {}
+def _faults(value: Any, path: str, depth: int, budget: Iterator[int]) -> Iterator[Problem]:
+    """What JSON cannot say in a value of Python's: keys and leaves of other types, halves of characters."""
+    if next(budget, None) is None:
+        raise ContractError(Problem(path, f"more than {_MOST_VALUES} values. To fix: fewer"))
+    if isinstance(value, str):
+        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            yield Problem(path, _expected("text", "half of a pair of surrogates"))
+    elif value is None or isinstance(value, bool | float):
+        pass
+    elif isinstance(value, int):
+        if not -_MOST_WHOLE <= value <= _MOST_WHOLE:
+            reason = f"a whole number of {value.bit_length()} bits is beyond 64 bits"
+            yield Problem(path, f"{reason}. To fix: a smaller one")
+    elif depth == 0:
+        here = ".".join(path.split(".")[:3])
+        raise ContractError(Problem(here, f"nested deeper than {MESSAGE.depth} levels. To fix: fewer levels"))
+    elif isinstance(value, Mapping):
         for key, item in value.items():
-            if not isinstance(key, str):
-                return _unexpected(problems, path, "keys of text", shown(key))
-            found[key] = inner(item, join_path(path, key), problems)
-        return found if len(problems) == before else _FAILED
-
-    return read
-
-
-def _object(kind: Any, unknown: Unknown, spelling: Spelling) -> _Reader:
-    hints = typing.get_type_hints(kind)
-    fields = {}
-    for field in dataclasses.fields(kind):
-        hint = hints[field.name]
-        reader = _reader(hint, unknown, spelling)
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        fields[spelling(field.name)] = field, reader, type(None) in typing.get_args(hint), required
-
-    def read(value: Any, path: str, problems: list[Problem]) -> Any:
-        if type(value) is not dict and not isinstance(value, Mapping):
-            return _unexpected(problems, path, "an object", shown(value))
-        before, arguments = len(problems), {}
-        if unknown == "refuse":
-            for key in value:
-                if key not in fields:
-                    fix = f"leave it out, or {suggestion(str(key), fields)}"
-                    _fail(problems, join_path(path, str(key)), f"there is no such field. To fix: {fix}")
-        for key, (field, inner, nullable, required) in fields.items():
-            item = value.get(key)
-            if item is None and not (key in value and nullable):
-                if required:
-                    _fail(problems, join_path(path, key), "missing. To fix: give it a value")
-                continue
-            here = join_path(path, key)
-            read_item = inner(item, here, problems)
-            if read_item is _FAILED:
-                continue
-            reason = field_problem(field, read_item)
-            if reason:
-                _fail(problems, here, reason)
-            arguments[field.name] = read_item
-        if len(problems) > before:
-            return _FAILED
-        try:
-            return kind(**arguments)
-        except ContractError as error:
-            problems += [problem.below(path) for problem in error.problems]
-        except ValueError as error:
-            problems.append(Problem(path, str(error)))
-        return _FAILED
-
-    return read
+            if isinstance(key, str):
+                yield from _faults(key, path, depth, budget)
+                yield from _faults(item, join_path(path, key), depth - 1, budget)
+            else:
+                yield Problem(path, _expected("keys of text", shown(key)))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _faults(item, f"{path}[{index}]", depth - 1, budget)
+    else:
+        yield Problem(path, _expected("what JSON has (text, a number, a list, ...)", shown(value)))
 
 
-def _unexpected(problems: list[Problem], path: str, expected: str, found: str) -> Any:
-    return _fail(problems, path, f"expected {expected}, got {found}. To fix: {expected}")
+@functools.cache
+def _wrapped(kind: Any, spelling: Spelling) -> type[BaseModel]:
+    """A model of one field, ``value``, which gives its strictness to what is no model itself."""
+    config = ConfigDict(**STRICT, alias_generator=spelling)
+    return create_model("Value", __config__=config, value=(kind, ...))
 
 
-def _fail(problems: list[Problem], path: str, reason: str) -> Any:
-    problems.append(Problem(path, reason))
-    return _FAILED
+def _validated(kind: type[T], text: str, value: Any, unknown: Unknown, path: str, spelling: Spelling) -> T:
+    """``text`` as a ``kind``; ``value`` is what it says."""
+    reader: Any = kind
+    if not _is_model(kind):
+        reader, text = _wrapped(cast("Any", kind), spelling), f'{{"value":{text}}}'
+    extra: Any = "ignore" if unknown == "ignore" else None
+    try:
+        read = reader.model_validate_json(text, extra=extra, by_alias=True, by_name=False)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        if reader is not kind:
+            details = [{**detail, "loc": detail["loc"][1:]} for detail in details]
+        places = [_Place.at(kind, detail["loc"], spelling) for detail in details]
+        nulls = [detail["loc"] for detail, place in zip(details, places, strict=True) if _null(detail, place)]
+        if not nulls:
+            found = [
+                problem.below(path)
+                for detail, place in zip(details, places, strict=True)
+                for problem in _problems(detail, place)
+            ]
+            raise ContractError(found) from error
+    else:
+        return cast("T", read if reader is kind else read.value)
+    for loc in nulls:
+        value = _without(value, loc)
+    return _validated(kind, json.dumps(value), value, unknown, path, spelling)
+
+
+def problems_of(kind: type[BaseModel], error: ValidationError) -> list[Problem]:
+    """Each error of pydantic's in the contract's words."""
+    return [
+        problem
+        for detail in error.errors(include_url=False)
+        for problem in _problems(detail, _Place.at(kind, detail["loc"], camel))
+    ]
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """A place in a type.
+
+    Attributes:
+        siblings: keys of the object that the place is a field of; None: it is none of an object.
+        hint: type of what is there; Any: not known.
+        above: type of what it is a part of.
+        bounds: of the number that is there, by their name in pydantic: ``ge``, ``gt``, ``le``.
+    """
+
+    siblings: tuple[str, ...] | None
+    hint: Any
+    above: Any
+    bounds: Mapping[str, float]
+
+    @classmethod
+    def at(cls, kind: Any, loc: tuple[int | str, ...], spelling: Spelling) -> "_Place":
+        """The place to which pydantic's location leads."""
+        siblings: tuple[str, ...] | None = None
+        above, (hint, marks) = Any, _bare(kind)
+        for part in loc:
+            above, fields = hint, _fields(hint, spelling)
+            siblings, inside = None, typing.get_args(hint)
+            if fields is not None:
+                siblings, hint = tuple(fields), fields.get(str(part), Any)
+            else:
+                hint = inside[-1 if isinstance(part, str) else 0] if inside else Any
+            hint, marks = _bare(hint)
+        each = [mark for one in marks for mark in (one.metadata if isinstance(one, FieldInfo) else (one,))]
+        return cls(
+            siblings,
+            hint,
+            above,
+            {name: getattr(mark, name) for mark in each for name in _BOUNDS if hasattr(mark, name)},
+        )
+
+
+_BOUNDS = ("ge", "gt", "le")
+
+
+def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The type without its None, and the marks that stand beside it."""
+    marks: tuple[Any, ...] = ()
+    while True:
+        inside = typing.get_args(hint)
+        if typing.get_origin(hint) is typing.Annotated:
+            hint, marks = inside[0], (*marks, *inside[1:])
+        elif typing.get_origin(hint) in (typing.Union, types.UnionType):
+            hint = next(each for each in inside if each is not type(None))
+        else:
+            return hint, marks
+
+
+def _fields(kind: Any, spelling: Spelling) -> dict[str, Any] | None:
+    """Key -> type of an object's fields; None: it is no object with fields."""
+    if _is_model(kind):
+        return {
+            field.alias or name: Annotated[field.annotation, field]
+            for name, field in kind.model_fields.items()
+        }
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind, include_extras=True)
+        return {spelling(field.name): hints[field.name] for field in dataclasses.fields(kind)}
+    return None
+
+
+def _null(detail: Any, place: _Place) -> bool:
+    """Whether a null stands where its field has none, which means the same as the field left out."""
+    return detail["input"] is None and place.siblings is not None and detail["type"] not in _NO_FIELD
+
+
+def _without(value: Any, loc: tuple[int | str, ...]) -> Any:
+    first, *rest = loc
+    if isinstance(value, Mapping):
+        inside = {key: item for key, item in value.items() if rest or key != first}
+        return {**inside, first: _without(inside[first], tuple(rest))} if rest else inside
+    return [_without(item, tuple(rest)) if index == first else item for index, item in enumerate(value)]
+
+
+_NO_FIELD = {"extra_forbidden", "unexpected_keyword_argument"}
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a whole number of 64 bits",
+    "float_type": "a number",
+    "finite_number": "a number",
+    "string_type": "text",
+    "string_unicode": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "mapping_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "dataclass_type": "an object",
+}
+"""Kind of error -> what is expected."""
+
+
+def _problems(detail: Any, place: _Place) -> tuple[Problem, ...]:
+    path = ""
+    for part in detail["loc"]:
+        path = join_path(path, f"[{part}]" if isinstance(part, int) else part)
+    cause = (detail.get("ctx") or {}).get("error")
+    if isinstance(cause, ContractError):
+        return tuple(problem.below(path) for problem in cause.problems)
+    if detail["type"] == "missing" and isinstance(detail["loc"][-1], int):
+        path = path.removesuffix(f"[{detail['loc'][-1]}]")
+    return (Problem(path, str(cause) if cause is not None else _reason(detail, place)),)
+
+
+def _reason(detail: Any, place: _Place) -> str:
+    kind, value, limits = detail["type"], detail["input"], detail.get("ctx") or {}
+    if kind in _NO_FIELD:
+        return f"there is no such field. To fix: leave it out, or {_other(detail, place)}"
+    if kind in _EXPECTED:
+        return _expected(_EXPECTED[kind], shown(value))
+    if isinstance(place.hint, type) and issubclass(place.hint, enum.Enum):
+        name = value if isinstance(value, str) else ""
+        return f"{shown(value)} {not_among(name, [member.value for member in place.hint])}"
+    match kind:
+        case "missing" if isinstance(value, list):
+            return _expected(f"a list of {len(typing.get_args(place.above))}", shown(value))
+        case "missing":
+            return "missing. To fix: give it a value"
+        case "greater_than_equal":
+            return f"{shown(value)} is below {limits['ge']:g}. To fix: {_range(place.bounds)}"
+        case "greater_than":
+            return f"{shown(value)} is not above {limits['gt']:g}. To fix: {_range(place.bounds)}"
+        case "less_than_equal":
+            return f"{shown(value)} is above {limits['le']:.16g}. To fix: {_range(place.bounds)}"
+        case "string_too_short":
+            least = limits["min_length"]
+            return f"{value!r} is shorter than {least} characters. To fix: a longer text"
+        case "string_too_long":
+            most = limits["max_length"]
+            text = f"{value[:40]!r}... has {len(value)} characters, above {most}"
+            return f"{text}. To fix: at most {most}"
+        case "too_long":
+            return f"{limits['actual_length']} entries, above {limits['max_length']}. To fix: fewer"
+        case "too_short":
+            return f"{limits['actual_length']} entries, below {limits['min_length']}. To fix: more"
+        case "string_pattern_mismatch":
+            return f"{shown(value)} is not matched by {limits['pattern']}. To fix: such a text"
+    return f"{detail['msg']}, got {shown(value)}. To fix: change it"
+
+
+def _range(bounds: Mapping[str, float]) -> str:
+    low = f"above {bounds['gt']:g}" if "gt" in bounds else f"{bounds['ge']:g}" if "ge" in bounds else ""
+    most = bounds.get("le")
+    if most is None or most >= 2**31 - 1:
+        return low if "gt" in bounds else f"{low} or more"
+    return f"{low} to {most:.16g}" if low else f"at most {most:.16g}"
+
+
+def _other(detail: Any, place: _Place) -> str:
+    return suggestion(str(detail["loc"][-1]), place.siblings or ())
+
+
+def _expected(expected: str, found: str) -> str:
+    return f"expected {expected}, got {found}. To fix: {expected}"

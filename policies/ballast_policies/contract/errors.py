@@ -1,6 +1,7 @@
 """Why a value of the contract cannot be used: one problem for each field, with what to change."""
 
 import dataclasses
+import difflib
 import functools
 from collections.abc import Iterable
 from typing import Any
@@ -62,3 +63,21 @@ def shown(value: Any) -> str:
     except (ValueError, RecursionError):  # a number of thousands of digits, or nested too deeply
         return f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """``one of a, b``, and the nearest of them where one is near; letters' case does not count."""
+    names = list(known)
+    return f"one of {', '.join(map(str, names))}{_nearest(name, names)}"
+
+
+def not_among(name: str, known: Iterable[str]) -> str:
+    """``is not one of a, b``, and what to change."""
+    names = list(known)
+    return f"is not one of {', '.join(map(str, names))}. To fix: one of these{_nearest(name, names)}"
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    by_case = {str(other).lower(): str(other) for other in names}
+    near = difflib.get_close_matches(name.lower(), by_case, n=1)
+    return f"; did you mean {by_case[near[0]]!r}?" if near else ""

@@ -1,11 +1,11 @@
 """How a trainer process ends, as its exit code and its termination message say it."""
 
-import dataclasses
 import enum
 
+from pydantic import Field
+
 from ballast_policies.contract.limits import LONGEST_REASON, MOST_STEP
-from ballast_policies.contract.settings import setting
-from ballast_policies.contract.wire import Wire
+from ballast_policies.contract.model import Model
 
 
 class ExitCode(enum.IntEnum):
@@ -34,10 +34,9 @@ class ExitReason(enum.StrEnum):
     FAILED = "TrainingFailed"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TerminationMessage(Wire):
+class TerminationMessage(Model):
     """JSON in ``/dev/termination-log``, shown by ``kubectl describe pod`` and read by the operator."""
 
     reason: ExitReason
-    message: str = setting(max_length=LONGEST_REASON)
-    step: int | None = setting(None, ge=0, le=MOST_STEP)
+    message: str = Field(max_length=LONGEST_REASON)
+    step: int | None = Field(None, ge=0, le=MOST_STEP)

@@ -1,7 +1,7 @@
 """How large and how deep a text may be that a pod, a user or the cluster has written.
 
 Everything of that kind is read by :mod:`ballast_policies.contract.decode` within one of these limits; ranges
-of numbers and lengths of texts stand at the fields (``setting(ge=0, le=2**53)``).
+of numbers and lengths of texts stand at the fields (``Field(ge=0, le=2**53)``).
 """
 
 import dataclasses

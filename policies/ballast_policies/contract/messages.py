@@ -1,6 +1,8 @@
 """What the trainer tells the operator: reports, proposals and acknowledgements."""
 
-import dataclasses
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
 
 from ballast_policies.contract.errors import ContractError, shown
 from ballast_policies.contract.limits import (
@@ -12,13 +14,16 @@ from ballast_policies.contract.limits import (
     MOST_SECONDS,
     MOST_STEP,
 )
+from ballast_policies.contract.model import Model
 from ballast_policies.contract.ranks import Stage
-from ballast_policies.contract.settings import setting
-from ballast_policies.contract.wire import Wire
+
+_Seconds = Annotated[
+    tuple[Annotated[float, Field(ge=0, le=MOST_SECONDS)], ...], Field(max_length=MOST_LAYERS)
+]
+_Bytes = Annotated[tuple[Annotated[int, Field(ge=0, le=2**53)], ...], Field(max_length=MOST_LAYERS)]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Report(Wire):
+class Report(Model):
     """Rank 0's view of the running job, written at once when something happens, otherwise at each renewal.
 
     Attributes:
@@ -49,38 +54,37 @@ class Report(Wire):
         checkpoint_seconds: how long training stood still for a checkpoint lately; None: not measured.
     """
 
-    epoch: int = setting(ge=1, le=MOST_EPOCH)
-    step: int = setting(ge=0, le=MOST_STEP)
+    epoch: int = Field(ge=1, le=MOST_EPOCH)
+    step: int = Field(ge=0, le=MOST_STEP)
     loss: float | None
-    steps_per_second: float | None = setting(ge=0, le=MOST_RATE)
-    layer_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS, max_length=MOST_LAYERS)
-    layer_bytes: tuple[int, ...] = setting((), ge=0, le=2**53, max_length=MOST_LAYERS)
-    layer_weight_bytes: tuple[int, ...] = setting((), ge=0, le=2**53, max_length=MOST_LAYERS)
-    layer_forward_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS, max_length=MOST_LAYERS)
-    layer_optimizer_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS, max_length=MOST_LAYERS)
-    layer_activation_bytes: tuple[int, ...] = setting((), ge=0, le=2**53, max_length=MOST_LAYERS)
-    layer_output_bytes: tuple[int, ...] = setting((), ge=0, le=2**53, max_length=MOST_LAYERS)
-    layer_gradient_bytes: tuple[int, ...] = setting((), ge=0, le=2**53, max_length=MOST_LAYERS)
-    layer_repeated_bytes: tuple[int, ...] = setting((), ge=0, le=2**53, max_length=MOST_LAYERS)
-    stages: tuple[Stage, ...] = setting((), max_length=MOST_LAYERS)
+    steps_per_second: float | None = Field(ge=0, le=MOST_RATE)
+    layer_seconds: _Seconds = ()
+    layer_bytes: _Bytes = ()
+    layer_weight_bytes: _Bytes = ()
+    layer_forward_seconds: _Seconds = ()
+    layer_optimizer_seconds: _Seconds = ()
+    layer_activation_bytes: _Bytes = ()
+    layer_output_bytes: _Bytes = ()
+    layer_gradient_bytes: _Bytes = ()
+    layer_repeated_bytes: _Bytes = ()
+    stages: tuple[Stage, ...] = Field((), max_length=MOST_LAYERS)
     imbalance: float | None = None
     bubble: float | None = None
-    rebalances: int = setting(0, ge=0, le=MOST_STEP)
-    last_rebalance_step: int | None = setting(None, ge=0, le=MOST_STEP)
+    rebalances: int = Field(0, ge=0, le=MOST_STEP)
+    last_rebalance_step: int | None = Field(None, ge=0, le=MOST_STEP)
     imbalance_before: float | None = None
     imbalance_after: float | None = None
-    rebalance_pause_ms: float | None = setting(None, ge=0, le=1000 * MOST_SECONDS)
-    checkpoint_step: int | None = setting(None, ge=0, le=MOST_STEP)
-    resumed_from_step: int | None = setting(None, ge=0, le=MOST_STEP)
-    emulated: float | None = setting(None, gt=0, le=1e9)
+    rebalance_pause_ms: float | None = Field(None, ge=0, le=1000 * MOST_SECONDS)
+    checkpoint_step: int | None = Field(None, ge=0, le=MOST_STEP)
+    resumed_from_step: int | None = Field(None, ge=0, le=MOST_STEP)
+    emulated: float | None = Field(None, gt=0, le=1e9)
     validation_loss: float | None = None
-    validation_step: int | None = setting(None, ge=0, le=MOST_STEP)
-    checkpoint_every_steps: int | None = setting(None, ge=1, le=MOST_STEP)
-    checkpoint_seconds: float | None = setting(None, ge=0, le=MOST_SECONDS)
+    validation_step: int | None = Field(None, ge=0, le=MOST_STEP)
+    checkpoint_every_steps: int | None = Field(None, ge=1, le=MOST_STEP)
+    checkpoint_seconds: float | None = Field(None, ge=0, le=MOST_SECONDS)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal(Wire):
+class Proposal(Model):
     """A repack that the trainer offers: fewer ranks, at nearly the same speed.
 
     The operator answers with a plan of epoch ``epoch + 1`` and directive ``shrink``, or not at all.
@@ -96,25 +100,26 @@ class Proposal(Wire):
         reason: why, as text.
     """
 
-    epoch: int = setting(ge=1, le=MOST_EPOCH)
-    step: int = setting(ge=0, le=MOST_STEP)
-    kept_pods: tuple[str, ...] = setting(max_length=MOST_RANKS)
-    released_pods: tuple[str, ...] = setting(max_length=MOST_RANKS)
-    stages: tuple[Stage, ...] = setting(max_length=MOST_LAYERS)
-    step_seconds_before: float = setting(ge=0, le=MOST_SECONDS)
-    step_seconds_after: float = setting(ge=0, le=MOST_SECONDS)
-    reason: str = setting("", max_length=LONGEST_REASON)
+    epoch: int = Field(ge=1, le=MOST_EPOCH)
+    step: int = Field(ge=0, le=MOST_STEP)
+    kept_pods: tuple[str, ...] = Field(max_length=MOST_RANKS)
+    released_pods: tuple[str, ...] = Field(max_length=MOST_RANKS)
+    stages: tuple[Stage, ...] = Field(max_length=MOST_LAYERS)
+    step_seconds_before: float = Field(ge=0, le=MOST_SECONDS)
+    step_seconds_after: float = Field(ge=0, le=MOST_SECONDS)
+    reason: str = Field("", max_length=LONGEST_REASON)
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if not self.kept_pods or not self.released_pods:
             raise ValueError("a repack keeps at least one pod and releases at least one")
         both = set(self.kept_pods) & set(self.released_pods)
         if both:
             raise ValueError(f"pods {sorted(both)} are both kept and released")
+        return self
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Ack(Wire):
+class Ack(Model):
     """Rank 0 says that all ranks of the plan have reached ``epoch`` and train (or have stopped) as it wants.
 
     Attributes:
@@ -124,10 +129,10 @@ class Ack(Wire):
         checkpoint_step: for ``checkpointAndStop``: the step that was saved.
     """
 
-    epoch: int = setting(ge=1, le=MOST_EPOCH)
-    step: int = setting(ge=0, le=MOST_STEP)
-    pause_ms: float | None = setting(None, ge=0, le=1000 * MOST_SECONDS)
-    checkpoint_step: int | None = setting(None, ge=0, le=MOST_STEP)
+    epoch: int = Field(ge=1, le=MOST_EPOCH)
+    step: int = Field(ge=0, le=MOST_STEP)
+    pause_ms: float | None = Field(None, ge=0, le=1000 * MOST_SECONDS)
+    checkpoint_step: int | None = Field(None, ge=0, le=MOST_STEP)
 
 
 def read_finished_step(text: str) -> int:

@@ -6,10 +6,11 @@ layers' cost.  While it runs, the trainer may move layers between the plan's ran
 (that is rebalancing, reported and not asked for); only a new epoch changes the ranks.
 """
 
-import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
+
+from pydantic import Field, model_validator
 
 from ballast_policies.contract.limits import (
     LONGEST_NAME,
@@ -21,9 +22,8 @@ from ballast_policies.contract.limits import (
     Limits,
 )
 from ballast_policies.contract.messages import Proposal
+from ballast_policies.contract.model import Model
 from ballast_policies.contract.ranks import Rank, Stage
-from ballast_policies.contract.settings import setting
-from ballast_policies.contract.wire import Wire
 
 
 class Directive(enum.StrEnum):
@@ -39,8 +39,7 @@ class Directive(enum.StrEnum):
     """The plan's ranks are a superset of the last epoch's: the new ones join, layers move onto them."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Wire):
+class Plan(Model):
     """``plan.json``: the ranks of a job, its stages, and what to do.
 
     Attributes:
@@ -62,19 +61,18 @@ class Plan(Wire):
 
     LIMITS: ClassVar[Limits] = OBJECT
 
-    job: str = setting(max_length=LONGEST_NAME)
-    epoch: int = setting(ge=1, le=MOST_EPOCH)
-    launch: int = setting(ge=1, le=MOST_EPOCH)
+    job: str = Field(max_length=LONGEST_NAME)
+    epoch: int = Field(ge=1, le=MOST_EPOCH)
+    launch: int = Field(ge=1, le=MOST_EPOCH)
     directive: Directive
-    ranks: tuple[Rank, ...] = setting(max_length=MOST_RANKS)
-    stages: tuple[Stage, ...] = setting((), max_length=MOST_LAYERS)
-    reason: str = setting("", max_length=LONGEST_REASON)
-    deadline: float | None = setting(None, ge=0, le=1e12)
-    failures_per_hour: float | None = setting(None, ge=0, le=1e9)
+    ranks: tuple[Rank, ...] = Field(max_length=MOST_RANKS)
+    stages: tuple[Stage, ...] = Field((), max_length=MOST_LAYERS)
+    reason: str = Field("", max_length=LONGEST_REASON)
+    deadline: float | None = Field(None, ge=0, le=1e12)
+    failures_per_hour: float | None = Field(None, ge=0, le=1e9)
 
-    def __post_init__(self) -> None:
-        if self.epoch < 1 or self.launch < 1:
-            raise ValueError(f"epoch {self.epoch} and launch {self.launch} count from 1")
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if [r.rank for r in self.ranks] != list(range(len(self.ranks))) or not self.ranks:
             raise ValueError(f"ranks must be 0..n-1 in order, got {[r.rank for r in self.ranks]}")
         self._check_pods()
@@ -88,6 +86,7 @@ class Plan(Wire):
             if not 0 <= stage.rank < len(self.ranks):
                 raise ValueError(f"a stage is on rank {stage.rank}, but the plan has {len(self.ranks)} ranks")
             next_layer = stage.end_layer
+        return self
 
     def _check_pods(self) -> None:
         """Raise where a pod's ranks do not follow each other as its local ranks 0, 1, ..."""
@@ -133,11 +132,10 @@ class Plan(Wire):
         if unknown:
             raise ValueError(f"the proposal names {unknown}, the plan's pods are {sorted(by_pod)}")
         kept = [rank for pod in proposal.kept_pods for rank in by_pod[pod]]
-        return dataclasses.replace(
-            self,
+        return self.replace(
             epoch=self.epoch + 1,
             directive=Directive.SHRINK,
-            ranks=tuple(dataclasses.replace(rank, rank=number) for number, rank in enumerate(kept)),
+            ranks=tuple(rank.replace(rank=number) for number, rank in enumerate(kept)),
             stages=proposal.stages,
             reason=proposal.reason,
             deadline=None,
@@ -160,11 +158,10 @@ class Plan(Wire):
         if unknown:
             raise ValueError(f"{unknown} are to stay, the plan's pods are {list(self.pods)}")
         kept = [rank for pod in pods for rank in self.ranks if rank.pod == pod]
-        return dataclasses.replace(
-            self,
+        return self.replace(
             epoch=self.epoch + 1,
             directive=Directive.SHRINK,
-            ranks=tuple(dataclasses.replace(rank, rank=number) for number, rank in enumerate(kept)),
+            ranks=tuple(rank.replace(rank=number) for number, rank in enumerate(kept)),
             stages=(),
             reason=reason,
             deadline=deadline,
@@ -182,8 +179,7 @@ class Plan(Wire):
         """
         if not new:
             raise ValueError("a growth needs at least one new rank")
-        return dataclasses.replace(
-            self,
+        return self.replace(
             epoch=self.epoch + 1,
             directive=Directive.GROW,
             ranks=(*self.ranks, *new),
@@ -194,8 +190,7 @@ class Plan(Wire):
 
     def stop(self, reason: str, deadline: float | None = None) -> "Plan":
         """The next epoch: the same ranks save a checkpoint, by ``deadline`` if there is one, and exit."""
-        return dataclasses.replace(
-            self,
+        return self.replace(
             epoch=self.epoch + 1,
             directive=Directive.CHECKPOINT_AND_STOP,
             reason=reason,

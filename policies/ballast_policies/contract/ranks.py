@@ -1,14 +1,15 @@
 """A rank of a plan, and the stage of layers that it runs."""
 
-import dataclasses
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from ballast_policies.contract.limits import LONGEST_NAME, MOST_LAYERS, MOST_RANKS
+from ballast_policies.contract.model import Model
 from ballast_policies.contract.names import process_name
-from ballast_policies.contract.settings import setting
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
+class Rank(Model):
     """One process of the gang.
 
     Attributes:
@@ -19,11 +20,11 @@ class Rank:
         gpu_type: the pool's GPU type, e.g. ``v100``.
     """
 
-    rank: int = setting(ge=0, le=MOST_RANKS)
-    pod: str = setting(max_length=LONGEST_NAME)
-    local_rank: int = setting(0, ge=0, le=MOST_RANKS)
-    address: str = setting(max_length=LONGEST_NAME)
-    gpu_type: str = setting(max_length=LONGEST_NAME)
+    rank: int = Field(ge=0, le=MOST_RANKS)
+    pod: str = Field(max_length=LONGEST_NAME)
+    local_rank: int = Field(0, ge=0, le=MOST_RANKS)
+    address: str = Field(max_length=LONGEST_NAME)
+    gpu_type: str = Field(max_length=LONGEST_NAME)
 
     @property
     def process(self) -> str:
@@ -31,17 +32,18 @@ class Rank:
         return process_name(self.pod, self.local_rank)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(Model):
     """Consecutive layers ``first_layer`` (inclusive) to ``end_layer`` (exclusive) on one rank."""
 
-    rank: int = setting(ge=0, le=MOST_RANKS)
-    first_layer: int = setting(ge=0, le=MOST_LAYERS)
-    end_layer: int = setting(ge=1, le=MOST_LAYERS)
+    rank: int = Field(ge=0, le=MOST_RANKS)
+    first_layer: int = Field(ge=0, le=MOST_LAYERS)
+    end_layer: int = Field(ge=1, le=MOST_LAYERS)
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if not 0 <= self.first_layer < self.end_layer:
             raise ValueError(
                 f"stage on rank {self.rank} has layers [{self.first_layer}, {self.end_layer}): "
                 "a stage needs at least one layer"
             )
+        return self

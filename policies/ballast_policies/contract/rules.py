@@ -15,7 +15,8 @@ class Rule:
     Attributes:
         condition: a :class:`Condition`, or a function where CEL cannot express it: then the API server does
             not check it, and the operator's condition reports it.
-        field: path of the field to change, in Python's spelling, below the configuration the rule is on.
+        field: path of the field to change, in Python's spelling, below the configuration the rule is on;
+            empty: that as a whole.
         reason: what is wrong where it does not hold.
         fix: what to change.
         explain: with a function as condition: the configuration -> ``reason`` with its values.

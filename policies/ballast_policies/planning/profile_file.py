@@ -2,20 +2,24 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
 
 from ballast_policies.contract.decode import decode
 from ballast_policies.contract.errors import ContractError, Problem, camel
 from ballast_policies.contract.limits import MOST_SECONDS
-from ballast_policies.contract.settings import Settings, setting
+from ballast_policies.contract.model import Model
 from ballast_policies.planning.profile import LayerProfile
 
 MOST_BYTES = 2.0**63
 """Of one layer: sums over all layers, microbatches and replicas stay numbers."""
 
+_Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
+_Bytes = Annotated[float, Field(ge=0, le=MOST_BYTES)]
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ProfiledLayer(Settings):
+
+class ProfiledLayer(Model):
     """One layer, or ``repeat`` equal ones; seconds and bytes of one microbatch.
 
     Attributes:
@@ -35,25 +39,26 @@ class ProfiledLayer(Settings):
     """
 
     name: str = ""
-    repeat: int = setting(1, ge=1, le=100_000)
-    forward_seconds: float = setting(ge=0, le=MOST_SECONDS)
-    backward_seconds: float = setting(ge=0, le=MOST_SECONDS)
-    optimizer_seconds: float = setting(0.0, ge=0, le=MOST_SECONDS)
-    held_bytes: float = setting(0.0, ge=0, le=MOST_BYTES)
-    weight_bytes: float = setting(0.0, ge=0, le=MOST_BYTES)
-    activation_bytes: float = setting(0.0, ge=0, le=MOST_BYTES)
-    repeated_bytes: float = setting(0.0, ge=0, le=MOST_BYTES)
-    gradient_bytes: float = setting(0.0, ge=0, le=MOST_BYTES)
-    output_bytes: float = setting(0.0, ge=0, le=MOST_BYTES)
-    overhead_seconds: float = setting(0.0, ge=0, le=MOST_SECONDS)
-    reduced_bytes: float | None = setting(None, ge=0, le=MOST_BYTES)
+    repeat: int = Field(1, ge=1, le=100_000)
+    forward_seconds: _Seconds
+    backward_seconds: _Seconds
+    optimizer_seconds: _Seconds = 0.0
+    held_bytes: _Bytes = 0.0
+    weight_bytes: _Bytes = 0.0
+    activation_bytes: _Bytes = 0.0
+    repeated_bytes: _Bytes = 0.0
+    gradient_bytes: _Bytes = 0.0
+    output_bytes: _Bytes = 0.0
+    overhead_seconds: _Seconds = 0.0
+    reduced_bytes: _Bytes | None = None
 
-    def __post_init__(self) -> None:
-        Settings.__post_init__(self)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         whole = self.forward_seconds + self.backward_seconds
         if self.overhead_seconds > whole:
             reason = f"{self.overhead_seconds} is more than the {whole} s of forward and backward"
             raise ContractError(Problem("overheadSeconds", f"{reason}, of which it is a part"))
+        return self
 
     def step_seconds(self, microbatches: int) -> float:
         """Seconds of a step, as a rebalance weighs them: the optimizer included."""
@@ -70,24 +75,23 @@ _BY_LAYER = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileFile(Settings):
+class ProfileFile(Model):
     """Either ``layers``, or ``layerSeconds`` and its siblings of a report, which are of one step."""
 
-    microbatch_size: int = setting(1, ge=1)
+    microbatch_size: int = Field(1, ge=1)
     layers: tuple[ProfiledLayer, ...] = ()
-    layer_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS)
-    layer_forward_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS)
-    layer_optimizer_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS)
-    layer_bytes: tuple[float, ...] = setting((), ge=0, le=MOST_BYTES)
-    layer_weight_bytes: tuple[float, ...] = setting((), ge=0, le=MOST_BYTES)
-    layer_activation_bytes: tuple[float, ...] = setting((), ge=0, le=MOST_BYTES)
-    layer_output_bytes: tuple[float, ...] = setting((), ge=0, le=MOST_BYTES)
-    layer_gradient_bytes: tuple[float, ...] = setting((), ge=0, le=MOST_BYTES)
-    layer_repeated_bytes: tuple[float, ...] = setting((), ge=0, le=MOST_BYTES)
+    layer_seconds: tuple[_Seconds, ...] = ()
+    layer_forward_seconds: tuple[_Seconds, ...] = ()
+    layer_optimizer_seconds: tuple[_Seconds, ...] = ()
+    layer_bytes: tuple[_Bytes, ...] = ()
+    layer_weight_bytes: tuple[_Bytes, ...] = ()
+    layer_activation_bytes: tuple[_Bytes, ...] = ()
+    layer_output_bytes: tuple[_Bytes, ...] = ()
+    layer_gradient_bytes: tuple[_Bytes, ...] = ()
+    layer_repeated_bytes: tuple[_Bytes, ...] = ()
 
-    def __post_init__(self) -> None:
-        Settings.__post_init__(self)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if bool(self.layers) == bool(self.layer_seconds):
             raise ContractError("give either layers, or layerSeconds (as a job's report has them)")
         for name in _BY_LAYER:
@@ -95,6 +99,7 @@ class ProfileFile(Settings):
             if values and len(values) != len(self.layer_seconds):
                 reason = f"{len(values)} {camel(name)} for {len(self.layer_seconds)} layerSeconds"
                 raise ContractError(Problem(camel(name), f"{reason}. To fix: give one for each layer"))
+        return self
 
     @property
     def assumed_split(self) -> bool:
@@ -154,6 +159,6 @@ def read_profile(value: Any) -> ProfileFile:
         ContractError: it is no profile; every problem is named.
     """
     if isinstance(value, Mapping):
-        known = {camel(field.name) for field in dataclasses.fields(ProfileFile)}
+        known = {camel(name) for name in ProfileFile.model_fields}
         value = {key: item for key, item in value.items() if key in known}
     return decode(ProfileFile, value)

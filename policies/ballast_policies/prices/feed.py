@@ -4,10 +4,12 @@ import dataclasses
 import datetime
 import enum
 
+from pydantic import Field
+
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.errors import ContractError, Problem, shown
 from ballast_policies.contract.limits import PRICE
-from ballast_policies.contract.settings import setting
+from ballast_policies.contract.model import Model
 from ballast_policies.prices.history import LEAST_OF_ON_DEMAND, MOST_ABOVE_ON_DEMAND, is_plausible
 
 MOST_AHEAD_SECONDS = 300.0
@@ -27,12 +29,11 @@ class FeedProblem(enum.StrEnum):
     STALE = "stale"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
+class _Entry(Model):
     """The value of a feed's key, as JSON."""
 
-    price_per_gpu_hour: float = setting(gt=0, le=MOST_PRICE)
-    time: str = setting(max_length=64)
+    price_per_gpu_hour: float = Field(gt=0, le=MOST_PRICE)
+    time: str = Field(max_length=64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,12 +64,12 @@ def test_what_a_cluster_needs_and_the_trainer_does_not() -> None:
     item = changed(changed(JOB, "spec.pipeline", {"minStages": 0}), "spec.weight", "heavy")
     with pytest.raises(InvalidObject) as caught:
         read_training_job(item)
-    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+    assert {problem.split(":")[0] for problem in caught.value.problems} == {
         "spec.pipeline.minStages",
         "spec.pipeline.maxStages",
         "spec.pipeline.globalBatchSize",
         "spec.weight",
-    ]
+    }
 
 
 def test_the_attribute_that_holds_the_trainers_fields_is_no_field() -> None:

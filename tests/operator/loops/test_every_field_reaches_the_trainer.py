@@ -1,13 +1,11 @@
 """What the trainer can do, a TrainingJob can ask for: each field of its configuration arrives in the plan."""
 
-import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_policies.contract import CONFIG_KEY
 from ballast_policies.contract.job import JobConfig
-from ballast_policies.contract.settings import Settings
+from ballast_policies.contract.model import Settings
 
 from tests.contract.examples import EXAMPLES
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
@@ -20,14 +18,12 @@ a decay of the learning rate, which excludes a schedule of the user's own."""
 
 
 def at_default(config: Settings, path: str = "") -> Iterator[str]:
-    for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), f"{path}{field.name}"
+    for field_name, field in type(config).model_fields.items():
+        value, name = getattr(config, field_name), f"{path}{field_name}"
         if isinstance(value, Settings):
             yield from at_default(value, f"{name}.")
             continue
-        made = field.default_factory
-        default: Any = field.default if made is dataclasses.MISSING else made()
-        if value == default:
+        if value == field.get_default(call_default_factory=True):
             yield name
 
 

@@ -1,7 +1,5 @@
 """The first stages of a launch come from what was measured: by the job, or by another of its kind."""
 
-import dataclasses
-
 import pytest
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_policies.contract import PLAN_KEY, Plan, plan_config_map_name
@@ -19,9 +17,7 @@ def measured(monkeypatch):
     report = Trainer._report
 
     def with_layers(trainer, plan):
-        return dataclasses.replace(
-            report(trainer, plan), layer_seconds=DEAR_AT_THE_END, layer_bytes=(10**9,) * 6
-        )
+        return report(trainer, plan).replace(layer_seconds=DEAR_AT_THE_END, layer_bytes=(10**9,) * 6)
 
     monkeypatch.setattr(Trainer, "_report", with_layers)
 

@@ -57,7 +57,7 @@ CASES = {
 def test_a_proposal_is_checked_against_the_spec_and_the_plan(repack, changes, want_words):
     """The refusal has the numbers; an empty one accepts."""
     spec = {"config": a_config(repack={"enabled": True, **repack})}
-    said = refusal(a_context(spec=spec), dataclasses.replace(GOOD, **changes))
+    said = refusal(a_context(spec=spec), GOOD.replace(**changes))
     assert want_words in said if want_words else said == ""
 
 
@@ -78,14 +78,14 @@ def test_an_accepted_proposal_becomes_the_next_plan():
     """Repacked says which pods go; a refused one writes no plan and says why."""
     (action,) = take_step(a_context(proposing(GOOD))).actions
     assert [rank.pod for rank in action.plan.ranks] == list(PODS[:2])
-    late = take_step(a_context(proposing(dataclasses.replace(GOOD, step_seconds_after=2.0))))
+    late = take_step(a_context(proposing(GOOD.replace(step_seconds_after=2.0))))
     assert late.actions == () and conditions(late)["Repacked"] == (False, "ProposalRefused")
 
 
 def test_a_proposal_of_an_earlier_epoch_is_not_open():
     """The plan has changed since; only rank 0's answer to the present one counts."""
     assert take_step(a_context(proposing(GOOD))).actions
-    stale = take_step(a_context(proposing(dataclasses.replace(GOOD, epoch=3))))
+    stale = take_step(a_context(proposing(GOOD.replace(epoch=3))))
     assert (stale.actions, "Repacked" in conditions(stale)) == ((), False)
 
 

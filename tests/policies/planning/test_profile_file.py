@@ -46,7 +46,7 @@ def test_a_report_has_the_bytes_that_the_formula_of_memory_counts():
         ({}, "give either layers, or layerSeconds"),
         ({"layers": [LAYER], "layerSeconds": [1.0]}, "give either layers, or layerSeconds"),
         ({"layers": [{"forwardSeconds": 1}]}, r"layers\[0\]\.backwardSeconds: missing"),
-        ({"layers": [{**LAYER, "forwardSeconds": -1}]}, r"layers\[0\]\.forwardSeconds: -1\.0 is below 0"),
+        ({"layers": [{**LAYER, "forwardSeconds": -1}]}, r"layers\[0\]\.forwardSeconds: -1 is below 0"),
         ({"layers": [{**LAYER, "repeat": 0}]}, r"layers\[0\]\.repeat: 0 is below 1"),
         ({"layers": [{**LAYER, "forwardSecs": 1}]}, "did you mean 'forwardSeconds'"),
         ({"layerSeconds": [1, float("nan")]}, r"layerSeconds\[1\]: expected a number, got nan"),

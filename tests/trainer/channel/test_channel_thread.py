@@ -1,7 +1,5 @@
 """The channel thread retries, never blocks training, and tells at once what cannot wait."""
 
-import dataclasses
-
 import pytest
 from ballast_policies.contract import Directive, Plan, Rank
 from ballast_trainer.channel import channel_thread as channel_thread_module
@@ -82,12 +80,12 @@ def test_progress_waits_for_the_next_renewal():
     channel_thread = ChannelThread(channel, PLAN, renew_seconds=3600)
     channel_thread.send(ack=ACK, report=REPORT)
     eventually(lambda: channel.written.report == REPORT, "the first report")
-    later = dataclasses.replace(REPORT, step=REPORT.step + 1)
+    later = REPORT.replace(step=REPORT.step + 1)
     channel_thread.report(later)
     channel_thread.send(ack=ACK)
     eventually(lambda: channel.all[-1].report == later, "the report goes out with an acknowledgement")
     count = len(channel.all)
-    channel_thread.report(dataclasses.replace(REPORT, step=REPORT.step + 2))
+    channel_thread.report(REPORT.replace(step=REPORT.step + 2))
     channel_thread.close()
     assert len(channel.all) == count + 1
     assert (channel.all[-1].report.step, channel.all[-1].closing) == (REPORT.step + 2, True)
@@ -109,7 +107,7 @@ def test_a_report_of_an_event_does_not_wait_for_the_next_renewal(monkeypatch):
     channel_thread = ChannelThread(channel, PLAN, renew_seconds=2.0)
     channel_thread.send(report=REPORT)
     eventually(lambda: channel.written.report == REPORT, "the first report")
-    saved = dataclasses.replace(REPORT, checkpoint_step=REPORT.step)
+    saved = REPORT.replace(checkpoint_step=REPORT.step)
     channel_thread.report(saved)
     now[0] += 0.6
     eventually(lambda: channel.written.report == saved, "the checkpoint")
@@ -121,8 +119,8 @@ def test_the_rate_of_losses_may_change_within_an_epoch():
     """Nothing else of a plan may: a change of ranks has another epoch."""
     channel = CountingChannel()
     channel_thread = ChannelThread(channel, PLAN)
-    other = dataclasses.replace(PLAN, failures_per_hour=0.5, reason="another", launch=PLAN.launch + 1)
+    other = PLAN.replace(failures_per_hour=0.5, reason="another", launch=PLAN.launch + 1)
     channel.plan = other
     eventually(lambda: channel_thread.plan().failures_per_hour == 0.5, "the rate")
-    assert channel_thread.plan() == dataclasses.replace(PLAN, failures_per_hour=0.5)
+    assert channel_thread.plan() == PLAN.replace(failures_per_hour=0.5)
     channel_thread.close()

@@ -1,6 +1,5 @@
 """Ranks that join wait until they are called, and the others never wait for one that has ended."""
 
-import dataclasses
 import math
 import threading
 from types import SimpleNamespace
@@ -25,7 +24,7 @@ from tests.support.plans import local_plan
 from tests.support.waiting import WAIT_SECONDS
 
 OLD, FIRST, SECOND = "job-1-0", "job-1-1", "job-1-2"
-GROWN = dataclasses.replace(local_plan([OLD, FIRST, SECOND]), epoch=2, directive=Directive.GROW)
+GROWN = local_plan([OLD, FIRST, SECOND]).replace(epoch=2, directive=Directive.GROW)
 
 
 @pytest.fixture
@@ -106,7 +105,7 @@ def test_a_growth_that_is_taken_back_is_not_waited_for(world):
 
 def test_a_growth_that_has_replaced_the_agreed_plan_waits_for_its_own_ranks(world):
     """The ranks have agreed on plan 2; until rank 0 hands it out there is plan 3, whose ranks never came."""
-    newest = dataclasses.replace(GROWN, epoch=3)
+    newest = GROWN.replace(epoch=3)
     training = SimpleNamespace(world=world, plan=local_plan([OLD]), config=None)
     rank_zero = SimpleNamespace(channel_thread=SimpleNamespace(plan=lambda: newest), progress=None)
     follower = PlanFollower(

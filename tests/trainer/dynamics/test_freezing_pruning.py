@@ -2,7 +2,13 @@
 
 import pytest
 import torch
-from ballast_policies.contract.job import DynamicConfig, FreezingSettings, PruningSettings, TrainingConfig
+from ballast_policies.contract.job import (
+    DynamicConfig,
+    FreezingSettings,
+    PruningSettings,
+    Structure,
+    TrainingConfig,
+)
 from ballast_trainer.checkpoints.tensors import as_remembered
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import BUFFER, Freezing
@@ -115,7 +121,7 @@ def test_a_criterion_can_be_switched_on_for_a_checkpoint_and_off_again():
 
 
 def neuron_pruning(target, initial=0.0):
-    settings = PruningSettings(structure="neurons", initial_sparsity=initial)
+    settings = PruningSettings(structure=Structure.NEURONS, initial_sparsity=initial)
     config = DynamicConfig(kind="pruning", start_step=2, end_step=6, target=target, pruning=settings)
     return build_dynamic(config, 6)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ballast_policies.contract.job import DynamicConfig, PruningSettings, TrainingConfig
+from ballast_policies.contract.job import DynamicConfig, PruningSettings, Structure, TrainingConfig
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.pruning import heads
 from ballast_trainer.dynamics.registry import build_dynamic, check_changes
@@ -20,7 +20,7 @@ ALONE = World(epoch=1, rank=0, size=1, processes=("local",), device=CPU)
 
 
 def head_pruning(target, layers):
-    settings = PruningSettings(structure="heads")
+    settings = PruningSettings(structure=Structure.HEADS)
     config = DynamicConfig(kind="pruning", start_step=2, end_step=6, target=target, pruning=settings)
     return config, build_dynamic(config, layers)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ballast_policies.contract.job import DynamicConfig, PruningSettings
+from ballast_policies.contract.job import DynamicConfig, PruningSettings, Structure
 from ballast_trainer.dynamics.pruning import heads, neurons
 from ballast_trainer.dynamics.pruning.neurons import as_linear
 from ballast_trainer.dynamics.registry import build_dynamic
@@ -68,7 +68,7 @@ class Scaled(nn.Linear):
 def test_a_linear_layer_that_computes_otherwise_is_left_alone(linear):
     """Its weight alone does not say what it computes."""
     assert as_linear(linear) is None
-    settings = PruningSettings(structure="weights")
+    settings = PruningSettings(structure=Structure.WEIGHTS)
     change = build_dynamic(DynamicConfig(kind="pruning", target=0.9, pruning=settings), 3)
     assert "no linear layer" in change.lacks(1, nn.Sequential(linear))
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ballast_policies.contract.job import DynamicConfig, FreezingSettings, TrainingConfig
+from ballast_policies.contract.job import DynamicConfig, FreezingCriterion, FreezingSettings, TrainingConfig
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import Freezing
@@ -18,7 +18,7 @@ LAYERS = 3
 
 def looks(world, microbatches, steps):
     """What each layer's figure is at each look of a job of which this replica has some of 4 microbatches."""
-    settings = FreezingSettings(criterion="plasticity", threshold=1e-9)
+    settings = FreezingSettings(criterion=FreezingCriterion.PLASTICITY, threshold=1e-9)
     dynamic = Freezing(DynamicConfig(kind="freezing", every_steps=1, freezing=settings), LAYERS)
     model = build_gpt(layers=LAYERS, dim=16, heads=2, context=8, dropout=0.0)
     layers = LayerSet(model, TrainingConfig(seed=0), CPU, dynamic.prepare)

@@ -126,7 +126,7 @@ def snake(value):
     from ballast_policies.contract.job import DynamicConfig as Config
 
     made = decode(Config, value)
-    return {name: getattr(made, name) for name in made.__dataclass_fields__}
+    return dict(made)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Schedules without a flush, on real ranks: they learn by their recurrences, and drain where they must."""
 
-import dataclasses
 import itertools
 import json
 import signal
@@ -145,7 +144,7 @@ def test_2bw_learns_the_same_however_layers_move_and_change(gang, pods, flowing,
     (folder / "config.json").write_text(json.dumps(config))
     names = ["job-1-0", "job-1-1", "job-1-2"]
     network = 31 if dynamic is FREEZING else 32
-    plan = dataclasses.replace(local_plan(names, network=network), stages=stages_at((0, 1, 2, 8)))
+    plan = local_plan(names, network=network).replace(stages=stages_at((0, 1, 2, 8)))
     DirectoryChannel(folder).publish(plan)
     for name in names:
         pods.start_pod(name, folder)
@@ -172,7 +171,7 @@ def test_a_new_plan_drains_the_pipeline_and_moves_layers(gang, flowing, tmp_path
     channel = DirectoryChannel(folder)
     running = gang(config, ranks=2, options=["--channel", str(folder)])
     running.wait_for_step(3)
-    channel.publish(dataclasses.replace(channel.read_plan(), epoch=2, stages=stages_at((0, 2, 8))))
+    channel.publish(channel.read_plan().replace(epoch=2, stages=stages_at((0, 2, 8))))
     eventually(lambda: running.events("migrate"), "layers move", running.errors)
     (moved,) = running.events("migrate")
     running.wait_for_step(moved["step"] + 3)

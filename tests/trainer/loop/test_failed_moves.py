@@ -1,6 +1,5 @@
 """A move that fails leaves every rank with the layers, the optimizer state and the plan that it had."""
 
-import dataclasses
 import itertools
 import json
 import signal
@@ -145,16 +144,14 @@ def test_training_continues_under_the_old_plan_until_a_move_succeeds(
     channel, plan, refusing, config = picky(PODS, network=41)
     names = PODS if directive is Directive.RUN else PODS[:2]
     bounds = (0, 6, 7, 8) if directive is Directive.RUN else (0, 6, 8)
-    wanted = dataclasses.replace(
-        local_plan(names, network=41), epoch=2, directive=directive, stages=stages_at(bounds)
-    )
+    wanted = local_plan(names, network=41).replace(epoch=2, directive=directive, stages=stages_at(bounds))
     channel.publish(wanted)
     eventually(lambda: "plan 2 is not followed" in pods.errors(), "the plan is refused", pods.errors)
     trains_on(pods)
     assert not pods.events("migrate", "job-1-0")
     assert Ack.from_json((tmp_path / "channel/ack.json").read_text()).epoch == plan.epoch
     refusing.unlink()
-    channel.publish(dataclasses.replace(wanted, epoch=3))
+    channel.publish(wanted.replace(epoch=3))
     eventually(lambda: pods.events("migrate", "job-1-0"), "layers move", pods.errors)
     trains_on(pods)
     codes = assert_all_as_one_process(pods, single_process_losses, config)
@@ -167,7 +164,7 @@ def test_old_ranks_continue_without_a_new_rank_that_cannot_take_its_layers(
 ):
     """The pod that joined in vain ends; two others have left their group for it, and meet again."""
     channel, plan, _, config = picky(PODS[:2], network=42)
-    grown = dataclasses.replace(local_plan(PODS, network=42), epoch=2, directive=Directive.GROW)
+    grown = local_plan(PODS, network=42).replace(epoch=2, directive=Directive.GROW)
     channel.publish(grown)
     pods.start_pod(PODS[2], tmp_path / "channel")
     assert pods.exit_code(PODS[2]) == ExitCode.ERROR, pods.errors()

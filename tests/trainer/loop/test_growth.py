@@ -1,6 +1,5 @@
 """Ranks that join a running job, under each layout and schedule, know and do what the others do."""
 
-import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -37,7 +36,7 @@ def assert_same_curve(losses, reference, total):
 
 def grow(pods, channel, before, plan, folder, environment=None):
     """Start the pods that are new in a plan, and wait until rank 0 has read it and they are there."""
-    grown = dataclasses.replace(plan, directive=Directive.GROW)
+    grown = plan.replace(directive=Directive.GROW)
     channel.publish(grown)
     for pod in sorted(set(grown.pods) - set(before.pods)):
         pods.start_pod(pod, folder, environment)

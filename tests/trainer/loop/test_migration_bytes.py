@@ -1,6 +1,5 @@
 """What travels between ranks when layers move, and when links are measured; none of it is lost."""
 
-import dataclasses
 import functools
 import shutil
 
@@ -197,13 +196,13 @@ def test_a_shrink_in_the_step_after_a_rebalance_keeps_curve_and_checkpoints(
     if schedule == "ZeroBubbleV":
         moved = stages_at((0, 1, 2, 4, 6, 7, 8), (0, 1, 2, 2, 1, 0))
         fewer = stages_at((0, 2, 4, 6, 8), (0, 1, 1, 0))
-    channel.publish(dataclasses.replace(channel.read_plan(), epoch=2, stages=moved))
+    channel.publish(channel.read_plan().replace(epoch=2, stages=moved))
     until(running, functools.partial(running.has_read, 2))
     gates.open()
     until(running, functools.partial(has_acked, tmp_path, 2))
     until(running, gates.waiting)
     kept = channel.read_plan().keep(channel.read_plan().pods[:2], "another job waits")
-    channel.publish(dataclasses.replace(kept, stages=fewer))
+    channel.publish(kept.replace(stages=fewer))
     until(running, functools.partial(running.has_read, 3))
     gates.open()
     assert set(running.exit_codes().values()) == {0}, running.errors()

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job import BalanceBy, JobConfig
 from ballast_policies.planning import Partition, RankCapacity, simulated_step_seconds
 from ballast_policies.planning.stages import partition_of, stages_over
 from ballast_trainer.distributed.process_group import World
@@ -220,9 +220,9 @@ def test_no_repack_is_offered_to_more_stages_than_there_are_layers():
 def test_parameters_are_balanced_where_asked_for():
     """The layers of one rank hold most of them; seconds decide whether it pays."""
     sizes = dataclasses.replace(SIZES, parameters=(1, 1, 1, 1, 1, 4, 4, 4))
-    decision = rebalance_decision(job((0, 4, 8), by="parameters"), sizes, move_seconds=0.01)
+    decision = rebalance_decision(job((0, 4, 8), by=BalanceBy.PARAMETERS), sizes, move_seconds=0.01)
     assert decision.partition.bounds == (0, 6, 8)
-    assert not rebalance_decision(job((0, 4, 8), by="parameters"), SIZES, move_seconds=0.01).rebalance
+    assert not rebalance_decision(job((0, 4, 8), by=BalanceBy.PARAMETERS), SIZES, move_seconds=0.01).rebalance
 
 
 def test_the_measured_cost_of_moving_decides():

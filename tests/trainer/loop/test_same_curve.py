@@ -1,6 +1,5 @@
 """However the layers move, the loss curve is that of the uninterrupted single process."""
 
-import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -85,7 +84,7 @@ def test_rebalance_and_repack_keep_the_curve(gang, small_config, single_process_
     running = gang(held, ranks=4, options=["--channel", str(tmp_path / "channel")])
     eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
     lopsided = stages_at((0, 5, 6, 7, 8), (0, 1, 2, 3))
-    channel.publish(dataclasses.replace(channel.read_plan(), epoch=2, stages=lopsided))
+    channel.publish(channel.read_plan().replace(epoch=2, stages=lopsided))
     running.wait_for_plan(2)
     gates.open()
     eventually(lambda: running.events("rebalance"), "layers are rebalanced", running.errors)
@@ -137,7 +136,7 @@ def test_layers_balanced_over_measured_links_keep_the_curve(
     running = gang(gates.hold(config), ranks=3, options=["--channel", str(tmp_path / "channel")])
     eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
     lopsided = stages_at((0, 6, 7, 8), (0, 1, 2))
-    channel.publish(dataclasses.replace(channel.read_plan(), epoch=2, stages=lopsided))
+    channel.publish(channel.read_plan().replace(epoch=2, stages=lopsided))
     running.wait_for_plan(2)
     gates.open()
     assert set(running.exit_codes().values()) == {0}, running.errors()
@@ -253,8 +252,8 @@ def test_ranks_that_join_keep_the_curve(pods, small_config, single_process_losse
     for pod in ("job-1-0", "job-1-1"):
         pods.start_pod(pod, folder)
     pods.wait_for_step(3, "job-1-0")
-    grown = dataclasses.replace(
-        local_plan(["job-1-0", "job-1-1", "job-1-2"], network=17), epoch=2, directive=Directive.GROW
+    grown = local_plan(["job-1-0", "job-1-1", "job-1-2"], network=17).replace(
+        epoch=2, directive=Directive.GROW
     )
     channel.publish(grown)
     pods.start_pod("job-1-2", folder)

@@ -1,6 +1,5 @@
 """A parameter that several stages share learns as the one parameter that it is, wherever layers move."""
 
-import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,7 +202,7 @@ def test_a_job_that_grows_and_shrinks_keeps_the_tie(
     for pod in names[:2]:
         pods.start_pod(pod, folder)
     pods.wait_for_step(3, names[0])
-    grown = dataclasses.replace(local_plan(names, network=61), epoch=2, directive=Directive.GROW)
+    grown = local_plan(names, network=61).replace(epoch=2, directive=Directive.GROW)
     channel.publish(grown)
     pods.start_pod(names[2], folder)
     store = reach_store(first.ranks[0].address, RENDEZVOUS_PORT, WAIT_SECONDS)

@@ -1,6 +1,5 @@
 """Models, optimizers and data that users bring: one curve and one data order, whatever the ranks do."""
 
-import dataclasses
 import itertools
 import re
 import shutil
@@ -69,7 +68,7 @@ def lopsided(channel, folder, running, cuts, gates):
             Stage(rank=rank, first_layer=first, end_layer=end)
             for rank, (first, end) in enumerate(itertools.pairwise(bounds))
         )
-        channel.publish(dataclasses.replace(channel.read_plan(), epoch=epoch, stages=stages))
+        channel.publish(channel.read_plan().replace(epoch=epoch, stages=stages))
         running.wait_for_plan(epoch)
         gates.open()
         eventually(

@@ -1,7 +1,5 @@
 """Stages on several ranks, round-robin, on real ranks; and what is refused before any rank starts."""
 
-import dataclasses
-
 import pytest
 from ballast_policies.contract import Stage
 from ballast_policies.planning.stages import first_stages
@@ -91,7 +89,7 @@ def test_layers_of_replicated_stages_move_and_freeze(gang, replicated, single_pr
     running = gang(gates.hold(config), ranks=4, options=["--channel", str(folder)])
     eventually((folder / "ack.json").exists, "the ranks train", running.errors)
     moved = stages_at((0, 4, 5, 8))
-    channel.publish(dataclasses.replace(channel.read_plan(), epoch=2, stages=moved))
+    channel.publish(channel.read_plan().replace(epoch=2, stages=moved))
     running.wait_for_plan(2)
     gates.open()
     assert set(running.exit_codes().values()) == {0}, running.errors()

@@ -1,7 +1,5 @@
 """Tensor, pipeline and data axes on one mesh: the loss curve is that of one process."""
 
-import dataclasses
-
 import pytest
 import torch
 from ballast_policies.contract import Ack, Directive, Stage
@@ -111,16 +109,16 @@ def test_layers_move_and_ranks_leave_by_whole_columns(
     moved = tuple(
         Stage(rank=rank, first_layer=begin, end_layer=end) for rank, begin, end in ((0, 0, 6), (1, 6, 8))
     )
-    channel.publish(dataclasses.replace(first, epoch=2, stages=moved))
+    channel.publish(first.replace(epoch=2, stages=moved))
     running.wait_for_plan(2)
     gates.open()
     eventually(lambda: acked(folder) >= 2, "the layers have moved", running.errors)
-    torn = tuple(dataclasses.replace(first.ranks[old], rank=new) for new, old in enumerate((0, 2)))
-    channel.publish(dataclasses.replace(first, epoch=3, directive=Directive.SHRINK, ranks=torn))
+    torn = tuple(first.ranks[old].replace(rank=new) for new, old in enumerate((0, 2)))
+    channel.publish(first.replace(epoch=3, directive=Directive.SHRINK, ranks=torn))
     running.wait_for_plan(3)
     gates.open()
     eventually(lambda: "position 0 together" in running.errors(), "it is refused", running.errors)
-    channel.publish(dataclasses.replace(first, epoch=4, directive=Directive.SHRINK, ranks=first.ranks[:2]))
+    channel.publish(first.replace(epoch=4, directive=Directive.SHRINK, ranks=first.ranks[:2]))
     running.wait_for_plan(4)
     gates.open()
     assert set(running.exit_codes().values()) == {0}, running.errors()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from ballast_policies.contract.job import StragglersConfig
+from ballast_policies.contract.job import Selection, StragglerPolicy, StragglersConfig
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.gpu_emulation import emulated_speed
@@ -95,7 +95,7 @@ def importance(**config):
     torch.manual_seed(0)
     block = split_layer(Block(32, 8, 0.0), Axis(ranks=(0, 1)))
     up = block.get_submodule("mlp").up
-    return ColumnImportance(up, StragglersConfig(policy="resize", **config), seed=1), up.weight
+    return ColumnImportance(up, StragglersConfig(policy=StragglerPolicy.RESIZE, **config), seed=1), up.weight
 
 
 def change(weight, columns, by=0.1):
@@ -127,7 +127,7 @@ def test_what_was_left_out_keeps_its_figure_and_comes_back():
 
 def test_random_selection_differs_from_epoch_to_epoch():
     """Of the asked number, ascending, without looking at the weights."""
-    chosen, _ = importance(selection="random")
+    chosen, _ = importance(selection=Selection.RANDOM)
     first, second = chosen.choose(0.5, 32), chosen.choose(0.5, 32)
     assert len(first) == len(second) == 16
     assert list(first) == sorted(first) and list(first) != list(second)
@@ -175,7 +175,9 @@ def test_times_are_exchanged_only_where_a_ranks_own_have_changed_by_a_tenth():
     axis = TwoRanks(ranks=(0, 1))
     block = split_layer(Block(32, 8, 0.0), axis)
     layer = SimpleNamespace(index=0, module=block)
-    mitigation = StragglerMitigation(StragglersConfig(policy="resize"), torch.device("cpu"), None, seed=0)
+    mitigation = StragglerMitigation(
+        StragglersConfig(policy=StragglerPolicy.RESIZE), torch.device("cpu"), None, seed=0
+    )
     wanted, late = [], []
     for step, seconds in enumerate([1.0] * 3 + [1.02] * 4 + [1.07] * 4 + [1.3] * 3 + [1.3] * 4):
         exchange = bool(wanted) and wanted[-1]
@@ -208,7 +210,9 @@ def test_a_decision_after_which_steps_are_no_shorter_is_taken_back(after, acts):
     axis = TwoRanks(ranks=(0, 1))
     block = split_layer(Block(32, 8, 0.0), axis)
     layer = SimpleNamespace(index=0, module=block)
-    mitigation = StragglerMitigation(StragglersConfig(policy="resize"), torch.device("cpu"), None, seed=0)
+    mitigation = StragglerMitigation(
+        StragglersConfig(policy=StragglerPolicy.RESIZE), torch.device("cpu"), None, seed=0
+    )
     acted, wanted = [], False
     for step, seconds in enumerate([2.0] * 3 + [after] * 3 + [after if acts else 2.0] * 12 + [3.0] * 4):
         mitigation.begin_step(step, [layer], axis, microbatches=1, exchange=wanted)
@@ -229,7 +233,7 @@ def test_a_layer_that_arrives_is_resized_at_once_and_the_decision_is_made_again(
     axis = TwoRanks(ranks=(0, 1))
     layers = [SimpleNamespace(index=at, module=split_layer(Block(32, 8, 0.0), axis)) for at in (0, 1)]
     mitigation = StragglerMitigation(
-        StragglersConfig(policy="resize", epoch_steps=100), torch.device("cpu"), None, seed=0
+        StragglersConfig(policy=StragglerPolicy.RESIZE, epoch_steps=100), torch.device("cpu"), None, seed=0
     )
     acted, resized, wanted = [], [], False
     # The late rank's step is a second longer with the second layer, whatever is left out.

@@ -5,7 +5,6 @@ at once. Progress alone waits for the next renewal of the Lease, and each report
 call that failed is repeated.
 """
 
-import dataclasses
 import logging
 import threading
 from time import monotonic
@@ -146,7 +145,7 @@ class ChannelThread:
             # A watch that begins again may tell of an older one first.
             news = plan.epoch > self._plan.epoch
             if not news and plan.epoch == self._plan.epoch:  # the rate changes within an epoch
-                plan = dataclasses.replace(self._plan, failures_per_hour=plan.failures_per_hour)
+                plan = self._plan.replace(failures_per_hour=plan.failures_per_hour)
                 news = plan != self._plan
             self._plan = plan if news else self._plan
         if news:

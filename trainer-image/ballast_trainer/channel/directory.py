@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Plan
-from ballast_policies.contract.wire import Wire
+from ballast_policies.contract.model import Model
 
 from ballast_trainer.channel.base import ChannelError, Messages, config_from, plan_from
 
@@ -34,7 +34,7 @@ class DirectoryChannel:
 
     def write(self, messages: Messages) -> None:
         """One file for each message given."""
-        files: dict[str, Wire | None] = {
+        files: dict[str, Model | None] = {
             "report.json": messages.report,
             "proposal.json": messages.proposal,
             "ack.json": messages.ack,

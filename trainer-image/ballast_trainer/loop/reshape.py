@@ -44,7 +44,7 @@ class ReshapeResult:
 
 
 def _renumbered(stages: Sequence[Stage], rank_of: dict[int, int]) -> tuple[Stage, ...]:
-    return tuple(dataclasses.replace(stage, rank=rank_of[stage.rank]) for stage in stages)
+    return tuple(stage.replace(rank=rank_of[stage.rank]) for stage in stages)
 
 
 def _new_positions(world: World, plan: Plan) -> dict[int, int]:

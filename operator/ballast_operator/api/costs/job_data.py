@@ -2,9 +2,11 @@
 
 from typing import Annotated
 
+from ballast_policies.contract.conditions import Cel
+from ballast_policies.contract.rules import Rule
 from pydantic import Field
 
-from ballast_operator.api.base import ApiModel, MemoryQuantity, Rule, StatusModel, Step
+from ballast_operator.api.base import ApiModel, MemoryQuantity, StatusModel, Step
 
 Region = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 """A region by its cloud's name: ``us-east-1``, ``europe-west4``, ``eastus``."""
@@ -19,9 +21,13 @@ class DataLocation(ApiModel):
 
     RULES = (
         Rule(
-            "has(self.readPerStep) != has(self.readInAll)",
-            "what is read is stated by readPerStep or readInAll. To fix: set exactly one",
-            holds=lambda data: (data.read_per_step is None) != (data.read_in_all is None),
+            condition=Cel(
+                "has(self.readPerStep) != has(self.readInAll)",
+                lambda data: (data.read_per_step is None) != (data.read_in_all is None),
+            ),
+            field="",
+            reason="what is read is stated by readPerStep or readInAll",
+            fix="set exactly one",
         ),
     )
 

@@ -2,10 +2,12 @@
 
 from typing import Annotated
 
+from ballast_policies.contract.conditions import Cel
+from ballast_policies.contract.rules import Rule
 from ballast_policies.prices.clouds.wanted import USD
 from pydantic import Field
 
-from ballast_operator.api.base import ApiModel, Rule, schema
+from ballast_operator.api.base import ApiModel, schema
 
 _AwsRegion = Annotated[str, Field(max_length=32, pattern=r"^[a-z]{2}(-[a-z]+){1,3}-[0-9]$")]
 _Place = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
@@ -54,36 +56,53 @@ class PriceFeed(ApiModel):
 
     RULES = (
         Rule(
-            "[has(self.configMap), has(self.aws), has(self.azure), has(self.gcp)].filter(x, x).size() == 1",
-            "a price feed is one of configMap, aws, azure and gcp. To fix: set exactly one",
-            holds=lambda feed: (
-                sum(part is not None for part in (feed.config_map, feed.aws, feed.azure, feed.gcp)) == 1
+            condition=Cel(
+                "[has(self.configMap), has(self.aws), has(self.azure), has(self.gcp)]"
+                ".filter(x, x).size() == 1",
+                lambda feed: (
+                    sum(part is not None for part in (feed.config_map, feed.aws, feed.azure, feed.gcp)) == 1
+                ),
             ),
+            field="",
+            reason="a price feed is one of configMap, aws, azure and gcp",
+            fix="set exactly one",
         ),
         Rule(
-            "!has(self.currency) || self.currency == 'USD' || has(self.rate)",
-            "a price in another currency than USD needs its rate. To fix: set priceFeed.rate",
-            field=".rate",
-            holds=lambda feed: feed.currency == USD or feed.rate is not None,
+            condition=Cel(
+                "!has(self.currency) || self.currency == 'USD' || has(self.rate)",
+                lambda feed: feed.currency == USD or feed.rate is not None,
+            ),
+            field="rate",
+            reason="a price in another currency than USD needs its rate",
+            fix="set priceFeed.rate",
         ),
         Rule(
-            "!has(self.currency) || self.currency == 'USD' || !has(self.aws)",
-            "AWS has its spot prices in USD alone. To fix: leave currency out; rate converts",
-            field=".currency",
-            holds=lambda feed: feed.currency == USD or feed.aws is None,
+            condition=Cel(
+                "!has(self.currency) || self.currency == 'USD' || !has(self.aws)",
+                lambda feed: feed.currency == USD or feed.aws is None,
+            ),
+            field="currency",
+            reason="AWS has its spot prices in USD alone",
+            fix="leave currency out; rate converts",
         ),
         Rule(
-            "!has(self.configMap) || (!has(self.rate) && (!has(self.currency) || self.currency == 'USD'))",
-            "currency and rate are for the price lists of clouds. "
-            "To fix: leave them out, and write the ConfigMap's prices in the pools' currency",
-            field=".rate",
-            holds=lambda feed: feed.config_map is None or (feed.rate is None and feed.currency == USD),
+            condition=Cel(
+                "!has(self.configMap) || "
+                "(!has(self.rate) && (!has(self.currency) || self.currency == 'USD'))",
+                lambda feed: feed.config_map is None or (feed.rate is None and feed.currency == USD),
+            ),
+            field="rate",
+            reason="currency and rate are for the price lists of clouds",
+            fix="leave them out, and write the ConfigMap's prices in the pools' currency",
         ),
         Rule(
-            "!has(self.key) || size(self.key) == 0 || has(self.configMap)",
-            "key is a key of a ConfigMap. To fix: leave it out",
-            field=".key",
-            holds=lambda feed: not feed.key or feed.config_map is not None,
+            condition=Cel(
+                "!has(self.key) || size(self.key) == 0 || has(self.configMap)",
+                lambda feed: not feed.key or feed.config_map is not None,
+            ),
+            field="key",
+            reason="key is a key of a ConfigMap",
+            fix="leave it out",
         ),
     )
 

@@ -3,9 +3,11 @@
 import enum
 from typing import Annotated
 
+from ballast_policies.contract.conditions import Cel
+from ballast_policies.contract.rules import Rule
 from pydantic import Field
 
-from ballast_operator.api.base import ApiModel, Rule
+from ballast_operator.api.base import ApiModel
 
 
 class SharingKind(enum.StrEnum):
@@ -22,11 +24,11 @@ class Sharing(ApiModel):
 
     RULES = (
         Rule(
-            "self.kind != 'MPS'",
-            "sharing.kind MPS: under it a job that is alone has half of a GPU's memory and threads as well, "
-            "and its speed would be taken for that of the whole GPU. To fix: kind: TimeSlicing",
-            field=".kind",
-            holds=lambda sharing: sharing.kind is not SharingKind.MPS,
+            condition=Cel("self.kind != 'MPS'", lambda sharing: sharing.kind is not SharingKind.MPS),
+            field="kind",
+            reason="sharing.kind MPS: under it a job that is alone has half of a GPU's memory and threads as "
+            "well, and its speed would be taken for that of the whole GPU",
+            fix="kind: TimeSlicing",
         ),
     )
 

@@ -8,6 +8,7 @@ from ballast_policies.contract.conditions import (
     AnyOf,
     Arithmetic,
     AtDefaults,
+    Cel,
     Comparison,
     Condition,
     Field,
@@ -21,7 +22,7 @@ from ballast_policies.contract.row_conditions import ItemRows, RowFact
 from ballast_policies.contract.rules import Rule, json_path
 
 
-def cel_rule(rule: Rule, optional: Callable[[str], bool]) -> str | None:
+def cel_rule(rule: Rule, optional: Callable[[str], bool] = lambda path: False) -> str | None:
     """The rule's condition over ``self``; None: CEL cannot express it.
 
     A rule holds where a field that it compares is not set, so those that may be missing are asked for first.
@@ -30,6 +31,8 @@ def cel_rule(rule: Rule, optional: Callable[[str], bool]) -> str | None:
         rule: of the object ``self``.
         optional: whether the field at a dotted path, in Python's spelling, may be missing.
     """
+    if isinstance(rule.condition, Cel):
+        return rule.condition.expression
     if not isinstance(rule.condition, Condition):
         return None
     paths: set[str] = set()

@@ -9,6 +9,7 @@ from ballast_operator.api import meta
 from ballast_operator.api.base import ApiModel
 from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
+from ballast_operator.api.schema.model_schema import validations
 from ballast_operator.api.schema.structural import Schema, structural_schema
 from ballast_operator.api.training_job import TrainingJob, TrainingJobSpec
 from ballast_operator.api.training_job_status import TrainingJobStatus
@@ -188,5 +189,5 @@ def root_schema(resource: Resource) -> Schema:
         },
     }
     if resource.root.RULES:
-        root["x-kubernetes-validations"] = [rule.to_schema() for rule in resource.root.RULES]
+        root["x-kubernetes-validations"] = validations(resource.root.RULES)
     return root

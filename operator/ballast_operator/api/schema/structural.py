@@ -9,7 +9,9 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from ballast_operator.api.base import ApiModel
+from ballast_policies.contract.model import Model
+
+from ballast_operator.api.schema.model_schema import CrdJsonSchema, worth_defaulting
 
 Schema = dict[str, Any]
 
@@ -49,7 +51,7 @@ class UnsupportedSchemaError(TypeError):
     """A model uses what a CRD cannot say; the text names the path."""
 
 
-def structural_schema(model: type[ApiModel], *, defaults: bool) -> Schema:
+def structural_schema(model: type[Model], *, defaults: bool) -> Schema:
     """The structural schema of a model.
 
     Args:
@@ -59,7 +61,7 @@ def structural_schema(model: type[ApiModel], *, defaults: bool) -> Schema:
     Raises:
         UnsupportedSchemaError: the model's schema has something that a CRD cannot say.
     """
-    generated = model.model_json_schema(by_alias=True, mode="validation")
+    generated = model.model_json_schema(by_alias=True, mode="validation", schema_generator=CrdJsonSchema)
     return _convert(generated, generated.get("$defs", {}), model.__name__, defaults)
 
 
@@ -139,18 +141,6 @@ def _object(source: Mapping[str, Any], definitions: Mapping[str, Any], path: str
     elif isinstance(extra, Mapping):
         result["additionalProperties"] = _convert(extra, definitions, f"{path}.*", defaults)
     return result
-
-
-def worth_defaulting(default: Any, *, is_model: bool) -> bool:
-    """Whether the default says something: an empty list or map is as good as an absent one.
-
-    Args:
-        default: as JSON has it; None: there is none.
-        is_model: whether the field is an object with fields of its own.
-    """
-    if isinstance(default, dict):
-        return is_model and any(value not in ({}, []) for value in default.values())
-    return default is not None and default != []
 
 
 def _is_model(source: Mapping[str, Any]) -> bool:

@@ -33,8 +33,9 @@ def with_spot_limits(policy: "ClusterPolicy", text: str) -> "ClusterPolicy":
         raise click.UsageError(f"--spot: {found}. To fix: onDemandShare=0.3,mostInOnePool=0.5") from error
     spec = policy.spec.model_copy(update={"spot": limits})
     for rule in spec.RULES:
-        if rule.holds is not None and not rule.holds(spec):
-            raise click.UsageError(f"--spot: {rule.message}")
+        broken = rule.problem(spec)
+        if broken is not None:
+            raise click.UsageError(f"--spot: {broken.reason}")
     return policy.model_copy(update={"spec": spec})
 
 

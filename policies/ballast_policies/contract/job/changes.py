@@ -1,11 +1,12 @@
 """The settings of each kind of change of a model."""
 
-import dataclasses
 import enum
 
+from pydantic import Field
+
 from ballast_policies.contract.conditions import at, given
+from ballast_policies.contract.model import Settings
 from ballast_policies.contract.rules import Rule
-from ballast_policies.contract.settings import Settings, setting
 
 
 class Structure(enum.StrEnum):
@@ -63,11 +64,10 @@ class LoadBalance(enum.StrEnum):
     """Nothing."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PruningSettings(Settings):
     """What is pruned."""
 
-    initial_sparsity: float = setting(0.0, ge=0, le=1)
+    initial_sparsity: float = Field(0.0, ge=0, le=1)
     """Sparsity at ``startStep``, from which it grows to ``target``."""
     structure: Structure = Structure.WEIGHTS
     """``weights``: the smallest of all linear layers, whose products become sparse from 85 % on;
@@ -75,7 +75,6 @@ class PruningSettings(Settings):
     attention, whose products become smaller at any sparsity."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FreezingSettings(Settings):
     """When layers freeze; always a prefix of the layers, never the last one."""
 
@@ -85,19 +84,18 @@ class FreezingSettings(Settings):
     ``threshold`` times that of its first looks; ``plasticity``: the slope of how much the likeness of its
     outputs to each other changes from look to look is below ``threshold`` times the largest slope yet
     (Egeria, with 0.2)."""
-    threshold: float = setting(0.001, gt=0, le=1000)
+    threshold: float = Field(0.001, gt=0, le=1000)
     """Of the criterion."""
-    patience: int = setting(2, ge=1, le=1000)
+    patience: int = Field(2, ge=1, le=1000)
     """Looks in a row at which the criterion has to hold."""
-    thaw_steps: int | None = setting(None, ge=1, le=2**53)
+    thaw_steps: int | None = Field(None, ge=1, le=2**53)
     """Steps after which a frozen layer learns again, until the criterion holds again. Absent: never."""
-    cache_bytes: int | None = setting(None, ge=1, le=2**53)
+    cache_bytes: int | None = Field(None, ge=1, le=2**53)
     """Bytes of the host's memory in which each rank keeps the outputs of frozen layers by sample: a sample
     that comes again, in the next epoch, passes them without being computed. Needs ``data`` that is a dataset,
     and no dropout in layers that freeze. Absent: frozen layers compute their forward in each step."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSettings(Settings):
     """Who attends to whom. Always causal."""
 
@@ -105,15 +103,14 @@ class AttentionSettings(Settings):
     """``blocks``: a block of queries attends to its own block of keys and to those others whose pooled scores
     make up ``coverage``; ``hash``: a query attends to the keys in its bucket of a random rotation, and to
     itself."""
-    block_size: int = setting(16, ge=1, le=4096)
+    block_size: int = Field(16, ge=1, le=4096)
     """Positions in a block, of ``blocks``."""
-    coverage: float = setting(0.9, gt=0, le=1)
+    coverage: float = Field(0.9, gt=0, le=1)
     """Sum of the softmax of the pooled scores that a block of queries keeps, of ``blocks``."""
-    buckets: int = setting(8, ge=2, le=4096)
+    buckets: int = Field(8, ge=2, le=4096)
     """Of ``hash``; an even number is used."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExitsSettings(Settings):
     """When positions leave the layers."""
 
@@ -131,36 +128,34 @@ class ExitsSettings(Settings):
     before each block that learns whether the block would leave the state within ``saturation`` of itself;
     ``softmax``: by how much the likeliest class is ahead of the next, of an exit head after each block that
     learns from the model's targets."""
-    threshold: float = setting(0.95, gt=0, le=1)
+    threshold: float = Field(0.95, gt=0, le=1)
     """Confidence from which a position leaves."""
-    saturation: float = setting(0.95, gt=0, le=1)
+    saturation: float = Field(0.95, gt=0, le=1)
     """Cosine above which a state counts as unchanged, where ``head`` learns."""
-    head_weight: float = setting(0.1, ge=0, le=1000)
+    head_weight: float = Field(0.1, ge=0, le=1000)
     """Of the loss of ``head``, or of each exit head of ``softmax``, which trains the blocks before it too."""
-    vocabulary: int | None = setting(None, ge=2, le=2**31 - 1)
+    vocabulary: int | None = Field(None, ge=2, le=2**31 - 1)
     """Classes that ``softmax`` tells apart, as many as the model's head has."""
-    rank: int = setting(32, ge=1, le=65_536)
+    rank: int = Field(32, ge=1, le=65_536)
     """Of the exit heads of ``softmax``: they map the state to this many numbers, and these to the classes."""
-    sampled: float = setting(0.0, ge=0, le=1)
+    sampled: float = Field(0.0, ge=0, le=1)
     """Fraction of the positions that leave at a layer drawn at random, so that the model's own loss trains
     every exit."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DepthsSettings(Settings):
     """How positions are routed around blocks; a routed block computes ``1 - target`` of them."""
 
-    every_blocks: int = setting(2, ge=1, le=100_000)
+    every_blocks: int = Field(2, ge=1, le=100_000)
     """One of this many blocks is routed."""
-    predictor_weight: float = setting(0.01, ge=0, le=1000)
+    predictor_weight: float = Field(0.01, ge=0, le=1000)
     """Of the loss of the predictor, which learns from a position alone whether the router picks it: the
     router compares positions of the whole sequence, which are not known when text is generated."""
-    threshold: float | None = setting(None, ge=0, le=1)
+    threshold: float | None = Field(None, ge=0, le=1)
     """Router's score, 0 to 1, below which a position passes by even where there is room for it; so the
     routers decide what their blocks compute, up to ``1 - target``. Absent: all room is used."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsSettings(Settings):
     """Experts: copies of a block's MLP, each as wide as it."""
 
@@ -173,15 +168,15 @@ class ExpertsSettings(Settings):
         ),
     )
 
-    count: int = setting(4, ge=2, le=1024)
+    count: int = Field(4, ge=2, le=1024)
     """Experts of a block."""
-    top_k: int = setting(1, ge=1, le=1024)
+    top_k: int = Field(1, ge=1, le=1024)
     """Experts that each position goes to."""
-    every_blocks: int = setting(2, ge=1, le=100_000)
+    every_blocks: int = Field(2, ge=1, le=100_000)
     """One of this many blocks has experts."""
-    first_layer: int = setting(0, ge=0, le=100_000)
+    first_layer: int = Field(0, ge=0, le=100_000)
     """Index of the first layer that may have experts; those before stay dense, as in DeepSeek-V3."""
-    capacity_factor: float = setting(1.25, gt=0, le=1024)
+    capacity_factor: float = Field(1.25, gt=0, le=1024)
     """Positions that an expert takes at most, over the mean, where ``dropTokens`` is true."""
     drop_tokens: bool = False
     """Whether positions above an expert's capacity pass it by. If not, capacity grows to the fullest
@@ -191,5 +186,5 @@ class ExpertsSettings(Settings):
     parallel: bool = False
     """Whether the replicas of a stage (``parallelism.data``) share its experts: tokens travel to the rank of
     their expert and back, and the placement of experts follows the tokens of the last step."""
-    balance_weight: float = setting(0.01, ge=0, le=1000)
+    balance_weight: float = Field(0.01, ge=0, le=1000)
     """Of the auxiliary loss, or the step of the bias."""

@@ -1,8 +1,8 @@
 """How a model changes while it trains."""
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field
 
 from ballast_policies.contract.conditions import absent, at, given
 from ballast_policies.contract.job.changes import (
@@ -13,9 +13,9 @@ from ballast_policies.contract.job.changes import (
     FreezingSettings,
     PruningSettings,
 )
+from ballast_policies.contract.model import Arguments, Named, Settings
 from ballast_policies.contract.row_conditions import row
 from ballast_policies.contract.rules import Rule
-from ballast_policies.contract.settings import Settings, setting
 from ballast_policies.planning.dynamics import DYNAMICS
 
 _SECTIONS = {
@@ -32,7 +32,6 @@ _BY_STEPS = row("kind", DYNAMICS, lambda case: case.by_steps)
 _CHOSEN_TARGET = row("kind", DYNAMICS, lambda case: not case.needs_target)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicConfig(Settings):
     """One change of the model while it trains."""
 
@@ -78,16 +77,16 @@ class DynamicConfig(Settings):
         ),
     )
 
-    kind: str = setting(max_length=253, registry=DYNAMICS)
+    kind: Annotated[str, Field(max_length=253), Named(DYNAMICS)]
     """What changes: a name under [Dynamics](#dynamics), or ``prefix.name`` of a distribution that is
     installed in the operator's and the trainer's image."""
-    start_step: int = setting(0, ge=0, le=2**53)
+    start_step: int = Field(0, ge=0, le=2**53)
     """First step that changes something."""
-    end_step: int | None = setting(None, ge=0, le=2**53)
+    end_step: int | None = Field(None, ge=0, le=2**53)
     """Step at which ``target`` is reached. Absent: at ``startStep``; for a criterion: the job's last step."""
-    every_steps: int = setting(1, ge=1, le=2**31 - 1)
+    every_steps: int = Field(1, ge=1, le=2**31 - 1)
     """Steps between two changes, or two looks at a criterion."""
-    target: float | None = setting(None, ge=0, le=1)
+    target: float | None = Field(None, ge=0, le=1)
     """What is reached at ``endStep``, 0 to 1: final sparsity, fraction of layers frozen, and the like. Where
     the model's own measurements decide, the most that may be reached; absent: 1."""
     pruning: PruningSettings | None = None
@@ -102,5 +101,5 @@ class DynamicConfig(Settings):
     """How positions are routed, of ``kind: mixtureOfDepths``."""
     experts: ExpertsSettings | None = None
     """The experts of ``kind: mixtureOfExperts``."""
-    args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    args: Arguments = Field(default_factory=dict)
     """For the kinds of other distributions, which define what they read."""

@@ -1,11 +1,11 @@
 """When a job measures its loss on data that it does not train on."""
 
-import dataclasses
+from pydantic import Field
 
 from ballast_policies.contract.conditions import absent, given
 from ballast_policies.contract.job.model import DataConfig
+from ballast_policies.contract.model import Settings
 from ballast_policies.contract.rules import Rule
-from ballast_policies.contract.settings import Settings, setting
 
 EVALUATION_RULES = (
     Rule(
@@ -24,13 +24,12 @@ EVALUATION_RULES = (
 """Rules on the whole configuration."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationConfig(Settings):
     """When the validation loss is measured, and on which data."""
 
-    every_steps: int = setting(100, ge=1, le=2**31 - 1)
+    every_steps: int = Field(100, ge=1, le=2**31 - 1)
     """Steps between two evaluations; there is one more after the last step."""
-    batches: int | None = setting(None, ge=1, le=2**31 - 1)
+    batches: int | None = Field(None, ge=1, le=2**31 - 1)
     """Batches of ``pipeline.globalBatchSize`` samples, the same in every evaluation. Absent: all whole
     batches of a dataset or loader that has a length."""
     data: DataConfig | None = None

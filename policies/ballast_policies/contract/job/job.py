@@ -1,9 +1,9 @@
 """The whole configuration of a job, and the rules over several of its parts."""
 
-import dataclasses
-import json
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import Field
 
 from ballast_policies.contract.conditions import AllOf, absent, at, each_is, given
 from ballast_policies.contract.decode import decode, decode_text
@@ -31,10 +31,9 @@ from ballast_policies.contract.job.reshaping import RebalanceConfig, RepackConfi
 from ballast_policies.contract.job.script import with_model_only
 from ballast_policies.contract.job.training import Decay, Precision, TrainingConfig
 from ballast_policies.contract.limits import OBJECT
+from ballast_policies.contract.model import InCluster, Keyed, Settings
 from ballast_policies.contract.row_conditions import each_row, row
 from ballast_policies.contract.rules import Rule
-from ballast_policies.contract.settings import Settings, setting
-from ballast_policies.contract.wire import encode
 from ballast_policies.planning.balancers.registry import BALANCERS
 from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.schedules import SCHEDULES, replicable_schedules
@@ -215,34 +214,37 @@ _RULES = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobConfig(Settings):
     """The fields of ``TrainingJob.spec`` that the trainer acts on."""
 
     RULES = _RULES
 
-    total_steps: int = setting(ge=1, le=2**53)
+    total_steps: int = Field(ge=1, le=2**53)
     """Optimizer steps until the job has succeeded."""
-    model: ModelConfig | None = setting(None, immutable="the checkpoint holds the weights of this one")
+    model: Annotated[
+        ModelConfig | None, InCluster(immutable="the checkpoint holds the weights of this one")
+    ] = None
     """What the trainer builds. Absent: the job runs its template's own command, as it is, one process a
     GPU."""
-    pipeline: PipelineConfig = setting(PipelineConfig)
+    pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
     """How a step's batch passes through the stages. Changes take effect at the next launch."""
-    parallelism: ParallelismConfig = setting(ParallelismConfig)
+    parallelism: ParallelismConfig = Field(default_factory=ParallelismConfig)
     """How many ranks work at each position of the pipeline. Changes take effect at the next launch."""
-    dynamics: tuple[DynamicConfig, ...] = setting((), max_length=16, key="kind")
+    dynamics: Annotated[tuple[DynamicConfig, ...], Field(max_length=16), Keyed("kind")] = ()
     """How the model changes while it trains, each kind once."""
-    rebalance: RebalanceConfig = setting(RebalanceConfig)
+    rebalance: RebalanceConfig = Field(default_factory=RebalanceConfig)
     """When layers move between ranks."""
-    repack: RepackConfig = setting(RepackConfig)
+    repack: RepackConfig = Field(default_factory=RepackConfig)
     """When GPUs are released."""
-    training: TrainingConfig = setting(TrainingConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
     """How the weights are learnt. Changes take effect at the next launch."""
-    data: DataConfig | None = setting(None, immutable="the step determines which samples come next")
+    data: Annotated[DataConfig | None, InCluster(immutable="the step determines which samples come next")] = (
+        None
+    )
     """The training data. Absent: the model's own."""
-    checkpoint: CheckpointConfig = setting(CheckpointConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     """Where and how often the state is saved."""
-    metrics: MetricsConfig = setting(MetricsConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
     """Where rank 0 writes its figures, besides standard output and the job's status."""
     evaluation: EvaluationConfig | None = None
     """When the loss on validation data is measured. Absent: never. Changes take effect at the next launch."""
@@ -282,17 +284,8 @@ class JobConfig(Settings):
         """
         return decode_text(cls, text, unknown="ignore", limits=OBJECT)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: camelCase, defaults filled in, without what is not set."""
-        encoded: dict[str, Any] = encode(self, without_none=True)
-        return encoded
-
-    def to_json(self) -> str:
-        """One line with sorted keys, so that equal configurations are equal bytes."""
-        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-
     def resolved(self) -> Self:
         """With what the schedule decides where it is left open: no clipping without a flush."""
         if self.training.clip_norm is not None or not SCHEDULES[self.pipeline.schedule].asynchronous:
             return self
-        return dataclasses.replace(self, training=dataclasses.replace(self.training, clip_norm=0.0))
+        return self.replace(training=self.training.replace(clip_norm=0.0))

@@ -1,44 +1,43 @@
 """What a job writes while it trains, and at its end: checkpoints, metrics, the whole model."""
 
-import dataclasses
 import enum
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field
 
 from ballast_policies.contract.conditions import absent, at, given
-from ballast_policies.contract.job.model import CALLABLE
+from ballast_policies.contract.job.model import callable_name
+from ballast_policies.contract.model import Arguments, Form, InCluster, Settings
 from ballast_policies.contract.rules import Rule
-from ballast_policies.contract.settings import Settings, setting
 
 DEFAULT_CHECKPOINT_STEPS = 100
 """Steps between two checkpoints where none are stated and nothing is known."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig(Settings):
     """Where and how often the state is saved."""
 
-    path: str | None = setting(
-        None,
-        min_length=1,
-        max_length=4096,
-        immutable="the job resumes from what it saved there",
-        required_with="model",
-        cluster_pattern=r"^/.+$",
-        cluster_form="an absolute path. To fix: e.g. /checkpoints",
-    )
+    path: Annotated[
+        str | None,
+        Field(min_length=1, max_length=4096),
+        InCluster(
+            required_with="model",
+            immutable="the job resumes from what it saved there",
+            form=Form(r"^/.+$", "an absolute path. To fix: e.g. /checkpoints"),
+        ),
+    ] = None
     """Directory that all ranks share; in a cluster it is absolute, as the pods see it, and the template
     mounts the volume. Required with ``model``; without one, the client library saves there."""
-    every_steps: int | None = setting(None, ge=1, le=2**31 - 1)
+    every_steps: int | None = Field(None, ge=1, le=2**31 - 1)
     """Steps between two checkpoints; there is one more at each stop. Absent: on spot machines by how often
     they are taken away and how long a checkpoint takes, as measured; else 100, as for scripts and for
     schedules without a flush."""
-    keep: int = setting(2, ge=1, le=1000)
+    keep: int = Field(2, ge=1, le=1000)
     """Complete checkpoints that are kept; older ones are removed."""
     start_over: bool = False
     """Whether to start from step 0 where there are checkpoints and none of them can be used; they are set
     aside. Else the job does not start."""
-    retry_seconds: float = setting(60.0, ge=0, le=86_400)
+    retry_seconds: float = Field(60.0, ge=0, le=86_400)
     """How long to try again what storage refuses, when the job resumes and when it saves its last step."""
 
     @property
@@ -47,19 +46,16 @@ class CheckpointConfig(Settings):
         return self.every_steps or DEFAULT_CHECKPOINT_STEPS
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsConfig(Settings):
     """Where rank 0 writes its figures, besides standard output."""
 
-    port: int | None = setting(None, ge=1, le=65_535)
+    port: int | None = Field(None, ge=1, le=65_535)
     """Port that serves Prometheus metrics. Absent: none."""
-    json_lines: str | None = setting(None, min_length=1, max_length=4096)
+    json_lines: str | None = Field(None, min_length=1, max_length=4096)
     """File that every step and event is appended to."""
-    tensorboard: str | None = setting(None, min_length=1, max_length=4096)
+    tensorboard: str | None = Field(None, min_length=1, max_length=4096)
     """Directory for TensorBoard; needs the package ``tensorboard`` in the trainer's image."""
-    writer: str | None = setting(
-        None, max_length=253, pattern=rf"^{CALLABLE}$", form="module:callable. To fix: e.g. my_metrics:Writer"
-    )
+    writer: Annotated[str, Field(max_length=253), callable_name("my_metrics:Writer")] | None = None
     """``module:callable`` of the trainer's image that returns a writer of your own."""
 
 
@@ -72,17 +68,14 @@ class CallbackError(enum.StrEnum):
     """A warning; training continues, and the callback is called again."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CallbackConfig(Settings):
     """A function of the trainer's image that is told what happens."""
 
-    name: str = setting(
-        max_length=253, pattern=rf"^{CALLABLE}$", form="module:callable. To fix: e.g. my_callbacks:notify"
-    )
+    name: Annotated[str, Field(max_length=253), callable_name("my_callbacks:notify")]
     """``module:callable``, called as ``callable(event, step, values, **args)`` after each step (``step``),
     each evaluation (``evaluation``) and each checkpoint (``checkpoint``). It ends the job by raising
     ``StopTraining``."""
-    args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    args: Arguments = Field(default_factory=dict)
     """Passed to it with each call."""
     every_rank: bool = False
     """Whether all ranks call it, else rank 0 alone."""
@@ -102,16 +95,14 @@ class ExportFormat(enum.StrEnum):
     """A folder for ``from_pretrained``."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExportConfig(Settings):
     """The whole model, written once after the last step."""
 
-    path: str = setting(
-        min_length=1,
-        max_length=4096,
-        cluster_pattern=r"^/.+$",
-        cluster_form="an absolute path. To fix: e.g. /checkpoints/model.safetensors",
-    )
+    path: Annotated[
+        str,
+        Field(min_length=1, max_length=4096),
+        InCluster(form=Form(r"^/.+$", "an absolute path. To fix: e.g. /checkpoints/model.safetensors")),
+    ]
     """File, or folder of ``huggingFace``, that rank 0 writes; it may lie in ``checkpoint.path``."""
     format: ExportFormat = ExportFormat.SAFETENSORS
     """``safetensors`` or ``torch``: one file of all parameters and buffers under the model's own names;

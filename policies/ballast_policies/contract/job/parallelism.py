@@ -1,9 +1,10 @@
 """How many ranks work at each position of the pipeline, and what they do about slow ones."""
 
-import dataclasses
 import enum
 
-from ballast_policies.contract.settings import Settings, setting
+from pydantic import Field
+
+from ballast_policies.contract.model import Settings
 
 
 class StragglerPolicy(enum.StrEnum):
@@ -39,7 +40,6 @@ class Imputation(enum.StrEnum):
     """The one computed last."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StragglersConfig(Settings):
     """What a tensor-parallel group does about ranks that are late."""
 
@@ -52,28 +52,27 @@ class StragglersConfig(Settings):
     """Whether more is skipped in layers that change little, and less in the others."""
     imputation: Imputation = Imputation.ZERO
     """What replaces a gradient that is not computed: ``zero``, ``average``, or the ``same`` as last time."""
-    epoch_steps: int = setting(20, ge=1, le=2**31 - 1)
+    epoch_steps: int = Field(20, ge=1, le=2**31 - 1)
     """Steps between two choices of columns."""
-    tolerance: float = setting(0.05, ge=0, le=1000)
+    tolerance: float = Field(0.05, ge=0, le=1000)
     """A rank is late where it is slower than the fastest by more than this fraction."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelismConfig(Settings):
     """How many ranks work at each position of the pipeline: ``tensor`` x ``data``."""
 
-    tensor: int = setting(1, ge=1, le=1024)
+    tensor: int = Field(1, ge=1, le=1024)
     """Ranks that share the matrices of each layer."""
-    data: int = setting(1, ge=1, le=1024)
+    data: int = Field(1, ge=1, le=1024)
     """Replicas of the pipeline; each takes its share of the microbatches."""
-    gpus_per_pod: int | None = setting(None, ge=1, le=1024)
+    gpus_per_pod: int | None = Field(None, ge=1, le=1024)
     """GPUs of each pod, one process for each: as many as a node has, so that its ranks reach each other over
     NVLink and shared memory. The job has, takes and releases whole pods. Absent: ``tensor``, so
     that a tensor group is on one node."""
     scatter_gather: bool = True
     """Whether each tensor-parallel rank sends its part of the activations between stages, which the
     receivers put together."""
-    stragglers: StragglersConfig = setting(StragglersConfig)
+    stragglers: StragglersConfig = Field(default_factory=StragglersConfig)
     """What a tensor-parallel group does about slow ranks."""
 
     @property

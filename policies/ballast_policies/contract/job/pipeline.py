@@ -1,12 +1,13 @@
 """How a step's batch passes through the stages of the pipeline."""
 
-import dataclasses
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from ballast_policies.contract.conditions import AllOf, Condition, at
 from ballast_policies.contract.limits import MOST_MICROBATCHES
+from ballast_policies.contract.model import InCluster, Named, Settings
 from ballast_policies.contract.rules import Rule
-from ballast_policies.contract.settings import Settings, setting
 from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, SCHEDULES, trained_schedules
 
 
@@ -44,7 +45,6 @@ def _unshared(pipeline: "PipelineConfig") -> str | None:
     return SCHEDULES[pipeline.schedule].unshared(pipeline.used_replicas, pipeline.microbatches)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineConfig(Settings):
     """How a step's batch passes through the stages of the pipeline."""
 
@@ -71,30 +71,28 @@ class PipelineConfig(Settings):
         ),
     )
 
-    min_stages: int = setting(1, ge=1, le=1024)
+    min_stages: int = Field(1, ge=1, le=1024)
     """Fewest stages that the job may be launched with; of a job without ``model``, fewest ranks (GPUs)."""
-    max_stages: int | None = setting(None, ge=1, le=1024, required_in_cluster=True)
+    max_stages: Annotated[int | None, Field(ge=1, le=1024), InCluster(required=True)] = None
     """Most stages that the job may be launched with; of a job without ``model``, most ranks (GPUs)."""
-    microbatches: int = setting(8, ge=1, le=MOST_MICROBATCHES)
+    microbatches: int = Field(8, ge=1, le=MOST_MICROBATCHES)
     """Microbatches that a batch is split into; at least one per stage."""
-    global_batch_size: int = setting(
-        16,
-        ge=1,
-        le=2**31 - 1,
-        immutable="the order of the data follows from it",
-        required_with="model",
-    )
+    global_batch_size: Annotated[
+        int,
+        Field(ge=1, le=2**31 - 1),
+        InCluster(required_with="model", immutable="the order of the data follows from it"),
+    ] = 16
     """Samples of one optimizer step, over all microbatches: a multiple of ``microbatches``. Required with
     ``model``."""
-    schedule: str = setting(
-        DEFAULT_SCHEDULE, max_length=253, registry=SCHEDULES, usable=lambda kind: kind.trained
+    schedule: Annotated[str, Field(max_length=253), Named(SCHEDULES, usable=lambda kind: kind.trained)] = (
+        DEFAULT_SCHEDULE
     )
     """Order of the microbatches: a name under [Schedules](#schedules), or ``prefix.name`` of a distribution
     that is installed in the operator's and the trainer's image."""
-    stages_per_rank: int | None = setting(None, ge=1, le=1024)
+    stages_per_rank: int | None = Field(None, ge=1, le=1024)
     """Stages of the model on each rank, with LoopedBFS and the interleaved schedules. Absent: 2, or as many
     as the schedule has. ``minStages`` and ``maxStages`` count ranks of the pipeline all the same."""
-    replicas: tuple[int, ...] = setting((), ge=1, le=1024, max_length=1024)
+    replicas: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field((), max_length=1024)
     """By stage, how many ranks hold it; microbatch k goes to replica k mod r. The job then has as many ranks
     as these add up to. Absent: one each."""
 

@@ -1,12 +1,14 @@
 """When a job changes its shape while it trains: layers that move between ranks, ranks that are released."""
 
-import dataclasses
 import enum
+from typing import Annotated
+
+from pydantic import Field
 
 from ballast_policies.contract.conditions import absent, at
+from ballast_policies.contract.model import Named, Settings
 from ballast_policies.contract.row_conditions import row
 from ballast_policies.contract.rules import Rule
-from ballast_policies.contract.settings import Settings, setting
 from ballast_policies.planning.balancers.registry import BALANCERS, DEFAULT_BALANCER
 
 
@@ -19,7 +21,6 @@ class BalanceBy(enum.StrEnum):
     """Their parameters, which need no measuring."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RebalanceConfig(Settings):
     """When layers move between the ranks of a job, while it trains."""
 
@@ -41,24 +42,23 @@ class RebalanceConfig(Settings):
 
     enabled: bool = True
     """Whether layers move at all."""
-    every_steps: int | None = setting(None, ge=1, le=2**31 - 1)
+    every_steps: int | None = Field(None, ge=1, le=2**31 - 1)
     """Steps between two decisions. Absent: a decision is due when the steps since the last one have lost as
     much time to uneven ranks as a decision and a move cost; of a schedule without a flush, every 20
     steps."""
-    min_gain: float = setting(0.05, ge=0, le=1)
+    min_gain: float = Field(0.05, ge=0, le=1)
     """Layers move where the predicted step time falls by at least this fraction; where what is measured is
     noisy, by as much more as noise may feign, up to 0.1. 0: whatever is gained."""
-    balancer: str = setting(DEFAULT_BALANCER, max_length=253, registry=BALANCERS)
+    balancer: Annotated[str, Field(max_length=253), Named(BALANCERS)] = DEFAULT_BALANCER
     """How the partition is chosen: a name under [Balancers](#balancers), or ``prefix.name`` of a distribution
     that is installed in the operator's and the trainer's image."""
     by: BalanceBy = BalanceBy.TIME
     """What is spread evenly: measured ``time``, or ``parameters``, which need no measuring."""
-    memory_bytes: int | None = setting(None, ge=1, le=2**53)
+    memory_bytes: int | None = Field(None, ge=1, le=2**53)
     """Limit of what parameters, gradients, optimizer state, and the measured activations and messages of the
     microbatches in flight take on a rank, after rebalances and repacks. Absent: no limit."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RepackConfig(Settings):
     """When the job releases GPUs, while it trains."""
 
@@ -73,11 +73,11 @@ class RepackConfig(Settings):
 
     enabled: bool = False
     """Whether it does."""
-    min_stages: int = setting(1, ge=1, le=1024)
+    min_stages: int = Field(1, ge=1, le=1024)
     """Fewest stages that it may shrink to."""
-    target_stages: int | None = setting(None, ge=1, le=1024)
+    target_stages: int | None = Field(None, ge=1, le=1024)
     """Continue on this many positions of the pipeline, or on all. Absent: on the fewest that are enough."""
-    every_steps: int = setting(20, ge=1, le=2**31 - 1)
+    every_steps: int = Field(20, ge=1, le=2**31 - 1)
     """Steps between two decisions."""
-    max_slowdown: float = setting(0.1, ge=0, le=100)
+    max_slowdown: float = Field(0.1, ge=0, le=100)
     """Shrink where the predicted step time is at most that of before layers got cheaper x (1 + this)."""

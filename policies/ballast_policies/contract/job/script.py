@@ -1,14 +1,12 @@
 """Jobs without a model, which run their template's own command: the fields that have no effect there."""
 
-import dataclasses
-import typing
 from collections.abc import Iterator
 from typing import Any
 
 from ballast_policies.contract.conditions import AtDefaults, given
 from ballast_policies.contract.errors import camel
+from ballast_policies.contract.model import Settings
 from ballast_policies.contract.rules import Rule
-from ballast_policies.contract.settings import Settings
 
 KEPT = {"pipeline": ("min_stages", "max_stages"), "parallelism": ("gpus_per_pod",)}
 """Part -> fields of it that hold for every job: the fewest and the most ranks, and how many share a pod."""
@@ -21,7 +19,7 @@ def with_model_only(**parts: type | None) -> Iterator[Rule]:
     default is allowed.
 
     Args:
-        parts: field of the configuration -> its dataclass, ``tuple``, or None where its default is none.
+        parts: field of the configuration -> its class, ``tuple``, or None where its default is none.
     """
     for name, kind in parts.items():
         leaves = tuple(_leaves(name, kind))
@@ -40,13 +38,11 @@ def _leaves(path: str, kind: Any) -> Iterator[tuple[str, Any]]:
     if not (isinstance(kind, type) and issubclass(kind, Settings)):
         yield path, None if kind is None else kind()
         return
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        inner = f"{path}.{field.name}"
-        if field.name in KEPT.get(path, ()):
+    for name, field in kind.model_fields.items():
+        inner, part = f"{path}.{name}", field.annotation
+        if name in KEPT.get(path, ()):
             continue
-        if isinstance(hints[field.name], type) and issubclass(hints[field.name], Settings):
-            yield from _leaves(inner, hints[field.name])
+        if isinstance(part, type) and issubclass(part, Settings):
+            yield from _leaves(inner, part)
         else:
-            factory = field.default_factory
-            yield inner, field.default if factory is dataclasses.MISSING else factory()
+            yield inner, field.get_default(call_default_factory=True)

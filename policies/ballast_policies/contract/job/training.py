@@ -1,12 +1,14 @@
 """How the weights are learnt."""
 
-import dataclasses
 import enum
+from typing import Annotated
+
+from pydantic import Field
 
 from ballast_policies.contract.conditions import absent, at
-from ballast_policies.contract.job.model import CALLABLE
+from ballast_policies.contract.job.model import CALLABLE, callable_name
+from ballast_policies.contract.model import Form, Settings
 from ballast_policies.contract.rules import Rule
-from ballast_policies.contract.settings import Settings, setting
 
 DEFAULT_CLIP_NORM = 1.0
 
@@ -33,7 +35,6 @@ class Precision(enum.StrEnum):
     """Half precision with a scaled loss; on GPUs only."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig(Settings):
     """How the weights are learnt."""
 
@@ -53,34 +54,34 @@ class TrainingConfig(Settings):
         ),
     )
 
-    seed: int = setting(0, ge=0, le=2**53)
+    seed: int = Field(0, ge=0, le=2**53)
     """Determines initial weights, order of the data and dropout."""
-    learning_rate: float = setting(1e-3, ge=0, le=1000)
+    learning_rate: float = Field(1e-3, ge=0, le=1000)
     """Learning rate after the warm-up."""
-    weight_decay: float = setting(0.01, ge=0, le=1000)
+    weight_decay: float = Field(0.01, ge=0, le=1000)
     """Weight decay of the optimizer."""
-    warmup_steps: int = setting(0, ge=0, le=2**53)
+    warmup_steps: int = Field(0, ge=0, le=2**53)
     """Steps of linear warm-up of the learning rate."""
     decay: Decay = Decay.CONSTANT
     """How the learning rate continues after the warm-up."""
-    decay_steps: int | None = setting(None, ge=1, le=2**53)
+    decay_steps: int | None = Field(None, ge=1, le=2**53)
     """The step at which the decay ends. Absent: ``totalSteps``."""
-    decay_to: float = setting(0.0, ge=0, le=1)
+    decay_to: float = Field(0.0, ge=0, le=1)
     """Fraction of ``learningRate`` that is left where the decay ends."""
-    rate_factor: str | None = setting(
-        None, max_length=253, pattern=rf"^{CALLABLE}$", form="module:callable. To fix: e.g. my_rates:factor"
-    )
+    rate_factor: Annotated[str, Field(max_length=253), callable_name("my_rates:factor")] | None = None
     """A learning rate schedule of your own, ``module:callable`` of the trainer's image: called with the step,
     from 0, and ``totalSteps``, it returns the factor on ``learningRate``. It depends on these two alone."""
-    clip_norm: float | None = setting(None, ge=0, le=1e9)
+    clip_norm: float | None = Field(None, ge=0, le=1e9)
     """Largest norm of the gradient over all stages; a larger one is scaled down. 0: no clipping. Absent: 1.0,
     or no clipping where the schedule has no flush."""
-    optimizer: str = setting(
-        "adamw",
-        max_length=253,
-        pattern=rf"^(adamw|sgd|{CALLABLE})$",
-        form="adamw, sgd or module:callable. To fix: e.g. my_optimizers:lion",
-    )
+    optimizer: Annotated[
+        str,
+        Field(max_length=253),
+        Form(
+            rf"^(adamw|sgd|{CALLABLE})$",
+            "adamw, sgd or module:callable. To fix: e.g. my_optimizers:lion",
+        ),
+    ] = "adamw"
     """``adamw``, ``sgd``, or ``module:callable`` of the trainer's image, called with the parameters and the
     learning rate."""
     precision: Precision = Precision.FP32
@@ -88,13 +89,13 @@ class TrainingConfig(Settings):
     recompute: bool = False
     """Whether only each layer's input is kept and its forward runs again in the backward: less memory, more
     time."""
-    dataloader_num_workers: int = setting(0, ge=0, le=64)
+    dataloader_num_workers: int = Field(0, ge=0, le=64)
     """Processes on each rank that read the batches of the next steps while it trains. 0: read in the step.
     Not for a loader, which has workers of its own."""
     compile: bool = False
     """Whether each layer is compiled (``torch.compile`` with its defaults), again on a rank that it moves to.
     The trainer's image needs a C++ compiler."""
-    comm_timeout_seconds: float = setting(600.0, ge=1, le=86400)
+    comm_timeout_seconds: float = Field(600.0, ge=1, le=86400)
     """How long ranks wait for one that lives but is busy, e.g. in a callback, or in a layer that compiles.
     Dead and hung ranks are noticed in seconds."""
 

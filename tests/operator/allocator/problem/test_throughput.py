@@ -196,7 +196,7 @@ def test_unlike_layers_that_were_measured_limit_what_more_gpus_bring():
     """One layer has half of the work: four ranks are less than 1.4 times as fast as two; alike, 1.6 times."""
     measurements, spec = Measurements(), a_spec(config=config())
     view = a_report("a", spec, rate=3.0, step=1)
-    report = dataclasses.replace(view.lease.report, layer_seconds=(0.1, 0.1, 0.4, 0.1, 0.1))
+    report = view.lease.report.replace(layer_seconds=(0.1, 0.1, 0.4, 0.1, 0.1))
     measurements.record(dataclasses.replace(view, lease=dataclasses.replace(view.lease, report=report)))
     found = by_size(measurements, spec)
     assert found["v100"][4] < 1.4 * found["v100"][2]

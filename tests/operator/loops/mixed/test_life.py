@@ -1,7 +1,5 @@
 """A gang in two pools from launch to end: stages, pods, costs, a new operator, a lost part."""
 
-import dataclasses
-
 import pytest
 from ballast_operator.cli.live.explain import as_text
 from ballast_operator.kube.kinds import JOB, NODE, POD
@@ -83,9 +81,7 @@ def measured(monkeypatch):
     report = Trainer._report
 
     def with_bytes(trainer, plan):
-        return dataclasses.replace(
-            report(trainer, plan), layer_bytes=(10**9,) * 12, layer_seconds=(0.1,) * 12
-        )
+        return report(trainer, plan).replace(layer_bytes=(10**9,) * 12, layer_seconds=(0.1,) * 12)
 
     monkeypatch.setattr(Trainer, "_report", with_bytes)
 

@@ -1,7 +1,5 @@
 """When gangs in several pools get their GPUs: beside others, before others, and after them."""
 
-import dataclasses
-
 import pytest
 from ballast_operator.kube.kinds import JOB
 
@@ -83,7 +81,7 @@ async def test_a_gang_in_two_pools_moves_into_one_that_becomes_free(monkeypatch)
 
     def at_its_speed(trainer, plan):
         found = report(trainer, plan)
-        return dataclasses.replace(found, steps_per_second=slow.get(plan.job, found.steps_per_second))
+        return found.replace(steps_per_second=slow.get(plan.job, found.steps_per_second))
 
     monkeypatch.setattr(Trainer, "_report", at_its_speed)
     simulation = two_pools(fast=4, roundSeconds=60)

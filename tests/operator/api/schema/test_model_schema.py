@@ -1,12 +1,12 @@
 """The schema that is made from the contract's configuration: complete, and evaluated as Python does."""
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from ballast_operator.api.schema.cel import cel_rule
-from ballast_operator.api.schema.settings_schema import required_fields, settings_schema
+from ballast_operator.api.schema.model_schema import required_fields
+from ballast_operator.api.schema.structural import structural_schema
 from ballast_policies.contract.conditions import AtDefaults, absent, at, each_is, given
 from ballast_policies.contract.job import JobConfig, PipelineConfig
 from ballast_policies.contract.rules import Rule
@@ -19,7 +19,8 @@ def fields(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
         yield from fields(part.get("items", {}), f"{path}{name}[].")
 
 
-FIELDS = list(fields(settings_schema(JobConfig)))
+SCHEMA = structural_schema(JobConfig, defaults=True)
+FIELDS = list(fields(SCHEMA))
 
 
 @pytest.mark.parametrize(("path", "schema"), FIELDS, ids=[path for path, _ in FIELDS])
@@ -37,7 +38,7 @@ def test_every_field_is_described_and_bounded(path: str, schema: dict[str, Any])
 
 def test_every_field_of_the_configuration_is_in_the_schema() -> None:
     """A TrainingJob can ask for whatever the trainer can do."""
-    assert len(settings_schema(JobConfig)["properties"]) == len(dataclasses.fields(JobConfig))
+    assert len(SCHEMA["properties"]) == len(JobConfig.model_fields)
     assert required_fields(JobConfig) == ["total_steps", "pipeline"]
     assert required_fields(PipelineConfig) == ["max_stages"]
 
@@ -76,7 +77,7 @@ def rules(schema: dict[str, Any], field: str) -> list[str]:
 
 def test_a_field_that_the_api_server_fills_in_is_not_asked_for() -> None:
     """Each field that CEL reads costs the API server. Fields of an object that is there are filled in."""
-    schema = settings_schema(JobConfig)
+    schema = SCHEMA
     assert rules(schema, "repack.minStages") == [
         "!has(self.repack) || self.repack.minStages == 1 || self.repack.minStages <= self.pipeline.maxStages"
     ]
@@ -87,7 +88,7 @@ def test_a_field_that_the_api_server_fills_in_is_not_asked_for() -> None:
 
 def test_an_object_that_is_left_out_is_not_filled_in() -> None:
     """The API server stores, checks and sends what a job says; each field of an object has its default."""
-    parts = settings_schema(JobConfig)["properties"]
+    parts = SCHEMA["properties"]
     objects = {name: part for name, part in parts.items() if part["type"] == "object"}
     assert objects
     assert not [name for name, part in objects.items() if "default" in part]

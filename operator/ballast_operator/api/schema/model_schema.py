@@ -1,0 +1,184 @@
+"""The JSON schema of a model, with what a CRD says beyond pydantic: rules, descriptions, what cannot change.
+
+Types, defaults, bounds, descriptions and rules are read from the class: nothing is written twice.
+"""
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ballast_policies.contract.errors import camel
+from ballast_policies.contract.model import InCluster, Keyed, Model, Named, Settings, mark_of
+from ballast_policies.contract.rules import Rule
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from ballast_operator.api.base import ApiModel, immutable, registered
+from ballast_operator.api.schema.cel import cel_rule
+from ballast_operator.api.schema.docstrings import field_docs
+
+_RULES = "x-kubernetes-validations"
+
+
+class CrdJsonSchema(GenerateJsonSchema):
+    """pydantic's schema of models, each with its rules and descriptions."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        """One model's."""
+        generated, kind = super().model_schema(schema), schema["cls"]
+        if issubclass(kind, Settings):
+            _complete(kind, generated)
+        return generated
+
+
+def _complete(kind: type[Settings], schema: dict[str, Any]) -> None:
+    properties, required = schema["properties"], required_fields(kind)
+    for name, text in descriptions(kind).items():
+        properties[name]["description"] = text
+    for name in kind.model_fields:
+        part, asked = properties[camel(name)], mark_of(kind, name, InCluster) or InCluster()
+        keyed = mark_of(kind, name, Keyed)
+        if keyed is not None:
+            part |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [camel(keyed.key)]}
+        elif part.get("type") == "array" and not issubclass(kind, ApiModel):
+            part["x-kubernetes-list-type"] = "atomic"
+        if asked.form is not None:
+            part["pattern"] = asked.form.pattern
+        if asked.immutable:
+            part[_RULES] = [
+                *part.get(_RULES, ()),
+                *validations([immutable(camel(name), asked.immutable)]),
+            ]
+        if name in required or asked.required_with:
+            # Objects stay left out, too: what the API server stores for each job is what the job says.
+            part.pop("default", None)
+    if required:
+        schema["required"] = [camel(name) for name in required]
+    rules = list(_rules(kind))
+    if issubclass(kind, ApiModel):
+        properties |= {refused.name: refused.to_schema() for refused in kind.REFUSED}
+        rules += validations(refused.rule for refused in kind.REFUSED)
+    if rules:
+        schema[_RULES] = rules
+
+
+def _rules(kind: type[Settings]) -> Iterator[dict[str, str]]:
+    """Of each class its own, of a class above first."""
+    optional = functools.partial(_optional, kind)
+    for each in reversed(kind.__mro__):
+        own = [name for name in inspect.get_annotations(each) if name in kind.model_fields]
+        marks = {name: mark_of(kind, name, Named) for name in own}
+        names = [registered(camel(n), m.registry, m.own_names()) for n, m in marks.items() if m is not None]
+        yield from validations([*each.__dict__.get("RULES", ()), *names], optional)
+        for name in own:
+            yield from _needed_with(kind, name)
+
+
+def validations(
+    rules: Iterable[Rule], optional: Callable[[str], bool] = lambda path: False
+) -> list[dict[str, str]]:
+    """Entries of ``x-kubernetes-validations``, without what CEL cannot say: the operator's condition does.
+
+    Args:
+        rules: of one object.
+        optional: whether its field at a dotted path, in Python's spelling, may be missing.
+    """
+    return [
+        {"rule": expression, "message": rule.message} | ({"fieldPath": f".{rule.path}"} if rule.field else {})
+        for rule in rules
+        if (expression := cel_rule(rule, optional)) is not None
+    ]
+
+
+def descriptions(kind: type[Model]) -> dict[str, str]:
+    """Field, as JSON spells it -> the docstring under it, also where a base class has the field."""
+    documented = {
+        name: text
+        for base in reversed(kind.__mro__)
+        if issubclass(base, Model)
+        for name, text in field_docs(base).items()
+    }
+    return {
+        camel(name): inspect.cleandoc(documented[name]) for name in kind.model_fields if name in documented
+    }
+
+
+def required_fields(kind: type[Model]) -> list[str]:
+    """Fields that an object in a cluster has to set, in Python's spelling."""
+    return [
+        name
+        for name, field in kind.model_fields.items()
+        if field.is_required()
+        or ((asked := mark_of(kind, name, InCluster)) is not None and asked.required)
+        or ((part := _model(field.annotation)) is not None and required_fields(part))
+    ]
+
+
+def _needed_with(kind: type[Settings], name: str) -> Iterator[dict[str, str]]:
+    """Rules of the whole for the fields of a part that have to be set where another one is."""
+    part = _model(kind.model_fields[name].annotation)
+    if part is None:
+        return
+    for inner in part.model_fields:
+        other = (mark_of(part, inner, InCluster) or InCluster()).required_with
+        if not other or other not in kind.model_fields:
+            continue
+        path = f"{camel(name)}.{camel(inner)}"
+        there = path if name in required_fields(kind) else camel(name)
+        has = f"has(self.{path})"
+        if _optional(kind, name):
+            has = f"(has(self.{camel(name)}) && {has})"
+        yield {
+            "rule": f"{has} || !has(self.{camel(other)})",
+            "message": f"{path} is missing, which a job with {camel(other)} needs. To fix: give it a value",
+            "fieldPath": f".{there}",
+        }
+
+
+def _optional(kind: Any, path: str) -> bool:
+    """Whether the field at ``path`` may be missing, where the parts above it are there.
+
+    The API server fills in the defaults of an object that is there before it checks its rules.
+
+    Args:
+        kind: of the object.
+        path: dotted, in Python's spelling.
+    """
+    first, _, rest = path.partition(".")
+    if rest:
+        return _optional(_inner(kind.model_fields[first].annotation), rest)
+    if first in required_fields(kind):
+        return False
+    asked = mark_of(kind, first, InCluster) or InCluster()
+    field = kind.model_fields[first]
+    if asked.required_with or _model(field.annotation) is not None:
+        return True
+    default = field.get_default(call_default_factory=True)
+    return not worth_defaulting(list(default) if isinstance(default, tuple) else default, is_model=False)
+
+
+def worth_defaulting(default: Any, *, is_model: bool) -> bool:
+    """Whether the default says something: an empty list or map is as good as an absent one.
+
+    Args:
+        default: as JSON has it; None: there is none.
+        is_model: whether the field is an object with fields of its own.
+    """
+    if isinstance(default, dict):
+        return is_model and any(value not in ({}, []) for value in default.values())
+    return default is not None and default != []
+
+
+def _inner(hint: Any) -> Any:
+    """The type without its None."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        (hint,) = [argument for argument in typing.get_args(hint) if argument is not type(None)]
+    return hint
+
+
+def _model(hint: Any) -> type[Model] | None:
+    """The type, if it is a model."""
+    return hint if isinstance(hint, type) and issubclass(hint, Model) else None
