@@ -8,12 +8,11 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from ballast_policies.accounting import price_part
-from ballast_policies.allocation.policy import Reads
-from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
-from ballast_policies.allocation.registry import allocate, find_policy
+from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.rounds import Round
-from ballast_policies.scheduling import Memory, decide, isolated_speeds
+from ballast_policies.scheduling import isolated_speeds
 from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, Clock
+from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang
 
 from ballast_operator.allocator.costs.data_prices import at_placement
 from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
@@ -23,8 +22,6 @@ from ballast_operator.allocator.size_changes import DEFAULT_PAUSE_SECONDS, DEFAU
 from ballast_operator.api.cluster_policy import ClusterPolicy
 
 HOUR = 3600.0
-CONSTANT = {Reads.PRICES, Reads.TEAMS, Reads.ARRIVAL_ORDER}
-"""Inputs that stay as they are while jobs train: the shares of the last solve hold until a job ends."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -48,13 +45,23 @@ class JobForecast:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class _ForecastJob(ActiveJob):
-    """``isolated``: as ``Job`` has it; ``isolated_rate``: by how much a second of training raises it.
+class _ForecastJob(SimulatedGang):
+    """A job of the snapshot.
 
-    ``prices``: pool -> USD a GPU hour; ``of_price``: the part of its GPUs' price that it pays.
+    Attributes:
+        one: as it was in the snapshot.
+        now: when that was taken, epoch seconds.
+        live: it changes its size without a restart.
+        prices: pool -> USD a GPU hour.
+        of_price: the part of its GPUs' price that it pays.
+        isolated: as ``Job`` has it.
+        isolated_rate: by how much a second of training raises it.
+        begins, gpu_hours, cost: as its forecast has them.
     """
 
     one: SnapshotJob
+    now: float
+    live: bool
     prices: Mapping[str, float]
     isolated: float
     isolated_rate: float = 0.0
@@ -81,6 +88,31 @@ class _ForecastJob(ActiveJob):
         self.of_price = price_part(shared=self.name in decided.beside)
         if self.placement is not None and self.begins is None:
             self.begins = now
+
+    def as_cluster_job(self, now: float) -> SnapshotJob:
+        one, job, gang = self.one, self.one.job, self.one.elastic
+        if gang is not None:
+            free = self.live and self.trains
+            gang = dataclasses.replace(
+                gang, may_shrink=free, may_grow=free and now >= self.settled - LEAST_STEP
+            )
+        job = dataclasses.replace(
+            job,
+            steps_remaining=max(self.remaining, LEAST_STEP),
+            elapsed=job.elapsed + now,
+            isolated_elapsed=self.isolated,
+            deadline=None if job.deadline is None else job.deadline - now,
+            budget=None if job.budget is None else max(0.0, job.budget - self.cost),
+        )
+        return dataclasses.replace(
+            one,
+            job=job,
+            elastic=gang,
+            placement=self.placement,
+            running_since=self.now + self.since,
+            launches=one.launches + self.starts,
+            beside_speed=self.beside_speed,
+        )
 
     def as_forecast(self, ends: float | None) -> JobForecast:
         return JobForecast(
@@ -119,16 +151,22 @@ def forecast(
         pool.pool: pool.price or snapshot.capacity.prices.get(pool.gpu_type, 0.0)
         for pool in snapshot.capacity.pools
     }
-    jobs, ends = [_active(one, prices, now) for one in snapshot.jobs], dict[str, float]()
+    jobs = [_active(one, prices, now, live=one.name in live) for one in snapshot.jobs]
+    ends = dict[str, float]()
     Clock(
         arrivals=[(0.0, job) for job in jobs],
-        decide=_Decisions(snapshot, policy, now=now, live=live, agnostic=agnostic),
+        decide=_Decisions(
+            snapshot,
+            dataclasses.replace(scheduling_policy(policy), heterogeneity_agnostic=agnostic),
+            began=now,
+            first_round_ends=0.0,
+        ),
         ended=lambda job, at: ends.update({job.name: at}),
     ).run(seconds)
     return tuple(job.as_forecast(ends.get(job.name)) for job in jobs)
 
 
-def _active(one: SnapshotJob, prices: Mapping[str, float], now: float) -> _ForecastJob:
+def _active(one: SnapshotJob, prices: Mapping[str, float], now: float, *, live: bool) -> _ForecastJob:
     gang, alone = one.elastic, dataclasses.replace(one, beside_speed=1.0)
     return _ForecastJob(
         name=one.name,
@@ -141,69 +179,25 @@ def _active(one: SnapshotJob, prices: Mapping[str, float], now: float) -> _Forec
         since=one.running_since - now,
         beside_speed=one.beside_speed,
         one=one,
+        now=now,
+        live=live,
         prices=prices,
         isolated=one.job.isolated_elapsed,
         begins=None if one.placement is None else 0.0,
     )
 
 
-class _Decisions:
-    """The operator's, one after the other."""
+class _Decisions(OperatorDecisions[_ForecastJob]):
+    """The operator's, which also say how much faster than on its isolated share each job is."""
 
-    def __init__(
-        self, snapshot: Snapshot, policy: ClusterPolicy, *, now: float, live: Collection[str], agnostic: bool
-    ) -> None:
-        self._snapshot, self._began, self._live = snapshot, now, live
-        self._policy = dataclasses.replace(scheduling_policy(policy), heterogeneity_agnostic=agnostic)
-        self._memory = Memory(next_at=now)
-        self._solved: tuple[frozenset[str], Allocation] | None = None
-
-    def __call__(self, present: Mapping[str, _ForecastJob], at: float) -> Answer:
-        snapshot = dataclasses.replace(
-            self._snapshot, jobs=tuple(self._as_seen(one, at) for one in present.values())
-        )
-        now = self._began + at
+    def __call__(self, present: Mapping[str, _ForecastJob], now: float) -> Answer:
         try:
-            decision = decide(snapshot, self._memory, self._policy, now=now, solve=self._solve)
+            answer = super().__call__(present, now)
         except ProblemError as error:
-            raise ProblemError(f"{at / HOUR:.2f} h from now: {error}") from error
-        self._memory = decision.memory
-        ratios = isolated_speeds(snapshot, decision.inputs.problem, decision.round.placements)
+            raise ProblemError(f"{now / HOUR:.2f} h from now: {error}") from error
+        assert self.last is not None
+        ratios = isolated_speeds(self.state, self.last.inputs.problem, answer.round.placements)
         for name, job in present.items():
             ratio = ratios.get(name, 0.0)
             job.isolated_rate = 1.0 / ratio if ratio > 0 else 0.0
-        assert decision.memory.next_at is not None
-        return Answer(round=decision.round, until=decision.memory.next_at - self._began)
-
-    def _solve(self, name: str, problem: Problem) -> Allocation:
-        """Shares hold until a job ends, where the policy reads nothing else that changes."""
-        jobs = frozenset(job.name for job in problem.jobs)
-        constant = find_policy(name).reads <= CONSTANT
-        if self._solved is None or self._solved[0] != jobs or not constant:
-            self._solved = jobs, allocate(name, problem, agnostic=self._policy.heterogeneity_agnostic)
-        return self._solved[1]
-
-    def _as_seen(self, active: _ForecastJob, at: float) -> SnapshotJob:
-        """The job as a snapshot of that moment has it."""
-        one, job, gang = active.one, active.one.job, active.one.elastic
-        if gang is not None:
-            free = active.name in self._live and active.trains
-            settled = at >= active.settled - LEAST_STEP
-            gang = dataclasses.replace(gang, may_shrink=free, may_grow=free and settled)
-        job = dataclasses.replace(
-            job,
-            steps_remaining=max(active.remaining, LEAST_STEP),
-            elapsed=job.elapsed + at,
-            isolated_elapsed=active.isolated,
-            deadline=None if job.deadline is None else job.deadline - at,
-            budget=None if job.budget is None else max(0.0, job.budget - active.cost),
-        )
-        return dataclasses.replace(
-            one,
-            job=job,
-            elastic=gang,
-            placement=active.placement,
-            running_since=self._began + active.since,
-            launches=one.launches + active.starts,
-            beside_speed=active.beside_speed,
-        )
+        return answer

@@ -1,89 +1,75 @@
-"""The operator's decisions on a simulated cluster: shares by the policy, then rounds."""
+"""The operator's decisions, one after the other, on a cluster that is simulated."""
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Generic, TypeVar
 
-from ballast_policies.allocation.problem import Allocation, Job, Problem
+from ballast_policies.allocation.policy import Reads
+from ballast_policies.allocation.price_classes import PricedPool
+from ballast_policies.allocation.problem import Allocation, Problem
 from ballast_policies.allocation.registry import allocate, find_policy
-from ballast_policies.rounds import (
-    ElasticGang,
-    Node,
-    Question,
-    RoundMemory,
-    RoundSettings,
-    RoundState,
-    SizeSettings,
-    SpreadGang,
-    decide_round,
+from ballast_policies.rounds import Node
+from ballast_policies.scheduling import (
+    Capacity,
+    ClusterJob,
+    ClusterState,
+    Decision,
+    Memory,
+    SchedulingPolicy,
+    decide,
 )
-from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, SimulationError
+from ballast_policies.simulator.clock import ActiveJob, Answer, SimulationError
+
+CONSTANT = {Reads.PRICES, Reads.TEAMS, Reads.ARRIVAL_ORDER}
+"""Inputs that stay as they are while jobs train: the shares of the last solve hold until jobs come or go."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class SimulatedGang(ActiveJob):
-    """A job of a simulation, as policies and rounds see it."""
+    """A job of a simulation, as decisions see it."""
 
-    def as_job(self, now: float) -> Job:
-        """Its speeds and progress; of an elastic one at its least size."""
+    def as_cluster_job(self, now: float) -> ClusterJob:
+        """The job at ``now``, on the clock."""
         raise NotImplementedError
-
-    def as_elastic(self, now: float) -> ElasticGang | None:
-        """Its sizes; None: it has one."""
-        del now
-        return None
-
-    def as_spread(self) -> SpreadGang | None:
-        """Where it runs on more nodes than would hold it; None: it does not."""
-        return None
 
 
 Gang = TypeVar("Gang", bound=SimulatedGang)
 
 
 class OperatorDecisions(Generic[Gang]):
-    """One decision after the other.
+    """Asks for whole decisions, as the operator does, and remembers them.
 
-    A policy is solved again when jobs have come or gone, and at the ends of rounds where it reads how far
-    jobs are. Within a round free GPUs are handed out.
+    A policy is solved again when jobs have come or gone, and at the ends of rounds where it reads what
+    changes while jobs train.
 
     Args:
-        policy: as in ``ClusterPolicy.spec.objective``.
-        settings: of the rounds.
-        nodes: of the cluster.
-        prices: GPU type -> USD a GPU hour.
-        agnostic: the policy takes all GPU types for equally fast.
+        state: the cluster; its jobs are those of the clock.
+        policy: by which is decided.
+        began: when the clock began, epoch seconds.
         first_round_ends: seconds of the clock; the others end on the grid from there on. None: a round after
             the first decision.
 
     Attributes:
+        state: the cluster from the next decision on.
         solve_seconds: wall time of each solve.
-        begins_round: whether the last decision began a round.
+        last: the last decision.
     """
 
     def __init__(
         self,
-        policy: str,
-        settings: RoundSettings,
+        state: ClusterState,
+        policy: SchedulingPolicy,
         *,
-        nodes: Sequence[Node],
-        prices: Mapping[str, float] | None = None,
-        agnostic: bool = False,
+        began: float = 0.0,
         first_round_ends: float | None = None,
     ) -> None:
-        self._policy, self._settings, self._nodes = policy, settings, tuple(nodes)
-        self._prices, self._agnostic = prices or {}, agnostic
-        self._capacity = Counter[str]()
-        for node in nodes:
-            self._capacity[node.gpu_type] += node.gpus
-        self._sizes = SizeSettings(surplus=find_policy(policy).surplus)
-        self._reads_progress = bool(find_policy(policy).reads)
-        self._memory: RoundMemory | None = None
-        self._allocation: tuple[frozenset[str], Allocation] | None = None
-        self._round_ends = first_round_ends
+        self.state, self._policy, self._began = state, policy, began
+        self._memory = Memory(next_at=None if first_round_ends is None else began + first_round_ends)
+        self._constant = find_policy(policy.objective).reads <= CONSTANT
+        self._solved: tuple[frozenset[str], Allocation] | None = None
         self.solve_seconds: list[float] = []
-        self.begins_round = False
+        self.last: Decision | None = None
 
     def __call__(self, present: Mapping[str, Gang], now: float) -> Answer:
         """Who runs where from ``now`` on.
@@ -91,58 +77,52 @@ class OperatorDecisions(Generic[Gang]):
         Raises:
             ProblemError: the policy cannot be used on what is there.
         """
-        length = self._settings.round_seconds
-        ends = now + length if self._round_ends is None else self._round_ends
-        within_round = now < ends - LEAST_STEP
-        self.begins_round = self._memory is None or not within_round
-        if not within_round:
-            ends += length * (1 + (now - ends + LEAST_STEP) // length)
-        self._round_ends = ends
-        jobs = tuple(one.as_job(now) for one in present.values())
-        shares = self._shares(jobs, fresh=self._reads_progress and not within_round)
-        running = {name: one.placement for name, one in present.items() if one.placement is not None}
-        since = {name: present[name].since for name in running}
-        if self._memory is None:
-            memory = RoundMemory.from_running(running, since, shares, now=now)
-        else:
-            memory = self._memory.of_jobs(present).until(now, shares, running=running, round_seconds=length)
-        elastic = {name: one.as_elastic(now) for name, one in present.items()}
-        spread = {name: present[name].as_spread() for name in running}
-        decided = decide_round(
-            Question(
-                now=now,
-                shares=shares,
-                jobs=jobs,
-                nodes=self._nodes,
-                state=RoundState(
-                    received=memory.account.received,
-                    promised=memory.account.promised,
-                    running=running,
-                    running_since=since,
-                    moves=memory.moves,
-                ),
-                settings=dataclasses.replace(self._settings, within_round=within_round),
-                elastic={name: gang for name, gang in elastic.items() if gang is not None},
-                spread={name: gang for name, gang in spread.items() if gang is not None},
-                sizes=self._sizes,
-            )
+        self.state = dataclasses.replace(
+            self.state, jobs=tuple(one.as_cluster_job(now) for one in present.values())
         )
-        self._memory = memory.with_moves(decided, now)
-        used = Counter(name for placed in decided.placements.values() for name in placed.nodes)
-        for node in self._nodes:
+        moment = self._began + now
+        if self._memory.next_at is not None and moment >= self._memory.next_at and not self._constant:
+            self._solved = None
+        self.last = decide(self.state, self._memory, self._policy, now=moment, solve=self._solve)
+        self._memory = self.last.memory
+        self._check(now)
+        assert self._memory.next_at is not None
+        return Answer(round=self.last.round, until=self._memory.next_at - self._began)
+
+    def _solve(self, policy: str, problem: Problem) -> Allocation:
+        names = frozenset(job.name for job in problem.jobs)
+        if self._solved is None or self._solved[0] != names:
+            agnostic = self._policy.heterogeneity_agnostic
+            self._solved = names, allocate(policy, problem, agnostic=agnostic)
+            self.solve_seconds.append(self._solved[1].solve_seconds)
+        return self._solved[1]
+
+    def _check(self, now: float) -> None:
+        assert self.last is not None
+        used = Counter(name for at in self.last.round.first_placements.values() for name in at.nodes)
+        for node in self.state.capacity.nodes:
             if used[node.name] > node.gpus:
                 raise SimulationError(
                     f"at {now:g} s {used[node.name]} of {node.gpus} GPUs of {node.name} are given out"
                 )
-        return Answer(round=decided, until=ends)
 
-    def _shares(self, jobs: tuple[Job, ...], *, fresh: bool) -> Mapping[str, Mapping[str, float]]:
-        names = frozenset(job.name for job in jobs)
-        if fresh or self._allocation is None or self._allocation[0] != names:
-            problem = Problem(
-                gpu_types=tuple(self._capacity), capacity=self._capacity, jobs=jobs, prices=self._prices
-            )
-            allocation = allocate(self._policy, problem, agnostic=self._agnostic)
-            self._allocation = names, allocation
-            self.solve_seconds.append(allocation.solve_seconds)
-        return self._allocation[1].allocation
+
+def cluster_of(nodes: Iterable[Node], prices: Mapping[str, float] | None = None) -> ClusterState:
+    """A cluster without jobs; each GPU type is one pool. ``prices``: GPU type -> USD a GPU hour."""
+    nodes = tuple(nodes)
+    gpus = Counter[str]()
+    for node in nodes:
+        gpus[node.gpu_type] += node.gpus
+    prices = prices or {}
+    return ClusterState(
+        capacity=Capacity(
+            gpu_types=tuple(gpus),
+            nodes=nodes,
+            prices=prices,
+            pools=tuple(
+                PricedPool(pool=kind, gpu_type=kind, price=prices.get(kind, 0.0), gpus=count)
+                for kind, count in gpus.items()
+            ),
+        ),
+        jobs=(),
+    )

@@ -12,9 +12,10 @@ import numpy as np
 
 from ballast_policies.accounting import isolated_seconds
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import Node, Placement, Round, RoundSettings, SpreadGang
+from ballast_policies.rounds import Node, Placement, Round, SpreadGang
+from ballast_policies.scheduling import ClusterJob, SchedulingPolicy
 from ballast_policies.simulator.clock import Answer, Clock, SimulationError
-from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang
+from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang, cluster_of
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 from ballast_policies.simulator.result import Counters, Result, summarise
@@ -70,15 +71,22 @@ class _TraceGang(SimulatedGang):
         del now
         return math.inf
 
-    def as_job(self, now: float) -> Job:
+    def as_cluster_job(self, now: float) -> ClusterJob:
         ledger, row = self.ledger, self.row
         deadline = float(ledger.deadline[row])
-        return dataclasses.replace(
+        job = dataclasses.replace(
             self.asked,
             steps_remaining=max(self.remaining, 1e-9),
             elapsed=max(0.0, now - float(ledger.arrival[row])),
             isolated_elapsed=float(ledger.isolated_elapsed[row]),
             deadline=deadline - now if math.isfinite(deadline) else None,
+        )
+        return ClusterJob(
+            job=job,
+            launches=self.starts,
+            placement=self.placement,
+            running_since=self.since,
+            spread=self._as_spread(),
         )
 
     @property
@@ -87,7 +95,7 @@ class _TraceGang(SimulatedGang):
         at, per_node = self.placement, self.ledger.gpus_per_node
         return at is not None and len(at.nodes) <= per_node.get(at.gpu_type, 0) and len(set(at.nodes)) > 1
 
-    def as_spread(self) -> SpreadGang | None:
+    def _as_spread(self) -> SpreadGang | None:
         if self.placement is None or not self.is_spread:
             return None
         return SpreadGang(
@@ -110,15 +118,14 @@ class _Run:
         self._present_before_ends = 0
         self._column = {gpu_type: k for k, gpu_type in enumerate(ledger.gpu_types)}
         self._decisions = OperatorDecisions[_TraceGang](
-            settings.policy,
-            RoundSettings(
+            cluster_of(nodes_of(ledger), dict(zip(ledger.gpu_types, ledger.prices.tolist(), strict=True))),
+            SchedulingPolicy(
+                objective=settings.policy,
+                heterogeneity_agnostic=settings.agnostic,
                 round_seconds=settings.round_seconds,
                 min_run_seconds=settings.min_run_seconds,
                 max_moves_per_hour=settings.max_moves_per_hour,
             ),
-            nodes=list(nodes_of(ledger)),
-            prices=dict(zip(ledger.gpu_types, ledger.prices.tolist(), strict=True)),
-            agnostic=settings.agnostic,
         )
         self._restart = settings.launch_seconds + settings.stop_seconds
         self.clock = Clock(
@@ -166,10 +173,10 @@ class _Run:
         return int(self.ledger.done[first : min(end, self.ledger.count)].sum())
 
     def _decide(self, present: Mapping[str, "_TraceGang"], now: float) -> Answer:
-        answer = self._decisions(present, now)
+        answer, last = self._decisions(present, now), self._decisions.last
         decided, counters = answer.round, self.counters
         counters.solves = self._decisions.solve_seconds
-        if self._decisions.begins_round:
+        if last is not None and (not last.within_round or last.memory.decisions == 1):
             counters.rounds += 1
             counters.lease_opportunities += sum(one.placement is not None for one in present.values())
             counters.lease_extensions += len(decided.extended)

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from ballast_policies.allocation.problem import Job
 from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.elastic.job import ElasticJob
-from ballast_policies.rounds import ElasticGang, Node, RoundSettings
+from ballast_policies.rounds import ElasticGang, Node
+from ballast_policies.scheduling import ClusterJob, SchedulingPolicy
 from ballast_policies.simulator.clock import LEAST_STEP, Clock, SimulationError
-from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang
+from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang, cluster_of
 from ballast_policies.simulator.elastic.engine import ElasticJobResult, ElasticResult
 from ballast_policies.simulator.elastic.workload_file import ElasticWorkload
 from ballast_policies.simulator.progress import OnProgress
@@ -86,17 +87,17 @@ def simulate_rules(
     clock = Clock(
         arrivals=((job.arrival, _gang(job, workload, rules)) for job in workload.jobs),
         decide=OperatorDecisions[_Gang](
-            rules.policy,
-            RoundSettings(
+            cluster_of(
+                Node(name=f"{kind}-{number}", pool=kind, gpu_type=kind, gpus=cluster.gpus_per_node[kind])
+                for kind, count in cluster.nodes.items()
+                for number in range(count)
+            ),
+            SchedulingPolicy(
+                objective=rules.policy,
                 round_seconds=rules.round_seconds,
                 min_run_seconds=rules.min_run_seconds,
                 max_moves_per_hour=rules.max_moves_per_hour,
             ),
-            nodes=[
-                Node(name=f"{kind}-{number}", pool=kind, gpu_type=kind, gpus=cluster.gpus_per_node[kind])
-                for kind, count in cluster.nodes.items()
-                for number in range(count)
-            ],
             first_round_ends=rules.round_seconds,
         ),
         ended=lambda one, now: done.update({one.name: _result(one, now)}),
@@ -126,18 +127,24 @@ class _Gang(SimulatedGang):
         """Its smallest number of GPUs."""
         return min(min(by_size) for by_size in self.sizes.values())
 
-    def as_job(self, now: float) -> Job:
-        """As policies see it: its speed at the least size, on the types that have it."""
-        return Job(
+    def as_cluster_job(self, now: float) -> ClusterJob:
+        """To policies its speed is that at the least size, on the types that have it."""
+        job = Job(
             name=self.name,
             gpus=self.least,
             throughput={kind: by_size.get(self.least, 0.0) for kind, by_size in self.sizes.items()},
             steps_remaining=max(self.remaining, 1e-9),
             elapsed=now - self.job.arrival,
         )
+        return ClusterJob(
+            job=job,
+            launches=self.starts,
+            placement=self.placement,
+            running_since=self.since,
+            elastic=self._as_elastic(now),
+        )
 
-    def as_elastic(self, now: float) -> ElasticGang | None:
-        """Its sizes; None: it has one."""
+    def _as_elastic(self, now: float) -> ElasticGang | None:
         sizes = {kind: by_size for kind, by_size in self.sizes.items() if self.least in by_size}
         if all(len(by_size) == 1 for by_size in sizes.values()):
             return None
