@@ -12,7 +12,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.chaos import play as memory
 from tests.chaos.faults import Fault, sequence
@@ -73,7 +72,6 @@ def main() -> int:
     parser.add_argument(
         "--output", type=Path, help="default: out/chaos.json, with --real out/chaos-real.json"
     )
-    parser.add_argument("--add", type=Path, help="result of an earlier run, to which this one is added")
     options = parser.parse_args()
     output = options.output or Path(f"out/chaos{'-real' if options.real else ''}.json")
     play: Callable[[Sequence[Fault]], Played] = play_processes if options.real else play_in_memory
@@ -114,9 +112,9 @@ def main() -> int:
             **verdicts,
             "failed": failed,
             "longestConvergenceSeconds": longest,
-            "runs": [{"seed": options.seed, "asked": len(everything)}],
         }
-        _write(output, result if options.add is None else added(json.loads(options.add.read_text()), result))
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(result, indent=1) + "\n")
     print(f"{kinds.total()} faults of {len(kinds)} kinds, {len(failed)} episodes failed; {output}")
     return 1 if failed else 0
 
@@ -142,26 +140,6 @@ def _fails(play: Callable[[Sequence[Fault]], Played], most: int | None) -> Calla
         return bool(play(faults).problem)
 
     return fails
-
-
-def added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """One result of two runs."""
-    sums = {key: value + one.get(key, 0) for key, value in other.items() if isinstance(value, int)}
-    return {
-        **sums,
-        "seed": other["seed"],
-        "kinds": dict(sorted((Counter(one["kinds"]) + Counter(other["kinds"])).items())),
-        "failed": one["failed"] + other["failed"],
-        "longestConvergenceSeconds": max(
-            one["longestConvergenceSeconds"], other["longestConvergenceSeconds"]
-        ),
-        "runs": one["runs"] + other["runs"],
-    }
-
-
-def _write(path: Path, result: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

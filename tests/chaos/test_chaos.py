@@ -6,7 +6,6 @@ from ballast_policies.protocol import machine
 from ballast_policies.protocol.failures import seen_failure
 from ballast_policies.protocol.observed import Failure
 
-from tests.chaos.__main__ import added
 from tests.chaos.faults import Fault, sequence
 from tests.chaos.kinds.registry import KINDS
 from tests.chaos.play import play, shortest
@@ -57,13 +56,3 @@ def test_gpus_over_capacity_are_noticed(monkeypatch):
     """An operator that does not look whether GPUs are free breaks a law of the cluster."""
     monkeypatch.setattr(room, "shortage", lambda *arguments, **named: "")
     assert play(sequence(0, 20)).verdict == "overCapacity"
-
-
-def test_results_of_runs_are_added_up():
-    """Counts are summed, the longest stays, each run is named."""
-    one = {"faults": 3, "jobs": 4, "stuck": 1, "kinds": {"a": 2, "b": 1}, "failed": ["x"], "seed": 1}
-    one |= {"longestConvergenceSeconds": 9.5, "runs": [{"seed": 1, "asked": 3}]}
-    two = {**one, "seed": 2, "kinds": {"b": 3}, "failed": [], "stuck": 0, "longestConvergenceSeconds": 2.0}
-    both = added(one, two)
-    assert (both["faults"], both["jobs"], both["stuck"], both["kinds"]) == (6, 8, 1, {"a": 2, "b": 4})
-    assert (both["failed"], both["longestConvergenceSeconds"], len(both["runs"])) == (["x"], 9.5, 2)
