@@ -225,7 +225,7 @@ class Decider:
             time=started,
         )
         return MadeDecision(
-            assignments=assignments_of(snapshot, decision, advice=advice, dry_run=policy.spec.dry_run),
+            assignments=assignments_of(snapshot, decision, advice=advice),
             report=report,
             snapshot=snapshot,
             decision=decision,

@@ -11,10 +11,10 @@ from ballast_policies.accounting import price_part
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.rounds import Round
 from ballast_policies.scheduling import isolated_speeds
+from ballast_policies.scheduling.data_costs import at_placement
 from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, Clock
 from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang
 
-from ballast_operator.allocator.costs.data_prices import at_placement
 from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.scheduling_policy import scheduling_policy

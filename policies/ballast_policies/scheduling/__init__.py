@@ -1,5 +1,6 @@
 """Whole decisions: which jobs run where, from the cluster's state, by one policy."""
 
+from ballast_policies.scheduling.assignments import JobAssignment, assign
 from ballast_policies.scheduling.decision import (
     Decision,
     Memory,
@@ -17,11 +18,13 @@ __all__ = [
     "ClusterJob",
     "ClusterState",
     "Decision",
+    "JobAssignment",
     "Memory",
     "SchedulingPolicy",
     "SolveRequest",
     "TenantRooms",
     "apply_allocation",
+    "assign",
     "build_problem",
     "decide",
     "isolated_speeds",

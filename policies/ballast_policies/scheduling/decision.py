@@ -3,6 +3,7 @@
 :func:`decide` is the door for whoever has the solver at hand (simulations, forecasts). Where the problem is
 solved elsewhere, as in the operator's solver process, its two halves are called around that:
 :func:`build_problem` says what the policy is asked, :func:`apply_allocation` makes a round of the answer.
+:func:`~ballast_policies.scheduling.assignments.assign` says what a decision wants of each job, and why.
 Both are pure: what a decision has to know of earlier ones is a value (:class:`Memory`) that goes in and
 comes out.
 """
@@ -114,6 +115,7 @@ class Decision:
         memory: for the next decision.
         plan_id: name of this one.
         within_round: a round had begun before.
+        dry_run: nothing of it is carried out.
     """
 
     round: Round
@@ -122,6 +124,7 @@ class Decision:
     memory: Memory
     plan_id: str
     within_round: bool
+    dry_run: bool = False
 
 
 Solve = Callable[[str, Problem], Allocation]
@@ -253,6 +256,7 @@ def apply_allocation(
         ),
         plan_id=f"{policy.name}-{int(now)}-{memory.decisions + 1}",
         within_round=not at_boundary,
+        dry_run=policy.dry_run,
     )
 
 

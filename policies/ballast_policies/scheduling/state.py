@@ -73,7 +73,9 @@ class ClusterJob:
         measured: whether its speed is stated or measured somewhere; otherwise every figure is a guess.
         mixed: what is known of it as a gang in several pools; None: it may be in one only.
         closed_pools: pools that are closed to it by what it asks for.
+        left_out: pools that it is not offered, closed ones or for lack of memory, as text.
         usd_per_step: pool -> what reading its data costs there; empty: nothing.
+        data_region: where its data is.
         spread: of a running gang on more nodes than would hold it; None: it is not.
         beside_speed: of a running job that shares its GPU, its speed over that alone.
     """
@@ -90,7 +92,9 @@ class ClusterJob:
     measured: bool = True
     mixed: MixedGang | None = None
     closed_pools: frozenset[str] = frozenset()
+    left_out: str = ""
     usd_per_step: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    data_region: str = ""
     spread: SpreadGang | None = None
     beside_speed: float = 1.0
 

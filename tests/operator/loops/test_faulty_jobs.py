@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ballast_operator.allocator import advice, assignments
+from ballast_operator.allocator import advice
 from ballast_operator.allocator.problem import admission, capacity, snapshot, throughput
 from ballast_operator.allocator.problem.jobs import snapshot_jobs
 from ballast_operator.kube.kinds import JOB, POLICY
-from ballast_policies.scheduling import decision
+from ballast_policies.scheduling import assignments, decision
 
 from tests.operator.loops.sharing.shared_nodes import one_job, sharing_cluster
 from tests.operator.loops.simulated.simulation import NAMESPACE, InProcessSolver, Simulation
@@ -36,7 +36,7 @@ PLACES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         lambda _, __, problem, **___: [job.name for job in problem.jobs],
     ),
     "the round": (decision, "decide_round", lambda asked: [job.name for job in asked.jobs]),
-    "its assignment": (assignments, "next_best", lambda _, job, *__, **___: job.name),
+    "its assignment": (assignments, "_next_best", lambda _, job, *__, **___: job.name),
     "its conditions": (advice, "deadline_advice", lambda _, job, __: job.name),
 }
 """Where a decision raises: a function, and what it was called with."""

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ballast_policies.prices.egress import DataPrices, JobData
-from ballast_policies.rounds import Placement
 
 from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.conditions import JobReason
@@ -75,13 +74,6 @@ def usd_per_step(view: JobView, regions: Mapping[str, str], prices: DataPrices) 
         copy = data.usd_to_move(prices, here, region) if done > 0 else 0.0
         found[pool] = each + copy / left
     return found if any(found.values()) else {}
-
-
-def at_placement(of_pools: Mapping[str, float], placement: Placement) -> float:
-    """Of prices by pool, that of a gang's step: each of its pools reads its part by its GPUs."""
-    parts = placement.by_pool
-    total = sum(part.gpus for part in parts)
-    return sum(of_pools.get(part.pool, 0.0) * part.gpus for part in parts) / max(1, total)
 
 
 def no_priced_pool(unpriced: Mapping[str, str], pools: Sequence[str]) -> Refusal | None:

@@ -29,15 +29,11 @@ class SnapshotJob(ClusterJob):
         key: which job.
         pods: names of its gang's pods, by rank.
         layers: as measured by it or another of its kind; None: nothing is known.
-        left_out: pools that it is not offered, closed ones or for lack of memory, as text.
-        data_region: where its data is.
     """
 
     key: Key
     pods: tuple[str, ...] = ()
     layers: MeasuredLayers | None = None
-    left_out: str = ""
-    data_region: str = ""
 
 
 def snapshot_job(

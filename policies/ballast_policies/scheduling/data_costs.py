@@ -1,18 +1,23 @@
-"""What people are told of the data that a job reads from another region."""
+"""Costs of data that a job reads from another region, and what people are told of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.rounds import Placement
-
-from ballast_operator.allocator.costs.data_prices import at_placement
-from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
+from ballast_policies.scheduling.state import ClusterJob
 
 HOUR = 3600.0
 
 
-def data_told(
-    job: SnapshotJob, placement: Placement | None, pools: Sequence[PricedPool], *, by_price: bool
+def at_placement(of_pools: Mapping[str, float], placement: Placement) -> float:
+    """Of prices by pool, that of a gang's step: each of its pools reads its part by its GPUs."""
+    parts = placement.by_pool
+    total = sum(part.gpus for part in parts)
+    return sum(of_pools.get(part.pool, 0.0) * part.gpus for part in parts) / max(1, total)
+
+
+def data_cost_message(
+    job: ClusterJob, placement: Placement | None, pools: Sequence[PricedPool], *, by_price: bool
 ) -> str:
     """What its data costs where it is placed, and which pool is not chosen for it; empty: it pays for none.
 
@@ -30,7 +35,7 @@ def data_told(
     told = []
     if here > 0:
         told.append(
-            f"reading its data from {job.data_region} costs {in_two_digits(here * speed * HOUR)} an hour"
+            f"reading its data from {job.data_region} costs {_in_two_digits(here * speed * HOUR)} an hour"
         )
     prices = {pool.pool: pool.price for pool in pools}
     used = {part.pool for part in placement.by_pool}
@@ -43,7 +48,7 @@ def data_told(
         of_gpus = pool.price * len(placement.nodes) / there / HOUR
         of_data = job.usd_per_step.get(pool.pool, 0.0)
         if of_gpus < gpus and of_gpus + of_data > gpus + here:
-            hourly = in_two_digits(of_data * there * HOUR)
+            hourly = _in_two_digits(of_data * there * HOUR)
             instead.append(
                 (
                     of_gpus,
@@ -54,7 +59,7 @@ def data_told(
     return "; ".join([*told, *(text for _, text in sorted(instead)[:1])])
 
 
-def _speed_there(job: SnapshotJob, pool: PricedPool, gpus: int) -> float:
+def _speed_there(job: ClusterJob, pool: PricedPool, gpus: int) -> float:
     if pool.gpus < gpus:
         return 0.0
     if job.elastic is not None:
@@ -62,7 +67,7 @@ def _speed_there(job: SnapshotJob, pool: PricedPool, gpus: int) -> float:
     return job.job.throughput.get(pool.gpu_type, 0.0)
 
 
-def in_two_digits(amount: float) -> str:
+def _in_two_digits(amount: float) -> str:
     """As people write it: each change of the text is a write."""
     rounded = float(f"{amount:.2g}")
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.10f}".rstrip("0").rstrip(".") or "0"

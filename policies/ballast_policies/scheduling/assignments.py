@@ -1,0 +1,266 @@
+"""Assignments: what a decision wants of each job, with the reasons that people are told."""
+
+import dataclasses
+import enum
+import math
+from collections.abc import Mapping
+
+from ballast_policies.allocation.policy import Reads
+from ballast_policies.allocation.problem import Allocation, Job
+from ballast_policies.allocation.registry import find_policy
+from ballast_policies.rounds import ElasticGang, Placement, extra_nodes, kept_ranks
+from ballast_policies.scheduling.data_costs import data_cost_message
+from ballast_policies.scheduling.decision import Decision, isolated_speeds
+from ballast_policies.scheduling.state import ClusterJob, ClusterState
+
+MOST_CONFIGURATIONS = 3
+"""That an elastic job is told of besides its own."""
+
+
+class AssignmentErrors(Exception):  # noqa: N818
+    """Errors of single jobs.
+
+    Attributes:
+        by_job: job -> its error.
+    """
+
+    def __init__(self, by_job: Mapping[str, Exception]) -> None:
+        super().__init__("; ".join(f"{job}: {error}" for job, error in by_job.items()))
+        self.by_job = by_job
+
+
+class Action(enum.StrEnum):
+    """What to do with a gang."""
+
+    KEEP = "keep"
+    """Continue where it runs."""
+    PLACE = "place"
+    """Run on these nodes: launch there, or move there."""
+    RELEASE = "release"
+    """Hold no GPUs: wait, or stop."""
+
+
+class Obstacle(enum.Enum):
+    """Why a job gets no GPUs now, although some round can place it."""
+
+    CAPACITY = enum.auto()
+    """Other jobs hold the GPUs this round."""
+    SPOT_LIMIT = enum.auto()
+    """Limits of spot machines keep it off, and no others are free."""
+    TENANT_LIMIT = enum.auto()
+    """Its tenant's other jobs have to give GPUs back first."""
+    DRY_RUN = enum.auto()
+    """Nothing that is decided is carried out."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobAssignment:
+    """What a decision wants of one job.
+
+    Attributes:
+        action: what to do.
+        placement: for KEEP and PLACE: where; for RELEASE of a dry run: where it would run.
+        extra_nodes: for KEEP: nodes of GPUs that the gang may take in addition.
+        kept_ranks: for KEEP: the ranks that the gang is to continue with; empty: all.
+        obstacle: for RELEASE: why; None otherwise.
+        why: as a sentence.
+        chosen, next_best: what was chosen and what would have been second.
+        partner: the job that shares its GPU where it is placed; empty: none.
+        may_share: another job may come to share its GPU there.
+        memory: bytes of each GPU where it is placed, the least of several pools; None: not known.
+        part_speeds, part_memory: of a placement in several pools, relative speed and bytes of a GPU of each
+            part (infinite bytes: not known); empty: it is in one.
+        isolated_speed: steps/s on an isolated equal share / steps/s where it runs; 0: not known.
+    """
+
+    action: Action
+    placement: Placement | None = None
+    extra_nodes: tuple[str, ...] = ()
+    kept_ranks: tuple[int, ...] = ()
+    obstacle: Obstacle | None = None
+    why: str = ""
+    chosen: str = ""
+    next_best: str = ""
+    partner: str = ""
+    may_share: bool = False
+    memory: float | None = None
+    part_speeds: tuple[float, ...] = ()
+    part_memory: tuple[float, ...] = ()
+    isolated_speed: float = 0.0
+
+
+def assign(state: ClusterState, decision: Decision) -> dict[str, JobAssignment]:
+    """An assignment for each job of ``state``.
+
+    Raises:
+        AssignmentErrors: jobs for which none can be made.
+    """
+    speeds = isolated_speeds(state, state.problem, state.running)
+    found: dict[str, JobAssignment] = {}
+    faults: dict[str, Exception] = {}
+    for job in state.jobs:
+        try:
+            found[job.name] = dataclasses.replace(
+                _with_gpus(state, job, decision, _assignment(state, job, decision)),
+                isolated_speed=speeds.get(job.name, 0.0),
+            )
+        except Exception as error:
+            faults[job.name] = error
+    if faults:
+        raise AssignmentErrors(faults)
+    return _within_tenant_limits(state, found)
+
+
+def _assignment(state: ClusterState, job: ClusterJob, decision: Decision) -> JobAssignment:
+    decided, allocation = decision.round, decision.allocation
+    placement, why = decided.placements.get(job.name), decided.reasons.get(job.name, "")
+    # The fallback is no policy, and reads no prices.
+    by_price = allocation.status != "greedy" and Reads.PRICES in find_policy(allocation.policy).reads
+    of_data = data_cost_message(job, placement, state.capacity.pools, by_price=by_price)
+    why = "; ".join(filter(None, (why, of_data, job.left_out)))
+    best = _next_best(
+        allocation, job.job, state.capacity.gpu_types, chosen=placement.gpu_type if placement else None
+    )
+    if job.elastic is not None:
+        best = _next_best_sizes(job.elastic, allocation.allocation.get(job.name, {}), placement)
+    elif job.mixed is not None and not job.mixed.fits_one_pool:
+        best = ""  # of one type alone it finds no room
+    change = None if placement is None else _change(job, placement)
+    if job.placement is not None and (decision.dry_run or change is not None):
+        extra, kept = ((), ()) if decision.dry_run or change is None else change
+        return JobAssignment(
+            action=Action.KEEP,
+            placement=job.placement,
+            extra_nodes=extra,
+            kept_ranks=kept,
+            why=why,
+            chosen=str(job.placement),
+            next_best=best,
+        )
+    if placement is None:
+        return JobAssignment(
+            action=Action.RELEASE,
+            obstacle=Obstacle.SPOT_LIMIT if job.name in decided.kept_off_spot else Obstacle.CAPACITY,
+            why=why
+            if _has_share(allocation, job.name)
+            else f"{allocation.policy} gives it no GPUs yet; {why}",
+            next_best=best,
+        )
+    return JobAssignment(
+        action=Action.RELEASE if decision.dry_run else Action.PLACE,
+        placement=placement,
+        obstacle=Obstacle.DRY_RUN if decision.dry_run else None,
+        why=f"would get {placement}: {why}" if decision.dry_run else why,
+        chosen=str(placement),
+        next_best=best,
+    )
+
+
+def _change(job: ClusterJob, placement: Placement) -> tuple[tuple[str, ...], tuple[int, ...]] | None:
+    """(nodes of GPUs that a running gang takes, ranks it keeps where it shrinks); None: it moves."""
+    held, gang = job.placement, job.elastic
+    if held is None or held.pool != placement.pool or (gang is None and placement != held):
+        return None
+    if (held.parts or placement.parts) and placement != held:
+        return None
+    more = extra_nodes(held.nodes, placement.nodes)
+    if more is not None:
+        return more, ()
+    kept = kept_ranks(held.nodes, placement.nodes, gang.together if gang is not None else 1)
+    return None if kept is None else ((), tuple(kept))
+
+
+def _within_tenant_limits(
+    state: ClusterState, found: Mapping[str, JobAssignment]
+) -> dict[str, JobAssignment]:
+    """Hold back what would exceed a tenant's limit until its shrinking gangs have given GPUs back."""
+    left, held_back = dict(state.tenants.left), dict(found)
+    for job in state.jobs:
+        assignment = found[job.name]
+        if job.tenant not in left:
+            continue
+        starts = assignment.action is Action.PLACE and assignment.placement is not None
+        wanted = len(assignment.extra_nodes)
+        if starts and assignment.placement is not None:
+            wanted = len(assignment.placement.nodes) if job.placement is None else 0
+        if wanted <= left[job.tenant]:
+            left[job.tenant] -= wanted
+            continue
+        if not starts:
+            held_back[job.name] = dataclasses.replace(assignment, extra_nodes=())
+        elif any(one.tenant == job.tenant and found[one.name].kept_ranks for one in state.jobs):
+            why = f"other jobs of namespace {job.tenant}, which is at its limit, are giving GPUs back; then: "
+            held_back[job.name] = dataclasses.replace(
+                assignment,
+                action=Action.RELEASE,
+                obstacle=Obstacle.TENANT_LIMIT,
+                why=why + assignment.why,
+            )
+    return held_back
+
+
+def _with_gpus(
+    state: ClusterState, job: ClusterJob, decision: Decision, assignment: JobAssignment
+) -> JobAssignment:
+    """The assignment with what it says of the GPUs of its placement, and of the other job there."""
+    granted, beside = decision.round.placements.get(job.name), decision.round.beside.get(job.name)
+    assignment = dataclasses.replace(
+        assignment,
+        partner=beside.partner if beside is not None else "",
+        may_share=job.name in state.shared.jobs and bool(state.shared.on(granted)),
+    )
+    placement = granted or job.placement
+    if placement is None:
+        return assignment
+    has = [state.capacity.memory.get(part.pool) for part in placement.by_pool]
+    assignment = dataclasses.replace(
+        assignment, memory=min((one for one in has if one is not None), default=None)
+    )
+    if not placement.parts or job.mixed is None:
+        return assignment
+    relative = (job.mixed.relative(part.gpu_type) for part in placement.parts)
+    return dataclasses.replace(
+        assignment,
+        part_speeds=tuple(speed or 1.0 for speed in relative),
+        part_memory=tuple(math.inf if one is None else one for one in has),
+    )
+
+
+def _has_share(allocation: Allocation, name: str) -> bool:
+    """Whether the policy gives the job any time at all: FIFO and AlloX serve some first, others not yet."""
+    return any(share > 0 for share in allocation.allocation.get(name, {}).values())
+
+
+def _next_best(allocation: Allocation, job: Job, gpu_types: tuple[str, ...], *, chosen: str | None) -> str:
+    """The type that would have been second, with its speed; empty where there is none."""
+    shares = allocation.allocation.get(job.name, {})
+    others = [t for t in gpu_types if t != chosen and job.throughput.get(t, 0.0) > 0]
+    if not others:
+        return ""
+    second = max(others, key=lambda t: (shares.get(t, 0.0), job.throughput[t], t))
+    return (
+        f"{job.gpus} x {second}: {job.throughput[second]:.3g} steps/s, "
+        f"share of the time {abs(shares.get(second, 0.0)):.0%}"
+    )
+
+
+def _next_best_sizes(gang: ElasticGang, shares: Mapping[str, float], placement: Placement | None) -> str:
+    """The three fastest configurations besides the one that an elastic gang gets, and why not they."""
+    kind, gpus = (placement.gpu_type, len(placement.nodes)) if placement is not None else ("", 0)
+    now = gang.speed(kind, gpus) if placement is not None else 0.0
+    others = [
+        (speed, -size, gpu_type)
+        for gpu_type, by_size in gang.speeds.items()
+        for size, speed in by_size.items()
+        if (gpu_type, size) != (kind, gpus)
+    ]
+    texts = []
+    for speed, negative, gpu_type in sorted(others, reverse=True)[:MOST_CONFIGURATIONS]:
+        size = -negative
+        why = f"share of the time there {abs(shares.get(gpu_type, 0.0)):.0%}"
+        if speed <= now:
+            why = "no faster"
+        elif gpu_type == kind:
+            why = f"{size - gpus} GPUs more" if size > gpus else "fewer GPUs"
+        texts.append(f"{size} x {gpu_type}: {speed:.3g} steps/s, {why}")
+    return "; ".join(texts)

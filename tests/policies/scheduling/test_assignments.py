@@ -1,0 +1,113 @@
+"""What a decision wants of each job, and what people are told of it."""
+
+import dataclasses
+
+import pytest
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds import ElasticGang, Node, Placement
+from ballast_policies.scheduling import (
+    Capacity,
+    ClusterJob,
+    ClusterState,
+    Memory,
+    SchedulingPolicy,
+    TenantRooms,
+    assign,
+    decide,
+)
+from ballast_policies.scheduling.assignments import Action, AssignmentErrors, Obstacle
+
+FAIR = SchedulingPolicy(objective="max-min-fairness", round_seconds=60.0)
+SPEEDS = {"v100": {1: 1.0, 2: 1.9, 3: 2.7}}
+
+
+def at(*nodes):
+    return Placement(gpu_type="v100", pool="a", nodes=nodes)
+
+
+def gang(name, *, gpus=1, tenant="", runs=None, elastic=False):
+    """A job of one GPU type; an elastic one has one to three GPUs."""
+    return ClusterJob(
+        job=Job(name=name, gpus=gpus, throughput={"v100": float(gpus)}),
+        tenant=tenant,
+        placement=runs,
+        launches=int(runs is not None),
+        elastic=ElasticGang(speeds=SPEEDS, may_shrink=True, may_grow=True) if elastic else None,
+    )
+
+
+def cluster(*jobs, gpus=3, **fields):
+    nodes = (Node(name="n", pool="a", gpu_type="v100", gpus=gpus),)
+    return ClusterState(capacity=Capacity(gpu_types=("v100",), nodes=nodes), jobs=jobs, **fields)
+
+
+def decided(state, policy=FAIR, *, now=1000.0, round_began=True):
+    """The assignments of the decision that begins a round."""
+    memory = Memory(next_at=now if round_began else None)
+    return assign(state, decide(state, memory, policy, now=now))
+
+
+def test_an_elastic_gang_takes_the_gpus_that_nobody_else_could_use():
+    """It stays where it is, and is told which configurations would have been next."""
+    (one,) = decided(cluster(gang("one", elastic=True, runs=at("n")))).values()
+    assert (one.action, one.placement, one.extra_nodes) == (Action.KEEP, at("n"), ("n", "n"))
+    assert (one.chosen, one.kept_ranks, one.obstacle) == ("1 x v100 of pool a", (), None)
+    assert one.next_best
+
+
+def test_an_elastic_gang_gives_gpus_back_for_one_that_waits():
+    """It is told the ranks that it keeps; the other is placed on what comes free."""
+    state = cluster(gang("old", elastic=True, runs=at("n", "n", "n")), gang("new"))
+    found = decided(state)
+    assert found["old"].action is Action.KEEP
+    assert 0 < len(found["old"].kept_ranks) < 3 and found["old"].kept_ranks[0] == 0
+    assert (found["new"].action, found["new"].placement) == (Action.PLACE, at("n"))
+
+
+def test_a_dry_run_keeps_what_runs_and_says_what_would_start():
+    """Nothing is placed or resized."""
+    state = cluster(gang("old", elastic=True, runs=at("n")), gang("new"))
+    found = decided(state, dataclasses.replace(FAIR, dry_run=True))
+    assert (found["old"].action, found["old"].extra_nodes) == (Action.KEEP, ())
+    assert (found["new"].action, found["new"].obstacle) == (Action.RELEASE, Obstacle.DRY_RUN)
+    assert found["new"].why.startswith("would get 1 x v100 of pool a: ")
+
+
+def test_a_job_that_finds_no_gpus_waits():
+    """It holds none, and is told so."""
+    found = decided(cluster(gang("old", runs=at("n")), gang("wide", gpus=3)), round_began=False)
+    assert found["old"].action is Action.KEEP
+    assert (found["wide"].action, found["wide"].obstacle) == (Action.RELEASE, Obstacle.CAPACITY)
+
+
+def test_a_tenant_at_its_limit_starts_a_job_once_its_shrinking_gang_has_given_gpus_back():
+    """Until the pods are gone the tenant would have more than it may."""
+    jobs = gang("old", elastic=True, tenant="team", runs=at("n", "n", "n")), gang("new", tenant="team")
+    rooms = {"gpus": {"team": 2}, "left": {"team": 0}}
+    found = decided(cluster(*jobs, tenants=TenantRooms(**rooms)))
+    assert found["old"].kept_ranks
+    assert (found["new"].action, found["new"].obstacle) == (Action.RELEASE, Obstacle.TENANT_LIMIT)
+    assert found["new"].why.startswith("other jobs of namespace team, which is at its limit, are giving GPUs")
+    rooms["left"] = {"team": 1}
+    found = decided(cluster(*jobs, tenants=TenantRooms(**rooms)))
+    assert found["new"].action is Action.PLACE
+
+
+def test_an_error_names_its_job():
+    """So that whoever decides can leave that one out."""
+
+    class Odd(ClusterJob):
+        @property
+        def left_out(self):
+            raise KeyError("no such pool")
+
+        @left_out.setter
+        def left_out(self, value):
+            pass
+
+    odd = Odd(job=Job(name="odd", gpus=1, throughput={"v100": 1.0}))
+    state = cluster(gang("fine"), odd)
+    decision = decide(state, Memory(), FAIR, now=1000.0)
+    with pytest.raises(AssignmentErrors) as caught:
+        assign(state, decision)
+    assert set(caught.value.by_job) == {"odd"}
