@@ -13,10 +13,12 @@ from typing import Any
 
 from ballast_operator.allocator.allocator import Allocator
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
+from ballast_operator.allocator.reporting.reporter import PolicyReporter
 from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_operator.metrics import Metrics
+from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
 from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard
@@ -87,7 +89,6 @@ async def main() -> None:
     async with Solver(SolverSettings(limit_seconds=60)) as solver:
         await solver.warm_up()
         allocator = Allocator(
-            cluster,
             observer,
             board,
             solver,
@@ -95,11 +96,12 @@ async def main() -> None:
             metrics=metrics,
             enqueue=lambda *_: None,
             feeds=PriceFeeds(cluster, "ballast-system"),
+            reporter=PolicyReporter(cluster, caches, Recorder(cluster)),
         )
         rows = []
         for repeat in range(given.repeats):
             if repeat == 1:
-                for key, at in board.assignments.items():
+                for key, at in board.newest.assignments.items():
                     if at.action is AssignmentAction.PLACE:
                         item = dict(caches[JOB].get(key))
                         fill.put(
@@ -118,7 +120,7 @@ async def main() -> None:
             rows.append({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu})
             print(
                 json.dumps(rows[-1]),
-                sum(a.action is AssignmentAction.KEEP for a in board.assignments.values()),
+                sum(a.action is AssignmentAction.KEEP for a in board.newest.assignments.values()),
                 flush=True,
             )
 

@@ -1,4 +1,4 @@
-"""One term of leadership: what is started, in which order, and how it ends.
+"""A term of leadership: what is started, in which order, and how it ends.
 
 The caches are brought up to date, then work begins. What was decided belongs to the term and ends with it.
 """
@@ -11,7 +11,9 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
 from ballast_operator.allocator.allocator import Allocator
+from ballast_operator.allocator.costs.clouds.prices import CloudPrices
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
+from ballast_operator.allocator.pace import Pace
 from ballast_operator.allocator.reporting.reporter import PolicyReporter
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solver
@@ -72,13 +74,20 @@ class Term:
         self._metrics = metrics
         self._queue: KeyQueue[Key] = KeyQueue(time.monotonic)
         self._writes: deque[float] = deque(maxlen=100_000)
-        board = AssignmentBoard()
+        board, pace = AssignmentBoard(), Pace(settings.solver.debounce_seconds)
+        self._pace = pace
         self._events = Recorder(cluster, in_background=True)
-        self._changes = Changes(self._observer, board, self._queue, settings=settings.job)
+        self._changes = Changes(
+            self._observer,
+            board,
+            self._queue,
+            settings=settings.job,
+            allocate=pace.ask,
+            arrived=pace.arrived,
+        )
         self._reporter = PolicyReporter(cluster, self._caches, self._events, clock=now, in_background=True)
-        self._feeds = PriceFeeds(cluster, lease_namespace)
+        self._feeds = PriceFeeds(cluster, lease_namespace, CloudPrices(changed=pace.ask))
         self._allocator = Allocator(
-            cluster,
             self._observer,
             board,
             solver,
@@ -89,20 +98,16 @@ class Term:
             store=StateStore(cluster, lease_namespace),
             feeds=self._feeds,
             reporter=self._reporter,
+            pace=pace,
         )
-        self._feeds.clouds.changed = self._allocator.trigger
-        self._changes.allocate = self._allocator.trigger
-        self._changes.arrived = self._allocator.pace.arrived
         reconciler = Reconciler(
             cluster,
             self._observer,
             board,
             settings=settings.job,
             metrics=metrics,
-            allocate=self._allocator.trigger,
+            allocate=pace.ask,
             recorder=self._events,
-            look_at=self._changes.decided,
-            seen=self._allocator.seen,
         )
         self._worker = ReconcileWorker(reconciler, metrics=metrics, again=self._changes.again)
 
@@ -115,7 +120,7 @@ class Term:
         self._informers.leads = True
         await self._informers.refresh()
         self._caches.listen(self._changes.changed)
-        self._allocator.trigger()
+        self._pace.ask()
         parts: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("allocator", self._allocator.run),
             ("gauges", self._gauges),

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
 
 from ballast_operator.allocator.assignments import waiting_for_policy
@@ -23,22 +22,24 @@ from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.policy_conditions import NO_POLICY, PolicyReason
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
 from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
-from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import POD, POLICY, Key, Object, job_id
 from ballast_operator.metrics import Metrics
-from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
 from ballast_operator.stopwatch import Stopwatch
-from ballast_operator.views.assignment import Assignment, AssignmentAction, AssignmentBoard, alike
+from ballast_operator.views.assignment import (
+    Assignment,
+    AssignmentAction,
+    AssignmentBoard,
+    Decided,
+    PoolInfo,
+    alike,
+)
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView
 from ballast_operator.waits import WaitReason, Waits
 
 logger = logging.getLogger(__name__)
-
-MOST_REPORTS = 20_000
-"""Reports that are kept from one decision to the next."""
 
 GROWTH_REST_SECONDS = 1.0
 """Least time from a decision to one that a gang which may grow asks for."""
@@ -57,7 +58,6 @@ class Allocator:
 
     def __init__(
         self,
-        cluster: Cluster,
         observer: Observer,
         board: AssignmentBoard,
         solver: Solver,
@@ -68,7 +68,8 @@ class Allocator:
         waits: Waits | None = None,
         store: StateStore | None = None,
         feeds: PriceFeeds,
-        reporter: PolicyReporter | None = None,
+        reporter: PolicyReporter,
+        pace: Pace | None = None,
         clock: Callable[[], Time] = now,
     ) -> None:
         self._observer = observer
@@ -79,10 +80,9 @@ class Allocator:
         self._enqueue = enqueue
         self._waits = waits if waits is not None else Waits()
         self._clock = clock
-        self._reporter = reporter or PolicyReporter(cluster, observer.caches, Recorder(cluster), clock=clock)
-        self._seen: deque[JobView] = deque(maxlen=MOST_REPORTS)
+        self._reporter = reporter
         self.decider = Decider(metrics)
-        self.pace = Pace(settings.debounce_seconds)
+        self.pace = pace if pace is not None else Pace(settings.debounce_seconds)
         self._next_round: float | None = None
         self._next_read: float | None = None
         self._next_growth: float | None = None
@@ -92,15 +92,6 @@ class Allocator:
         self._saved_until: float | None = None
         self._failures = Failures(self._reporter, self._waits)
         self._in_force: Object | None = None
-
-    def trigger(self) -> None:
-        """Ask for a decision soon: something has changed."""
-        self.pace.ask()
-
-    def seen(self, view: JobView) -> None:
-        """Take note of a job as a pass has seen it: its reports are measured at the next decision."""
-        if view.lease is not None and view.lease.report is not None:
-            self._seen.append(view)
 
     @property
     def next_at(self) -> float | None:
@@ -163,7 +154,7 @@ class Allocator:
         self._record_wait(problem)
         if problem:
             self._next_round = None
-            self._publish(waiting_for_policy(jobs, problem), jobs)
+            self._publish(waiting_for_policy(jobs, problem), jobs, self._board.newest.pools)
 
     async def _load(self, jobs: list[JobView]) -> None:
         """Once: start from what an earlier leader has saved, except for jobs created since."""
@@ -211,13 +202,14 @@ class Allocator:
         prices = await self._feeds.read(policy, item.get("status"), started)
         self._next_read = self._feeds.next_at
         policy = with_prices(policy, known_prices(prices))
-        seen = [self._seen.popleft() for _ in range(len(self._seen))]
+        seen = self._observer.findings.take_reports()
         nodes, pods = self._observer.nodes(), self._observer.caches[POD].of_no_job()
         clock.lap("read")
         faults: dict[Key, Exception] = {}
         jobs = await asyncio.to_thread(in_todays_pools, jobs, policy, nodes, faults)
-        known = self._board.pools
-        self._board.pools = pools = pool_infos(policy.spec.node_pools, known, item.get("status"), at=started)
+        newest = self._board.newest
+        pools = pool_infos(policy.spec.node_pools, newest.pools, item.get("status"), at=started)
+        self._board.publish(dataclasses.replace(newest, pools=pools))  # prices count at once
         spent = await asyncio.to_thread(
             self.decider.look, policy, jobs, seen=seen, started=started, item=item, pools=pools
         )
@@ -255,13 +247,12 @@ class Allocator:
         )
         self.decider.keep(pending, made, started)
         snapshot = made.snapshot
-        self._board.pools = with_regions(pools, snapshot.capacity)
         self._next_round = self.decider.memory.next_at
         if self._next_round is not None and solve.outcome is not PolicyReason.OPTIMAL:
             again = started.timestamp() + solve.seconds + self._settings.retry_seconds
             self._next_round = min(self._next_round, again)
         self._metrics.rounds.inc()
-        self._publish(made.assignments, jobs)
+        self._publish(made.assignments, jobs, with_regions(pools, snapshot.capacity))
         set_gauges(self._metrics, snapshot, jobs, made.report.round_)
         took_seconds = clock.total("all")
         self.pace.decided(took_seconds, snapshot, made.report.round_)
@@ -275,10 +266,13 @@ class Allocator:
             self._saved_until = self.decider.memory.next_at
             await self.save()
 
-    def _publish(self, assignments: Mapping[Key, Assignment], jobs: list[JobView]) -> None:
-        """Leave the assignments on the board; jobs for which there is news get a pass."""
-        old = self._board.assignments
-        self._board.assignments = dict(assignments)
+    def _publish(
+        self, assignments: Mapping[Key, Assignment], jobs: list[JobView], pools: Mapping[str, PoolInfo]
+    ) -> None:
+        """Publish what is decided; jobs for which there is news get a pass."""
+        old = self._board.newest
+        uids = {view.key: view.uid for view in jobs}
+        self._board.publish(Decided(assignments=assignments, uids=uids, pools=pools))
         for view in jobs:
             assignment = assignments.get(view.key)
             waits = (
@@ -286,5 +280,5 @@ class Allocator:
                 and assignment is not None
                 and assignment.action is AssignmentAction.PLACE
             )
-            if waits or not alike(assignment, old.get(view.key)):
+            if waits or not alike(assignment, old.on(view.key, view.uid)):
                 self._enqueue(view.key)

@@ -12,20 +12,14 @@ from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Key, Kind, Object, key_of
 from ballast_operator.kube.ownership import controlled_by
 from ballast_operator.observation.decoded import DecodedJobs
-from ballast_operator.observation.holders import Holders
-from ballast_operator.observation.rights import Rights
+from ballast_operator.observation.findings import Findings
+from ballast_operator.observation.gpu_holders import GpuHolders
 from ballast_operator.views.clock import parse
-from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, Blocked, JobView
+from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, JobView
 from ballast_operator.views.known_plan import KnownPlan
 from ballast_operator.views.lease import LeaseReader, LeaseView
 from ballast_operator.views.nodes import NodeView, read_node
 from ballast_operator.views.pod import PodView, read_pod
-
-AVOIDED_SECONDS = 600.0
-"""How long a job is not started on a node on which its pods did not run in time, if there are others."""
-
-MOST_AVOIDED = 64
-"""Nodes that a job avoids at a time."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,21 +33,24 @@ class Observer:
     Args:
         caches: of what is stored there already, all counts as seen now.
         decoded: of ``caches``; None: nothing is decoded yet.
+        findings: what passes have learned and no object says; None: nothing yet.
         clock: seconds that never go back.
 
     Attributes:
-        caches: what is read.
-        holders: which jobs hold GPUs.
+        caches, findings: what is read.
+        gpu_holders: which jobs hold GPUs.
     """
 
     def __init__(
         self,
         caches: Caches,
         decoded: DecodedJobs | None = None,
+        findings: Findings | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.caches = caches
+        self.findings = findings if findings is not None else Findings(clock)
         self._clock = clock
         self._leases: dict[Key, LeaseReader] = {}
         self._plans: dict[Key, KnownPlan] = {}
@@ -63,14 +60,11 @@ class Observer:
         self._decoded = decoded if decoded is not None else DecodedJobs(caches)
         self._told: dict[Key, str] = {}
         self._renewals: dict[Key, tuple[str, float]] = {}
-        self._avoided: dict[Key, dict[str, float]] = {}
-        self._blocked: dict[Key, tuple[str, int, Blocked]] = {}
-        self._rights = Rights()
-        self.holders = Holders(self.status)
-        caches.store_listeners.append(self._stored)
+        self.gpu_holders = GpuHolders(self.status, self.findings.reservations)
+        caches.store_listeners.append(self._invalidate)
         for kind, store in caches.stores.items():
             for item in store:
-                self._stored(kind, None, item)
+                self._invalidate(kind, None, item)
 
     def job(self, key: Key) -> JobView | None:
         """The job as it is known now; None: there is no such job.
@@ -97,6 +91,11 @@ class Observer:
             except Exception as error:  # one job must not hide the others, whatever is wrong with it
                 self._unreadable(key, error)
         return [view for view in views if view is not None]
+
+    def lease(self, key: Key) -> LeaseView | None:
+        """The job's Lease as it is known now; None: the job has none."""
+        item = self.caches[JOB].get(key)
+        return None if item is None else self._lease(key, item["metadata"]["uid"])
 
     def status(self, key: Key) -> TrainingJobStatus | None:
         """The job's status; None where there is no such job, or it cannot be read."""
@@ -127,28 +126,24 @@ class Observer:
         """Pods that are bound or pinned to one of the nodes."""
         return [pod for name in set(names) for pod in self.caches[POD].on_node(name)]
 
-    def forget(self, key: Key) -> None:
-        """The job is gone."""
+    def _forget(self, key: Key) -> None:
         self._views.pop(key, None)
         self._renewals.pop(key, None)
         self._leases.pop(key, None)
         self._plans.pop(key, None)
         self._told.pop(key, None)
-        self._blocked.pop(key, None)
-        self._rights.forget(key)
-        self._avoided.pop(key, None)
 
-    def _stored(self, kind: Kind, old: Object | None, new: Object | None) -> None:
+    def _invalidate(self, kind: Kind, old: Object | None, new: Object | None) -> None:
         """Drop the views that a change makes out of date."""
         item = new if new is not None else old
         assert item is not None
         if kind is JOB:
             self._views.pop(key_of(item), None)
-            self.holders.changed(key_of(item))
+            self.gpu_holders.changed(key_of(item))
             if old is None or new is None or old["metadata"].get("uid") != new["metadata"].get("uid"):
                 self._order = None
         elif kind is NODE:
-            self._node_stored(item["metadata"]["name"], new)
+            self._invalidate_node(item["metadata"]["name"], new)
         else:
             for version in (old, new):
                 job = (version["metadata"].get("labels") or {}).get(JOB_LABEL) if version else None
@@ -157,7 +152,7 @@ class Observer:
             if kind is LEASE and new is not None:
                 self._renewed(new)
 
-    def _node_stored(self, name: str, new: Object | None) -> None:
+    def _invalidate_node(self, name: str, new: Object | None) -> None:
         before = self._nodes.pop(name, None)
         after = read_node(new) if new is not None else None
         if after is not None:
@@ -179,18 +174,25 @@ class Observer:
             self._renewals[key] = (renewed, self._clock())
 
     def _view(self, key: Key) -> JobView | None:
-        view = self._views.get(key)
-        if view is not None and (not view.avoided or view.avoided == self._avoided_by(key)):
-            return view
+        view = self._views.get(key) or self._read(key)
+        if view is None:
+            return None
+        found = self.findings.of(view)
+        if found != (view.avoided, view.blocked, view.lacks_rights, view.lacks_account):
+            view = dataclasses.replace(view, **found._asdict())
+        self._views[key] = view
+        return view
+
+    def _read(self, key: Key) -> JobView | None:
         item = self.caches[JOB].get(key)
         if item is None:
-            self.forget(key)
+            self._forget(key)
             return None
         metadata = item["metadata"]
         spec, problem = self._decoded.spec(key, item)
         known, status = self._plan(key, metadata["uid"]), self._decoded.status(key, item)
         pods = [self._pod(pod) for pod in self.caches[POD].of_job(key) if controlled_by(pod, metadata["uid"])]
-        view = self._views[key] = JobView(
+        return JobView(
             key=key,
             uid=metadata["uid"],
             generation=metadata.get("generation", 0),
@@ -205,49 +207,8 @@ class Observer:
             plan_written=known.written if known is not None else None,
             plan_config=known.config if known is not None else "",
             plan_intact=known is None or known.intact,
-            avoided=self._avoided_by(key),
-            blocked=self._blocked_by(key, metadata["uid"], metadata.get("generation", 0)),
             created=parse(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None,
-            **self._rights.lacking(key, metadata["uid"], status),
         )
-        return view
-
-    def avoid(self, key: Key, nodes: Iterable[str]) -> None:
-        """Do not start the job on these nodes for a while, if there are others."""
-        known, now = self._avoided.setdefault(key, {}), self._clock()
-        known.update(dict.fromkeys(nodes, now + AVOIDED_SECONDS))
-        for node in sorted(known, key=lambda name: known[name])[:-MOST_AVOIDED]:
-            del known[node]
-        self._views.pop(key, None)
-
-    def _avoided_by(self, key: Key) -> frozenset[str]:
-        known = self._avoided.get(key)
-        if known is None:
-            return frozenset()
-        still = {node: until for node, until in known.items() if until > self._clock()}
-        if still:
-            self._avoided[key] = still
-        else:
-            del self._avoided[key]
-        return frozenset(still)
-
-    def block(self, view: JobView, why: Blocked | None) -> bool:
-        """Remember why the job cannot be launched, for this generation of it; says whether that is news."""
-        self._blocked.pop(view.key, None)
-        if why is not None:
-            self._blocked[view.key] = (view.uid, view.generation, why)
-        if why != view.blocked:
-            self._views.pop(view.key, None)
-        return why != view.blocked
-
-    def rights_granted(self, view: JobView, *, account_of: int = 0) -> None:
-        """What the pods of the job's launch need has been made; or the account of a launch to come."""
-        if self._rights.account_made(view, account_of) if account_of else self._rights.made(view):
-            self._views.pop(view.key, None)
-
-    def _blocked_by(self, key: Key, uid: str, generation: int) -> Blocked | None:
-        known = self._blocked.get(key)
-        return known[2] if known is not None and known[:2] == (uid, generation) else None
 
     def _pod(self, item: Object) -> PodView:
         name = (item.get("spec") or {}).get("nodeName", "")

@@ -1,14 +1,12 @@
-"""Which change asks for a pass over which job, how urgently, and which asks for a decision.
+"""Changes of the cluster: which asks for a pass over which job, how urgently, and which for a decision.
 
 The operator's own writes ask for nothing: the writer knows. A trainer that only reports is looked at a few
 times a minute. Nothing is decided here.
 """
 
-import re
 from collections.abc import Callable
 
-from ballast_policies.contract import ACK_ANNOTATION, FINISHED_ANNOTATION, JOB_LABEL, PROPOSAL_ANNOTATION
-from ballast_policies.contract import REPORT_ANNOTATION as REPORT
+from ballast_policies.contract import JOB_LABEL
 
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD, POLICY, Key, Kind, Object, key_of
@@ -25,20 +23,27 @@ UNDECIDED_SECONDS = 5.0
 OWN_WRITE_SECONDS = 1.0
 """Pause before a status that somebody else may have changed is looked at."""
 
-_EVENTFUL = re.compile(r'"(?:epoch|rebalances|lastRebalanceStep)"\s*:\s*[^,}]{0,30}')
-"""Fields of a report that are more than progress."""
-
 
 class Changes:
     """Listens to the caches and fills the queue.
 
-    Attributes:
+    Args:
+        observer, board: what is known of jobs, and decided on them.
+        queue: of jobs to look at.
+        settings: of jobs.
         allocate: asks for a decision.
-        arrived: asks for one on a new job.
+        arrived: asks for one on a new job; None: as ``allocate``.
     """
 
     def __init__(
-        self, observer: Observer, board: AssignmentBoard, queue: KeyQueue[Key], *, settings: JobSettings
+        self,
+        observer: Observer,
+        board: AssignmentBoard,
+        queue: KeyQueue[Key],
+        *,
+        settings: JobSettings,
+        allocate: Callable[[], None],
+        arrived: Callable[[JobView], None] | None = None,
     ) -> None:
         self._observer = observer
         self._caches = observer.caches
@@ -49,8 +54,8 @@ class Changes:
         self._told: dict[Key, tuple[object, ...]] = {}
         self._policies: dict[str, tuple[str, int]] = {}
         self._nodes: dict[str, NodeView] = {}
-        self.allocate: Callable[[], None] = lambda: None
-        self.arrived: Callable[[JobView], None] = lambda view: self.allocate()
+        self._allocate = allocate
+        self._arrived = arrived if arrived is not None else lambda view: allocate()
 
     def changed(self, kind: Kind, item: Object) -> None:
         """Take in what a watch or a list has brought."""
@@ -78,7 +83,7 @@ class Changes:
             return Lane.ORDINARY
         allocation = status.allocation
         if allocation is None:
-            assignment = self._board.assignments.get(key)
+            assignment = self._board.newest.assignments.get(key)
             placed = assignment is not None and assignment.action is AssignmentAction.PLACE
             return Lane.URGENT if placed and not status.finished else Lane.BACKGROUND
         trains = allocation.ending is None and status.is_true(JobCondition.RUNNING)
@@ -92,7 +97,7 @@ class Changes:
             self._jobs.pop(key, None)
             self._told.pop(key, None)
             self._queue.add(key)
-            self.allocate()
+            self._allocate()
         elif known == asked:  # its status has changed
             if not self._queue.busy(key):
                 self._queue.add(key, OWN_WRITE_SECONDS, Lane.BACKGROUND)
@@ -100,10 +105,10 @@ class Changes:
             self._jobs[key] = asked
             new = self._new(key) if known is None else None
             if new is not None:
-                self.arrived(new)
+                self._arrived(new)
                 self._queue.add(key, UNDECIDED_SECONDS, Lane.BACKGROUND)
             else:
-                self.allocate()
+                self._allocate()
                 self._queue.add(key, lane=self.lane(key))
 
     def _new(self, key: Key) -> JobView | None:
@@ -124,7 +129,7 @@ class Changes:
             return
         else:
             self._policies[name] = version
-        self.allocate()
+        self._allocate()
 
     def _node_changed(self, name: str) -> None:
         """Nodes report often; only what matters to placement is a change."""
@@ -135,7 +140,7 @@ class Changes:
             self._nodes.pop(name, None)
         else:
             self._nodes[name] = view
-        self.allocate()
+        self._allocate()
         for pod in self._caches[POD].on_node(name):
             metadata = pod["metadata"]
             if is_ours(pod):
@@ -147,7 +152,7 @@ class Changes:
         metadata = item["metadata"]
         job = (metadata.get("labels") or {}).get(JOB_LABEL)
         if kind is POD and (not job or metadata.get("deletionTimestamp")):
-            self.allocate()
+            self._allocate()
         if not job:
             return
         key = (metadata.get("namespace", ""), job)
@@ -157,12 +162,13 @@ class Changes:
             self._queue.add(key, lane=self.lane(key))
 
     def _reports_only(self, key: Key, item: Object) -> bool:
-        """Whether rank 0 has renewed its Lease and reported, and nothing else."""
-        notes = item["metadata"].get("annotations") or {}
+        """Whether rank 0 has renewed its Lease and reported progress, and nothing else."""
+        lease = self._observer.lease(key)
+        report = lease.report if lease is not None else None
         told = (
             item["metadata"].get("uid"),
-            *(notes.get(name) for name in (ACK_ANNOTATION, PROPOSAL_ANNOTATION, FINISHED_ANNOTATION)),
-            *_EVENTFUL.findall(notes.get(REPORT, "")[:4096]),
+            None if lease is None else (lease.ack, lease.proposal, lease.finished_step, lease.refused),
+            None if report is None else (report.epoch, report.rebalances, report.last_rebalance_step),
         )
         if self._told.get(key) == told:
             return True

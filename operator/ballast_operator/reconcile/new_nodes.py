@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from ballast_operator.api.job_allocation import JobAllocation, coming_node, is_coming, pool_to_grow
-from ballast_operator.observation.observer import MOST_AVOIDED, Observer
+from ballast_operator.observation.findings import MOST_AVOIDED
+from ballast_operator.observation.observer import Observer
 from ballast_operator.views.assignment import PoolInfo
 from ballast_operator.views.gang_pools import GangPools
 from ballast_operator.views.job import JobView

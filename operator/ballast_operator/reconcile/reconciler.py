@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import logging
-import math
 from collections.abc import Callable
 
 from ballast_policies.contract import JOB_LABEL, lease_name
@@ -42,7 +41,7 @@ from ballast_operator.reconcile.actions import carry_out_all, together
 from ballast_operator.reconcile.new_nodes import not_reached, older_nodes
 from ballast_operator.reconcile.pod_checks import PodChecks
 from ballast_operator.reconcile.room import why_no_room
-from ballast_operator.reconcile.sharing import news_for, on_the_same_gpu
+from ballast_operator.reconcile.sharing import jobs_to_requeue, on_the_same_gpu
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import StepResult
 from ballast_operator.steps.decide import decide, lacks_right, refused
@@ -55,6 +54,24 @@ PROGRESS_WRITES_PER_SECOND = 20.0
 """Writes of progress for all jobs together, at most: with more jobs, each is written less often."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Requeue:
+    """What a pass asks to be looked at again.
+
+    Attributes:
+        after_seconds: when to look at the job even if nothing changes; None: only on a change.
+        others: jobs to look at now: they share, or have shared, its GPU.
+    """
+
+    after_seconds: float | None = None
+    others: frozenset[Key] = frozenset()
+
+    def within(self, seconds: float) -> "Requeue":
+        """The same, after ``seconds`` at the latest."""
+        known = self.after_seconds
+        return dataclasses.replace(self, after_seconds=seconds if known is None else min(known, seconds))
 
 
 class Reconciler:
@@ -70,29 +87,26 @@ class Reconciler:
         metrics: Metrics,
         allocate: Callable[[], None],
         recorder: Recorder | None = None,
-        look_at: Callable[[Key], None] = lambda key: None,
-        seen: Callable[[JobView], None] = lambda view: None,
         clock: Callable[[], Time] = now,
     ) -> None:
         self._cluster = cluster
         self._observer = observer
+        self._findings = observer.findings
         self._board = board
         self._settings = settings
         self._metrics = metrics
         self._allocate = allocate
-        self._look_at = look_at
         self._clock = clock
         self._recorder = recorder if recorder is not None else Recorder(cluster)
-        self._seen = seen
         self._checks = PodChecks(cluster, settings, clock=lambda: clock().timestamp())
         self._progress_written: dict[Key, Time] = {}
         self._unanswered: set[Key] = set()
 
-    async def reconcile(self, key: Key) -> float | None:
+    async def reconcile(self, key: Key) -> Requeue:
         """One pass.
 
         Returns:
-            Seconds after which to look again even if nothing changes; None: only on a change.
+            When to look again, and at which other jobs now.
 
         Raises:
             Conflict, NotFound: the caches were behind; look again soon.
@@ -106,28 +120,28 @@ class Reconciler:
         view = self._observer.job(key)
         if view is None:
             self._forget(key)
-            return None
-        self._seen(view)
+            return Requeue()
+        self._findings.saw(view)
         if view.status.allocation is None:
             view = await self._look_at_pods(view)
             if view is None:
-                return 0.0
+                return Requeue(0.0)
         # 2. Decide. Up to the reservation nothing is awaited: no two launches count on one GPU.
         item = self._observer.caches[JOB].get(key)
         assert item is not None
         result = self._decide(view)
         if result.needs_fresh_view and not await self._is_as_observed(view):
-            return 0.0
+            return Requeue(0.0)
         before, after = view.status.allocation, result.status.allocation
         launching = after is not None and (before is None or len(after.pods) > len(before.pods))
         if launching and after is not None:
-            self._observer.holders.reservations[key] = after
+            self._findings.reservations[key] = after
         try:
             # 3. Apply.
             try:
                 await carry_out_all(self._cluster, self._observer.caches, view, result.actions, self._clock())
                 if result.grants_rights:
-                    self._observer.rights_granted(view)
+                    self._findings.rights_granted(view)
             except Forbidden as error:
                 result = lacks_right(view, str(error), now=self._clock())
             except (Rejected, NameTaken, ServerInternalError) as error:
@@ -141,16 +155,16 @@ class Reconciler:
             self._avoid_nodes(view, result)
             # 4. Report.
             prepares = [self._prepare(view, result)] if result.meanwhile else []
-            again: float | None = (await together(self._report(view, item, result), *prepares))[0]
-            self._observer.holders.reservations.pop(key, None)
+            again: Requeue = (await together(self._report(view, item, result), *prepares))[0]
+            self._findings.reservations.pop(key, None)
         except Unavailable:
             self._unanswered.add(key)  # a launch may have been written: its GPUs stay reserved
             raise
         except BaseException:
-            self._observer.holders.reservations.pop(key, None)
+            self._findings.reservations.pop(key, None)
             raise
         if view.blocked is not None and view.blocked.may_pass and result.status.allocation is None:
-            return min(self._settings.ask_again_seconds, math.inf if again is None else again)
+            return again.within(self._settings.ask_again_seconds)
         return again
 
     def _avoid_nodes(self, view: JobView, result: StepResult) -> None:
@@ -159,7 +173,7 @@ class Reconciler:
         if before is None or before.ending is not None or after is None or after.ending is None:
             return
         if after.ending.cause is Cause.NOT_BOUND:
-            self._observer.avoid(view.key, not_reached(view, before, self._board.pools))
+            self._findings.avoid(view, not_reached(view, before, self._board.newest.pools))
 
     async def _prepare(self, view: JobView, result: StepResult) -> None:
         """Make what the launch that is being written needs first; what fails, the next pass tells."""
@@ -168,30 +182,30 @@ class Reconciler:
             return
         with contextlib.suppress(OperatorError):
             await carry_out_all(self._cluster, self._observer.caches, view, result.meanwhile, self._clock())
-            self._observer.rights_granted(view, account_of=allocation.launch)
+            self._findings.account_made(view, allocation.launch)
 
     @property
     def _gpu_resources(self) -> frozenset[str]:
         """The extended resources that count as GPUs in the pools."""
-        return frozenset(pool.gpu_resource for pool in self._board.pools.values())
+        return frozenset(pool.gpu_resource for pool in self._board.newest.pools.values())
 
     async def _look_at_pods(self, view: JobView) -> JobView | None:
         """The job with what keeps its pods from being made, if anything does; None: it is gone."""
         if view.spec is None or view.deleting or view.status.finished or view.hold(self._clock()):
             return view
-        if self._observer.block(view, await self._checks.why_blocked(view, self._gpu_resources)):
+        if self._findings.block(view, await self._checks.why_blocked(view, self._gpu_resources)):
             self._allocate()
         return self._observer.job(view.key)
 
     def _decide(self, view: JobView) -> StepResult:
-        assignment = self._board.assignments.get(view.key)
+        assignment = self._board.newest.on(view.key, view.uid)
         allocation = view.status.allocation
         placement = assignment.placement if assignment is not None else None
         if allocation is not None:
             allocation = allocation.named_as(placement)
             view = dataclasses.replace(view, status=view.status.replace(allocation=allocation))
             placement = allocation.placement
-        pools = GangPools.of(placement, self._board.pools)
+        pools = GangPools.of(placement, self._board.newest.pools)
         lacking = why_no_room(self._observer, view, assignment, placement=placement, pools=pools)
         sharer, partner_left = on_the_same_gpu(self._observer, view, assignment)
         return decide(
@@ -223,7 +237,7 @@ class Reconciler:
         """An answer was lost: read what the job's status is before anything is decided on it."""
         with contextlib.suppress(NotFound):
             self._observer.caches.wrote(JOB, await self._cluster.get(JOB, *key))
-        self._observer.holders.reservations.pop(key, None)
+        self._findings.reservations.pop(key, None)
         self._unanswered.discard(key)
 
     async def report_error(self, key: Key, error: Exception) -> None:
@@ -294,11 +308,11 @@ class Reconciler:
         }
         self._observer.caches.wrote(JOB, await self._cluster.write_status(JOB, body))
 
-    async def _report(self, view: JobView, item: Object, result: StepResult) -> float | None:
+    async def _report(self, view: JobView, item: Object, result: StepResult) -> Requeue:
         """Write the status that was decided on ``item``."""
         if self._observer.caches[JOB].get(view.key) is None:
-            return None
-        again = result.requeue_after_seconds
+            return Requeue()
+        again = Requeue(result.requeue_after_seconds)
         old, new = view.status, result.status
         # That a status was refused stays said: what it lacks since then, later ones lack too.
         if new.launches != old.launches or not refused_since(old, view.generation):
@@ -307,11 +321,10 @@ class Reconciler:
         if old != new and not result.write_later:
             wait = self._too_soon(view.key, old, new)
             if wait > 0:
-                return wait if again is None else min(again, wait)
+                return again.within(wait)
             written = await self._write_status(view.key, item, new)
             self._progress_written[view.key] = self._clock()
-            for key in news_for(old, new):
-                self._look_at(key)
+            again = dataclasses.replace(again, others=frozenset(jobs_to_requeue(old, new)))
             self._count(result)
             notices = flips(old.conditions, written.conditions)
             for notice in notices:
@@ -327,7 +340,9 @@ class Reconciler:
         first = old.progress is None and new.progress is not None
         if last is None or first or not progress_alone(old, new):
             return 0.0
-        pause = max(self._settings.progress_seconds, len(self._observer.holders) / PROGRESS_WRITES_PER_SECOND)
+        pause = max(
+            self._settings.progress_seconds, len(self._observer.gpu_holders) / PROGRESS_WRITES_PER_SECOND
+        )
         return pause - (self._clock() - last).total_seconds()
 
     def _count(self, result: StepResult) -> None:
@@ -336,8 +351,7 @@ class Reconciler:
             (metric.labels(label) if label else metric).inc(amount)
 
     def _forget(self, key: Key) -> None:
-        self._board.assignments.pop(key, None)
+        self._findings.forget(key)
         self._progress_written.pop(key, None)
         self._unanswered.discard(key)
-        self._observer.holders.reservations.pop(key, None)
         self._allocate()

@@ -63,7 +63,7 @@ def _shortage(
 ) -> str:
     """Only what is on these nodes is looked at."""
     names = set(wanted)
-    allocations = observer.holders.on_nodes(names)
+    allocations = observer.gpu_holders.on_nodes(names)
     listed = {id(pod): pod for pod in observer.pods_on(names)}
     for key, gang in allocations.items():  # one that was bound elsewhere counts there
         for pod_name in gang.pods:

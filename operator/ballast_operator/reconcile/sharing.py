@@ -1,4 +1,4 @@
-"""Who is on the GPU of a job as well, as a pass finds it."""
+"""Jobs on the GPU of a job, as a pass finds them."""
 
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import Key, key_of_job
@@ -24,11 +24,11 @@ def on_the_same_gpu(
         return None, None
     partner = allocation.partner if allocation is not None else ""
     last = observer.status(key_of_job(partner)) if partner else None
-    sharer = sharer_of(view.key, node, observer.holders.written_on([node]))
+    sharer = sharer_of(view.key, node, observer.gpu_holders.allocations_on([node]))
     return sharer, last.gpu_left_at if last is not None else None
 
 
-def news_for(old: TrainingJobStatus, new: TrainingJobStatus) -> set[Key]:
+def jobs_to_requeue(old: TrainingJobStatus, new: TrainingJobStatus) -> set[Key]:
     """Jobs that share, or have shared, the job's GPU, if it has come to the GPU or left it."""
     before, after = old.allocation, new.allocation
     if (before is None or before.shared_gpu is None) and (after is None or after.shared_gpu is None):

@@ -1,4 +1,4 @@
-"""Runs the passes of a queue's jobs, and decides when a pass that failed is repeated."""
+"""Passes over the jobs of a queue, and when one that failed is repeated."""
 
 import logging
 import time
@@ -58,8 +58,10 @@ class ReconcileWorker:
             self._later(key, "Bug", base=5.0)
         else:
             self._failures.pop(key, None)
-            if again is not None:
-                self._again(key, again)
+            if again.after_seconds is not None:
+                self._again(key, again.after_seconds)
+            for other in again.others:
+                self._again(other, 0.0)
         finally:
             self._metrics.reconcile_seconds.observe(time.monotonic() - started)
 

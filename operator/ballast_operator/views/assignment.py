@@ -1,4 +1,4 @@
-"""What the allocator wants of each job: the only thing that passes from the allocator to a job's pass."""
+"""Decisions of the allocator: the only thing that passes from the allocator to a job's pass."""
 
 import dataclasses
 import enum
@@ -154,14 +154,36 @@ MOST_EARLIER = 64
 """Earlier prices of a pool that are kept: those since a job's cost was summed up last are needed."""
 
 
-@dataclasses.dataclass(slots=True)
-class AssignmentBoard:
-    """Where the allocator leaves its decisions and each job's pass finds them; written by the allocator only.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """The allocator's newest decision on all jobs and pools.
 
     Attributes:
         assignments: job -> what the allocator wants of it.
+        uids: job -> UID of the job that was decided on: another may have its name since.
         pools: pool -> what is known of it.
     """
 
-    assignments: dict[Key, Assignment] = dataclasses.field(default_factory=dict)
-    pools: dict[str, PoolInfo] = dataclasses.field(default_factory=dict)
+    assignments: Mapping[Key, Assignment] = dataclasses.field(default_factory=dict)
+    uids: Mapping[Key, str] = dataclasses.field(default_factory=dict)
+    pools: Mapping[str, PoolInfo] = dataclasses.field(default_factory=dict)
+
+    def on(self, key: Key, uid: str) -> Assignment | None:
+        """What is wanted of this job; None: nothing is decided on it yet."""
+        return self.assignments.get(key) if self.uids.get(key) == uid else None
+
+
+class AssignmentBoard:
+    """Where the allocator publishes its decisions, each whole, and passes read the newest."""
+
+    def __init__(self) -> None:
+        self._newest = Decided()
+
+    @property
+    def newest(self) -> Decided:
+        """The newest decision; empty: there is none yet."""
+        return self._newest
+
+    def publish(self, decided: Decided) -> None:
+        """The allocator has decided."""
+        self._newest = decided

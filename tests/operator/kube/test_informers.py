@@ -165,7 +165,7 @@ async def test_an_observer_that_begins_with_filled_caches_sees_what_a_fresh_one_
     await known.refresh()
     after = Observer(known.caches)
     assert after.jobs() == before.jobs()
-    assert len(after.holders) == len(before.holders)
+    assert len(after.gpu_holders) == len(before.gpu_holders)
     await known.stop()
 
 

@@ -254,7 +254,21 @@ async def test_an_allocator_that_is_cancelled_as_something_changes_ends():
     allocating = asyncio.create_task(allocator.run())
     for _ in range(3):
         await asyncio.sleep(0)
-    allocator.trigger()
+    allocator.pace.ask()
     allocating.cancel()
     done, _ = await asyncio.wait([allocating], timeout=WAIT_SECONDS)
     assert done and allocating.cancelled()
+
+
+async def test_a_decision_on_a_job_is_not_carried_out_for_another_of_its_name():
+    """Deleted and made again before its launch: the new job waits until it is decided on."""
+    simulation = small_cluster()
+    simulation.add_job("one")
+    await simulation.look()
+    await simulation.decide()
+    simulation.world.drop(*_job("one"))
+    simulation.add_job("one")
+    await simulation.look()
+    await simulation.reconciler.reconcile((NAMESPACE, "one"))
+    assert simulation.status("one").allocation is None
+    await simulation.until(lambda: simulation.state("one") == "Running")

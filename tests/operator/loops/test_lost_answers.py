@@ -2,6 +2,7 @@
 
 from ballast_operator.errors import Unavailable
 from ballast_operator.kube.kinds import JOB
+from ballast_operator.reconcile.reconciler import Requeue
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
@@ -33,14 +34,14 @@ async def test_a_launch_whose_answer_is_lost_stays_reserved_until_the_status_is_
         try:
             return await passes(key)
         except Unavailable:
-            reserved.append(simulation.observer.holders.reservations[key].pods)
+            reserved.append(simulation.observer.findings.reservations[key].pods)
             raise
 
     simulation.reconciler.reconcile = noted
     await simulation.until(lambda: bool(reserved))
     assert reserved == [("one-1-0",)]
     assert [pod["metadata"]["name"] for pod in simulation.pods("one")] == ["one-1-0"]
-    assert simulation.observer.holders.reservations == {}
+    assert simulation.observer.findings.reservations == {}
     assert simulation.status("one").launches == 1
 
 
@@ -57,7 +58,7 @@ async def test_gpus_are_not_freed_while_a_pod_exists_that_was_not_observed():
     content["allocation"]["ending"] = ending
     simulation.world.patch(JOB, NAMESPACE, "one", {"status": content})
     simulation.caches.wrote(JOB, simulation.world.get(JOB, NAMESPACE, "one"))
-    assert await simulation.reconciler.reconcile(KEY) == 0.0
+    assert await simulation.reconciler.reconcile(KEY) == Requeue(0.0)
     assert simulation.status("one").allocation is not None
     await simulation.reconciler.reconcile(KEY)
     (pod,) = simulation.pods("one")

@@ -9,8 +9,15 @@ from ballast_operator.kube.queue import KeyQueue, Lane
 from ballast_operator.observation.observer import Observer
 from ballast_operator.reconcile.changes import Changes
 from ballast_operator.settings import JobSettings
-from ballast_operator.views.assignment import Assignment, AssignmentAction, AssignmentBoard
-from ballast_policies.contract import ACK_ANNOTATION, JOB_LABEL, REPORT_ANNOTATION
+from ballast_operator.views.assignment import Assignment, AssignmentAction, AssignmentBoard, Decided
+from ballast_policies.contract import (
+    ACK_ANNOTATION,
+    JOB_LABEL,
+    REPORT_ANNOTATION,
+    Ack,
+    Report,
+    lease_name,
+)
 
 from tests.operator.kube.test_queue import Clock
 from tests.operator.loops.simulated.simulation import job as training_job
@@ -27,10 +34,9 @@ class Bench:
         self.queue: KeyQueue[tuple[str, str]] = KeyQueue(self.clock)
         self.board = AssignmentBoard()
         observer = Observer(self.caches, clock=self.clock)
-        changes = Changes(observer, self.board, self.queue, settings=JobSettings())
+        changes = Changes(observer, self.board, self.queue, settings=JobSettings(), allocate=self._allocate)
         self.changes = changes
         self.decisions = 0
-        changes.allocate = self._allocate
         self.caches.listeners.append(changes.changed)
         self.version = 0
 
@@ -95,14 +101,18 @@ async def test_a_status_that_somebody_else_wrote_is_looked_at(bench):
     assert bench.queue.due() == 1
 
 
-def lease(step: int, ack: str = "1", rebalances: int = 0):
-    report = f'{{"epoch":1,"step":{step},"rebalances":{rebalances}}}'
+def lease(step: int, ack: int = 1, rebalances: int = 0):
+    report = Report(epoch=1, step=step, loss=1.0, steps_per_second=1.0, rebalances=rebalances)
     return {
         "metadata": {
-            "name": "j",
+            "name": lease_name("j"),
             "namespace": "team",
             "labels": {JOB_LABEL: "j"},
-            "annotations": {REPORT_ANNOTATION: report, ACK_ANNOTATION: ack},
+            "ownerReferences": [{"kind": "TrainingJob", "name": "j", "uid": "u", "controller": True}],
+            "annotations": {
+                REPORT_ANNOTATION: report.to_json(),
+                ACK_ANNOTATION: Ack(epoch=ack, step=0).to_json(),
+            },
         },
         "spec": {"renewTime": str(step)},
     }
@@ -119,7 +129,7 @@ async def test_reports_of_progress_are_looked_at_a_few_times_a_minute(bench):
     assert bench.queue.due() == 1
 
 
-@pytest.mark.parametrize("news", [lease(3, ack="2"), lease(3, rebalances=1)])
+@pytest.mark.parametrize("news", [lease(3, ack=2), lease(3, rebalances=1)])
 async def test_an_answer_or_a_rebalance_is_looked_at_at_once(bench, news):
     """What the job's protocol or a person waits for is more than progress."""
     bench.brings(LEASE, lease(2))
@@ -168,5 +178,6 @@ async def test_a_heartbeat_of_a_node_asks_for_nothing_and_its_loss_for_both(benc
 async def test_what_gpus_wait_for_is_urgent(bench):
     """A job that has its GPUs before it runs; one that only waits is not."""
     assert bench.changes.lane(KEY) is Lane.BACKGROUND
-    bench.board.assignments[KEY] = Assignment(action=AssignmentAction.PLACE, launches=0)
+    placed = Assignment(action=AssignmentAction.PLACE, launches=0)
+    bench.board.publish(Decided(assignments={KEY: placed}))
     assert bench.changes.lane(KEY) is Lane.URGENT

@@ -132,7 +132,8 @@ class Decisions(RuleBasedStateMachine):
     @precondition(lambda self: self.known(JOB))
     @rule(data=st.data(), nodes=st.sets(NODES, min_size=1))
     def avoid(self, data, nodes):
-        self.observer.avoid((NAMESPACE, data.draw(st.sampled_from(self.known(JOB)))), nodes)
+        view = self.observer.job((NAMESPACE, data.draw(st.sampled_from(self.known(JOB)))))
+        self.observer.findings.avoid(view, nodes)
 
     @rule(seconds=st.sampled_from([1.0, 700.0]))
     def pass_time(self, seconds):

@@ -165,7 +165,7 @@ class Pools:
         await self.simulation.decide()
         was, disturbed = dict(self.held), set()
         for name in self.specs:
-            told = self.simulation.board.assignments[NAMESPACE, name]
+            told = self.simulation.board.newest.assignments[NAMESPACE, name]
             assert told.reason != "WaitingForPolicy"
             if told.action is AssignmentAction.PLACE:
                 self.launches[name] += 1

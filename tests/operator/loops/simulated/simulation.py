@@ -8,6 +8,7 @@ from typing import Any
 
 from ballast_operator.allocator.allocator import Allocator
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
+from ballast_operator.allocator.reporting.reporter import PolicyReporter
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api.policy_conditions import PolicyReason
@@ -19,6 +20,7 @@ from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY, Key
 from ballast_operator.kube.queue import KeyQueue
 from ballast_operator.metrics import Metrics
 from ballast_operator.observation.decoded import DecodedJobs
+from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
 from ballast_operator.reconcile.changes import Changes
 from ballast_operator.reconcile.reconciler import Reconciler
@@ -155,7 +157,6 @@ class Simulation:
             clock=lambda: self.now,
         )
         self.allocator = Allocator(
-            self.cluster,
             self.observer,
             self.board,
             InProcessSolver(),
@@ -165,11 +166,15 @@ class Simulation:
             waits=self.waits,
             store=StateStore(self.cluster, "ballast-system"),
             feeds=PriceFeeds(self.cluster, "ballast-system"),
+            reporter=PolicyReporter(
+                self.cluster, self.caches, Recorder(self.cluster), clock=lambda: self.now
+            ),
             clock=lambda: self.now,
         )
         queue: KeyQueue[Key] = KeyQueue(self._seconds)
-        changes = Changes(self.observer, self.board, queue, settings=JobSettings())
-        changes.allocate = self.asked_to_decide
+        changes = Changes(
+            self.observer, self.board, queue, settings=JobSettings(), allocate=self.asked_to_decide
+        )
         self.caches.listeners.append(changes.changed)
         # An operator decides when it starts.
         self.asked, self.decisions = True, 0

@@ -52,7 +52,6 @@ class CloudPrices:
 
     Attributes:
         answers: of the clouds, for what is wanted.
-        changed: called when there are new answers.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class CloudPrices:
         self._failures: dict[type, int] = {}
         self._asked = asyncio.Event()
         self.answers: dict[Wanted, CloudAnswer] = {}
-        self.changed = changed
+        self._changed = changed
 
     def want(self, wanted: Collection[Wanted]) -> None:
         """Keep the prices of ``wanted``, and of nothing else."""
@@ -103,7 +102,7 @@ class CloudPrices:
         if not due:
             return
         await asyncio.gather(*(self._ask(kind, moment) for kind in due))
-        self.changed()
+        self._changed()
 
     async def _ask(self, kind: type, moment: float) -> None:
         source = self._sources[kind]

@@ -33,13 +33,14 @@ class World:
     """Two lists, and a clock that the test moves."""
 
     def __init__(self, aws: Any, azure: Any = None) -> None:
-        self.now, self.changes = START, 0
+        self.now, self.changes, self.answered = START, 0, asyncio.Event()
         self.aws, self.azure = Listed(aws), Listed(azure or {})
         lists = {AwsSpotPrice: self.aws, AzurePrice: self.azure}
         self.prices = CloudPrices(lists, changed=self._changed, clock=lambda: self.now)
 
     def _changed(self) -> None:
         self.changes += 1
+        self.answered.set()
 
     async def after(self, seconds: float) -> None:
         self.now += datetime.timedelta(seconds=seconds)
@@ -120,14 +121,12 @@ async def test_one_price_that_is_refused_is_no_failure_of_the_list():
 async def test_the_loop_waits_for_something_to_ask_and_asks():
     """It is woken by what is wanted, and says that there are answers."""
     world = World({ONE: 1.0})
-    answered = asyncio.Event()
-    world.prices.changed = answered.set
     running = asyncio.create_task(world.prices.run())
     try:
         await asyncio.sleep(0)
         world.prices.want([ONE])
         async with asyncio.timeout(20):
-            await answered.wait()
+            await world.answered.wait()
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -4,7 +4,7 @@ import datetime
 
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_operator.observation.holders import Holders
+from ballast_operator.observation.gpu_holders import GpuHolders
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -26,7 +26,7 @@ def test_only_changed_jobs_are_read():
         read.append(key)
         return statuses.get(key)
 
-    holders = Holders(status)
+    holders = GpuHolders(status)
     for key in statuses:
         holders.changed(key)
     assert len(holders) == 100
@@ -43,7 +43,7 @@ def test_only_changed_jobs_are_read():
 def test_a_job_that_is_gone_or_unreadable_holds_nothing_by_its_status():
     """Its pods are counted from the pods."""
     statuses = {("n", "a"): holding("x")}
-    holders = Holders(statuses.get)
+    holders = GpuHolders(statuses.get)
     holders.changed(("n", "a"))
     assert len(holders) == 1
     statuses.clear()
@@ -53,8 +53,9 @@ def test_a_job_that_is_gone_or_unreadable_holds_nothing_by_its_status():
 
 def test_a_launch_that_is_being_written_counts():
     """Two passes at the same time do not count on one GPU."""
-    holders = Holders(lambda key: None)
+    reservations = {}
+    holders = GpuHolders(lambda key: None, reservations)
     held = holding("x").allocation
-    holders.reservations["n", "a"] = held
+    reservations["n", "a"] = held
     assert holders.on_nodes(["x", "y"]) == {("n", "a"): held}
     assert not holders.on_nodes(["y"])

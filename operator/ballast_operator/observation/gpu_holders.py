@@ -1,28 +1,31 @@
-"""Which jobs hold GPUs, by job and by node; kept up to date, as a launch asks for it."""
+"""Jobs that hold GPUs, by job and by node; kept up to date, as a launch asks for it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import Key
 
 
-class Holders:
+class GpuHolders:
     """The GPUs that jobs hold by their status, or are about to hold by a write under way.
 
     Args:
         status: job -> its status; None where there is none that can be read.
-
-    Attributes:
-        reservations: launches whose writing is under way: their GPUs are taken.
+        reservations: launches whose writing is under way, as they are when it is asked: their GPUs are taken.
     """
 
-    def __init__(self, status: Callable[[Key], TrainingJobStatus | None]) -> None:
+    def __init__(
+        self,
+        status: Callable[[Key], TrainingJobStatus | None],
+        reservations: Mapping[Key, JobAllocation] = MappingProxyType({}),
+    ) -> None:
         self._status = status
         self._held: dict[Key, JobAllocation] = {}
         self._on_node: dict[str, set[Key]] = {}
         self._changed: set[Key] = set()
-        self.reservations: dict[Key, JobAllocation] = {}
+        self._reservations = reservations
 
     def __len__(self) -> int:
         """How many jobs hold GPUs by their status."""
@@ -33,7 +36,7 @@ class Holders:
         """The job has changed, or is gone."""
         self._changed.add(key)
 
-    def written_on(self, names: Iterable[str]) -> dict[Key, JobAllocation]:
+    def allocations_on(self, names: Iterable[str]) -> dict[Key, JobAllocation]:
         """Jobs that hold GPUs of one of the nodes by their status, with all that they hold."""
         self._read()
         return {key: self._held[key] for name in set(names) for key in self._on_node.get(name, ())}
@@ -41,8 +44,8 @@ class Holders:
     def on_nodes(self, names: Iterable[str]) -> dict[Key, JobAllocation]:
         """Jobs that take GPUs of one of the nodes, with all that they take."""
         wanted = set(names)
-        found = self.written_on(wanted)
-        return found | {key: held for key, held in self.reservations.items() if wanted & set(held.nodes)}
+        found = self.allocations_on(wanted)
+        return found | {key: held for key, held in self._reservations.items() if wanted & set(held.nodes)}
 
     def _read(self) -> None:
         while self._changed:
