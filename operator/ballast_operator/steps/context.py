@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
-from ballast_policies.contract import Plan
+from ballast_policies.contract import Plan, Proposal
+from ballast_policies.protocol.shrink import RepackLimits, proposal_error
 
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.api.job_allocation import JobAllocation
@@ -226,6 +227,18 @@ def apply_allocator_conditions(
 def with_status(context: ReconcileContext, status: TrainingJobStatus) -> ReconcileContext:
     """The context of a job with this status."""
     return dataclasses.replace(context, view=dataclasses.replace(context.view, status=status))
+
+
+def refusal(context: ReconcileContext, proposal: Proposal) -> str:
+    """Why the trainer's proposal for the plan in force cannot be accepted, with numbers; empty: it can."""
+    spec = context.spec
+    limits = RepackLimits(
+        repack=spec.config.repack,
+        gpus_per_pod=context.allocation.gpus_per_pod,
+        ranks_per_position=spec.ranks_per_position,
+        layers=spec.layers,
+    )
+    return proposal_error(context.plan, proposal, limits)
 
 
 def seconds_since(context: ReconcileContext, time: Time) -> float:

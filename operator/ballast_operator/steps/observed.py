@@ -17,8 +17,7 @@ from ballast_policies.protocol.observed import (
 )
 from ballast_policies.rounds import in_whole_pods
 
-from ballast_operator.steps.context import ReconcileContext, seconds_since
-from ballast_operator.steps.proposal import refusal
+from ballast_operator.steps.context import ReconcileContext, refusal, seconds_since
 from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.notices import seconds_to_save
 from ballast_operator.views.pod import PodView

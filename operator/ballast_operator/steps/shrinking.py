@@ -10,11 +10,11 @@ from ballast_operator.steps.context import (
     ReconcileContext,
     StepResult,
     WritePlan,
+    refusal,
     with_condition,
 )
 from ballast_operator.steps.costs.accounting import accrue_cost
 from ballast_operator.steps.failure import leaving_text
-from ballast_operator.steps.proposal import refusal
 from ballast_operator.views.clock import Time
 
 KEPT_REPACKS = 20

@@ -3,6 +3,7 @@
 import dataclasses
 
 from ballast_policies.contract import Directive, Plan
+from ballast_policies.protocol.shrink import pods_after_drain
 
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.job_allocation import JobAllocation
@@ -142,7 +143,7 @@ class JobView:
         if not deleted or plan is None or self.running_allocation is None or self.deleting:
             return []
         needed = [pod for pod in deleted if plan.rank_of(pod.name) is not None]
-        if needed and not self._kept_without(leaving | {pod.name for pod in needed}):
+        if needed and not self._pods_without(leaving | {pod.name for pod in needed}):
             needed = []
         if plan.directive is Directive.SHRINK and not self.acknowledged:
             # They still hold their layers; the operator itself deletes them only after the acknowledgement.
@@ -165,24 +166,21 @@ class JobView:
         Whole positions of the pipeline, rank 0 among them, and a size that the job may have. Empty: there is
         no such size, or no rank leaves.
         """
-        return self._kept_without({pod.name for pod in self.leaving})
+        return self._pods_without({pod.name for pod in self.leaving})
 
-    def _kept_without(self, going: set[str]) -> tuple[str, ...]:
+    def _pods_without(self, going: set[str]) -> tuple[str, ...]:
         plan, spec, allocation = self.launched_plan, self.spec, self.running_allocation
         if plan is None or spec is None or allocation is None or not self.resizable:
             return ()
         per_pod = allocation.gpus_per_pod
-        together = spec.ranks_together(per_pod) // per_pod
-        blocks = [plan.pods[first : first + together] for first in range(0, len(plan.pods), together)]
-        kept = [block for block in blocks if not going & set(block)]
-        if not kept or len(kept) == len(blocks) or kept[0] != blocks[0]:
-            return ()
         known = spec.throughput.get(allocation.gpu_type, {})
-        for count in range(len(kept), 0, -1):
-            ranks = count * together * per_pod
-            if ranks >= spec.smallest_gang and spec.suits(ranks) and known.get(ranks, 1.0) > 0:
-                return tuple(pod for block in kept[:count] for pod in block)
-        return ()
+
+        def fits(pods: int) -> bool:
+            ranks = pods * per_pod
+            return ranks >= spec.smallest_gang and spec.suits(ranks) and known.get(ranks, 1.0) > 0
+
+        together = spec.ranks_together(per_pod) // per_pod
+        return pods_after_drain(plan.pods, going, together=together, fits=fits)
 
     @property
     def gang(self) -> tuple[PodView, ...]:

@@ -36,9 +36,10 @@ from ballast_policies.protocol.observed import (
     OfferKind,
     Phase,
     Pod,
+    ProposedShrink,
     WrittenPlan,
 )
-from ballast_policies.protocol.smaller import asked_to_keep, leave, misfit
+from ballast_policies.protocol.shrink import asked_to_keep, named_pods_error, shrink_for_drain
 
 
 def state_of(seen: Observed) -> State:
@@ -155,9 +156,9 @@ def _training(seen: Observed) -> Decision:
     if not seen.reached:
         return Decision(State.TRAINING, Wait(WaitFor.TRAINER))
     if seen.leaving:
-        return Decision(State.TRAINING, leave(seen, plan))
+        return Decision(State.TRAINING, shrink_for_drain(seen, plan))
     is_open = proposal is not None and proposal.epoch == plan.epoch and not seen.script
-    if is_open and proposal is not None and proposal.wanted and not misfit(plan, proposal):
+    if is_open and proposal is not None and _splits(plan, proposal):
         shrunk = WritePlan(seen.next_epoch, Directive.SHRINK, proposal.kept)
         return Decision(State.TRAINING, shrunk)
     kept = asked_to_keep(seen, gang, plan)
@@ -170,6 +171,11 @@ def _training(seen: Observed) -> Decision:
         larger = Gang(gang.launch, (*gang.pods, *new), joining=new, first_newcomer=first)
         return Decision(State.TRAINING, BeginGrowth(larger))
     return Decision(State.TRAINING, RefuseProposal() if is_open else Wait(WaitFor.TRAINER))
+
+
+def _splits(plan: WrittenPlan, proposal: ProposedShrink) -> bool:
+    """Whether the proposal is one that the job wants, and splits the pods of the plan."""
+    return proposal.wanted and not named_pods_error(plan.pods, proposal.kept, proposal.released)
 
 
 def _may_grow(seen: Observed, gang: Gang, plan: WrittenPlan) -> bool:

@@ -91,7 +91,7 @@ async def decided(simulation: Simulation) -> dict[str, Any]:
     await simulation.tick(seconds=61)
     return {
         key[1]: (one.action, one.placement and one.placement.nodes)
-        for key, one in simulation.board.assignments.items()
+        for key, one in simulation.board.newest.assignments.items()
         if simulation.world.get(JOB, *key) is not None
     }
 
@@ -157,7 +157,11 @@ async def test_several_jobs_at_fault_are_each_found(place, monkeypatch):
     with monkeypatch.context() as patched:
         break_for(patched, place, *bad)
         await decided(simulation)
-        out = {key[1] for key, one in simulation.board.assignments.items() if one.reason == "InternalError"}
+        out = {
+            key[1]
+            for key, one in simulation.board.newest.assignments.items()
+            if one.reason == "InternalError"
+        }
         assert out == bad
         before = bugs(simulation)
         await decided(simulation)
@@ -168,11 +172,11 @@ async def test_an_error_that_is_nobodys_fails_the_decision(monkeypatch):
     """It is told as before: what runs continues, and the ClusterPolicy is not Ready from the second on."""
     simulation = await full_cluster()
     monkeypatch.setattr(decision, "decide_round", lambda asked: {}["a bug"])
-    before, ends = simulation.board.assignments, simulation.allocator.decider.memory.next_at
+    before, ends = simulation.board.newest.assignments, simulation.allocator.decider.memory.next_at
     for _ in range(2):
         simulation.now += datetime.timedelta(seconds=61)
         await simulation.allocator.attempt()
-    assert simulation.board.assignments == before
+    assert simulation.board.newest.assignments == before
     ready = next(
         one
         for one in simulation.world.get(POLICY, "", "default")["status"]["conditions"]
