@@ -84,7 +84,7 @@ class Operator:
         """Run until :meth:`stop`, SIGTERM or SIGINT; call it in the main thread.
 
         Raises:
-            LeaseLapsed: the lease was not renewed in time; the process should start afresh.
+            LeaseLapsed: the lease is lost, and nobody was seen to hold it; the process should start afresh.
             NotLeader: another replica has taken the lease over; the process should exit and restart.
         """
         self._take_signals()
@@ -98,6 +98,7 @@ class Operator:
             left = max(leader.fence_seconds - leader.renew_seconds, leader.fence_seconds / 2)
             own = await side.run(connect(self._options.kubeconfig, request_seconds=left))
             leadership = self._leadership(own)
+            self._metrics.leader.set_function(lambda: leadership.leads)
             cluster.fence = leadership.check
             cluster.on_answer = own.on_answer = self._answered
             self._answered("get", LEASE, Unavailable("no request has been answered yet"))
@@ -154,14 +155,13 @@ class Operator:
         """Stand by, then lead for one term.
 
         Raises:
-            LeaseLapsed: the lease was not renewed in time, and no other replica has taken it.
+            LeaseLapsed: the lease is lost, and no other replica was seen to hold it.
             NotLeader: another replica leads now.
         """
         if not await side.run(leadership.attempt()):
             informers.start()  # a replica that leads at once lists afterwards, and once
             if not await self._before_stop(side.start(leadership.acquire())):
                 return
-        self._metrics.leader.set(1)
         holding = side.start(leadership.hold())
         term = Term(
             cluster,
@@ -182,7 +182,6 @@ class Operator:
                 raise
             raise LeaseLapsed(str(error)) from error
         finally:
-            self._metrics.leader.set(0)
             await term.end(working)
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)

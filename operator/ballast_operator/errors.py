@@ -10,6 +10,7 @@
     │   ├── NotAllowed   a quota, an admission policy or a missing class forbids it now (other HTTP 403)
     │   └── ActionRefused   what a job needs was refused, and it has no launch that could end for it
     └── Unavailable      no answer in time, throttled or a server error: a retry may help
+        ├── Fenced                the leader's Lease is not renewed for now: nothing is written meanwhile
         ├── Unreachable           no answer came at all, or its connection was lost
         └── ServerInternalError   mostly an admission webhook that gives no answer which can be used
 
@@ -27,7 +28,7 @@ class NotLeader(OperatorError):  # noqa: N818 - reads as a sentence where it is 
 
 
 class LeaseLapsed(NotLeader):
-    """The lease was not renewed in time, as the API server did not answer; no other replica has taken it."""
+    """The Lease is not this replica's any more, and no other one was seen to hold it."""
 
 
 class NotFound(OperatorError):  # noqa: N818
@@ -63,6 +64,10 @@ class ActionRefused(Rejected):
 
 class Unavailable(OperatorError):  # noqa: N818
     """The API server did not answer in time, throttled, or failed."""
+
+
+class Fenced(Unavailable):
+    """The leader's Lease was not renewed for too long: nothing may be written until it is."""
 
 
 class Unreachable(Unavailable):

@@ -90,7 +90,7 @@ class LeaderSettings:
     """How often the leader renews, and a follower looks."""
 
     fence_seconds: float = 4.5
-    """A leader that could not renew for this long writes nothing more; less than ``lease_seconds``."""
+    """A leader that could not renew for this long writes nothing until it can; less than the duration."""
 
     stuck_seconds: float = 30.0
     """A leader whose main loop has not turned for this long does not renew, and ``/healthz`` fails."""
@@ -144,6 +144,12 @@ def from_environment(environment: "os._Environ[str] | dict[str, str]") -> Settin
                 raise ValueError(f"{variable}={environment[variable]!r}: expected more than 0 seconds")
             value = dataclasses.replace(value, **{field: seconds})
         settings = dataclasses.replace(settings, **{group: value})
+    leader = settings.leader
+    if leader.fence_seconds >= leader.lease_seconds:
+        raise ValueError(
+            f"BALLAST_LEADER_FENCE_SECONDS={leader.fence_seconds:g}: a leader would still write when another "
+            f"may lead. To fix: less than BALLAST_LEADER_LEASE_SECONDS, {leader.lease_seconds:g}"
+        )
     job = settings.job
     if job.heartbeat_seconds < 2 * job.renew_seconds:
         raise ValueError(

@@ -88,7 +88,7 @@ def operator(
     try:
         asyncio.run(_run(options, settings))
     except LeaseLapsed as error:
-        logging.getLogger(__name__).warning("%s: the lease lapsed; restarting", error)
+        logging.getLogger(__name__).warning("%s: the lease is lost; restarting", error)
         # A new process holds no state of the lapsed term while it waits for the lease.
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     except NotLeader as error:

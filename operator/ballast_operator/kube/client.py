@@ -101,7 +101,7 @@ class Cluster:
     """A connection to one API server.
 
     Attributes:
-        fence: called before every write; raises :class:`~ballast_operator.errors.NotLeader` to forbid it.
+        fence: called before every write; raises ``NotLeader`` or ``Fenced`` to forbid it.
         on_write: called with (verb, kind) after a write that landed; counts for the metrics.
         on_refused: called with the kind after a write whose content the API server refused.
         on_answer: called with (verb, kind, error or None) after each request, before the error is raised.

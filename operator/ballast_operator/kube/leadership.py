@@ -2,9 +2,17 @@
 
 One replica leads. It renews its Lease; another takes over when the Lease has not changed for its
 duration *as that replica's own clock saw it* (clocks of machines are never compared). The leader
-writes only while its last renewal is fresh (:meth:`Leadership.check`), which ends before anybody else
-can lead. What a stale leader might still have under way is harmless: status writes carry the
-resourceVersion they were decided on, pods have deterministic names, deletions carry uids.
+writes only while its last renewal is fresh (:meth:`Leadership.check`):
+
+- a renewal counts from when it was asked for, a follower counts from when it has seen it, which is later: the
+  fence falls ``lease_seconds - fence_seconds`` before anybody else can lead, as long as two clocks do not run
+  at speeds that differ by more than that part of the duration;
+- what a fenced leader still has under way is harmless: status writes carry the resourceVersion they were
+  decided on, pods have deterministic names, deletions carry uids.
+
+A leader that is fenced goes on trying to renew. Each renewal is a write on the version of its last one: where
+it lands, nobody has held the Lease meanwhile, and the term goes on as after a pause. Where the Lease has
+changed in any other way, the term is over.
 
 It renews on an event loop of its own (:mod:`ballast_operator.loop_thread`), so that no load on the main loop
 delays it. While the main loop does not turn at all, it does not renew: another replica should lead then.
@@ -18,7 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ballast_operator.api import meta
-from ballast_operator.errors import Conflict, Forbidden, NotFound, NotLeader, Rejected, Unavailable
+from ballast_operator.errors import Conflict, Fenced, Forbidden, NotFound, NotLeader, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import LEASE, Object
 from ballast_operator.settings import LeaderSettings
@@ -90,10 +98,13 @@ class Leadership:
         """The fence in front of every write.
 
         Raises:
-            NotLeader: this replica does not lead, or could not say so for too long.
+            Fenced: this replica could not renew its Lease for too long; it may again.
+            NotLeader: it does not lead.
         """
-        if not self.leads:
+        if self._renewed is None:
             raise NotLeader(f"{self._identity} does not hold lease {self._namespace}/{LEASE_NAME}")
+        if not self.leads:
+            raise Fenced(f"lease {self._namespace}/{LEASE_NAME} is not renewed for now; nothing is written")
 
     async def acquire(self) -> None:
         """Wait until this replica leads."""
@@ -106,6 +117,7 @@ class Leadership:
         Raises:
             NotLeader: the lease was lost; all work has to end before this replica stands by again.
         """
+        fenced = False
         while True:
             # A renewal that failed is repeated at once: two such pauses, and the fence would fall.
             late = self._clock() - (self._renewed or 0.0) >= 2 * self._settings.renew_seconds
@@ -119,8 +131,17 @@ class Leadership:
                     async with asyncio.timeout(self._settings.fence_seconds), self._turn:
                         await self._renew()
                 except TimeoutError:
-                    logger.warning("leader lease not renewed in time identity=%s", self._identity)
-            self.check()
+                    logger.debug("leader lease not renewed in time identity=%s", self._identity)
+            try:
+                self.check()
+            except Fenced as error:
+                if not fenced:
+                    logger.warning("leader lease lapsed, writes wait: %s identity=%s", error, self._identity)
+                fenced = True
+            else:
+                if fenced:
+                    logger.warning("leader lease renewed after a lapse identity=%s", self._identity)
+                fenced = False
 
     async def release(self) -> None:
         """Give the lease back, so that another replica need not wait; harmless where it is lost already."""
@@ -181,6 +202,9 @@ class Leadership:
             if current is not None and not self._free(current):
                 self._stand_by(current)
                 return False
+            if self._renewed is not None and not self.leads and not self._is_own(current):
+                self._renewed = None
+                return False
             self._held = await self._take(current)
         except NotFound:
             self._renewed = None
@@ -234,6 +258,10 @@ class Leadership:
             self._seen = (version, self._clock())
         self._seen_seconds = float(spec.get("leaseDurationSeconds") or self._settings.lease_seconds)
         return self._clock() - self._seen[1] >= self._seen_seconds
+
+    def _is_own(self, lease: Object | None) -> bool:
+        """Whether this replica was the last to write the Lease: nobody has led since."""
+        return lease is not None and (lease.get("spec") or {}).get("holderIdentity") == self._identity
 
     async def _take(self, current: Object | None) -> Object:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

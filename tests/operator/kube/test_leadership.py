@@ -1,8 +1,14 @@
 """One leads; the fence falls before anybody else can."""
 
+import asyncio
+import contextlib
+import dataclasses
+
 import pytest
-from ballast_operator.errors import NotLeader, Unavailable
-from ballast_operator.kube.leadership import Leadership
+from ballast_operator.errors import Fenced, NotLeader, Unavailable
+from ballast_operator.kube import leadership
+from ballast_operator.kube.kinds import LEASE
+from ballast_operator.kube.leadership import LEASE_NAME, Leadership
 from ballast_operator.settings import LeaderSettings
 
 from tests.operator.kube.test_queue import Clock
@@ -12,8 +18,8 @@ from tests.operator.loops.simulated.world import World
 SETTINGS = LeaderSettings(lease_seconds=15.0, renew_seconds=5.0, fence_seconds=10.0)
 
 
-def replica(world: World, clock: Clock, name: str) -> Leadership:
-    return Leadership(FakeCluster(world), namespace="n", identity=name, settings=SETTINGS, clock=clock)
+def replica(world: World, clock: Clock, name: str, settings: LeaderSettings = SETTINGS) -> Leadership:
+    return Leadership(FakeCluster(world), namespace="n", identity=name, settings=settings, clock=clock)
 
 
 async def test_the_second_replica_waits_until_the_lease_has_run_out_by_its_own_clock():
@@ -37,6 +43,69 @@ async def test_a_leader_that_cannot_renew_is_fenced_before_another_can_lead():
     clock.now = 9.9
     first.check()
     clock.now = 10.1
+    with pytest.raises(Fenced, match="lease n/ballast-operator is not renewed"):
+        first.check()
+
+
+async def test_a_term_goes_on_after_a_lapse_in_which_nobody_has_led():
+    """The renewal lands on the version of the last one, or after one of which the answer was lost."""
+    world, clock = World(), Clock()
+    first = replica(world, clock, "first")
+    await first._attempt()
+    clock.now = 60.0
+    await first._renew()
+    first.check()
+    clock.now = 120.0
+    await first._take(await first._read())  # lands, its answer is not kept
+    await first._renew()
+    first.check()
+
+
+async def test_a_leader_whose_lease_lapses_goes_on_renewing_and_writes_nothing_meanwhile(monkeypatch):
+    """A machine that stands still for longer than the fence costs a pause, not the term."""
+    monkeypatch.setattr(leadership, "AGAIN_SECONDS", 0.0)
+    world, clock = World(), Clock()
+    first = replica(world, clock, "first", dataclasses.replace(SETTINGS, renew_seconds=0.001))
+    await first._attempt()
+    replace, seen = first._cluster.replace, []
+
+    async def slow(*arguments):
+        clock.now += 8.0
+        with contextlib.suppress(Fenced):
+            first.check()
+            seen.append("may write")
+        if clock.now < 30.0:
+            raise Unavailable("no answer in time")
+        clock.now = 30.0
+        await replace(*arguments)
+        served.set()
+        await asyncio.Event().wait()
+
+    served = asyncio.Event()
+    first._cluster.replace = slow
+    holding = asyncio.create_task(first.hold())
+    await asyncio.wait(
+        [holding, served_task := asyncio.create_task(served.wait())], return_when="FIRST_COMPLETED"
+    )
+    assert served_task.done() and not holding.done()
+    assert seen == ["may write"]
+    holding.cancel()
+
+
+@pytest.mark.parametrize("then", ["release", "forget", "lead"])
+async def test_a_term_is_over_after_a_lapse_in_which_another_has_led(then):
+    """Also if it has given the Lease back since, or somebody has deleted it."""
+    world, clock = World(), Clock()
+    first, second = replica(world, clock, "first"), replica(world, clock, "second")
+    await first._attempt()
+    await second._attempt()
+    clock.now = 20.0
+    assert await second._attempt()
+    if then == "release":
+        await second.release()
+    if then == "forget":
+        world.drop(LEASE, "n", LEASE_NAME)
+    await first._renew()
     with pytest.raises(NotLeader, match="does not hold lease n/ballast-operator"):
         first.check()
 
