@@ -52,6 +52,7 @@ def test_shortening_keeps_what_fails_only_together(count):
     assert set(shortest(faults, lambda fewer: wanted <= set(fewer))) == wanted
 
 
+@pytest.mark.slow
 def test_gpus_over_capacity_are_noticed(monkeypatch):
     """An operator that does not look whether GPUs are free breaks a law of the cluster."""
     monkeypatch.setattr(room, "shortage", lambda *arguments, **named: "")

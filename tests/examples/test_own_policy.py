@@ -25,6 +25,7 @@ def test_the_example_allocates_with_a_certificate(here):
     assert '"status": "optimal"' in found.stdout
 
 
+@pytest.mark.slow
 def test_the_example_simulates(here):
     """The same name, in the simulator."""
     arguments = ["--static", "6", "--seed", "0", "--cluster", "v100=8,p100=8,k80=8", "--output", "json"]

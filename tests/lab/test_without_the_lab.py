@@ -51,6 +51,7 @@ def test_the_error_names_the_distribution_and_how_to_install_it(command, argumen
     assert "To fix: pip install ballast-lab" in done.output
 
 
+@pytest.mark.slow
 def test_the_operators_own_rules_need_no_lab(without_the_lab):
     """The error of the default, Gavel's rules, names them."""
     assert "or choose --rules ballast" in CliRunner().invoke(simulate, SMALL).output

@@ -216,6 +216,7 @@ async def test_a_missing_policy_is_waited_for_by_the_operator_and_by_its_jobs():
     assert simulation.waits.lines() == []
 
 
+@pytest.mark.slow
 async def test_a_right_that_the_operator_lacks_is_a_condition_of_the_job_and_no_failure_of_it():
     """The job says what is lacking, waits longer than any backoff would, and runs once the right is there."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})

@@ -35,11 +35,13 @@ def agnostic():
     return run("max_min_fairness", "max-min-fairness", agnostic=True)
 
 
+@pytest.mark.slow
 def test_continuous_trace_heterogeneity_aware_las_takes_3_98_hours(aware):
     """Average completion time of all 96 jobs; the LP's vertex is Gavel's, so within 1 %."""
     assert aware.average_completion_time / HOUR == pytest.approx(3.98, rel=0.01)
 
 
+@pytest.mark.slow
 def test_continuous_trace_heterogeneity_agnostic_las_takes_4_95_hours(agnostic):
     """Average completion time of all 96 jobs, within 3 %."""
     assert agnostic.average_completion_time / HOUR == pytest.approx(4.95, rel=0.03)
@@ -72,6 +74,7 @@ def test_the_operators_rules_and_leftovers_are_better_than_gavels(aware):
     assert ours.finish_time_fairness_max < 1.3
 
 
+@pytest.mark.slow
 def test_static_trace_takes_20_9_hours_by_gandiva():
     """Pairs are drawn at random, in Gavel's order with Gavel's seed: within 1 %."""
     result = run("minimize_makespan", "gandiva")

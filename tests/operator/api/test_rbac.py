@@ -204,6 +204,7 @@ def test_a_trainer_follows_its_plan_with_these_rights(
     server.close()
 
 
+@pytest.mark.slow
 def test_installed_objects_come_in_an_order_that_can_be_applied() -> None:
     """Each with a name."""
     kinds = [item["kind"] for item in install_objects("somewhere")]

@@ -23,6 +23,7 @@ def test_they_can_be_switched_off(chart: Any) -> None:
     assert [b["spec"]["policyName"] for b in bindings] == [p["metadata"]["name"] for p in policies]
 
 
+@pytest.mark.slow
 def test_trusted_users_are_named_beside_the_operator(chart: Any) -> None:
     """A backup tool that restores pods with their labels."""
     items = render(chart, {"admissionPolicies": {"enabled": True, "trustedUsers": ["velero"]}})

@@ -242,6 +242,7 @@ async def test_an_object_that_the_caches_cannot_take_hides_no_other(server, know
     assert restarts(known) == 0
 
 
+@pytest.mark.slow
 async def test_events_out_of_order_and_twice_leave_the_newest(server, known):
     """An old event undoes nothing."""
     await until(lambda: server.watches[POD])
@@ -255,6 +256,7 @@ async def test_events_out_of_order_and_twice_leave_the_newest(server, known):
     assert known.caches[POD].get(("ns", "first"))["status"]["phase"] == "Running"
 
 
+@pytest.mark.slow
 async def test_an_object_that_leaves_a_selector_and_comes_back_is_known_again(server, known):
     """A label of a Lease was removed by hand, and set again: the watch says DELETED and ADDED."""
     await until(lambda: server.watches[LEASE])
@@ -267,6 +269,7 @@ async def test_an_object_that_leaves_a_selector_and_comes_back_is_known_again(se
     await until(lambda: agrees(known, server, LEASE))
 
 
+@pytest.mark.slow
 async def test_what_a_watch_has_said_wrongly_is_put_right_by_the_next_lists(server, monkeypatch):
     """Gone though it is there; there though it is gone; far newer than anything can be."""
     monkeypatch.setattr(informers, "FIRST_RESYNC_SECONDS", 0.05)
@@ -287,6 +290,7 @@ async def test_what_a_watch_has_said_wrongly_is_put_right_by_the_next_lists(serv
         await until(lambda: agrees(known, server, POD) and agrees(known, server, NODE))
 
 
+@pytest.mark.slow
 async def test_definitions_that_are_deleted_and_come_back_are_watched_again(server):
     """The kind is not served for a while: others are watched all the time, it is once it is there again."""
     async with Running(server) as known:
@@ -303,6 +307,7 @@ async def test_definitions_that_are_deleted_and_come_back_are_watched_again(serv
         assert server.watches[POD] == 1
 
 
+@pytest.mark.slow
 async def test_a_watch_that_ends_at_once_is_asked_for_less_and_less_often(server):
     """An API server that accepts watches and drops them is not flooded."""
     pauses = []

@@ -80,6 +80,7 @@ async def test_a_death_at_any_write_of_a_launch_or_a_shrink_costs_nothing():
         assert all(len(uids) == 1 for uids in simulation.world.uids_of_pods.values()), said
 
 
+@pytest.mark.slow
 async def test_leaders_that_live_for_ten_writes_each_still_get_there():
     """One dies after the other, and the jobs do not notice."""
     simulation = shrinking_cluster()
@@ -151,6 +152,7 @@ RIGHTS = (
 """What a trainer needs in order to read its plan and to report."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [Crash, Unavailable, Conflict])
 async def test_a_plan_is_written_once_its_pods_may_read_it(error):
     """A role is made beside the pods: whatever write of the launch fails or is the last, it is made good."""

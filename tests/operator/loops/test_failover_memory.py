@@ -65,6 +65,7 @@ async def test_a_killed_operator_loses_at_most_a_round():
     assert after.moves == before.moves
 
 
+@pytest.mark.slow
 async def test_time_without_an_operator_counts_as_promised_and_received():
     """Two minutes without one: the gang that trained has had them, the others are owed their part."""
     simulation = crowded()
@@ -83,6 +84,7 @@ async def test_time_without_an_operator_counts_as_promised_and_received():
         assert gained == pytest.approx(121 / 3, abs=10)
 
 
+@pytest.mark.slow
 async def test_a_job_created_again_under_an_old_name_inherits_nothing():
     """While no operator ran: the account belonged to another job."""
     simulation = crowded()

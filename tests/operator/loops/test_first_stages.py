@@ -57,6 +57,7 @@ async def test_the_second_job_of_a_kind_starts_with_the_stages_of_the_first_ones
     assert await sizes_of(simulation, "second") == expected
 
 
+@pytest.mark.slow
 async def test_what_was_measured_outlives_the_operator(measured):
     """It is saved once a round, with the measured speeds."""
     simulation = a_cluster()

@@ -39,6 +39,7 @@ def policy_condition(simulation: Simulation, kind: str) -> dict:
     return next(c for c in policy_status(simulation)["conditions"] if c["type"] == kind)
 
 
+@pytest.mark.slow
 async def test_all_policies_one_after_the_other_under_running_jobs():
     """Each decides at once, says what it has reached, and moves no job within the round."""
     simulation = cluster(roundSeconds=3600)
@@ -138,6 +139,7 @@ async def test_deadlines_that_cannot_be_kept_are_named_and_the_others_are_kept()
     assert simulation.status("late").condition("OnTime") is None
 
 
+@pytest.mark.slow
 async def test_time_that_the_owner_suspended_is_not_time_that_the_job_waited():
     """Its clock stands still in suspension, also over an operator's death."""
     simulation = cluster(objective={"policy": "finish-time-fairness"})
@@ -158,6 +160,7 @@ async def test_time_that_the_owner_suspended_is_not_time_that_the_job_waited():
     assert elapsed == pytest.approx((simulation.now - START).total_seconds() - status.suspended_seconds)
 
 
+@pytest.mark.slow
 async def test_the_isolated_time_of_finish_time_fairness_survives_the_operator():
     """It is summed up in the job's status; a fresh operator continues from there."""
     simulation = cluster(roundSeconds=3600, objective={"policy": "finish-time-fairness"})

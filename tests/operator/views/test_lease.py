@@ -58,6 +58,7 @@ def test_the_last_good_message_stays_in_force(annotation, text):
     )
 
 
+@pytest.mark.slow
 def test_a_refusal_changes_once_in_a_while_whatever_is_sent():
     """A thousand different bad messages, good ones between them: one text, until a while after the last."""
     reader = LeaseReader()

@@ -78,6 +78,7 @@ def test_min_cost_runs_on_the_cheap_pool_of_a_type():
     assert classes.merge(allocation).allocation["one"] == pytest.approx({"a100": 0.0, "v100": 1.0})
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1.0, 2.0, 5.0])), min_size=1, max_size=12))
 def test_levels_are_the_same_with_split_columns(wanted):
     """Fairness is counted in the same units: the level of every job, and the objective."""

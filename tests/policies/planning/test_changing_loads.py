@@ -30,6 +30,7 @@ def test_loads_begin_even_and_change(kind):
     assert np.array_equal(later, generate(24, 1.0, np.random.default_rng(0)))
 
 
+@pytest.mark.slow
 def test_th_rebalancing_beats_the_even_split_in_at_least_four_of_six_cases():
     """Simulated 1F1B, 4 ranks: 1.1 x or more, exactly and by diffusion; within the ceiling (mean of 5)."""
     layers, ranks, m = 32, 4, 16

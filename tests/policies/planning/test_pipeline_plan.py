@@ -26,6 +26,7 @@ def make_profile(seconds, *, held=1.0, activation=0.1, output=0.0, weight=0.5):
     )
 
 
+@pytest.mark.slow
 @examples(25)
 @given(
     seconds=st.lists(st.floats(0.1, 5.0), min_size=8, max_size=14),

@@ -65,6 +65,7 @@ def test_few_partitions_are_all_tried(schedule, chunks, family):
     assert staged.step_seconds(found) == pytest.approx(least, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_search_ends_close_to_the_best_of_all_partitions(family):
     """Where there are more partitions than the search may try."""

@@ -111,6 +111,7 @@ def test_a_young_gang_is_left_alone(cluster):
             assert now - state.running_since[job] >= 150.0
 
 
+@pytest.mark.slow
 @given(cluster=clusters())
 def test_moves_stay_within_the_hourly_limit(cluster):
     """At most two jobs are disturbed in the first hour."""

@@ -100,6 +100,7 @@ def random_job(rng, name):
     return job(name, least, weight=rng.choice((1.0, 1.0, 3.0))), gang
 
 
+@pytest.mark.slow
 @given(clusters())
 def test_launches_never_exceed_the_limits_over_rounds_in_a_row(cluster):
     """Jobs come and go, gangs grow, shrink, are stopped and moved, nodes go: what is started stays below."""

@@ -150,6 +150,7 @@ def test_work_and_time_are_conserved(rules):
         assert done == pytest.approx(row.steps, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_same_simulation_twice_is_the_same():
     """Every number, the solve times aside."""
     jobs = [job("ab"[i % 2], 3000.0 + 700 * i, arrival=90.0 * i) for i in range(12)]

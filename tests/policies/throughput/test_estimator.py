@@ -116,6 +116,7 @@ def test_pairs_of_profiled_types_are_the_profiles():
     )
 
 
+@pytest.mark.slow
 def test_a_type_never_seen_in_pairs_borrows_the_nearest_profiles_pairs():
     """Section 5.3.3: a few measured partners make a fingerprint; its sibling's pairs are near the truth."""
     hidden = JobType(name="ResNet-18 (batch size 128)")

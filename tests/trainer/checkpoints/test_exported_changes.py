@@ -26,6 +26,7 @@ def job(small_config, tmp_path):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -46,6 +47,7 @@ def test_a_folder_of_a_model_with_other_tensors_is_refused_before_the_first_step
     ValidatedJob.from_mapping(job(LLAMA, export=wanted, dynamics=harmless))
 
 
+@pytest.mark.slow
 def test_cut_maps_of_gpt2_are_exported_as_it_has_them(job, tmp_path):
     """Under its names, inputs first; as many neurons less in one as in the other."""
     change = PRUNED | {"pruning": {"structure": "neurons"}}

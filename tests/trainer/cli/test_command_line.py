@@ -103,6 +103,7 @@ def test_local_ranks_say_once_what_is_wrong_with_their_configuration(options, wo
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "simulate"])
 def test_a_configuration_that_is_not_there_is_a_usage_error(command, tmp_path):
     """It says which file."""

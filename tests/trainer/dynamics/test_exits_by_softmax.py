@@ -32,6 +32,7 @@ def exiting(threshold=0.8, **settings):
     return block
 
 
+@pytest.mark.slow
 def test_positions_leave_where_their_class_is_told_apart(running):
     """Before it has learnt none does; then those whose class the exit head knows, up to the target."""
     block = exiting()

@@ -204,6 +204,7 @@ def test_an_mlp_that_takes_whole_batches_alone_can_be_an_expert():
     torch.testing.assert_close(experts(hidden), mlp(hidden), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_uneven_routing_costs_compute_until_tokens_are_dropped():
     """The fullest expert sets the price of a layer, as of grouped kernels; a capacity bounds it."""
     hidden = torch.randn(4, LENGTH, DIM)

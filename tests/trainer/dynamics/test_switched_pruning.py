@@ -39,6 +39,7 @@ def pruning(structure, **steps):
     return {"kind": "pruning", "target": 0.5, "pruning": {"structure": structure}, **steps}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "structure"), CASES)
 def test_a_job_continues_as_it_was_while_nothing_is_pruned_yet(family, structure, tmp_path):
     """Switched on after step 2, off again after step 4: GPT-2's maps are turned, and turned back."""
@@ -52,6 +53,7 @@ def test_a_job_continues_as_it_was_while_nothing_is_pruned_yet(family, structure
     assert found == pytest.approx(whole, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_what_was_removed_does_not_come_back(tmp_path):
     """The checkpoint of fewer neurons is refused without pruning, with the layer; pruned on, it continues."""
     cut = pruning("neurons", startStep=0, endStep=1)

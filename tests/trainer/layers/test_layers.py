@@ -64,6 +64,7 @@ def test_a_layer_starts_with_the_same_weights_in_any_order():
     assert not torch.equal(other.make(1).state()["module.mlp.up.weight"], expected[1]["module.mlp.up.weight"])
 
 
+@pytest.mark.slow
 def test_dropout_follows_step_microbatch_and_layer_alone():
     """Whatever was drawn before, the same step gives the same loss; another step another one."""
     pipeline, _, meter, batch = one_rank()

@@ -54,6 +54,7 @@ def test_gradients_are_those_without_a_repeat_and_the_forward_is_repeated_once(h
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_nothing_that_was_repeated_outlives_the_backward():
     """No cycle keeps it until the garbage collector runs."""
     layer, value = Counted(), torch.randn(4, 8)

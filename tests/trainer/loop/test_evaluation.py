@@ -83,6 +83,7 @@ def noisy():
     )
 
 
+@pytest.mark.slow
 def test_buffers_and_attributes_of_a_layer_come_back(tmp_path):
     """BatchNorm's statistics, a counter in a buffer and one in an attribute count training alone."""
     found = []
@@ -143,6 +144,7 @@ def test_a_job_told_to_stop_evaluates_when_it_resumes(job, tmp_path):
     assert first.evaluations() | second.evaluations() == whole.evaluations()
 
 
+@pytest.mark.slow
 def test_a_job_stopped_in_its_last_evaluation_makes_it_again(job, tmp_path):
     """The state is saved before it; the next launch trains no step, and evaluates."""
     config = job(
@@ -154,6 +156,7 @@ def test_a_job_stopped_in_its_last_evaluation_makes_it_again(job, tmp_path):
     assert (second.reason, sorted(second.evaluations()), second.losses) == (ExitReason.FINISHED, [8], {})
 
 
+@pytest.mark.slow
 def test_a_schedule_without_a_flush_drains_for_evaluations(job):
     """Its steps are the same as elsewhere."""
     config = job(evaluation={"everySteps": 3, "batches": 1})

@@ -24,6 +24,7 @@ def is_compiled(module):
     return module._compiled_call_impl is not None
 
 
+@pytest.mark.slow
 def test_a_layer_compiled_in_place_is_compiled_in_the_copy_that_trains():
     """Also a module inside of a layer; others stay as they are."""
     block = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
@@ -53,6 +54,7 @@ def test_a_wrapped_layer_has_plain_names_in_exports():
         assert names == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
+@pytest.mark.slow
 def test_measuring_what_a_compiled_layer_saves_compiles_nothing():
     """Each tensor that a forward saves passes a hook, which a compiler would take for a part of the layer."""
 

@@ -69,6 +69,7 @@ def losses_without_ballast(name, steps=8):
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", tied_models.BUILDERS, ids=lambda build: build.__name__)
 def test_one_process_learns_as_plain_modules_do(build):
     """However the parameter comes to be shared: copies on one rank are one parameter, norms count once."""

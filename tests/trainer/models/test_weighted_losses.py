@@ -58,6 +58,7 @@ def whole():
     return train_here(job(microbatches=1))
 
 
+@pytest.mark.slow
 def test_microbatches_learn_what_the_whole_batch_does(whole):
     """With ever fewer labels that are not -100, and in one step a microbatch without any."""
     parts = train_here(job())
@@ -96,6 +97,7 @@ def test_a_schedule_without_a_flush_weighs_alike(gang, whole):
     assert running.losses()[1] == pytest.approx(whole.losses[1], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_step_without_a_target_changes_nothing_and_is_told(caplog):
     """Its loss is 0, not NaN."""
     told = train_here(job("nothing_to_learn"))

@@ -18,6 +18,7 @@ def imported(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ONLY_IN)
 def test_an_unstable_module_of_torch_is_imported_in_one_file_alone(module):
     """The file that wraps torch's pipeline imports it; no other file of the trainer does."""

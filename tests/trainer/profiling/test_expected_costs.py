@@ -73,6 +73,7 @@ def test_layers_move_before_costs_on_their_way_have_arrived():
     assert not rebalance_decision(training, SIZES, move_seconds=0.01).rebalance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [-0.005, 0.005], ids=["cheaper", "dearer"])
 @pytest.mark.parametrize("slower", [1.0, 1.3])
 def test_a_move_is_judged_by_what_its_layers_cost_by_then(change, slower):

@@ -109,6 +109,7 @@ def trained(config, ranks, placement, cut, layers):
     return training
 
 
+@pytest.mark.slow
 @examples(60)
 @given(data=st.data())
 def test_forecast_launch_and_balancer_answer_the_same_bytes(data):

@@ -158,6 +158,7 @@ def test_it_ends_the_job_after_the_step_it_was_told_of(small_config, tmp_path, o
     assert sorted(train_here(config).losses) == list(range(ends + 1, 9))
 
 
+@pytest.mark.slow
 def test_without_a_flush_the_pipeline_drains_before_the_end(small_config, tmp_path):
     """The ranks are at different steps when it asks: they meet at one step, which is saved."""
     config = job(small_config, tmp_path, name=f"{__name__}:stopping", args={"on": "step", "at": 2})

@@ -64,6 +64,7 @@ def test_the_answer_is_that_of_the_full_list(policy):
         assert "configurations" not in answer
 
 
+@pytest.mark.slow
 def test_thousands_of_configurations_are_not_listed():
     """60,500 of two jobs: few come into question, the gap is proven over all, and the text names them."""
     result = run(LARGE, "--output", "json", policy="makespan")

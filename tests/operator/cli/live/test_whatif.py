@@ -162,6 +162,7 @@ def test_which_of_two_policies_is_meant_must_be_said():
             read(cluster(policies=2), name=name)
 
 
+@pytest.mark.slow
 def test_over_time_shows_when_each_job_would_start_and_end(monkeypatch):
     """Beside the comparison, in text and in JSON; the demo's jobs all end within the hour."""
 

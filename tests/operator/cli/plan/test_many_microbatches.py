@@ -14,6 +14,7 @@ bandwidth: {insideServer: 1.0e+6, betweenServers: 1.0e+4}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["best", "pipedream", "2bw", "megatron", "amp"])
 def test_a_batch_beyond_all_measure_is_planned_without_being_played(tmp_path, name):
     """A step's length follows from shorter ones; best has no more microbatches than a job may have."""

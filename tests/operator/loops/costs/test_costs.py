@@ -84,6 +84,7 @@ async def test_jobs_deleted_jobs_and_idle_gpus_sum_up_to_the_nodes_bill():
     assert two.projected == two.cost > two.startup_cost > 0
 
 
+@pytest.mark.slow
 async def test_what_a_pool_costs_is_in_each_job_by_pool():
     """And sums up to the job's cost."""
     simulation = priced()

@@ -58,6 +58,7 @@ def pool_of(simulation: Simulation) -> str:
     return "" if allocation is None else allocation.pool
 
 
+@pytest.mark.slow
 async def test_a_job_follows_the_price_of_the_feed():
     """To the pool that has become cheaper, and back; status has the price and its time."""
     simulation = cluster()

@@ -125,6 +125,7 @@ async def test_a_gang_with_a_fixed_size_keeps_it():
     assert sizes(simulation) == {"one": 4, "two": 0}
 
 
+@pytest.mark.slow
 async def test_a_trainer_that_does_not_shrink_is_stopped_with_a_checkpoint_and_restarts_smaller():
     """After the time that a shrink has; the waiting job gets its GPUs all the same."""
     simulation = await alone_on_four()
@@ -186,6 +187,7 @@ async def test_an_operator_that_dies_at_any_write_of_an_asked_shrink_is_succeede
     assert all(len(found) == 1 for found in simulation.world.uids_of_pods.values())
 
 
+@pytest.mark.slow
 async def test_gangs_with_tensor_groups_shrink_and_grow_by_whole_groups():
     """Two ranks at each position stay or leave together."""
     simulation = Simulation(nodes={"a": ("fast", 6)}, roundSeconds=30)

@@ -63,6 +63,7 @@ async def test_a_gang_that_does_not_want_more_does_not_grow(spec):
     assert len(simulation.pods("one")) == 2
 
 
+@pytest.mark.slow
 async def test_a_gang_whose_recipe_has_changed_since_its_launch_does_not_grow():
     """Newcomers would train by another one; more stages alone are no other recipe."""
     simulation = Simulation(nodes={"a": ("fast", 4)}, roundSeconds=600)
@@ -136,6 +137,7 @@ async def test_new_pods_that_never_run_are_deleted():
     assert simulation.status("one").launches == 1
 
 
+@pytest.mark.slow
 async def test_a_growth_that_is_not_acknowledged_restarts_the_gang_from_its_checkpoint():
     """From the plan on the newcomers are ranks: nothing but a restart undoes that."""
     simulation = await running_pair()

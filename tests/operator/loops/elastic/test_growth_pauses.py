@@ -39,6 +39,7 @@ def never_restarted(simulation: Simulation) -> bool:
     return (status.launches, dict(status.restarts)) == (1, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_gpus_that_come_free_one_after_the_other_are_all_taken_soon(seed):
     """Whatever lies between them, the gang has the last one when it has settled; nothing restarts."""
@@ -55,6 +56,7 @@ async def test_gpus_that_come_free_one_after_the_other_are_all_taken_soon(seed):
     assert never_restarted(simulation)
 
 
+@pytest.mark.slow
 async def test_a_gang_whose_changes_take_long_settles_for_longer():
     """Changes of its size cost it a twentieth of its time, by the pause that its trainer reports."""
     simulation = await one_gang(most=4, pause_ms=3000.0)
@@ -106,6 +108,7 @@ async def test_gpus_that_are_offered_and_wanted_back_again_and_again_do_not_wear
     await simulation.until(lambda: size(simulation) == 2)
 
 
+@pytest.mark.slow
 async def test_no_decision_is_made_for_a_gang_that_waits_where_no_gpu_is_free():
     """The end of a pause is a time to decide only where something can come of it."""
     simulation = await one_gang(most=4)

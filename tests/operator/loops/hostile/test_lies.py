@@ -81,6 +81,7 @@ async def with_liar(**nodes: tuple[str, int]) -> tuple[Simulation, Liar]:
     return simulation, liar
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("annotation", "text"), LIES.values(), ids=LIES.keys())
 async def test_a_lie_does_not_delay_the_jobs_of_others(annotation, text):
     """Three jobs that arrive meanwhile run to their end, and the liar itself is still looked after."""
@@ -191,6 +192,7 @@ async def test_an_object_of_a_running_job_that_someone_deletes_is_put_back(kind)
     assert simulation.status("one").launches == 1
 
 
+@pytest.mark.slow
 async def test_after_a_restart_a_lost_plan_is_followed_by_a_later_epoch():
     """The new operator has never seen the plan: what the trainer acknowledged says where to continue."""
     simulation = Simulation(nodes={"fast-0": ("fast", 4)})
@@ -220,6 +222,7 @@ def refuse_texts(monkeypatch, part: str) -> None:
     monkeypatch.setattr(FakeCluster, "write_status", refuse)
 
 
+@pytest.mark.slow
 async def test_a_status_that_is_refused_for_a_text_does_not_hold_the_gpus(monkeypatch):
     """The job fails as it has to, says what the API server said, and another job gets its GPUs."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})

@@ -86,6 +86,7 @@ def measured(monkeypatch):
     monkeypatch.setattr(Trainer, "_report", with_bytes)
 
 
+@pytest.mark.slow
 async def test_the_memory_of_each_pool_limits_its_own_stages(measured):
     """GPUs of equal speed, a slow one with room for one layer of 1 GB: it has no more at the next launch."""
     pools = {"fast": {"memoryPerGpu": "5500M"}, "slow": {"memoryPerGpu": "1500M"}}

@@ -64,6 +64,7 @@ async def test_a_more_urgent_job_stops_a_gang_in_two_pools_at_the_end_of_a_round
     await simulation.until(lambda: simulation.state("wide") == "Running", seconds=10, ticks=900)
 
 
+@pytest.mark.slow
 async def test_a_gang_in_two_pools_stays_while_nobody_needs_its_gpus():
     simulation = two_pools(roundSeconds=60)
     add_wide(simulation)

@@ -41,6 +41,7 @@ def pools_of(simulation: Simulation) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moves", [{"minRunSeconds": 900}, {"minRunSeconds": 0, "maxMovesPerHour": 0}])
 async def test_a_renamed_pool_keeps_its_gangs_and_takes_new_ones(moves):
     """No gang restarts, statuses have the new name, new jobs are admitted; also when it is renamed back."""
@@ -65,6 +66,7 @@ def status(simulation: Simulation) -> dict:
     return simulation.world.get(POLICY, "", "default")["status"]
 
 
+@pytest.mark.slow
 async def test_a_gang_on_both_sides_of_a_split_is_started_in_one_of_them():
     """Those on one side train on; the one on both is told why it moves, and new jobs are admitted."""
     nodes = {"n0": ("a", 2), "n1": ("a", 2), "n2": ("a", 3)}

@@ -72,6 +72,7 @@ async def test_a_job_waits_for_the_nodes_that_it_may_use_although_others_are_fre
     await simulation.until(lambda: simulation.state("two") == "Succeeded", ticks=400)
 
 
+@pytest.mark.slow
 async def test_nodes_with_shared_gpus_take_no_gang_and_the_job_says_why():
     """Four replicas of one GPU are no four GPUs; a gang that runs there stays when the labels come."""
     simulation = Simulation(nodes={"whole": ("fast", 2), "sliced": ("fast", 4)}, roundSeconds=30)
@@ -112,6 +113,7 @@ class BrokenNode:
                 world.patch(POD, NAMESPACE, pod["metadata"]["name"], {"status": {"phase": "Pending"}})
 
 
+@pytest.mark.slow
 async def test_a_node_on_which_a_gang_did_not_start_is_avoided():
     """The restart is counted as NotBound; the next launch is on the other node, after a pause."""
     simulation = two_zones()

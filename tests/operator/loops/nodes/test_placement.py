@@ -39,6 +39,7 @@ def speeds(simulation: Simulation, name: str):
     return {where: round(estimate.steps_per_second, 1) for where, estimate in measured.items()}
 
 
+@pytest.mark.slow
 async def test_a_spread_gang_moves_to_one_node_that_comes_free_and_both_speeds_are_kept_apart():
     """It says where it is and what would hold it; one restart with a checkpoint; then it stays."""
     simulation = spread_gang()
@@ -62,6 +63,7 @@ async def test_a_spread_gang_moves_to_one_node_that_comes_free_and_both_speeds_a
     assert status.condition("Consolidated") is None
 
 
+@pytest.mark.slow
 async def test_a_spread_gang_stays_where_fewer_nodes_are_not_known_to_be_faster():
     """Nothing is stated, and no job of its kind has run on one node: no restart on a guess."""
     simulation = spread_gang({"model": {"name": "other"}})
@@ -72,6 +74,7 @@ async def test_a_spread_gang_stays_where_fewer_nodes_are_not_known_to_be_faster(
     assert simulation.status("four").condition("Consolidated").message == "it is on 2 nodes, 1 would hold it"
 
 
+@pytest.mark.slow
 async def test_a_spread_gang_moves_where_another_job_of_its_kind_has_shown_what_one_node_is_worth():
     """Nothing is stated; the first job of the same kind has run on one node."""
     simulation = spread_gang({})
@@ -79,6 +82,7 @@ async def test_a_spread_gang_moves_where_another_job_of_its_kind_has_shown_what_
     assert simulation.status("four").launches == 2
 
 
+@pytest.mark.slow
 async def test_a_spread_gang_stays_while_moves_are_used_up():
     """maxMovesPerHour holds for restarts that bring a gang together, too."""
     simulation = spread_gang(moves={"maxMovesPerHour": 0})

@@ -50,6 +50,7 @@ def cost_of(simulation: Simulation, name: str) -> float:
     return found.jobs[0].cost
 
 
+@pytest.mark.slow
 async def test_each_of_two_pays_half_while_both_hold_the_gpu_and_the_one_that_is_left_the_whole():
     """To the second, and from when the other comes to when it has left."""
     simulation = sharing_cluster("n", roundSeconds=3600)

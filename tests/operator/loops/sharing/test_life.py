@@ -67,6 +67,7 @@ async def test_the_resource_may_have_the_plugins_other_name():
         assert pod["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu.shared": "1"}
 
 
+@pytest.mark.slow
 async def test_a_job_that_is_left_alone_trains_on_and_is_given_another_partner():
     """One replica is its own, and the other is kept until a partner is decided."""
     simulation = sharing_cluster("n", roundSeconds=3600)
@@ -84,6 +85,7 @@ async def test_a_job_that_is_left_alone_trains_on_and_is_given_another_partner()
     assert simulation.status("a").launches == 1
 
 
+@pytest.mark.slow
 async def test_a_pair_that_is_slower_than_taking_turns_ends_with_the_round_and_is_not_made_again():
     """What they report of each other is not their speed alone, with which it is compared."""
     simulation = sharing_cluster("n", roundSeconds=30)

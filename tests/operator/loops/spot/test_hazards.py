@@ -39,6 +39,7 @@ def on(simulation):
     return sorted({pod["spec"]["nodeName"] for pod in simulation.pods("a")})
 
 
+@pytest.mark.slow
 async def test_a_machine_that_is_taken_from_under_a_gang_counts_once():
     """With a notice, or without: by the end of the node it has been counted already."""
     simulation = await running()

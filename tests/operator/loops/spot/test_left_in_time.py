@@ -113,6 +113,7 @@ async def training():
 MIDDLES = (launching, launching_elastic, shrinking, growing, saving, training)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", first_fast([30, 120, 5]))
 @pytest.mark.parametrize("middle", MIDDLES, ids=[middle.__name__ for middle in MIDDLES])
 async def test_a_trainer_that_answers_nothing_is_off_the_node_before_it_goes(middle, seconds):
@@ -122,6 +123,7 @@ async def test_a_trainer_that_answers_nothing_is_off_the_node_before_it_goes(mid
     await is_left(simulation, [going], announce(simulation, going, seconds))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [30, 5])
 async def test_several_nodes_at_once_are_left_in_time(seconds):
     """The whole gang's, rank 0's included."""
@@ -150,6 +152,7 @@ async def test_five_seconds_are_enough_to_save(stages):
     assert simulation.status("a").restarts == {"NodeLeaving": 1}
 
 
+@pytest.mark.slow
 async def test_a_pod_keeps_its_own_grace_where_its_node_stays():
     """Only pods on the node that goes are hurried."""
     simulation = await training()

@@ -99,6 +99,7 @@ async def test_a_mark_that_says_nothing_of_the_end_changes_nothing(found, condit
     assert simulation.status("a").condition("NodesStay") is None
 
 
+@pytest.mark.slow
 async def test_it_grows_back_live_on_a_node_that_is_free():
     """The GPUs are asked for at the notice: the gang has its size again before the node is gone."""
     simulation = await elastic(FOUR_NODES, scales=True)
@@ -160,6 +161,7 @@ async def test_a_gang_that_loses_the_node_of_rank_0_saves_and_restarts_smaller()
     assert simulation.status("a").lost_steps == 0
 
 
+@pytest.mark.slow
 async def test_a_trainer_that_does_not_shrink_saves_before_the_node_goes():
     """A shrink may fail: the time to save is kept back."""
     simulation = await elastic(FOUR_NODES, deaf=True)
@@ -202,6 +204,7 @@ async def test_a_notice_that_is_taken_back_changes_nothing_more():
     assert status.allocation.leaving is None
 
 
+@pytest.mark.slow
 async def test_an_operator_that_starts_again_knows_when_the_node_goes():
     """The time of a notice without one counts from when it was first seen, by whichever operator."""
     simulation = await elastic(FOUR_NODES, stages=(4, 4))

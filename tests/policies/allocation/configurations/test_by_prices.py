@@ -49,6 +49,7 @@ def test_idle_gpus_are_filled_as_by_the_plain_program(name, monkeypatch):
     assert sums[0] == pytest.approx(sums[1], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["like jobs", "heavy tails", "200 configurations", "beside gangs"])
 def test_own_shares_are_those_of_a_linear_program_each(name):
     """The simplex method on arrays against HiGHS, job by job."""
@@ -77,6 +78,7 @@ def test_a_program_that_ends_nowhere_goes_to_highs(monkeypatch):
     assert instance.throughput(by_highs) == pytest.approx(instance.throughput(direct), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_one_job_with_very_many_configurations_is_no_table_of_its_width(monkeypatch):
     """A dense table would have its width for all jobs: the plain program then."""
     build = FAMILIES["demand 2"].drawn(JOBS, seed=5)
@@ -85,6 +87,7 @@ def test_one_job_with_very_many_configurations_is_no_table_of_its_width(monkeypa
     assert solve("makespan", build()).objective == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [1.0, 0.8])
 def test_configurations_that_tie_at_all_prices_are_one(power, monkeypatch):
     """The same GPUs given twice, and speeds in proportion to size, leave no ties for the search."""

@@ -35,6 +35,7 @@ def test_levels_are_those_of_one_program_for_each_level(policy, family, monkeypa
             assert found.levels == pytest.approx(expected.levels, rel=1e-6, abs=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", first_fast(["demand 5", "demand 0.25", "noisy", "beside gangs", "two types"], 2)
 )

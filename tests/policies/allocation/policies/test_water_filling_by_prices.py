@@ -94,6 +94,7 @@ def test_every_family_is_certified_within_its_limits(name, policy, monkeypatch):
     assert (instance.gpus_used(x) <= instance.capacity * (1 + 1e-9)).all()
 
 
+@pytest.mark.slow
 def test_the_least_level_is_that_of_max_min_fairness():
     """Water filling begins where max-min fairness ends."""
     instance = FAMILIES["plain, demand 10"].instance(2000)
@@ -102,6 +103,7 @@ def test_the_least_level_is_that_of_max_min_fairness():
     assert filled.shadow_prices == pytest.approx(least.shadow_prices, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["demand 2", "heavy tails"])
 def test_a_stage_whose_first_guess_is_0_is_found_as_soon_as_any(name, monkeypatch):
     """The next trial after 0 is the bound, not a multiple of 0, which would be tried again and again."""

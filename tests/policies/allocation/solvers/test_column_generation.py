@@ -32,6 +32,7 @@ def sharing(seed, *, jobs=75, contention=2.0):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["max-min-fairness", "max-throughput"])
 @pytest.mark.parametrize("contention", [0.8, 4.0])
 def test_the_optimum_is_that_of_all_pairs_at_once(policy, contention, monkeypatch):
@@ -48,6 +49,7 @@ def test_the_optimum_is_that_of_all_pairs_at_once(policy, contention, monkeypatc
     assert (problem.gpus_used(found.x) <= problem.capacity * (1 + 1e-9)).all()
 
 
+@pytest.mark.slow
 def test_demands_that_only_pairs_meet_are_met():
     """What jobs alone cannot reach is not called infeasible before all pairs were asked."""
     problem = sharing(2, contention=4.0)

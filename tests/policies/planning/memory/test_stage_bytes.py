@@ -54,6 +54,7 @@ def by_playing(layers, form, cut):
     return [max(ranks[rank].total for rank in holders) for holders in schedule.stage_ranks]
 
 
+@pytest.mark.slow
 @examples(200)
 @given(data=st.data())
 def test_a_stages_bytes_are_those_of_the_schedule_played(data):

@@ -31,6 +31,7 @@ def on_cheapest_only(p):
     return dataclasses.replace(p, jobs=jobs)
 
 
+@pytest.mark.slow
 @examples(60, deadline=None)
 @given(p=problems(all_run=True, single=True))
 def test_the_closed_form_is_water_filling_on_the_cheapest_types(p):

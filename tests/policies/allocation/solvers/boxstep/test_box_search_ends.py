@@ -25,6 +25,7 @@ def programs(monkeypatch):
     return solved
 
 
+@pytest.mark.slow
 def test_a_gap_that_rounding_does_not_allow_ends_the_search_at_the_next_larger(monkeypatch, programs):
     """Not all 150 rounds of the same program: a few, and the answer is proven to 3e-7."""
     problem = cluster(3, contention=20.0)
@@ -34,6 +35,7 @@ def test_a_gap_that_rounding_does_not_allow_ends_the_search_at_the_next_larger(m
     assert found.t == pytest.approx(simplex(monkeypatch, problem, slope=slopes(problem)).t, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_search_of_too_much_work_ends_in_one_program_of_the_cheap_columns(monkeypatch):
     """After its bound on the jobs in small programs, whose answer is the proven optimum all the same."""
     monkeypatch.setattr(box_search, "MOST_JOBS", 0)

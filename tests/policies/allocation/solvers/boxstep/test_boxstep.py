@@ -109,6 +109,7 @@ def test_a_level_that_one_job_limits_is_shown_by_prices_of_equal_load(contention
     assert any(each is not None for each in balanced)
 
 
+@pytest.mark.slow
 def test_demands_that_no_job_can_meet_are_refused():
     """As by the simplex method: an error, not a wrong answer."""
     problem = cluster(5)

@@ -80,6 +80,7 @@ def alike(seed, jobs, types):
     return work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_bound_on_long_queues_of_jobs_of_one_length_is_near_and_holds(monkeypatch, seed):
     """Any job may be anywhere in a queue, so that its best place is far from the present one."""
@@ -92,6 +93,7 @@ def test_the_bound_on_long_queues_of_jobs_of_one_length_is_near_and_holds(monkey
     assert found.total <= 1.1 * found.bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contention", [0.5, 2.0, 8.0])
 def test_allox_closes_the_gap_on_families_of_single_gpus(contention):
     """The policy's own gap, over the mean with the time waited."""
