@@ -74,7 +74,7 @@ def unknown_fields(model: type[ApiModel], part: Mapping[str, Any]) -> dict[str, 
 def _read(model: type[M], item: Mapping[str, Any], problems: Iterable[Problem] = ()) -> M:
     """``item`` as a ``model``; ``problems``: what is known to be wrong with it."""
     try:
-        read = decode(model, item)
+        read = decode(model, item, parsed=True)
     except ContractError as error:
         found = {problem.path for problem in error.problems}
         problems = [*error.problems, *(problem for problem in problems if problem.path not in found)]

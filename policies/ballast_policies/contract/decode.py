@@ -53,7 +53,13 @@ STRICT = ConfigDict(
 
 
 def decode(
-    kind: type[T], value: Any, *, unknown: Unknown = "refuse", path: str = "", spelling: Spelling = camel
+    kind: type[T],
+    value: Any,
+    *,
+    unknown: Unknown = "refuse",
+    path: str = "",
+    spelling: Spelling = camel,
+    parsed: bool = False,
 ) -> T:
     """``value``, as JSON or YAML has it, as a ``kind``.
 
@@ -64,19 +70,25 @@ def decode(
             releases understand each other; ``refuse`` for what people write.
         path: of ``value`` itself, for the problems' paths.
         spelling: of the keys of a dataclass.
+        parsed: whether it was read from JSON, and so has nothing that JSON has not.
 
     Raises:
         ContractError: the value does not fit.
     """
-    budget = iter(range(_MOST_VALUES))
-    faults = list(_faults(value, path, _DEEPEST, budget))
+    faults = [] if parsed else list(_faults(value, path, _DEEPEST, iter(range(_MOST_VALUES))))
     if faults:
         raise ContractError(faults)
     return _validated(kind, json.dumps(value), value, unknown, path, spelling)
 
 
 def decode_text(
-    kind: type[T], text: str, *, unknown: Unknown = "refuse", path: str = "", limits: Limits = FILE
+    kind: type[T],
+    text: str,
+    *,
+    unknown: Unknown = "refuse",
+    path: str = "",
+    limits: Limits = FILE,
+    spelling: Spelling = camel,
 ) -> T:
     """``text``, which is JSON, as a ``kind``; arguments as of :func:`decode` and :func:`parse_json`.
 
@@ -85,7 +97,7 @@ def decode_text(
             is above the limits, or does not fit.
     """
     value = parse_json(text, path=path, limits=limits)
-    return _validated(kind, text, value, unknown, path, camel)
+    return _validated(kind, text, value, unknown, path, spelling)
 
 
 def parse_json(text: str, *, path: str = "", limits: Limits = FILE) -> Any:

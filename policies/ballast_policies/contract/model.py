@@ -217,14 +217,25 @@ def cluster_problems(
         whole: that of the whole configuration; None: ``given`` is it.
     """
     whole = given if whole is None else whole
-    for name, field in kind.model_fields.items():
-        asked, key = mark_of(kind, name, InCluster) or InCluster(), camel(name)
+    for key, asked, part in _asked(kind):
         value = given.get(key)
         needed = asked.required_with and whole.get(camel(asked.required_with)) is not None
         if (asked.required or needed) and value is None:
             yield Problem(key, "missing. To fix: give it a value")
         if asked.form is not None and isinstance(value, str) and asked.form.reason(value):
             yield Problem(key, asked.form.reason(value))
-        part, inside = field.annotation, {} if value is None else value
-        if isinstance(part, type) and issubclass(part, Model) and isinstance(inside, Mapping):
+        inside = {} if value is None else value
+        if part is not None and isinstance(inside, Mapping):
             yield from (problem.below(key) for problem in cluster_problems(part, inside, whole))
+
+
+@functools.cache
+def _asked(kind: type[Model]) -> tuple[tuple[str, InCluster, type[Model] | None], ...]:
+    """Key, what is asked of it, and its model of the fields of which something is asked, or of a part."""
+    found = []
+    for name, field in kind.model_fields.items():
+        asked, part = mark_of(kind, name, InCluster), field.annotation
+        inside = part if isinstance(part, type) and issubclass(part, Model) and _asked(part) else None
+        if asked is not None or inside is not None:
+            found.append((camel(name), asked or InCluster(), inside))
+    return tuple(found)

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ballast_policies.contract.decode import decode, parse_json
+from ballast_policies.contract.decode import decode_text
 
 from ballast_trainer.errors import CheckpointError
 
@@ -79,7 +79,7 @@ class Owner:
             OSError: the storage does not answer.
         """
         try:
-            return decode(cls, parse_json(path.read_text()), unknown="ignore", spelling=str)
+            return decode_text(cls, path.read_text(), unknown="ignore", spelling=str)
         except (FileNotFoundError, ValueError):
             return None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from ballast_policies.contract.decode import decode, parse_json
+from ballast_policies.contract.decode import decode_text
 
 from ballast_trainer.errors import CheckpointError
 
@@ -56,7 +56,7 @@ class Manifest:
         Raises:
             ValueError: it is no manifest.
         """
-        return decode(cls, parse_json(text), unknown="ignore", spelling=str)
+        return decode_text(cls, text, unknown="ignore", spelling=str)
 
     def refuse_unless(
         self,

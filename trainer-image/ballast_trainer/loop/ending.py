@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ballast_policies.contract import ExitReason
-from ballast_policies.contract.decode import decode, parse_json
+from ballast_policies.contract.decode import decode_text
 
 from ballast_trainer.checkpoints.folder import write_durably
 from ballast_trainer.evaluation.evaluator import Evaluator
@@ -136,7 +136,7 @@ class JobEnd:
         if path is None or callback is None:
             return None
         try:
-            end = decode(EarlyEnd, parse_json(path.read_text()), unknown="ignore", spelling=str)
+            end = decode_text(EarlyEnd, path.read_text(), unknown="ignore", spelling=str)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

@@ -65,11 +65,11 @@ def _decoded(value: Any) -> Input:
         if isinstance(job, Mapping) and job.get(GENERATE) is not None:
             try:
                 path = f"jobs[{index}].{GENERATE}"
-                sizes[index] = decode(GangSizes, job[GENERATE], path=path, spelling=str)
+                sizes[index] = decode(GangSizes, job[GENERATE], path=path, spelling=str, parsed=True)
             except ContractError as error:
                 wrong += error.problems
     try:
-        problem = decode(Problem, _without_generate(value), spelling=str)
+        problem = decode(Problem, _without_generate(value), spelling=str, parsed=True)
     except ContractError as error:
         raise ContractError([*error.problems, *wrong]) from error
     if wrong:

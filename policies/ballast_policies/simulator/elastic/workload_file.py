@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ballast_policies.configuration import Configuration
-from ballast_policies.contract.decode import decode, parse_json
+from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.errors import ContractError, Problem, shown
 from ballast_policies.contract.limits import FILE, Limits
 from ballast_policies.elastic.job import ElasticCluster, ElasticJob
@@ -66,7 +66,7 @@ def read_workload(text: str, *, workload: str | None = None, sizes: Sizes = "sta
     Raises:
         ContractError: the file does not fit, or has no such workload.
     """
-    file = decode(_File, parse_json(text, limits=READ_LIMITS), unknown="ignore", spelling=str)
+    file = decode_text(_File, text, unknown="ignore", limits=READ_LIMITS, spelling=str)
     if workload is None:
         if len(file.workloads) != 1:
             raise ContractError(
