@@ -105,6 +105,8 @@ class _Offer:
         self._most_of: dict[str, float] = {}
         self._wanted: list[str] = []
         self._decisions = 0
+        not_spot = sum(node.gpus for node in nodes if node.pool not in limits.pools)
+        self._most_beside_all = limits.most_beside(not_spot) or 0
         self.why: dict[str, str] = {}
 
     def refuse(self, decided: Draft) -> dict[str, str]:
@@ -164,12 +166,16 @@ class _Offer:
         return max(allowed[place], min(part, used[place] - 1))
 
     def _most_in_use(self, used: int, others: int) -> float:
-        """Spot GPUs that may be in use; a gang that is kept off is taken to run elsewhere, at first."""
-        strict = self._decisions >= REFINEMENTS
+        """Spot GPUs that may be in use; a gang that is kept off is taken to run elsewhere, at first.
+
+        Elsewhere is on no more than all GPUs that are not spot.
+        """
         beside = self.limits.most_beside(others)
         if beside is None:
             return math.inf
-        return beside if strict else self.limits.most(used + others)
+        if self._decisions >= REFINEMENTS:
+            return beside
+        return min(self.limits.most(used + others), self._most_beside_all)
 
     def _admitted(
         self, asked: Sequence[Launch], used: Mapping[str, int], most: float

@@ -17,7 +17,8 @@ from ballast_policies.rounds import (
     SpotLimits,
     decide_round,
 )
-from ballast_policies.rounds.spot_limits import launches, nodes_by_place
+from ballast_policies.rounds.grants import grant_gpus
+from ballast_policies.rounds.spot_limits import launches, nodes_by_place, within_spot_limits
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -246,3 +247,25 @@ def test_a_gang_of_several_pools_counts_in_each_zone_that_it_is_in():
         "s in zone b": ("b",),
         "t in zone b": ("t", "t"),
     }
+
+
+def test_where_no_other_gpus_are_left_the_limit_is_found_at_once():
+    """One decision without the limit, one with it: what is kept off cannot run elsewhere."""
+    nodes = [node("d", 8, pool="d"), *(node(f"s{number}", 8) for number in range(8))]
+    jobs = [job(f"j{number}") for number in range(72)]
+    asked = []
+
+    def decide_once(question):
+        asked.append(question)
+        return grant_gpus(question)
+
+    question = Question(
+        now=0.0,
+        shares={one.name: {"v100": 1.0} for one in jobs},
+        jobs=jobs,
+        nodes=nodes,
+        spot=SpotLimits(pools=SPOT, on_demand_share=0.5),
+    )
+    decided = within_spot_limits(decide_once, question)
+    assert in_use(decided.placements) == {"d": 8, "s": 8}
+    assert len(asked) == 2
