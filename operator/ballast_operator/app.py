@@ -56,19 +56,24 @@ class Options:
 
 
 class Operator:
-    """One replica."""
+    """One replica.
+
+    Attributes:
+        waits: what it waits for.
+    """
 
     def __init__(self, options: Options, settings: Settings) -> None:
         self._options = options
         self._settings = settings
         self._metrics = Metrics()
-        self._waits = Waits()
+        self.waits = Waits()
         for reason in WaitReason:
-            waited = functools.partial(self._waits.seconds, reason)
+            waited = functools.partial(self.waits.seconds, reason)
             self._metrics.waiting_seconds.labels(reason).set_function(waited)
         self._informers: Informers | None = None
         self._beaten = time.monotonic()
         self._stop = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def _take_signals(self) -> None:
         """SIGTERM and SIGINT end this operator gracefully."""
@@ -77,17 +82,22 @@ class Operator:
             loop.add_signal_handler(number, self.stop)
 
     def stop(self) -> None:
-        """End gracefully: finish what is under way, give the lease back."""
-        self._stop.set()
+        """End gracefully: finish what is under way, give the lease back. From any thread."""
+        if self._loop is None:
+            self._stop.set()
+        else:
+            self._loop.call_soon_threadsafe(self._stop.set)
 
-    async def run(self) -> None:
-        """Run until :meth:`stop`, SIGTERM or SIGINT; call it in the main thread.
+    async def run(self, *, signals: bool = True) -> None:
+        """Run until :meth:`stop`, or until SIGTERM or SIGINT if ``signals``: then in the main thread.
 
         Raises:
             LeaseLapsed: the lease is lost, and nobody was seen to hold it; the process should start afresh.
             NotLeader: another replica has taken the lease over; the process should exit and restart.
         """
-        self._take_signals()
+        self._loop = asyncio.get_running_loop()
+        if signals:
+            self._take_signals()
         limit = self._settings.api.request_seconds
         async with (
             LoopThread("lease-and-pages") as side,
@@ -107,8 +117,8 @@ class Operator:
                     host=self._options.health_host,
                     port=self._options.health_port,
                     metrics=self._metrics,
-                    problems=self._problems,
-                    waits=self._waits,
+                    problems=self.problems,
+                    waits=self.waits,
                 )
             )
             logger.info("serving /healthz, /readyz and /metrics on port %d", port)
@@ -117,11 +127,11 @@ class Operator:
                 namespace=self._options.namespace,
                 settings=self._settings.api,
                 metrics=self._metrics,
-                waits=self._waits,
+                waits=self.waits,
             )
             decoded = DecodedJobs(informers.caches)
             decoding = keep_running("decoding", decoded.run, metrics=self._metrics)
-            parts = (self._waits.run(), self._beat(), decoding, solver.warm_up())
+            parts = (self.waits.run(), self._beat(), decoding, solver.warm_up())
             background = [asyncio.create_task(part) for part in parts]
             try:
                 await self._lead(cluster, leadership, informers, decoded, solver, side)
@@ -139,7 +149,7 @@ class Operator:
             namespace=self._options.lease_namespace,
             identity=f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
             settings=self._settings.leader,
-            waits=self._waits,
+            waits=self.waits,
             alive=lambda: self._still_seconds() < self._settings.leader.stuck_seconds,
         )
 
@@ -171,7 +181,7 @@ class Operator:
             lease_namespace=self._options.lease_namespace,
             settings=self._settings,
             metrics=self._metrics,
-            waits=self._waits,
+            waits=self.waits,
         )
         cluster.on_write, cluster.on_refused = term.wrote, term.refused
         working = asyncio.create_task(term.run())
@@ -217,24 +227,24 @@ class Operator:
         """Keep the record of an API server that does not answer, and of missing rights."""
         subject = f"{verb} {kind.plural}"
         if isinstance(error, Unavailable):
-            self._waits.begin(
+            self.waits.begin(
                 WaitReason.API_SERVER,
                 f"the API server does not answer: {error}",
                 to_fix="see that it runs, and that the address and the credentials are right",
             )
             return
-        self._waits.end(WaitReason.API_SERVER)
+        self.waits.end(WaitReason.API_SERVER)
         if isinstance(error, Forbidden):
-            self._waits.begin(
+            self.waits.begin(
                 WaitReason.PERMISSION,
                 str(error),
                 to_fix="grant the operator's account the rules of the Helm chart's ClusterRole",
                 subject=subject,
             )
         else:
-            self._waits.end(WaitReason.PERMISSION, subject)
+            self.waits.end(WaitReason.PERMISSION, subject)
 
-    def _problems(self) -> list[str]:
+    def problems(self) -> list[str]:
         """What a restart may help against; asked by the pages' thread."""
         still, informers = self._still_seconds(), self._informers
         found = []

@@ -193,12 +193,12 @@ async def test_an_operator_records_answers_of_the_api_server():
 
     operator = Operator(Options(), Settings())
     operator._answered("get", LEASE, Unavailable("HTTP 503"))
-    assert "the API server does not answer: HTTP 503" in operator._waits.lines()[0]
+    assert "the API server does not answer: HTTP 503" in operator.waits.lines()[0]
     operator._answered("list", POD, Forbidden('User "x" cannot list resource "pods"'))
-    (line,) = operator._waits.lines()
+    (line,) = operator.waits.lines()
     assert "(Permission)" in line and 'cannot list resource "pods"' in line
     operator._answered("list", POD, None)
-    assert operator._waits.lines() == []
+    assert operator.waits.lines() == []
 
 
 async def test_a_missing_policy_is_waited_for_by_the_operator_and_by_its_jobs():

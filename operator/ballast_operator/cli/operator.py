@@ -70,7 +70,6 @@ def operator(
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    logging.getLogger("kopf").setLevel(logging.WARNING)
     try:
         settings = from_environment(os.environ)
     except ValueError as error:

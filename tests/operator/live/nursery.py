@@ -69,7 +69,6 @@ def live(order: dict[str, Any], countdown: Countdown) -> None:
     import logging
 
     logging.basicConfig(level="INFO", format="%(asctime)s %(name)s %(message)s")
-    logging.getLogger("kopf").setLevel(logging.WARNING)
     write = Cluster._write
 
     async def counted(self: Cluster, verb: str, kind: Any, path: str, **arguments: Any) -> Any:

@@ -1,0 +1,62 @@
+"""kopf's handlers: the operator's start, end and health, for those who run it by kopf's command line.
+
+    kopf run --module ballast_operator.handlers --all-namespaces --standalone --liveness http://0.0.0.0:8081/healthz
+
+It does what `ballast operator` does, in a thread and an event loop of its own. No handler of kopf's sees an
+object: the operator's own watches fill its caches (``docs/kopf.md``).
+"""
+
+import contextlib
+import os
+import signal
+from typing import Any
+
+import kopf
+
+from ballast_operator.app import Operator, Options
+from ballast_operator.loop_thread import LoopThread
+from ballast_operator.settings import from_environment
+
+
+@kopf.on.startup()  # type: ignore[untyped-decorator]
+async def start(memo: kopf.Memo, settings: kopf.OperatorSettings, **_: Any) -> None:
+    """Start the operator; where it ends by itself, as another replica leads, kopf ends as by SIGTERM."""
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    memo.stack = contextlib.AsyncExitStack()
+    side = await memo.stack.enter_async_context(LoopThread("operator"))
+    memo.operator = Operator(
+        Options(
+            lease_namespace=os.environ.get("BALLAST_NAMESPACE", "ballast-system"),
+            health_host=os.environ.get("BALLAST_METRICS_HOST", "0.0.0.0"),
+            health_port=int(os.environ.get("BALLAST_METRICS_PORT", "8080")),
+        ),
+        from_environment(os.environ),
+    )
+    memo.running = side.start(memo.operator.run(signals=False))
+    memo.running.add_done_callback(_end_kopf)
+
+
+def _end_kopf(_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@kopf.on.cleanup()  # type: ignore[untyped-decorator]
+async def end(memo: kopf.Memo, **_: Any) -> None:
+    """Finish what is under way, and give the Lease back."""
+    memo.running.remove_done_callback(_end_kopf)
+    memo.operator.stop()
+    try:
+        await memo.running
+    finally:
+        await memo.stack.aclose()
+
+
+@kopf.on.probe(id="waiting")  # type: ignore[untyped-decorator]
+def waiting(memo: kopf.Memo, **_: Any) -> list[str]:
+    """What the operator waits for; the probe fails where a restart may help."""
+    problems = memo.operator.problems()
+    if memo.running.done() or problems:
+        raise kopf.PermanentError("; ".join(problems) or "the operator has ended")
+    found: list[str] = memo.operator.waits.lines()
+    return found
