@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 
 from ballast_operator.allocator.assignments import waiting_for_policy
 from ballast_operator.allocator.costs.bill import pool_infos, with_regions
-from ballast_operator.allocator.costs.gauges import set_cost_gauges
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_prices, with_prices
 from ballast_operator.allocator.decider import Decider, MadeDecision, PendingDecision
-from ballast_operator.allocator.gauges import set_gauges
+from ballast_operator.allocator.gauges import set_cost_gauges, set_gauges
 from ballast_operator.allocator.pace import Pace
 from ballast_operator.allocator.problem.capacity import in_todays_pools
 from ballast_operator.allocator.reporting.policy_status import PolicyReport

@@ -21,13 +21,12 @@ from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.assignments import assignments_of
 from ballast_operator.allocator.costs.bill import written_bill
 from ballast_operator.allocator.costs.paid import Paid
-from ballast_operator.allocator.costs.teams import next_change, next_team_costs, spent_budgets
+from ballast_operator.allocator.costs.teams import SpentBudget, next_change, next_team_costs, spent_budgets
 from ballast_operator.allocator.faults import Faults
 from ballast_operator.allocator.problem.admission import Admissions
-from ballast_operator.allocator.problem.budgets import SpentBudget
 from ballast_operator.allocator.problem.hazards import SeenNodes, at_useful_prices
-from ballast_operator.allocator.problem.jobs.snapshot_jobs import SnapshotJobs
 from ballast_operator.allocator.problem.snapshot import Snapshot, take_snapshot
+from ballast_operator.allocator.problem.snapshot_job import SnapshotJobs
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.reporting.policy_status import PolicyReport
 from ballast_operator.allocator.scheduling_policy import scheduling_policy

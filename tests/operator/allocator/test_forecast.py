@@ -3,8 +3,8 @@
 import pytest
 from ballast_operator.allocator.forecast import HOUR, JobForecast, forecast
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
-from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
 from ballast_operator.allocator.problem.snapshot import Snapshot
+from ballast_operator.allocator.problem.snapshot_job import SnapshotJob
 from ballast_operator.allocator.size_changes import DEFAULT_RESTART_SECONDS
 from ballast_operator.api.cluster_policy import CHOOSABLE
 from ballast_operator.api.read import read_cluster_policy

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from ballast_operator.allocator import advice
-from ballast_operator.allocator.problem import admission, capacity, snapshot, throughput
-from ballast_operator.allocator.problem.jobs import snapshot_jobs
+from ballast_operator.allocator.problem import admission, capacity, snapshot, snapshot_job, throughput
 from ballast_operator.kube.kinds import JOB, POLICY
 from ballast_policies.scheduling import assignments, decision
 
@@ -28,7 +27,7 @@ PLACES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "its gang's size": (admission, "gang_size", lambda view, _: view.name),
     "its admission": (admission, "mixed_room", lambda view, *_, **__: view.name),
     "its speed": (throughput, "job_id", lambda key: key[1]),
-    "its snapshot": (snapshot_jobs, "snapshot_job", lambda one, *_: one.view.name),
+    "its snapshot": (snapshot_job, "snapshot_job", lambda one, *_: one.view.name),
     "the tenants": (snapshot, "admit_tenants", lambda _, admitted, *__, **___: [v.name for v, _ in admitted]),
     "the shares": (
         InProcessSolver,

@@ -3,7 +3,7 @@
 import datetime
 
 import pytest
-from ballast_operator.allocator.wanting import as_job
+from ballast_operator.allocator.problem.snapshot_job import as_job
 from ballast_operator.api.cluster_policy import CHOOSABLE
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.policy_conditions import PolicyReason

@@ -8,8 +8,8 @@ from ballast_policies.allocation.registry import find_policy
 from ballast_policies.prices.forecast import PlacementOption, cheapest, fastest, placement_option
 
 from ballast_operator.allocator.deadlines import in_two_digits
-from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
 from ballast_operator.allocator.problem.snapshot import Snapshot
+from ballast_operator.allocator.problem.snapshot_job import SnapshotJob
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.views.assignment import Advice
 from ballast_operator.views.hold import budget_spent

@@ -3,6 +3,7 @@
 The sums are the jobs' own, as in the bill, and beside them what deleted jobs have paid.
 """
 
+import dataclasses
 import datetime
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,44 @@ from typing import Any
 from ballast_policies.accounting import SECONDS_PER_HOUR
 
 from ballast_operator.allocator.costs.paid import Paid
-from ballast_operator.allocator.problem.budgets import SpentBudget
+from ballast_operator.allocator.problem.admission import RefusedJob
+from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.cluster_policy import ClusterPolicy
+from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.costs.budgets import BudgetPeriod, OnTeamLimit, TeamBudget, TeamCost
 from ballast_operator.report.team_costs import first_of_month, month_of, team_costs
 from ballast_operator.views.clock import Time
 from ballast_operator.views.hold import ROUNDING
+from ballast_operator.views.job import JobView
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SpentBudget:
+    """A team has spent its budget.
+
+    Attributes:
+        message: which, and what to change.
+        suspends: its jobs hold no GPUs until there is budget again.
+    """
+
+    message: str
+    suspends: bool
+
+
+def without_suspended_teams(
+    wanting: Sequence[JobView], spent: Mapping[str, SpentBudget]
+) -> tuple[list[JobView], list[RefusedJob]]:
+    """(jobs that may take part, jobs that may not)."""
+    kept, refused = [], []
+    for view in wanting:
+        over = spent.get(view.spec.entity or "") if view.spec is not None else None
+        if over is None or not over.suspends:
+            kept.append(view)
+            continue
+        refusal = Refusal(reason=JobReason.TEAM_BUDGET_SPENT, message=over.message)
+        refused.append(RefusedJob(key=view.key, launches=view.status.launches, refusal=refusal))
+    return kept, refused
+
 
 MOST_TEAMS = 256
 """Teams whose costs are kept: those with a budget and those with GPUs first."""

@@ -25,9 +25,8 @@ from ballast_operator.allocator.problem.gang_size import (
 )
 from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.allocator.problem.memory import GangMemory
-from ballast_operator.allocator.problem.mixed.gang import holds
-from ballast_operator.allocator.problem.mixed.room import MixedRoom, mixed_room, over_all_pools
-from ballast_operator.allocator.problem.speeds.requests import GangRequest
+from ballast_operator.allocator.problem.mixed import MixedRoom, holds, mixed_room, over_all_pools
+from ballast_operator.allocator.problem.speeds import GangRequest
 from ballast_operator.allocator.problem.tolerance import Signature, usable_by_pool, with_barred_nodes
 from ballast_operator.allocator.size_changes import may_change_size
 from ballast_operator.api.cluster_policy import ClusterPolicySpec

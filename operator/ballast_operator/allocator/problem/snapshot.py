@@ -10,20 +10,19 @@ from ballast_policies.scheduling import ClusterState
 
 from ballast_operator.allocator.costs.data_prices import data_prices
 from ballast_operator.allocator.costs.spot_limits import spot_limits, within_limits
+from ballast_operator.allocator.costs.teams import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.faults import FaultyJob, JobFaults
 from ballast_operator.allocator.problem.admission import Admissions, RefusedJob
-from ballast_operator.allocator.problem.budgets import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, read_capacity
-from ballast_operator.allocator.problem.jobs.snapshot_job import SnapshotJob
-from ballast_operator.allocator.problem.jobs.snapshot_jobs import SnapshotJobs
-from ballast_operator.allocator.problem.sharing.who_may import (
+from ballast_operator.allocator.problem.sharing import (
+    colocation_candidates,
     on_own_gpus,
     speeds_beside,
-    who_may_share,
 )
+from ballast_operator.allocator.problem.snapshot_job import SnapshotJob, SnapshotJobs
 from ballast_operator.allocator.problem.tenants import admit_tenants
 from ballast_operator.allocator.problem.throughput import Measurements
-from ballast_operator.allocator.wanting import wants_gpus
+from ballast_operator.api.cause import Cause
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.clock import Time
@@ -143,7 +142,7 @@ def _take(
     ]
     requests = [one.request(capacity.node_sizes) for one in admitted]
     speeds = measurements.estimates(requests, capacity.gpu_types)
-    shared = who_may_share(admitted, capacity, measurements.kinds)
+    shared = colocation_candidates(admitted, capacity, measurements.kinds)
     reads_times = not TIMES.isdisjoint(find_policy(spec.objective.policy).reads)
     found = made.of(
         admitted, requests, speeds, measurements, capacity, shared, now=now, reads_times=reads_times
@@ -200,3 +199,19 @@ def _leave_out_partners(jobs: Sequence[JobView], left_out: Mapping[Key, Exceptio
     }
     if beside:
         raise JobFaults(beside)
+
+
+def wants_gpus(view: JobView, now: Time) -> bool:
+    """Whether the job takes part in the allocation."""
+    status = view.status
+    if view.deleting or view.spec is None or status.finished or view.finished_step is not None:
+        return False
+    if view.blocked is not None and status.allocation is None:
+        return False
+    if view.hold(now) is not None or (status.next_launch_at is not None and status.next_launch_at > now):
+        return False
+    return (
+        status.allocation is None
+        or status.allocation.ending is None
+        or status.allocation.ending.cause is not Cause.COMPLETED
+    )

@@ -23,7 +23,6 @@ from ballast_operator.allocator.problem.capacity import ClusterCapacity, held_by
 from ballast_operator.allocator.problem.capacity_types import types_differ
 from ballast_operator.allocator.problem.hazards import SeenNodes, next_hazards
 from ballast_operator.allocator.problem.snapshot import Snapshot
-from ballast_operator.allocator.reporting.worth_writing import worth_writing
 from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api import cluster_policy_status as api
 from ballast_operator.api.base import storable
@@ -92,7 +91,7 @@ def policy_status(
     } | unknown_fields(api.ClusterPolicyStatus, old)
     if report.failed:
         content = {**old, "conditions": content["conditions"]}
-    if not worth_writing(old, content):
+    if not _differs_beyond_counters(old, content):
         return None, ()
     body = {
         "apiVersion": POLICY.api_version,
@@ -307,3 +306,22 @@ def _proposed(snapshot: Snapshot, round_: Round) -> tuple[api.Proposed, ...]:
             )
         )
     return tuple(found)
+
+
+SUMS = frozenset({"gpuSeconds", "cost", "heldCost", "dataCost", "monthCost", "nodeHours"})
+"""Fields that grow as time passes, at rates that are written."""
+
+
+def _differs_beyond_counters(old: Object, new: dict[str, Any]) -> bool:
+    """Whether more than the name, time and duration of the last round, and sums of the bill, has changed."""
+
+    def stable(status: Object) -> dict[str, Any]:
+        last = status.get("lastRound") or {}
+        kept = {k: v for k, v in last.items() if k not in ("planId", "time", "solveSeconds")}
+        found = {**status, "lastRound": kept, "billAt": None}
+        for part in ("bill", "teams", "hazard"):
+            entries = status.get(part) or []
+            found[part] = [{k: v for k, v in entry.items() if k not in SUMS} for entry in entries]
+        return found
+
+    return stable(old) != stable(new)

@@ -4,11 +4,10 @@ import dataclasses
 import datetime
 
 import pytest
-from ballast_operator.allocator.problem import admission
+from ballast_operator.allocator.problem import admission, snapshot_job
 from ballast_operator.allocator.problem.admission import Admissions
-from ballast_operator.allocator.problem.jobs import snapshot_jobs
-from ballast_operator.allocator.problem.jobs.snapshot_jobs import SnapshotJobs
 from ballast_operator.allocator.problem.snapshot import take_snapshot
+from ballast_operator.allocator.problem.snapshot_job import SnapshotJobs
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.kube.caches import Caches
@@ -207,7 +206,7 @@ def test_a_decision_looks_at_the_jobs_that_have_changed_and_no_others(monkeypatc
     """A hundred jobs wait, one arrives: one is looked at; a node that changes calls for all of them."""
     decisions = Decisions()
     looked_at, made = [], []
-    original, original_job = admission._admit_one, snapshot_jobs.snapshot_job
+    original, original_job = admission._admit_one, snapshot_job.snapshot_job
 
     def counted(spec, capacity, view, *others):
         looked_at.append(view.name)
@@ -218,7 +217,7 @@ def test_a_decision_looks_at_the_jobs_that_have_changed_and_no_others(monkeypatc
         return original_job(one, *others)
 
     monkeypatch.setattr(admission, "_admit_one", counted)
-    monkeypatch.setattr(snapshot_jobs, "snapshot_job", counted_job)
+    monkeypatch.setattr(snapshot_job, "snapshot_job", counted_job)
 
     def decide():
         looked_at.clear()

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from ballast_operator.allocator.problem.speeds.requests import GangRequest
+from ballast_operator.allocator.problem.speeds import GangRequest
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.saved_state import SavedState, decode, encode
 from ballast_policies.rounds import Node

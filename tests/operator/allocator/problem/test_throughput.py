@@ -4,8 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from ballast_operator.allocator.problem.speeds.kinds import kind_of
-from ballast_operator.allocator.problem.speeds.requests import GangRequest
+from ballast_operator.allocator.problem.speeds import GangRequest, kind_of
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Report

@@ -1,4 +1,4 @@
-"""Which jobs may share a GPU, and why others run alone."""
+"""Jobs that may share a GPU, and why others run alone."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from ballast_policies.throughput.placed import Speeds
 from ballast_operator.allocator.problem.admission import Admitted
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.memory import gigabytes
-from ballast_operator.allocator.problem.speeds.kinds import kind_of
+from ballast_operator.allocator.problem.speeds import kind_of
 from ballast_operator.kube.kinds import job_id
 
 
-def who_may_share(
+def colocation_candidates(
     jobs: Sequence[Admitted], capacity: ClusterCapacity, kinds: Mapping[str, Speeds]
 ) -> SharedGpus:
     """Jobs that may share the GPUs of the pools; none where no pool shares.

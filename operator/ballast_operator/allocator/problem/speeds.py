@@ -1,13 +1,22 @@
-"""How a gang's speed depends on its size: what is known of one size says what to expect of another."""
+"""Speeds of gangs: by kind of training, and by size: what is known of one says what to expect of another."""
 
 import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+from ballast_policies.contract import Plan
+from ballast_policies.rounds import mixed_name
+from ballast_policies.scheduling.node_sizes import NodeSizes
 from ballast_policies.throughput.by_size import PipelineShape, relative_speed
 from ballast_policies.throughput.estimator import PRIOR_DEVIATION
+from ballast_policies.throughput.placed import placed_name
 from ballast_policies.throughput.track import Estimate
 
+from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.kube.kinds import Key
 from ballast_operator.views.spec import JobSpec
 
 SCRIPT_EXPONENT = 0.9
@@ -121,3 +130,96 @@ def between(reported: Mapping[int, float], size: int) -> float | None:
 def nearest(sizes: Iterable[int], stages: int) -> int:
     """The one of ``sizes`` that is nearest to ``stages``, the smaller of two."""
     return min(sizes, key=lambda size: (abs(size - stages), size))
+
+
+def kind_of(spec: JobSpec) -> str:
+    """Equal for jobs that run alike: a model with its batches, or a command of an image."""
+    if spec.is_script:
+        return _digest(["script", *spec.own_command])
+    pipeline = spec.config_fields["pipeline"]
+    batches = {
+        key: pipeline.get(key) for key in ("globalBatchSize", "microbatches", "schedule", "stagesPerRank")
+    }
+    parts = [spec.config_fields["model"], batches, spec.config_fields.get("dynamics")]
+    return _digest(parts)
+
+
+def _digest(parts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def variant_of(spec: JobSpec) -> str:
+    """As :func:`kind_of`; jobs that state other speeds are told apart."""
+    if not spec.throughput:
+        return kind_of(spec)
+    stated_speeds = json.dumps(
+        [[t, sorted(by_stages.items())] for t, by_stages in sorted(spec.throughput.items())]
+    )
+    return f"{kind_of(spec)}-{hashlib.sha256(stated_speeds.encode()).hexdigest()[:8]}"
+
+
+def measured_on(allocation: JobAllocation, plan: Plan) -> str:
+    """Under which name the gang's speed is remembered: its GPU type with the number of its nodes.
+
+    The speed of a gang in several pools counts for none of their types: it has those of its parts' counts.
+    """
+    if allocation.parts:
+        return mixed_name(allocation.by_pool)
+    node_of = allocation.node_of
+    return placed_name(allocation.gpu_type, len({node_of[pod] for pod in plan.pods if pod in node_of}))
+
+
+NO_NODES = NodeSizes()
+"""Nothing is known of the nodes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GangRequest:
+    """A job, and the gang for which its speed is asked.
+
+    Attributes:
+        key: which job.
+        spec: of the job.
+        stages: GPUs of the gang.
+        nodes: of the pools; empty: not known.
+        barred: groups of nodes (``Node.group``) on which it must not be started.
+    """
+
+    key: Key
+    spec: JobSpec
+    stages: int
+    nodes: NodeSizes = NO_NODES
+    barred: frozenset[str] = frozenset()
+
+    def fewest_nodes(self, gpu_type: str, gpus: int) -> int | None:
+        """Nodes on which a gang of ``gpus`` is as close together as pools allow; None: unknown."""
+        per_pod = self.spec.gpus_per_pod
+        return self.nodes.fewest(gpu_type, gpus, per_pod=per_pod, barred=self.barred)
+
+
+def reconcile_with_spec(job: GangRequest, reports: Mapping[str, Estimate]) -> dict[str, Estimate]:
+    """GPU type -> reports; where they bear out how the spec says that types compare, exactly so.
+
+    A window with a pause in it would otherwise change who gets which GPU. Beyond PRIOR_DEVIATION the
+    reports count as they are.
+    """
+    said = {gpu_type: stated(job.spec, gpu_type, job.stages) for gpu_type in reports}
+    expected = {t: s.steps_per_second for t, s in said.items() if s is not None and s.steps_per_second > 0}
+    ratios = {t: math.log(reports[t].steps_per_second / rate) for t, rate in expected.items()}
+    scale = sum(ratios.values()) / len(ratios) if ratios else 0.0
+    if any(abs(ratio - scale) > PRIOR_DEVIATION for ratio in ratios.values()):
+        return dict(reports)
+    borne_out = {
+        t: dataclasses.replace(reports[t], steps_per_second=rate * math.exp(scale))
+        for t, rate in expected.items()
+    }
+    return {**reports, **borne_out}
+
+
+def as_prior(estimate: Estimate) -> Estimate:
+    """What other jobs of the kind have reported, as a job takes it before it reports itself."""
+    return Estimate(
+        steps_per_second=estimate.steps_per_second,
+        deviation=math.hypot(estimate.deviation, PRIOR_DEVIATION),
+        source="prior",
+    )

@@ -1,1 +1,0 @@
-"""Gangs that may run in several pools at once, as the problem has them."""

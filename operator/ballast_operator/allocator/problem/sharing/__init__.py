@@ -1,1 +1,0 @@
-"""Which jobs may share a GPU with another, and how fast they are beside it."""

@@ -1,0 +1,294 @@
+"""Jobs that want GPUs, as decisions see them.
+
+Of those that wait, only the ones that have changed are made for each decision.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ballast_policies.allocation.problem import Job
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers
+from ballast_policies.rounds import ElasticGang, SharedGpus, SpreadGang
+from ballast_policies.scheduling import ClusterJob
+from ballast_policies.throughput.track import Estimate
+
+from ballast_operator.allocator.costs.data_prices import usd_per_step
+from ballast_operator.allocator.faults import JobFaults
+from ballast_operator.allocator.problem.admission import Admitted, sizes_that_fit
+from ballast_operator.allocator.problem.capacity import ClusterCapacity
+from ballast_operator.allocator.problem.mixed import mixed_gang
+from ballast_operator.allocator.problem.sharing import sharing_text
+from ballast_operator.allocator.problem.speeds import GangRequest
+from ballast_operator.allocator.problem.throughput import Measurements
+from ballast_operator.allocator.size_changes import change_pause, may_grow_from, may_move, restart_seconds
+from ballast_operator.kube.kinds import Key, job_id
+from ballast_operator.views.clock import Time
+from ballast_operator.views.job import JobView
+from ballast_operator.views.spec import JobSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotJob(ClusterJob):
+    """A TrainingJob that wants GPUs, and what it is told with its GPUs; its name is ``namespace/name``.
+
+    Attributes:
+        key: which job.
+        pods: names of its gang's pods, by rank.
+        layers: as measured by it or another of its kind; None: nothing is known.
+    """
+
+    key: Key
+    pods: tuple[str, ...] = ()
+    layers: MeasuredLayers | None = None
+
+
+def snapshot_job(
+    one: Admitted,
+    request: GangRequest,
+    speeds: Mapping[str, Estimate],
+    measurements: Measurements,
+    capacity: ClusterCapacity,
+    now: Time,
+    alone: str,
+) -> SnapshotJob:
+    """The job as it is now.
+
+    Args:
+        one: as it was admitted.
+        request: its gang, whose speed was asked.
+        speeds: GPU type -> what is known of that.
+        measurements: what was reported.
+        capacity: of the pools.
+        now: the time.
+        alone: why it does not share a GPU, as text; empty: there is nothing to say.
+    """
+    view, known = one.view, {gpu_type: speeds[gpu_type] for gpu_type in one.gpu_types}
+    rates = {gpu_type: speed.steps_per_second for gpu_type, speed in known.items()}
+    allocation = view.running_allocation
+    held, packed = view.held_placement, rates
+    per_pod = one.spec.gpus_per_pod if allocation is None else allocation.gpus_per_pod
+    elastic, grows_from = None, may_grow_from(view)
+    if len(one.sizes) > 1:
+        by_size = sizes_that_fit(one, measurements.by_size(request, known, one.sizes), capacity)
+        if by_size:
+            if held is not None:
+                packed = {t: sizes[held.gpus] for t, sizes in by_size.items() if held.gpus in sizes}
+            elastic = ElasticGang(
+                speeds=from_where_it_is(view, request, measurements, capacity, by_size),
+                together=one.spec.ranks_together(per_pod),
+                per_pod=per_pod,
+                may_shrink=one.shrinks,
+                may_grow=grows_from is not None and grows_from <= now,
+                may_move=may_move(view),
+                pause_seconds=change_pause(view),
+                restart_seconds=restart_seconds(view),
+            )
+    return SnapshotJob(
+        key=view.key,
+        tenant=view.key[0],
+        job=as_job(view, one.spec, gpus=one.gpus, rates=rates, now=now),
+        launches=view.status.launches,
+        placement=held.placement if held is not None else None,
+        running_since=allocation.since.timestamp() if allocation is not None else 0.0,
+        elastic=elastic,
+        grows_from=None if grows_from is None else grows_from.timestamp(),
+        pods=held.pods if held is not None else (),
+        not_tolerated=one.not_tolerated,
+        gpus_per_pod=per_pod,
+        layers=measurements.profiles.layers(view.key, one.spec),
+        closed_pools=one.closed_pools,
+        left_out="; ".join(filter(None, (view.lost_pool, one.left_out, alone))),
+        usd_per_step=usd_per_step(view, capacity.regions, capacity.data_prices),
+        data_region=one.spec.data.region if one.spec.data is not None else "",
+        measured=any(speed.source != "unknown" for speed in known.values()),
+        spread=spread_gang(view, request, measurements, capacity, packed),
+        mixed=mixed_gang(view, one.mixed, capacity, measurements, speeds, one.gpus, one.fits_one_pool),
+    )
+
+
+Speeds = Mapping[str, Estimate]
+"""GPU type -> what is known of a gang's speed there."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Made:
+    """A job, and what it was made of."""
+
+    one: Admitted
+    speeds: Speeds
+    layers: MeasuredLayers | None
+    job: SnapshotJob
+
+
+class SnapshotJobs:
+    """Makes the jobs of snapshots.
+
+    Of thousands of jobs most wait for GPUs of one size. Such a job is a function of its admission, which is
+    kept while neither the job nor the cluster changes, and of what was measured: both are values that are
+    compared. Times that pass are none of it where the policy computes with none: ``Job.elapsed`` of a job
+    that is kept is as old as the job's last change.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Key, _Made] = {}
+
+    def of(
+        self,
+        admitted: Sequence[Admitted],
+        requests: Sequence[GangRequest],
+        speeds: Mapping[Key, Speeds],
+        measurements: Measurements,
+        capacity: ClusterCapacity,
+        shared: SharedGpus,
+        *,
+        now: Time,
+        reads_times: bool,
+    ) -> tuple[SnapshotJob, ...]:
+        """A job for each that is admitted.
+
+        Args:
+            admitted: the jobs.
+            requests: of each the gang, whose speed was asked.
+            speeds: job -> the answers.
+            measurements: what was reported.
+            capacity: of the pools.
+            shared: who may share which GPUs.
+            now: the time.
+            reads_times: whether the policy computes with times.
+
+        Raises:
+            JobFaults: jobs that cannot be made.
+        """
+        known, self._made = {} if reads_times else self._made, {}
+        # Thousands of jobs have the same speeds; guesses of types that they may not use are none of them.
+        alike: dict[tuple[int, int, tuple[str, ...]], bool] = {}
+        found = []
+        faults: dict[Key, Exception] = {}
+        for one, request in zip(admitted, requests, strict=True):
+            key, there = one.view.key, speeds[one.view.key]
+            layers = measurements.profiles.layers(key, one.spec)
+            before = known.get(key)
+            if before is not None and before.one is one and before.layers is layers:
+                pair = id(before.speeds), id(there), one.gpu_types
+                if pair not in alike:
+                    alike[pair] = all(before.speeds[name] == there[name] for name in one.gpu_types)
+                if alike[pair]:
+                    self._made[key] = before
+                    found.append(before.job)
+                    continue
+            try:
+                alone = sharing_text(one, shared)
+                job = snapshot_job(one, request, there, measurements, capacity, now, alone)
+            except Exception as error:
+                faults[key] = error
+                continue
+            found.append(job)
+            if _waits(one) and not reads_times:
+                self._made[key] = _Made(one, there, layers, job)
+        if faults:
+            raise JobFaults(faults)
+        return tuple(found)
+
+
+def _waits(one: Admitted) -> bool:
+    """Whether it holds nothing, and is a function of its admission, its speeds and its layers."""
+    spec = one.spec
+    simple = len(one.sizes) == 1 and one.mixed is None and not spec.shares_gpu
+    return simple and spec.data is None and spec.deadline is None and one.view.status.allocation is None
+
+
+def spread_gang(
+    view: JobView,
+    request: GangRequest,
+    measurements: Measurements,
+    capacity: ClusterCapacity,
+    packed: Mapping[str, float],
+) -> SpreadGang | None:
+    """The running gang as rounds see it, if it is on more nodes than would hold it; None: it is not.
+
+    Also one on fewer than that, as on the last large node, which is cordoned: its speed is another, too.
+
+    ``packed``: GPU type -> its steps/s with the GPUs that it has, on as few nodes as possible.
+    """
+    held = view.held_placement
+    if held is None or held.parts:
+        return None
+    nodes, gpu_type, gpus = len(set(held.placement.nodes)), held.gpu_type, len(held.placement.nodes)
+    fewest = request.fewest_nodes(gpu_type, gpus)
+    here = capacity.node_sizes.in_pool(held.pool, gpus, per_pod=held.gpus_per_pod, barred=request.barred)
+    if fewest is None or nodes == fewest or packed.get(gpu_type, 0.0) <= 0:
+        return None
+    fewest_here = min(nodes, here or nodes)
+    return SpreadGang(
+        at=held.placement,
+        fewest=fewest_here,
+        speed=measurements.speed_on(request, gpu_type, gpus, nodes, packed[gpu_type]),
+        packed_speed=measurements.speed_on(request, gpu_type, gpus, fewest_here, packed[gpu_type]),
+        restart_seconds=restart_seconds(view),
+        may_move=may_move(view) and not view.leaving,
+    )
+
+
+def from_where_it_is(
+    view: JobView,
+    request: GangRequest,
+    measurements: Measurements,
+    capacity: ClusterCapacity,
+    by_size: Mapping[str, Mapping[int, float]],
+) -> dict[str, Mapping[int, float]]:
+    """The speeds of a running elastic gang, if it shrinks and grows from where it is.
+
+    It shrinks to the nodes of its first ranks, and grows on its own nodes if these have room, else on more.
+
+    Args:
+        view: the job.
+        request: with the nodes of the pools.
+        measurements: what was reported.
+        capacity: of the pools.
+        by_size: GPU type -> GPUs -> steps/s on as few nodes as possible.
+    """
+    held, found = view.held_placement, dict(by_size)
+    if held is None or held.parts or held.gpu_type not in by_size:
+        return found
+    own = Counter(held.placement.nodes)
+    free = (node.gpus - capacity.in_use.get(node.name, 0) for node in capacity.nodes if node.name in own)
+    room = held.gpus + sum(free)
+    here, losses = dict(by_size[held.gpu_type]), dict[int, float]()
+    spread = []
+    for size, rate in here.items():
+        fewest = request.fewest_nodes(held.gpu_type, size)
+        nodes = len(own) + (size > room)
+        if size < held.gpus:
+            nodes = len(set(held.placement.nodes[:size]))
+        if fewest is not None and nodes > fewest and rate > 0:
+            spread.append(size)
+            known = measurements.speed_on(request, held.gpu_type, size, nodes, rate)
+            if known != rate:
+                losses[size] = known / rate
+    for size in spread:
+        # What another size loses on more nodes is the best guess for one that has not run there.
+        if losses:
+            here[size] *= losses[min(losses, key=lambda other: (abs(other - size), other))]
+    found[held.gpu_type] = here
+    return found
+
+
+def as_job(view: JobView, spec: JobSpec, *, gpus: int, rates: Mapping[str, float], now: Time) -> Job:
+    """The job as the policies see it; times in seconds."""
+    status = view.status
+    done = status.progress.step if status.progress is not None else 0
+    elapsed = 0.0 if view.created is None else (now - view.created).total_seconds()
+    return Job(
+        name=job_id(view.key),
+        throughput=rates,
+        gpus=gpus,
+        weight=spec.weight,
+        entity=spec.entity,
+        # A job that is about to end still counts: its last step is not announced yet.
+        steps_remaining=float(max(1, spec.config.total_steps - done)),
+        elapsed=max(0.0, elapsed - status.suspended_seconds),
+        isolated_elapsed=status.isolated.seconds if status.isolated is not None else 0.0,
+        deadline=None if spec.deadline is None else (spec.deadline - now).total_seconds(),
+        budget=None if spec.budget is None else max(0.0, spec.budget - status.cost_so_far),
+    )
