@@ -132,7 +132,9 @@ async def test_decisions_that_fail_twice_are_told_and_recover():
     simulation.add_job("one", totalSteps=1000, trainer={"total": 1000})
     await simulation.until(lambda: simulation.state("one") == "Running")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation.allocator.decider, "ask", mock.Mock(side_effect=KeyError("pool x")))
+        patch.setattr(
+            simulation.allocator.decider, "build_problem", mock.Mock(side_effect=KeyError("pool x"))
+        )
         await simulation.allocator.attempt()
         assert policy_condition(simulation, "Ready")["status"] == "True"
         assert not simulation.waits.broken
