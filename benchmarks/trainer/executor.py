@@ -61,7 +61,7 @@ def rank_main(rank, port, schedule, blocks, forward, results):
         stages=stages, schedule=request, rank=rank, layers=layers, meter=meter, loss=model.loss
     )
     batch = model.batch(0, 0, MICROBATCHES)
-    boundaries = builder.tried(batch)
+    boundaries = builder.probe_partition(batch)
     pipelines = {
         "torch": builder.build(boundaries),
         "executor": ExecutedPipeline(

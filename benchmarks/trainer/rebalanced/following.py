@@ -12,7 +12,7 @@ import dataclasses
 import numpy as np
 from ballast_policies.contract.job import JobConfig
 from ballast_policies.planning import decide_rebalance, predict_step_seconds
-from ballast_policies.planning.following.looking import Waiting, lost_seconds
+from ballast_policies.planning.following.looking import CheckTimer, lost_seconds
 from ballast_policies.planning.following.noise import least_gain
 from ballast_trainer.profiling.profile import Profile
 
@@ -70,7 +70,7 @@ def follow(
         weighs_noise: whether a gain has to be more than noise may feign.
     """
     random, (steps, layers) = np.random.default_rng(seed), loads.shape
-    known, waiting, partition, due = profile(layers), Waiting(), start, False
+    known, waiting, partition, due = profile(layers), CheckTimer(), start, False
     partitions, looks, moves, lost, costs, least = [], 0, 0, 0.0, (), min_gain
     for step, row in enumerate(loads):
         if told and step and not np.array_equal(row, loads[step - 1]):

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from ballast_policies.contract.job import ExitsSettings
+from ballast_policies.contract.job import Confidence, ExitsSettings
 from ballast_trainer.config import read_job_config
 from ballast_trainer.dynamics.early_exit import ExitingBlock
 from ballast_trainer.dynamics.exit_heads import ExitHead
 from ballast_trainer.errors import ConfigurationError, TrainerError
-from ballast_trainer.layers.running import RUNNING
+from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.models.gpt import Block
 
 CLASSES = 8
@@ -18,16 +18,17 @@ def running(monkeypatch):
     """Lets layers find these targets, as in a step's only microbatch."""
 
     def set_targets(targets):
-        monkeypatch.setattr(RUNNING, "targets_of", lambda step: (targets,))
-        monkeypatch.setattr(RUNNING, "microbatch", 0)
+        monkeypatch.setattr(CURRENT_FORWARD, "targets_of", lambda step: (targets,))
+        monkeypatch.setattr(CURRENT_FORWARD, "microbatch", 0)
 
     return set_targets
 
 
 def exiting(threshold=0.8, **settings):
     torch.manual_seed(0)
-    fields = {"confidence": "softmax", "vocabulary": CLASSES, "rank": 4, "head_weight": 1.0, **settings}
-    block = ExitingBlock(Block(16, 2, 0.0), ExitsSettings(threshold=threshold, **fields), hazard=0.0)
+    fields = {"vocabulary": CLASSES, "rank": 4, "head_weight": 1.0, **settings}
+    exits = ExitsSettings(confidence=Confidence.SOFTMAX, threshold=threshold, **fields)
+    block = ExitingBlock(Block(16, 2, 0.0), exits, hazard=0.0)
     block.strength = 0.75
     return block
 
@@ -67,7 +68,7 @@ def test_the_exits_loss_trains_the_blocks_too(running):
 def test_a_trial_of_a_plan_has_no_targets(running):
     """The block runs, and no loss is taken of what is no microbatch."""
     running(torch.zeros(2, 6, dtype=torch.int64))
-    RUNNING.microbatch = None
+    CURRENT_FORWARD.microbatch = None
     head = ExitHead(16, 4, CLASSES)
     assert head.loss(head(torch.randn(2, 6, 16)), torch.ones(2, 6, dtype=torch.bool)) is None
 

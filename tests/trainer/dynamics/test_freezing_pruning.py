@@ -4,6 +4,7 @@ import pytest
 import torch
 from ballast_policies.contract.job import (
     DynamicConfig,
+    FreezingCriterion,
     FreezingSettings,
     PruningSettings,
     Structure,
@@ -15,7 +16,7 @@ from ballast_trainer.dynamics.freezing import BUFFER, Freezing
 from ballast_trainer.dynamics.pruning import neurons
 from ballast_trainer.dynamics.registry import build_dynamic
 from ballast_trainer.layers.layer import LayerSet
-from ballast_trainer.layers.running import RUNNING
+from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.models.gpt import build_gpt
 from torch import nn
 
@@ -31,7 +32,7 @@ def prepared(dynamic, layers=6):
 
 
 def freezing(criterion, **settings):
-    fields = {"criterion": criterion, "threshold": 0.01, "patience": 2, **settings}
+    fields = {"criterion": FreezingCriterion(criterion), "threshold": 0.01, "patience": 2, **settings}
     return Freezing(DynamicConfig(kind="freezing", every_steps=5, freezing=FreezingSettings(**fields)), 6)
 
 
@@ -186,7 +187,11 @@ def test_pruned_layers_travel_and_load_with_their_shapes():
 def test_a_dense_checkpoint_of_a_later_step_is_pruned_as_it_resumes(structure):
     """Even after endStep, where no further step prunes; one that is pruned already stays as it is."""
     config = DynamicConfig(
-        kind="pruning", start_step=2, end_step=6, target=0.5, pruning=PruningSettings(structure=structure)
+        kind="pruning",
+        start_step=2,
+        end_step=6,
+        target=0.5,
+        pruning=PruningSettings(structure=Structure(structure)),
     )
     dynamic = build_dynamic(config, 6)
     layers = prepared(dynamic)
@@ -219,7 +224,7 @@ def test_layers_freeze_as_their_plasticity_settles():
     seen = []
     for step in range(140):
         dynamic.apply(step, layers, ALONE)
-        RUNNING.set(step, 0)
+        CURRENT_FORWARD.set(step, 0)
         value = tokens
         for layer in layers:
             value = layer.module(value)
@@ -232,7 +237,7 @@ def test_layers_freeze_as_their_plasticity_settles():
                     with torch.no_grad():
                         p.add_(torch.randn(p.shape, generator=generator) * 0.2 * (step // 15 % 2))
         seen.append(sum(frozen(layers)))
-    RUNNING.set(0, None)
+    CURRENT_FORWARD.set(0, None)
     assert seen[40] == 0 and seen[-1] == 3
 
 
@@ -242,12 +247,12 @@ def test_what_plasticity_keeps_travels_with_the_layer():
     layers, other = prepared(dynamic), prepared(dynamic)
     for step in range(11):
         dynamic.apply(step, layers, ALONE)
-        RUNNING.set(step, 0)
+        CURRENT_FORWARD.set(step, 0)
         value = torch.randint(0, 256, (2, 8), generator=torch.Generator().manual_seed(step))
         for layer in layers:
             value = layer.module(value)
         dynamic.after_backward(layers)
-    RUNNING.set(0, None)
+    CURRENT_FORWARD.set(0, None)
     for source, target in zip(layers, other, strict=True):
         target.load({name: value.clone() for name, value in source.state().items()})
     kept = layers[2].module.get_buffer("ballast_probe_input")

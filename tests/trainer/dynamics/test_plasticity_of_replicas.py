@@ -7,7 +7,7 @@ from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import Freezing
 from ballast_trainer.layers.layer import LayerSet
-from ballast_trainer.layers.running import RUNNING
+from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.models.gpt import build_gpt
 
 from tests.trainer.tensor_parallel.ranks import on_ranks
@@ -27,7 +27,7 @@ def looks(world, microbatches, steps):
     for step in range(steps):
         dynamic.apply(step, layers, world)
         for number, microbatch in enumerate(microbatches):
-            RUNNING.set(step, number)
+            CURRENT_FORWARD.set(step, number)
             value = torch.randint(
                 0, 256, (2, 8), generator=torch.Generator().manual_seed(10 * step + microbatch)
             )
@@ -40,7 +40,7 @@ def looks(world, microbatches, steps):
                 parameter.add_(torch.randn(parameter.shape, generator=generator) / (5 + step))
         dynamic.after_optimizer(layers)
         seen.append(dynamic.measured(layers)["figures"])
-    RUNNING.set(0, None)
+    CURRENT_FORWARD.set(0, None)
     return seen
 
 

@@ -4,7 +4,13 @@ import math
 
 import pytest
 import torch
-from ballast_policies.contract.job import Confidence, DepthsSettings, ExitsSettings, ExpertsSettings
+from ballast_policies.contract.job import (
+    Confidence,
+    DepthsSettings,
+    ExitsSettings,
+    ExpertsSettings,
+    LoadBalance,
+)
 from ballast_trainer.dynamics.early_exit import ExitingBlock
 from ballast_trainer.dynamics.mixture_of_depths import RoutedBlock
 from ballast_trainer.dynamics.mixture_of_experts import Experts
@@ -223,7 +229,7 @@ def test_uneven_routing_costs_compute_until_tokens_are_dropped():
 def test_balance_evens_out_what_the_routers_weights_prefer(balance):
     """The auxiliary loss trains the router, the bias follows the counts; without either it stays."""
     weight = 0.1 if balance == "loss" else 0.05
-    experts = experts_of(count=4, top_k=1, balance=balance, balance_weight=weight)
+    experts = experts_of(count=4, top_k=1, balance=LoadBalance(balance), balance_weight=weight)
     with torch.no_grad():
         experts.router.weight.mul_(0.3)
         experts.router.weight[0, 0] = 0.7

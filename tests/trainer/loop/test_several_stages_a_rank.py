@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from ballast_policies.planning import exact_partition
 from ballast_policies.planning.stages import partition_of, stages_over
-from ballast_trainer.loop.looking import Looks
 from ballast_trainer.loop.progress import ProgressTracker
+from ballast_trainer.loop.rebalance_monitor import RebalanceMonitor
 from ballast_trainer.loop.replanning import (
     best_stages,
     predicted_step_seconds,
@@ -34,14 +34,14 @@ def staged_job(bounds, *, schedule="ZeroBubbleV", seconds=SECONDS):
 def test_a_look_is_due_only_where_the_balancer_moves_layers(schedule):
     """The same judge says what a step loses and what a move gains."""
     training = staged_job((0, 1, 2, 3, 8), schedule=schedule)
-    looks = Looks(training, ProgressTracker(training))
+    monitor = RebalanceMonitor(training, ProgressTracker(training))
     for _ in range(50):
-        looks.step_done()
-    assert looks.due()
+        monitor.step_done()
+    assert monitor.due()
     decision = rebalance_decision(training, SIZES, move_seconds=0.0)
     assert decision.rebalance
     training.stages = stages_over(decision.partition, training.placement(2))
-    settled = Looks(training, ProgressTracker(training))
+    settled = RebalanceMonitor(training, ProgressTracker(training))
     for _ in range(50):
         settled.step_done()
     assert not settled.due()

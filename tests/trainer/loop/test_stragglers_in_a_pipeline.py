@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from ballast_policies.planning.stages import partition_of, stages_over
-from ballast_trainer.loop.looking import Looks
 from ballast_trainer.loop.progress import ProgressTracker
+from ballast_trainer.loop.rebalance_monitor import RebalanceMonitor
 from ballast_trainer.loop.replanning import rebalance_decision
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.rank_speeds import RankSpeeds, SpeedProbe
@@ -86,27 +86,27 @@ def test_the_probe_takes_as_long_as_layers_do_on_its_rank():
     assert not meter.compares_ranks, "layers that wait say nothing about a product"
 
 
-def looks_of(training):
-    return Looks(training, ProgressTracker(training))
+def monitor_of(training):
+    return RebalanceMonitor(training, ProgressTracker(training))
 
 
 def test_the_trainer_looks_when_as_much_is_lost_as_a_move_costs():
     """Even ranks are never looked at; uneven ones after a few steps."""
     even = job((0, 4, 8), minGain=0.02)
     measure(even, [1.0, 1.0])
-    looks = looks_of(even)
+    monitor = monitor_of(even)
     for _ in range(100):
-        looks.step_done()
-    assert not looks.due()
+        monitor.step_done()
+    assert not monitor.due()
     uneven = job((0, 2, 8), minGain=0.02)
     measure(uneven, [1.0, 1.0])
-    looks, steps = looks_of(uneven), 0
-    while not looks.due():
-        looks.step_done()
+    monitor, steps = monitor_of(uneven), 0
+    while not monitor.due():
+        monitor.step_done()
         steps += 1
     assert 1 < steps < 8
-    looks.looked(moved_from=None)
-    assert not looks.due()
+    monitor.checked(moved_from=None)
+    assert not monitor.due()
 
 
 @pytest.mark.slow
@@ -118,13 +118,13 @@ def test_what_is_lost_counts_in_the_seconds_that_pass():
     for shared in (1, 10):
         training = job((0, 2, 8), minGain=0.02)
         measure(training, [1.0, 1.0])
-        looks, steps = looks_of(training), 0
-        looks._progress.move_seconds = 4.0 * shared
-        predicted = looks._predicted(training.stages, training.profile.costs())
-        looks._progress.step_done(1.0, shared * predicted, -math.inf)
-        assert looks.stretch() == pytest.approx(shared)
-        while not looks.due():
-            looks.step_done()
+        monitor, steps = monitor_of(training), 0
+        monitor._progress.move_seconds = 4.0 * shared
+        predicted = monitor._predicted(training.stages, training.profile.costs())
+        monitor._progress.step_done(1.0, shared * predicted, -math.inf)
+        assert monitor.stretch() == pytest.approx(shared)
+        while not monitor.due():
+            monitor.step_done()
             steps += 1
         waits.append(steps)
     assert waits[0] == waits[1] > 3
@@ -134,20 +134,20 @@ def test_what_is_lost_counts_in_the_seconds_that_pass():
 def test_a_move_that_measured_worse_is_taken_back_until_the_layers_change():
     """Five steps after it, all of them slower than any before; the same cut is not tried again."""
     training = job((0, 4, 8), minGain=0.02)
-    looks = looks_of(training)
-    progress = looks._progress
+    monitor = monitor_of(training)
+    progress = monitor._progress
     before, after = training.stages, stages_over(partition_of(job((0, 5, 8)).stages), (0, 1))
     measure(training, [1.0, 1.0])
     progress.step_done(1.0, 2.0, -math.inf)
-    looks.looked(moved_from=before, measured=(2.0, 2.1, 1.9))
+    monitor.checked(moved_from=before, measured=(2.0, 2.1, 1.9))
     training.stages = after
     progress._step_seconds.clear()
     for seconds in (9.0, 2.9, 2.8, 3.0, 2.7):
         progress.step_done(1.0, seconds, -math.inf)
-        assert looks.reverts_to() is None
+        assert monitor.reverts_to() is None
     progress.step_done(1.0, 2.8, -math.inf)
-    assert looks.reverts_to() == before
-    looks.reverted(after)
-    assert looks.was_worse(after) and looks.reverts_to() is None
+    assert monitor.reverts_to() == before
+    monitor.reverted(after)
+    assert monitor.was_worse(after) and monitor.reverts_to() is None
     measure(training, [2.0, 1.0])
-    assert not looks.was_worse(after), "its layers cost something else now"
+    assert not monitor.was_worse(after), "its layers cost something else now"

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 from ballast_policies.planning.stages import partition_of
-from ballast_trainer.loop.looking import Looks
 from ballast_trainer.loop.progress import ProgressTracker
+from ballast_trainer.loop.rebalance_monitor import RebalanceMonitor
 from ballast_trainer.loop.replanning import rebalance_decision
 from ballast_trainer.profiling.profile import Profile
 
@@ -62,10 +62,10 @@ def test_layers_move_before_costs_on_their_way_have_arrived():
     training.step = 8
     decision = rebalance_decision(training, SIZES, move_seconds=0.01)
     assert decision.partition.bounds == (0, 3, 8)
-    looks = Looks(training, ProgressTracker(training))
-    looks.step_done()
-    while not looks.due():
-        looks.step_done()
+    monitor = RebalanceMonitor(training, ProgressTracker(training))
+    monitor.step_done()
+    while not monitor.due():
+        monitor.step_done()
     # A profile that stays at the measured median moves nothing.
     training.profile.forget()
     for step in range(8):
@@ -80,7 +80,7 @@ def test_a_move_is_judged_by_what_its_layers_cost_by_then(change, slower):
     """Taken back where steps take longer than that explains, and not for costs that change."""
     training = job((0, 4, 8), minGain=0.02)
     progress = ProgressTracker(training)
-    looks = Looks(training, progress)
+    monitor = RebalanceMonitor(training, progress)
     training.profile.forget()
 
     def layers_at(step):
@@ -96,11 +96,11 @@ def test_a_move_is_judged_by_what_its_layers_cost_by_then(change, slower):
 
     train(range(64), 1.0)
     before = training.stages
-    looks.looked(moved_from=before, measured=progress.step_seconds())
+    monitor.checked(moved_from=before, measured=progress.step_seconds())
     progress.rebalanced(0.0, 10.0)
     training.profile.forget()
     train(range(64, 72), slower)
-    assert looks.reverts_to() == (before if slower > 1 else None)
+    assert monitor.reverts_to() == (before if slower > 1 else None)
 
 
 def test_layers_that_only_seem_uneven_stay():
@@ -112,10 +112,10 @@ def test_layers_that_only_seem_uneven_stay():
         add(training.profile, costs * random.lognormal(0, 0.15, LAYERS), step)
     medians = training.profile.costs().total
     assert not rebalance_decision(training, SIZES, move_seconds=0.01).rebalance
-    looks = Looks(training, ProgressTracker(training))
+    monitor = RebalanceMonitor(training, ProgressTracker(training))
     for _ in range(100):
-        looks.step_done()
-    assert not looks.due()
+        monitor.step_done()
+    assert not monitor.due()
     training.profile.forget()
     for step in range(8):
         add(training.profile, medians, step)

@@ -154,7 +154,7 @@ def pipelined_step(world, scatter_gather):
         tensor=world.tensor if scatter_gather else None,
     )
     batch = model.batch(0, 0, 4)
-    pipeline = builder.build(builder.tried(batch, world.gather))
+    pipeline = builder.build(builder.probe_partition(batch, world.gather))
     sent = []
     operation = dist.P2POp
 

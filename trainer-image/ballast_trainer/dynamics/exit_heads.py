@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from ballast_trainer.errors import TrainerError
-from ballast_trainer.layers.running import RUNNING
+from ballast_trainer.layers.running import CURRENT_FORWARD
 
 
 class ExitHead(nn.Module):
@@ -46,7 +46,7 @@ class ExitHead(nn.Module):
         Raises:
             TrainerError: the targets are no classes of positions, or outside of V.
         """
-        targets = RUNNING.targets()
+        targets = CURRENT_FORWARD.targets()
         if targets is None or not bool(still_in.any()):
             return None
         if targets.shape != logits.shape[:2] or targets.dtype != torch.int64:

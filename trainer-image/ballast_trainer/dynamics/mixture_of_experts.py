@@ -25,7 +25,7 @@ from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
 from ballast_trainer.dynamics.expert_parallelism import SharedExperts, expert_output
 from ballast_trainer.dynamics.side_loss import with_side_loss
 from ballast_trainer.layers.layer import LayerSet
-from ballast_trainer.layers.running import RUNNING
+from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.models.blocks import set_submodule
 
 _ROUTER_DEVIATION = 0.02
@@ -83,7 +83,7 @@ class Experts(ChangingModule):
         kept = place < slots
         self.dropped = 1 - sum(min(load, slots) for load in self.loads) / len(expert)
         row, position, gate = expert[kept] * slots + place[kept], position[kept], gate[kept]
-        if self.shared is not None and RUNNING.microbatch is not None:
+        if self.shared is not None and CURRENT_FORWARD.microbatch is not None:
             out = self.shared.run(flat[position], expert[kept], self.experts)
         else:
             queue = flat.new_zeros(count * slots, flat.shape[-1]).index_copy(0, row, flat[position])

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ballast_trainer.distributed.axis import Axis
-from ballast_trainer.layers.running import RUNNING
+from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.seeding import host_seeded
 
 SAMPLES = 64
@@ -65,7 +65,7 @@ def noted(module: nn.Module, replicas: Axis) -> None:
 
 
 def _note_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    if module.__dict__.get(_NOTES) and RUNNING.microbatch is not None:
+    if module.__dict__.get(_NOTES) and CURRENT_FORWARD.microbatch is not None:
         # One sequence of the step's first microbatch.
         module._buffers[INPUT] = inputs[0].detach()[:1].clone(memory_format=torch.contiguous_format)
         module.__dict__[_NOTES] = False

@@ -20,7 +20,7 @@ from ballast_trainer.evaluation.forward_only import ForwardOnly
 from ballast_trainer.evaluation.validation_data import ValidationData
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import in_full_precision
-from ballast_trainer.layers.running import RUNNING
+from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.layers.undisturbed import evaluating
 from ballast_trainer.models.loss_weights import weighted, weights_of
 from ballast_trainer.models.protocol import Metric, Model
@@ -193,7 +193,7 @@ class Evaluator:
     @contextlib.contextmanager
     def _undisturbed(self) -> Iterator[None]:
         modules = [layer.module for layer in self._training.layers]
-        running = RUNNING.step, RUNNING.microbatch
+        running = CURRENT_FORWARD.step, CURRENT_FORWARD.microbatch
         try:
             with evaluating(modules, self._training.device):
                 for pair in pairs(modules):
@@ -204,7 +204,7 @@ class Evaluator:
             error.add_note(EVALUATION_NOTE)
             raise
         finally:
-            RUNNING.set(*running)
+            CURRENT_FORWARD.set(*running)
 
     def _batch(self, forward: ForwardOnly, data: ValidationData, number: int) -> Any:
         if not forward.reads_data:

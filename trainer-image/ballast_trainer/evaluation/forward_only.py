@@ -19,7 +19,7 @@ from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import computing_in
-from ballast_trainer.layers.running import RUNNING
+from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.pipeline.executor.groups import link_groups
 from ballast_trainer.seeding import mixed_key, seed_layer
 
@@ -141,7 +141,7 @@ class ForwardOnly:
         device = self.layers.device
         key = mixed_key(self.layers.seed, _EVALUATION, number, self.first_microbatch + microbatch)
         # None of a step's own microbatches: what the layers note for the next step stays as it is.
-        RUNNING.set(RUNNING.step, None)
+        CURRENT_FORWARD.set(CURRENT_FORWARD.step, None)
         with computing_in(self.precision, device):
             for index in range(self.stages[stage].first_layer, self.stages[stage].end_layer):
                 module = self.layers[index].module

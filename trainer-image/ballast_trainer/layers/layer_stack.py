@@ -16,7 +16,7 @@ from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.precision import computing_in
 from ballast_trainer.layers.repeated_forward import forward_to_repeat
-from ballast_trainer.layers.running import RUNNING
+from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.profiling.activations import SavedTensors
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.seeding import mixed_key, seed_layer
@@ -66,7 +66,7 @@ class LayerStack(nn.Module):
         key = mixed_key(self._seed, meter.step, meter.first_microbatch + (microbatch or 0))
         frozen = 0
         measured = meter.by_layer and microbatch is not None
-        RUNNING.set(meter.step, microbatch)
+        CURRENT_FORWARD.set(meter.step, microbatch)
         if self.entrance is not None:
             value = self.entrance(value)
         kept = meter.start_count(self.indices[0], value)
@@ -168,14 +168,14 @@ class LayerStack(nn.Module):
         self, held: Layer, layer: nn.Module, key: int, value: torch.Tensor, *, counts: bool
     ) -> torch.Tensor:
         found = copies_of(held.stateful)
-        step, microbatch = RUNNING.step, RUNNING.microbatch
+        step, microbatch = CURRENT_FORWARD.step, CURRENT_FORWARD.microbatch
 
         def run(value: torch.Tensor) -> torch.Tensor:
             seed_layer(self._device, key, held.index)
             return _tensor(held.index, layer(value))
 
         def again(value: torch.Tensor) -> torch.Tensor:
-            RUNNING.set(step, microbatch)
+            CURRENT_FORWARD.set(step, microbatch)
             # Starts from the buffers that the first forward found, and leaves them unchanged.
             try:
                 with in_place(found), computing_in(self._precision, self._device):

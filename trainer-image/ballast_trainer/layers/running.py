@@ -35,5 +35,5 @@ class Running:
         return self.targets_of(self.step)[self.microbatch]
 
 
-RUNNING = Running()
+CURRENT_FORWARD = Running()
 """Of this process, whose ranks compute one forward at a time."""

@@ -15,7 +15,7 @@ class Agreed:
     loss: float
     squared_norm: float
     exchange: bool
-    look: bool
+    check_rebalance: bool
     save: bool
     end: bool
     probes: list[float]
@@ -35,7 +35,7 @@ def figures(
     *,
     stop_votes: int,
     newest_epoch: int,
-    look: bool,
+    check_rebalance: bool,
     save: bool,
     end: bool,
     peak_flops: float,
@@ -47,7 +47,7 @@ def figures(
         loss: this rank's part of the step's loss; None where it has none.
         stop_votes: of this rank for the end of the job; see ``StopSignal.votes``.
         newest_epoch: of the newest plan, on rank 0; 0 on other ranks.
-        look: whether rank 0 wants to look at the partition.
+        check_rebalance: whether rank 0 wants to look at the partition.
         save: whether rank 0 wants a checkpoint.
         end: whether this rank's callback has asked for the end of the job.
         peak_flops: this rank's, by its data sheet.
@@ -65,7 +65,7 @@ def figures(
         share * loss if loss is not None else 0.0,
         squared_norm_once(training.world, training.layers) / training.copies,
         float(training.straggler_mitigation.wants_exchange),
-        float(look),
+        float(check_rebalance),
         peak_flops,
         float(save),
         float(end),
@@ -86,7 +86,7 @@ def agreed_values(training: TrainingState, summed: list[float]) -> Agreed:
         loss=summed[2] / training.loss_scale.value,
         squared_norm=summed[3],
         exchange=summed[4] > 0,
-        look=summed[5] > 0,
+        check_rebalance=summed[5] > 0,
         peak_flops=summed[6],
         save=summed[7] > 0,
         end=summed[8] > 0,

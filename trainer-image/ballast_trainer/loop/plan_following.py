@@ -17,11 +17,11 @@ from ballast_policies.planning.stages import partition_of, stages_over, usable_s
 
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.joining import ANSWER_SECONDS, call_new_ranks, new_ranks_ready
-from ballast_trainer.loop.looking import Looks
 from ballast_trainer.loop.memory import LayerSizes
 from ballast_trainer.loop.migrate import MigrationFailed
 from ballast_trainer.loop.progress import stages_as_json
 from ballast_trainer.loop.rank_zero import RankZeroReporter, SessionOutcome
+from ballast_trainer.loop.rebalance_monitor import RebalanceMonitor
 from ballast_trainer.loop.replanning import (
     best_stages,
     layer_sizes,
@@ -68,7 +68,7 @@ class PlanFollower:
         self._refused_epoch = 0
         self._unanswered = (0, 0.0)
         """The growth whose new ranks did not answer, and until when they are not called again."""
-        self.looks = Looks(training, rank_zero.progress)
+        self.monitor = RebalanceMonitor(training, rank_zero.progress)
         self._refused_cuts: set[tuple[Stage, ...]] = set()
 
     def watch_peers(self) -> None:
@@ -210,7 +210,7 @@ class PlanFollower:
         training.overhead.deciding += decide_ms / 1000
         progress.look_seconds = decide_ms / 1000
         if decision is None or not decision.rebalance:
-            self.looks.looked(moved_from=None)
+            self.monitor.checked(moved_from=None)
             return
         stages = stages_over(decision.partition, training.placement(training.world.size))
         before = progress.imbalance()
@@ -220,11 +220,11 @@ class PlanFollower:
         except MigrationFailed as error:
             logger.warning("rebalance at step %d failed: %s", training.step, error)
             self._note_refused(error, stages)
-            self.looks.looked(moved_from=None)
+            self.monitor.checked(moved_from=None)
             return
         if reverts:
-            self.looks.reverted(old)
-        self.looks.looked(moved_from=None if reverts else old, measured=measured)
+            self.monitor.reverted(old)
+        self.monitor.checked(moved_from=None if reverts else old, measured=measured)
         training.overhead.moving += reshaped.pause_ms / 1000
         progress.rebalanced(before, reshaped.pause_ms)
         self._rank_zero.migrated(reshaped)
@@ -258,12 +258,12 @@ class PlanFollower:
     def _move_seconds(self) -> float | None:
         """What a move costs, in the seconds in which layers are measured; None before the first."""
         taken = self._rank_zero.progress.move_seconds
-        return None if taken is None else taken / self.looks.stretch()
+        return None if taken is None else taken / self.monitor.stretch()
 
     def _decided(self, sizes: LayerSizes, links: Sequence[float] | None) -> RebalanceDecision | None:
         """Rank 0's decision: the balancer's, or back where the last move measured worse."""
         training = self._training
-        back = self.looks.reverts_to()
+        back = self.monitor.reverts_to()
         if back is not None:
             return revert(partition_of(training.stages), partition_of(back))
         decided = rebalance_decision(training, sizes, move_seconds=self._move_seconds(), link_seconds=links)
@@ -272,7 +272,7 @@ class PlanFollower:
         stages = stages_over(decided.partition, training.placement(training.world.size))
         if stages in self._refused_cuts:
             return None
-        if self.looks.was_worse(stages):
+        if self.monitor.was_worse(stages):
             logger.info("step %d: %s measured worse before: not tried again", training.step, stages)
             return None
         return decided

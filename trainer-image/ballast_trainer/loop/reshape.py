@@ -125,12 +125,12 @@ def _move_and_try(
     """
     before = training.layers.indices()
     if not all(map(is_built_in, training.dynamics)):
-        # A user's own change may look at the optimizers when layers conform.
+        # A user's own change may look at the optimizers when layers arrive.
         overlap = ()
     migration = migrate(training.world, training.layers, moves, overlap=overlap, watch=watch)
-    training.conform()
+    training.apply_dynamics()
     try:
-        boundaries = training.tried(stages, positions, in_force=in_force, joined=joined)
+        boundaries = training.probe_partition(stages, positions, in_force=in_force, joined=joined)
     except TrialFailed as error:
         training.layers.drop(set(training.layers.indices()).difference(before))
         raise CutRefused(f"these stages cannot run, all stays as it was: {error}") from error
@@ -243,13 +243,14 @@ def _take_over(
 def _shared(training: TrainingState) -> tuple[Any, ...]:
     """What every rank has alike and a new one has to be told."""
     own = training.step, training.checkpoint_step, training.save_again_at, training.loss_scale.state
-    return *own, training.known_cuts
+    return *own, training.partition_cache
 
 
 def enter_grown(training: TrainingState, world: World) -> None:
     """A new rank's side of :func:`grow`: get step and partition from rank 0, receive layers."""
     shared, old_stages, training.stages = world.from_rank_0(None)
-    training.step, training.checkpoint_step, training.save_again_at, loss_scale, training.known_cuts = shared
+    training.step, training.checkpoint_step, training.save_again_at, loss_scale, cache = shared
+    training.partition_cache = cache
     training.loss_scale.restore(loss_scale)
     _, boundaries = _take_over(training, old_stages, Stopwatch())
     training.rebuild(boundaries)

@@ -126,7 +126,7 @@ class Session:
             self._saver.load(manifest)
             self._end.resume()
         training.send_tied_weights()
-        training.conform()
+        training.apply_dynamics()
         for dynamic in training.dynamics:
             dynamic.resumed(training.step, training.layers, training.world)
         training.rebuild()
@@ -230,7 +230,7 @@ class Session:
             training.rank_speeds.add(agreed.probes)
         fields = self._progress.step_done(agreed.loss, done.seconds, agreed.peak_flops)
         self._rank_zero.reporter.step(**fields)
-        self._plan_follower.looks.step_done()
+        self._plan_follower.monitor.step_done()
         self._rank_zero.report()
 
     def _agree(self, loss: float | None) -> Agreed:
@@ -243,7 +243,7 @@ class Session:
             loss,
             stop_votes=self._stop_votes(),
             newest_epoch=self._plan_follower.newest_epoch(),
-            look=self._plan_follower.looks.due(),
+            check_rebalance=self._plan_follower.monitor.due(),
             end=self._end.requested,
             save=self._saver.wanted(),
             peak_flops=self._progress.own_peak_flops,
@@ -273,11 +273,13 @@ class Session:
         if outcome is not None or self._end.early is not None:
             return outcome
         told = agreed if training.world.size == ranks else None
-        look = told is not None and told.look
+        check_rebalance = told is not None and told.check_rebalance
         every = config.rebalance.every_steps
         if every is None and self._asynchronous is not None:
             every = REBALANCE_EVERY
-        if config.rebalance.enabled and (look or (every is not None and training.step % every == 0)):
+        if config.rebalance.enabled and (
+            check_rebalance or (every is not None and training.step % every == 0)
+        ):
             self._plan_follower.rebalance()
         if config.repack.enabled and training.step % config.repack.every_steps == 0:
             self._plan_follower.propose_repack()

@@ -20,14 +20,14 @@ from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import LossScale
-from ballast_trainer.layers.running import RUNNING
+from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.layers.tied_messages import gather_gradients, send_weights
 from ballast_trainer.models.loss_weights import weighted, weights_of
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor.drains import steps_between_drains
 from ballast_trainer.pipeline.gradients import average_over_replicas
-from ballast_trainer.pipeline.known_cuts import KnownCuts
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
+from ballast_trainer.pipeline.partition_cache import PartitionCache
 from ballast_trainer.pipeline.stages import Boundaries, Pipeline, PipelineBuilder
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import LayerCosts, Profile
@@ -67,7 +67,7 @@ class TrainingState:
         loss_scale: the factor on the loss; 1 unless the precision is fp16.
         balance: straggler mitigation of this rank's tensor group.
         rank_speeds: how fast the pipeline positions are, apart from what their layers cost.
-        known_cuts: what trials have shown of the layers; the same on every rank.
+        partition_cache: what trials have shown of the layers; the same on every rank.
         exchange_due: some rank wants its tensor group to exchange times before the next step.
         overhead: seconds spent on rebalancing.
     """
@@ -92,7 +92,7 @@ class TrainingState:
     straggler_mitigation: StragglerMitigation = dataclasses.field(init=False)
     exchange_due: bool = False
     rank_speeds: RankSpeeds = dataclasses.field(default_factory=RankSpeeds)
-    known_cuts: KnownCuts = dataclasses.field(default_factory=KnownCuts)
+    partition_cache: PartitionCache = dataclasses.field(default_factory=PartitionCache)
     _probe: SpeedProbe | None = None
     _met: Axis | None = None
     _targets: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
@@ -102,7 +102,7 @@ class TrainingState:
     def __post_init__(self) -> None:
         # A tensor group compares how long its ranks are busy.
         self.meter.always_busy = self.config.parallelism.tensor > 1
-        RUNNING.targets_of = self.targets_of
+        CURRENT_FORWARD.targets_of = self.targets_of
         if self.config.training.dataloader_num_workers > 0:
             self._ahead = ReadAhead(
                 self._read,
@@ -143,7 +143,7 @@ class TrainingState:
             seconds[self.world.position] = self._probe.seconds()
         return seconds
 
-    def conform(self) -> None:
+    def apply_dynamics(self) -> None:
         """Apply the changes of the dynamic cases up to this step to all layers held."""
         for dynamic in self.dynamics:
             dynamic.conform(self.step, self.layers)
@@ -160,13 +160,13 @@ class TrainingState:
         if self.frozen_outputs is not None:
             self.frozen_outputs.keep_only(frozen_layers(self.layers))
         if boundaries is None:
-            self.known_cuts.forget()
+            self.partition_cache.forget()
         builder = self._builder(self.stages, self.world.positions)
-        self.pipeline = builder.build(self.tried(self.stages) if boundaries is None else boundaries)
+        self.pipeline = builder.build(self.probe_partition(self.stages) if boundaries is None else boundaries)
         self._met = self.world.pipeline
         self.meter.start_step(self.step)
 
-    def tried(
+    def probe_partition(
         self,
         stages: tuple[Stage, ...],
         positions: int | None = None,
@@ -190,8 +190,8 @@ class TrainingState:
             return ()
         self.meter.start_step(self.step)
         builder = self._builder(stages, positions or self.world.positions)
-        return builder.tried(
-            self.batch, self.world.gather, known=self.known_cuts, in_force=in_force, joined=joined
+        return builder.probe_partition(
+            self.batch, self.world.gather, known=self.partition_cache, in_force=in_force, joined=joined
         )
 
     def _builder(self, stages: tuple[Stage, ...], positions: int) -> PipelineBuilder:
@@ -275,11 +275,11 @@ class TrainingState:
     def _loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The loss of the microbatch whose forward has just ended, weighted by its targets."""
         value = self.loss_scale.scaled(self.model.loss)(output, target)
-        if RUNNING.microbatch is None or self.model.loss_weight is None:
+        if CURRENT_FORWARD.microbatch is None or self.model.loss_weight is None:
             return value
-        if RUNNING.step not in self._factors:
-            self.batch_of(RUNNING.step)
-        return weighted(value, output, self._factors[RUNNING.step][RUNNING.microbatch])
+        if CURRENT_FORWARD.step not in self._factors:
+            self.batch_of(CURRENT_FORWARD.step)
+        return weighted(value, output, self._factors[CURRENT_FORWARD.step][CURRENT_FORWARD.microbatch])
 
     def complete_gradients(self) -> None:
         """Average over the replicas, and sum those of tied weights on the ranks that own them; collective."""

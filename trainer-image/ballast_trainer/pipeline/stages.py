@@ -21,8 +21,8 @@ from ballast_trainer.layers.layer_stack import LayerStack, own_storage
 from ballast_trainer.pipeline.executor.boundaries import Boundary
 from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline, ExecutedPipeline
 from ballast_trainer.pipeline.executor.split_backward import backward_in_halves as executor_halves
-from ballast_trainer.pipeline.known_cuts import KnownCuts
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
+from ballast_trainer.pipeline.partition_cache import PartitionCache
 from ballast_trainer.pipeline.torch_pipeline import backward_in_halves, build_torch_pipeline
 from ballast_trainer.pipeline.trial import BackwardTrial, Trial
 from ballast_trainer.profiling.meter import Meter
@@ -172,12 +172,12 @@ class PipelineBuilder:
                 stack.exit = functools.partial(scatter, axis=self.tensor) if number < last else None
         return held
 
-    def tried(
+    def probe_partition(
         self,
         batch: Batch | Callable[[], Batch],
         everywhere: Callable[[Any], list[Any]] | None = None,
         *,
-        known: KnownCuts | None = None,
+        known: PartitionCache | None = None,
         in_force: Sequence[Stage] | None = None,
         joined: Collection[int] = (),
     ) -> Boundaries:
@@ -196,7 +196,7 @@ class PipelineBuilder:
         """
         line = self.line or Axis(ranks=tuple(range(self.schedule.ranks)), index=self.rank)
         gathered = everywhere or line.gather_objects
-        known = KnownCuts() if known is None else known
+        known = PartitionCache() if known is None else known
         boundaries = None if in_force is None or self._sends_parts else known.boundaries(self.stages)
         runs = self.independent_layers or known.all_ran(self.stages)
         sure = runs and self.layers.device.type == "cpu"

@@ -23,7 +23,7 @@ from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.buffers import copies_of, in_place
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.pipeline.executor.boundaries import Boundary
-from ballast_trainer.pipeline.known_cuts import Findings
+from ballast_trainer.pipeline.partition_cache import Findings
 from ballast_trainer.seeding import host_seeded
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -65,7 +65,7 @@ def _worth(lost: float, now: float, min_gain: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Waiting:
+class CheckTimer:
     """What has been lost since the last look.
 
     Attributes:
@@ -76,13 +76,13 @@ class Waiting:
     lost: float = 0.0
     in_vain: int = 0
 
-    def after_step(self, lost: float) -> "Waiting":
+    def after_step(self, lost: float) -> "CheckTimer":
         """A step is done that lost this many seconds."""
         return dataclasses.replace(self, lost=self.lost + lost)
 
-    def after_look(self, *, moved: bool) -> "Waiting":
+    def after_look(self, *, moved: bool) -> "CheckTimer":
         """The partition was looked at; where nothing moved, the next look waits for twice the loss."""
-        return Waiting(in_vain=0 if moved else min(self.in_vain + 1, _LONGEST_BACK_OFF))
+        return CheckTimer(in_vain=0 if moved else min(self.in_vain + 1, _LONGEST_BACK_OFF))
 
     def is_over(self, cost: float) -> bool:
         """Whether it is time to look.

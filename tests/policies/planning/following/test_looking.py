@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from ballast_policies.planning import Partition, RankCapacity, exact_partition, predict_step_seconds
 from ballast_policies.planning.balancers import StagedPipeline
-from ballast_policies.planning.following.looking import Waiting, lost_seconds, measured_worse
+from ballast_policies.planning.following.looking import CheckTimer, lost_seconds, measured_worse
 from ballast_policies.planning.schedules import build_schedule
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,16 +41,16 @@ def test_what_is_lost_is_the_gain_of_the_best_partition(seconds, ranks, microbat
 @pytest.mark.parametrize("lost", [0.001, 0.05, 1.0])
 def test_it_is_time_to_look_when_as_much_is_lost_as_a_move_costs(lost):
     """Slow losses wait long, fast ones hardly; what was lost is never over a step more than the cost."""
-    waiting, cost, total = Waiting(), 0.2, 0.0
+    waiting, cost, total = CheckTimer(), 0.2, 0.0
     while not waiting.is_over(cost):
         waiting, total = waiting.after_step(lost), total + lost
     assert cost <= total <= cost + lost
-    assert not Waiting().is_over(0.0), "without a loss there is nothing to look at"
+    assert not CheckTimer().is_over(0.0), "without a loss there is nothing to look at"
 
 
 def test_looks_in_vain_become_rare():
     """Each waits for twice the loss of the one before, until layers move."""
-    waiting, steps = Waiting(), []
+    waiting, steps = CheckTimer(), []
     for _ in range(4):
         count = 0
         while not waiting.is_over(1.0):
@@ -58,7 +58,7 @@ def test_looks_in_vain_become_rare():
         steps.append(count)
         waiting = waiting.after_look(moved=False)
     assert steps == [2, 4, 8, 16]
-    assert waiting.after_look(moved=True) == Waiting()
+    assert waiting.after_look(moved=True) == CheckTimer()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ class Findings:
     stateful: Mapping[int, tuple[str, ...]]
 
 
-class KnownCuts:
+class PartitionCache:
     """The cuts that have run, and what each layer would send to another stage."""
 
     def __init__(self) -> None:

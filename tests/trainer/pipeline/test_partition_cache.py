@@ -10,8 +10,8 @@ from ballast_policies.contract.job import TrainingConfig
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.pipeline.executor.boundaries import Boundary
-from ballast_trainer.pipeline.known_cuts import Findings, KnownCuts
 from ballast_trainer.pipeline.layout import ScheduleRequest
+from ballast_trainer.pipeline.partition_cache import Findings, PartitionCache
 from ballast_trainer.pipeline.stages import PipelineBuilder
 from ballast_trainer.pipeline.trial import TrialFailed
 from ballast_trainer.profiling.meter import Meter
@@ -34,12 +34,12 @@ class Job:
         self.model = build_gpt(layers=LAYERS, dim=8, heads=2, context=4)
         self.layers = LayerSet(self.model, TrainingConfig(), torch.device("cpu"), lambda _, module: module)
         self.layers.hold(self.layers.make(index) for index in range(LAYERS))
-        self.known = KnownCuts()
+        self.known = PartitionCache()
         self.forwards = collections.Counter()
         for layer in self.layers:
             layer.module.register_forward_hook(lambda *_, index=layer.index: self.forwards.update([index]))
 
-    def tried(self, bounds, *, rank=0, in_force=None, known=None, independent=False, joined=()):
+    def probe_partition(self, bounds, *, rank=0, in_force=None, known=None, independent=False, joined=()):
         """The boundaries, and the layers that ran."""
         self.forwards.clear()
         stages = stages_at(bounds)
@@ -52,7 +52,7 @@ class Job:
             loss=self.model.loss,
             independent_layers=independent,
         )
-        boundaries = builder.tried(
+        boundaries = builder.probe_partition(
             self.model.batch(0, 0, 4),
             lambda value: [value],
             known=self.known if known is None else known,
@@ -63,7 +63,7 @@ class Job:
 
     def learn(self, *cuts):
         """A trial of the whole model finds all outputs; partitions at ``cuts`` are said to have run."""
-        self.tried((0, LAYERS))
+        self.probe_partition((0, LAYERS))
         for bounds in cuts:
             self.known.add(stages_at(bounds), [])
 
@@ -74,7 +74,7 @@ def test_a_new_stage_runs_once_and_the_others_do_not(rank, ran):
     job = Job()
     job.learn(BEFORE)
     gradients = [parameter.grad for parameter in job.layers.parameters()]
-    boundaries, forwards = job.tried(AFTER, rank=rank, in_force=BEFORE)
+    boundaries, forwards = job.probe_partition(AFTER, rank=rank, in_force=BEFORE)
     assert forwards == ran
     assert [boundary.shape for boundary in boundaries] == [(1, 4, 8), (1, 4, 8)]
     assert [parameter.grad for parameter in job.layers.parameters()] == gradients
@@ -85,7 +85,7 @@ def test_where_every_cut_has_run_nothing_runs_again(rank):
     """Also for stages that are new: each cut has separated all layers before it from all behind it."""
     job = Job()
     job.learn((0, 2, 4, 6), (0, 1, 5, 6))
-    boundaries, forwards = job.tried((0, 2, 5, 6), rank=rank, in_force=(0, 2, 4, 6))
+    boundaries, forwards = job.probe_partition((0, 2, 5, 6), rank=rank, in_force=(0, 2, 4, 6))
     assert forwards == []
     assert len(boundaries) == 2
 
@@ -94,10 +94,10 @@ def test_independent_layers_move_without_a_trial():
     """What they send is known from the first one; layers that may read one another's leavings are tried."""
     job = Job()
     job.learn(BEFORE)
-    boundaries, forwards = job.tried(AFTER, rank=1, in_force=BEFORE, independent=True)
+    boundaries, forwards = job.probe_partition(AFTER, rank=1, in_force=BEFORE, independent=True)
     assert forwards == []
     assert [boundary.shape for boundary in boundaries] == [(1, 4, 8), (1, 4, 8)]
-    _, forwards = job.tried(AFTER, rank=1, in_force=BEFORE)
+    _, forwards = job.probe_partition(AFTER, rank=1, in_force=BEFORE)
     assert forwards == [2, 3, 4]
 
 
@@ -107,7 +107,7 @@ def test_ranks_that_join_try_their_stages(rank, ran, independent):
     """Side by side, also where every cut has run or layers are independent; what they send is known."""
     job = Job()
     job.learn((0, 2, 4, 6))
-    boundaries, forwards = job.tried(
+    boundaries, forwards = job.probe_partition(
         (0, 2, 4, 6), rank=rank, in_force=(0, 2, 6), joined={1, 2}, independent=independent
     )
     assert forwards == ran
@@ -118,7 +118,7 @@ def test_fewer_ranks_take_over_without_a_trial():
     """Ranks 0 and 2 stay: each cut was one before, and what they send is known."""
     job = Job()
     job.learn((0, 2, 4, 6))
-    boundaries, forwards = job.tried((0, 4, 6), in_force=(0, 2, 4, 6))
+    boundaries, forwards = job.probe_partition((0, 4, 6), in_force=(0, 2, 4, 6))
     assert forwards == []
     assert [boundary.shape for boundary in boundaries] == [(1, 4, 8)]
 
@@ -133,10 +133,10 @@ def test_a_new_stage_that_cannot_run_is_refused():
 
     handle = job.layers[4].module.register_forward_pre_hook(refuse)
     with pytest.raises(TrialFailed, match="layer 0 is not in this process"):
-        job.tried(AFTER, rank=1, in_force=BEFORE)
+        job.probe_partition(AFTER, rank=1, in_force=BEFORE)
     assert not job.known.all_ran(stages_at(AFTER))
     handle.remove()
-    job.tried(AFTER, rank=1, in_force=BEFORE)
+    job.probe_partition(AFTER, rank=1, in_force=BEFORE)
     assert job.known.all_ran(stages_at(AFTER))
 
 
@@ -146,7 +146,7 @@ def test_a_stage_that_sends_something_else_than_before_is_refused():
     job.learn(BEFORE)
     job.layers[4].module.register_forward_hook(lambda module, given, output: output.double())
     with pytest.raises(TrialFailed, match="stage 1 sends"):
-        job.tried(AFTER, rank=1, in_force=BEFORE)
+        job.probe_partition(AFTER, rank=1, in_force=BEFORE)
 
 
 def test_a_refusal_of_another_rank_reaches_this_one():
@@ -163,7 +163,7 @@ def test_a_refusal_of_another_rank_reaches_this_one():
     )
     refused = ("no memory", Findings({}, {}))
     with pytest.raises(TrialFailed, match="rank 1: no memory"):
-        builder.tried(
+        builder.probe_partition(
             job.model.batch(0, 0, 4),
             lambda value: [value, refused],
             known=job.known,
@@ -173,7 +173,7 @@ def test_a_refusal_of_another_rank_reaches_this_one():
 
 def test_cuts_between_stages_of_one_rank_separate_nothing():
     """Both stages were in one process: as stages of two ranks they are tried."""
-    known = KnownCuts()
+    known = PartitionCache()
     known.add(stages_at((0, 2, 4, 6), ranks=(0, 1, 0)), [])
     assert not known.all_ran(stages_at((0, 2, 4, 6)))
     known.add(stages_at((0, 2, 4, 6)), [])
@@ -183,7 +183,7 @@ def test_cuts_between_stages_of_one_rank_separate_nothing():
 
 def test_what_is_forgotten_is_tried_again():
     """Layers that changed may send something else."""
-    known = KnownCuts()
+    known = PartitionCache()
     sent = Boundary(shape=(1, 4, 8), dtype=torch.float32, requires_grad=True)
     known.add(stages_at(BEFORE), [Findings({1: sent}, {}), Findings({3: sent}, {})])
     assert known.boundaries(stages_at(BEFORE)) == (sent, sent)
@@ -195,7 +195,7 @@ def test_what_is_forgotten_is_tried_again():
 
 def test_modules_with_state_are_known_on_the_rank_that_receives_them():
     """Recomputation and replicas need to know them; the receiver need not run the layer for it."""
-    known, layers = KnownCuts(), Job().layers
+    known, layers = PartitionCache(), Job().layers
     module = layers[2].module
     name = next(name for name, _ in module.named_modules() if name)
     known.add(stages_at(BEFORE), [Findings({}, {2: (name,)}), Findings({}, {})])

@@ -5,7 +5,7 @@ import statistics
 
 from ballast_policies.contract import Stage
 from ballast_policies.planning import PlanningError, predict_step_seconds
-from ballast_policies.planning.following.looking import Waiting, lost_seconds, measured_worse
+from ballast_policies.planning.following.looking import CheckTimer, lost_seconds, measured_worse
 from ballast_policies.planning.stages import partition_of
 
 from ballast_trainer.loop.progress import ProgressTracker
@@ -36,13 +36,13 @@ class _Moved:
     ratios: tuple[float, ...]
 
 
-class Looks:
-    """When to look; decided by rank 0, told to the others with the next step's sum."""
+class RebalanceMonitor:
+    """Times at which rank 0 looks at the partition, told to the others with the next step's sum."""
 
     def __init__(self, training: TrainingState, progress: ProgressTracker) -> None:
         self._training = training
         self._progress = progress
-        self._waiting = Waiting()
+        self._waiting = CheckTimer()
         self._moved: _Moved | None = None
         self._reverted: dict[tuple[Stage, ...], tuple[float, ...]] = {}
         self._lost_by: tuple[tuple[Stage, ...], LayerCosts, float] | None = None
@@ -64,7 +64,7 @@ class Looks:
             return False
         return self.reverts_to() is not None or self._waiting.is_over(self._cost())
 
-    def looked(self, *, moved_from: tuple[Stage, ...] | None, measured: tuple[float, ...] = ()) -> None:
+    def checked(self, *, moved_from: tuple[Stage, ...] | None, measured: tuple[float, ...] = ()) -> None:
         """The partition was looked at.
 
         Args:
