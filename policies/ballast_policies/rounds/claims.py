@@ -23,7 +23,7 @@ from typing import Self
 
 import numpy as np
 
-from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
 
 SHARE_EPSILON = 1e-6
@@ -166,31 +166,19 @@ class OrderedClaims:
     received_fraction: Mapping[tuple[str, str], float]
 
 
-def ordered_claims(
-    jobs: Sequence[Job],
-    pools: Pools,
-    shares: Mapping[str, Mapping[str, float]],
-    *,
-    now: float,
-    valid: Mapping[str, Placement],
-    state: RoundState,
-    settings: RoundSettings,
-) -> OrderedClaims:
-    """The claims of ``jobs`` on ``pools`` by priority (dissertation section 5.5).
+def ordered_claims(question: Question, pools: Pools, valid: Mapping[str, Placement]) -> OrderedClaims:
+    """The claims of the jobs on ``pools`` by priority (dissertation section 5.5).
 
     Ties go to the larger share, the job that has run least, the faster type, the earlier job, the pool it
     runs in, and the pool where one node holds the whole gang.
 
     Args:
-        jobs: in order of arrival.
+        question: with the jobs in order of arrival, their shares, and the time promised and received so far.
         pools: of the cluster.
-        shares: job -> column -> fraction of time.
-        now: seconds, on the clock of the state's times.
         valid: job -> placement, of running jobs that could continue where they are.
-        state: time promised and received so far.
-        settings: of the rounds.
     """
-    elapsed = _elapsed(now, state, settings)
+    jobs, shares, state, settings = question.jobs, question.shares, question.state, question.settings
+    elapsed = _elapsed(question.now, state, settings)
     rows = []
     received_fraction = {}
     for index, job in enumerate(jobs):
@@ -264,16 +252,13 @@ class Groups:
     per_pod: Mapping[int, int]
 
     @classmethod
-    def of(
-        cls,
-        jobs: Sequence[Job],
-        nodes: Sequence[Node],
-        pools: Pools,
-        valid: Mapping[str, Placement],
-        not_tolerated: Mapping[str, frozenset[str]],
-        gpus_per_pod: Mapping[str, int],
-    ) -> Self | None:
-        """The groups; None where every job tolerates every node, so that pools are enough."""
+    def of(cls, question: Question, pools: Pools, valid: Mapping[str, Placement]) -> Self | None:
+        """The groups; None where every job tolerates every node, so that pools are enough.
+
+        ``valid``: job -> placement, of running jobs that could continue where they are.
+        """
+        jobs, nodes = question.jobs, question.nodes
+        not_tolerated, gpus_per_pod = question.not_tolerated, question.gpus_per_pod
         present = {node.group for node in nodes if node.gpus > 0}
         closed = frozenset(node.group for node in nodes if node.gpus > 0 and node.closed)
         barred = {

@@ -78,11 +78,8 @@ class _Pairs:
         )
         placements = dict(decided.placements)
         self._keep_nodes(placements)
-        first_on = {node: name for name, at in placements.items() if (node := self.shared.on(at))}
-        taken = {node for at in placements.values() for node in at.nodes}
-        beside, ended = dict[str, str](), dict[str, str]()
-        self._continue(placements, first_on, taken, beside, ended, staying, frozen=frozen)
-        self._begin(placements, first_on, beside, decided)
+        beside, ended = self._continue(placements, staying, frozen=frozen)
+        self._begin(placements, beside, decided)
         return self._draft(decided, placements, beside, ended)
 
     def _must_stay(self, name: str) -> bool:
@@ -113,16 +110,20 @@ class _Pairs:
     def _continue(
         self,
         placements: dict[str, Placement],
-        first_on: dict[str, str],
-        taken: set[str],
-        beside: dict[str, str],
-        ended: dict[str, str],
         staying: set[str],
         *,
         frozen: bool,
-    ) -> None:
-        """Those of a pair that were given no GPU stay beside the first job of theirs, if that suits."""
-        occupied = set[str]()
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Those of a pair that were given no GPU stay beside the first job of theirs, if that suits.
+
+        Returns:
+            (job -> the first one beside which it stays, job that does not stay -> why).
+        """
+        beside, ended, occupied = dict[str, str](), dict[str, str](), set[str]()
+        first_on, taken = (
+            self._first_jobs(placements),
+            {node for at in placements.values() for node in at.nodes},
+        )
         for second, first in self.seconds.items():
             pair = (first, second)
             for name in pair:
@@ -147,11 +148,15 @@ class _Pairs:
                     occupied.add(node)
                 else:
                     ended[name] = self._why_not(name, holder, node, was.gpu_type)
+        return beside, ended
+
+    def _first_jobs(self, placements: Mapping[str, Placement]) -> dict[str, str]:
+        """Node whose GPU may be shared -> the job that was given it."""
+        return {node: name for name, at in placements.items() if (node := self.shared.on(at))}
 
     def _begin(
         self,
         placements: Mapping[str, Placement],
-        first_on: Mapping[str, str],
         beside: dict[str, str],
         decided: Draft,
     ) -> None:
@@ -159,7 +164,7 @@ class _Pairs:
         occupied = set(beside.values())
         alone = {
             node: first
-            for node, first in first_on.items()
+            for node, first in self._first_jobs(placements).items()
             if first not in occupied and first in self.shared.jobs and not self.nodes[node].closed
         }
         waiting = [

@@ -32,28 +32,23 @@ from ballast_policies.rounds.hysteresis import (
     within_min_run,
 )
 from ballast_policies.rounds.ledger import Ledger
-from ballast_policies.rounds.packing import assign_nodes, filled
+from ballast_policies.rounds.packing import assign_nodes, pack
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Placement
 
 
 def grant_gpus(question: Question) -> Draft:
     """The round of gangs of one size, each on one pool, granted by priority."""
-    pools = Pools.of(question.nodes, question.columns)
-    jobs, now, state, settings = question.jobs, question.now, question.state, question.settings
-    valid = valid_placements(
-        {job.name: job for job in jobs}, {node.name: node for node in question.nodes}, state
-    )
+    pools, valid = Pools.of(question.nodes, question.columns), valid_placements(question)
+    state, settings = question.state, question.settings
     claimed = _Claimed(
         question=question,
-        jobs={job.name: job for job in jobs},
-        names=tuple(job.name for job in jobs),
+        jobs={job.name: job for job in question.jobs},
+        names=tuple(job.name for job in question.jobs),
         pools=pools,
         valid=valid,
-        groups=Groups.of(jobs, question.nodes, pools, valid, question.not_tolerated, question.gpus_per_pod),
-        ordered=ordered_claims(
-            jobs, pools, question.shares, now=now, valid=valid, state=state, settings=settings
-        ),
+        groups=Groups.of(question, pools, valid),
+        ordered=ordered_claims(question, pools, valid),
     )
     pinned = within_min_run(question, valid)
     limit = moves_left(question)
@@ -125,17 +120,44 @@ def _grant(
     if len(placements) < len(wanted):
         # The pods of some gang find no node with as many GPUs: the more urgent one chooses first.
         ledger = Ledger(question.nodes)
-        placements = filled(
-            assign_nodes(wanted, ledger, valid, by_name, question.gpus_per_pod, by_urgency=True),
-            claims.take(open_),
-            names,
-            pools.names,
-            ledger,
-            valid,
-            gpus_per_pod=question.gpus_per_pod,
-            not_tolerated=question.not_tolerated,
-        )
+        placements = assign_nodes(wanted, ledger, valid, by_name, question.gpus_per_pod, by_urgency=True)
+        _fill(placements, claimed, claims.take(open_), ledger)
     return placements, kept_for
+
+
+def _fill(placements: dict[str, Placement], claimed: _Claimed, claims: Claims, ledger: Ledger) -> None:
+    """Add gangs that fit on what the placements leave free.
+
+    Claims are granted by the GPUs of a pool; where a gang that was granted some finds no nodes for its pods,
+    they are free for those after it.
+    """
+    question, names, pools = claimed.question, claimed.names, claimed.pools.names
+    members = {
+        pool: [node for node in ledger.pools[pool] if not node.closed and ledger.left[node.name] > 0]
+        for pool in pools
+    }
+    without_room: set[tuple[str, int, int, frozenset[str]]] = set()
+    for job, column, gpus in zip(
+        claims.job.tolist(), claims.column.tolist(), claims.gpus.tolist(), strict=True
+    ):
+        name, pool = names[job], pools[column]
+        barred, per_pod = question.not_tolerated.get(name, frozenset()), question.gpus_per_pod.get(name, 1)
+        alike = (pool, gpus, per_pod, barred)
+        if name in placements:
+            continue
+        now = claimed.valid.get(name)
+        if now is not None and now.pool == pool and ledger.grant(now.nodes):
+            placements[name] = now
+            continue
+        if alike in without_room:
+            continue
+        usable = [node for node in members[pool] if node.taints not in barred]
+        chosen = pack(gpus, usable, ledger.left, per_pod)
+        if chosen is None:
+            without_room.add(alike)
+            continue
+        ledger.take(chosen)
+        placements[name] = Placement(gpu_type=usable[0].gpu_type, pool=pool, nodes=chosen)
 
 
 def _draft(

@@ -4,12 +4,11 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.claims import Claims
 from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.packing import in_its_pools
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Node, Placement, RoundState
+from ballast_policies.rounds.values import Placement, RoundState
 
 HOUR = 3600.0
 
@@ -81,14 +80,13 @@ def reserved_columns(claims: Claims, granted: np.ndarray, unhindered: np.ndarray
     return closed
 
 
-def valid_placements(
-    jobs: Mapping[str, Job], nodes: Mapping[str, Node], state: RoundState
-) -> dict[str, Placement]:
+def valid_placements(question: Question) -> dict[str, Placement]:
     """Running gangs that could continue where they are: same size and pool, usable type, nodes large enough.
 
-    Where a node has lost GPUs, the gangs that began first stay. ``nodes``: by name.
+    Where a node has lost GPUs, the gangs that began first stay.
     """
-    ledger = Ledger(nodes.values())
+    state, jobs = question.state, {job.name: job for job in question.jobs}
+    ledger = Ledger(question.nodes)
     valid = {}
     for name in sorted(state.running, key=lambda name: (state.running_since.get(name, 0.0), name)):
         placement, job = state.running[name], jobs.get(name)
@@ -98,6 +96,6 @@ def valid_placements(
             or job.throughput.get(placement.gpu_type, 0.0) <= 0
         ):
             continue
-        if in_its_pools(placement, nodes) and ledger.grant(placement.nodes):
+        if in_its_pools(placement, ledger.nodes) and ledger.grant(placement.nodes):
             valid[name] = placement
     return valid

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ballast_policies.rounds.claims import Claims
 from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.values import Node, Placement
 
@@ -109,60 +108,3 @@ def in_its_pools(placement: Placement, nodes: Mapping[str, Node]) -> bool:
         for pool, names in placement.nodes_by_pool.items()
         for name in set(names)
     )
-
-
-def filled(
-    placements: Mapping[str, Placement],
-    claims: Claims,
-    names: Sequence[str],
-    pools: Sequence[str],
-    ledger: Ledger,
-    running: Mapping[str, Placement],
-    *,
-    gpus_per_pod: Mapping[str, int],
-    not_tolerated: Mapping[str, frozenset[str]],
-) -> dict[str, Placement]:
-    """The placements, and those of gangs that fit on what these leave free.
-
-    Claims are granted by the GPUs of a pool; where a gang that was granted some finds no nodes for its pods,
-    they are free for those after it.
-
-    Args:
-        placements: job -> where it runs.
-        claims: that may be granted, the most urgent first.
-        names: job index -> name.
-        pools: pool index -> name.
-        ledger: what the placements leave; the gangs take their GPUs there.
-        running: job -> where it could continue; it keeps these nodes where they are free.
-        gpus_per_pod: job -> GPUs of each of its pods, where it is not 1.
-        not_tolerated: job -> taints of nodes on which it must not be started.
-    """
-    found = dict(placements)
-    free = ledger.left
-    members = {
-        pool: [node for node in ledger.pools[pool] if not node.closed and free[node.name] > 0]
-        for pool in pools
-    }
-    without_room: set[tuple[str, int, int, frozenset[str]]] = set()
-    for job, column, gpus in zip(
-        claims.job.tolist(), claims.column.tolist(), claims.gpus.tolist(), strict=True
-    ):
-        name, pool = names[job], pools[column]
-        barred, per_pod = not_tolerated.get(name, frozenset()), gpus_per_pod.get(name, 1)
-        alike = (pool, gpus, per_pod, barred)
-        if name in found:
-            continue
-        now = running.get(name)
-        if now is not None and now.pool == pool and ledger.grant(now.nodes):
-            found[name] = now
-            continue
-        if alike in without_room:
-            continue
-        usable = [node for node in members[pool] if node.taints not in barred]
-        chosen = pack(gpus, usable, free, per_pod)
-        if chosen is None:
-            without_room.add(alike)
-            continue
-        ledger.take(chosen)
-        found[name] = Placement(gpu_type=usable[0].gpu_type, pool=pool, nodes=chosen)
-    return found
