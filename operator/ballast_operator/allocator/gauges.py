@@ -14,7 +14,7 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.report.team_costs import team_costs
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
-from ballast_operator.views.sharing.gpus import once_a_gpu
+from ballast_operator.views.shared_gpus import once_a_gpu
 
 
 def set_gauges(

@@ -1,11 +1,15 @@
-"""What every object of a job carries: its name, labels, and the job as owner."""
+"""Objects of a job beside its pods: each carries its labels and the job as owner."""
 
+import math
 from typing import Any
 
-from ballast_policies.contract import JOB_LABEL
+from ballast_policies.contract import CONFIG_KEY, JOB_LABEL, PLAN_KEY, Plan, lease_name, plan_config_map_name
 
-from ballast_operator.kube.kinds import JOB, Kind
-from ballast_operator.views.job import JobView
+from ballast_operator.api.rbac import trainer_rules
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Kind
+from ballast_operator.views.clock import Time, show_micro
+from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, JobView
+from ballast_operator.views.spec import JobSpec
 
 MANAGED_BY = {"app.kubernetes.io/managed-by": "ballast-operator"}
 
@@ -32,3 +36,39 @@ def owned(view: JobView, kind: Kind, name: str, **content: Any) -> dict[str, Any
         },
         **content,
     }
+
+
+def trainer_account(job: str) -> str:
+    """Name of the service account, the role and the binding of a job's pods."""
+    return f"{job}-trainer"
+
+
+def access_objects(view: JobView) -> tuple[tuple[Kind, dict[str, Any]], ...]:
+    """Service account, role and binding: read the job's plan, renew the job's lease, nothing else."""
+    name = trainer_account(view.name)
+    rules = trainer_rules(view.name)
+    role_ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": ROLE.kind, "name": name}
+    subject = {"kind": SERVICE_ACCOUNT.kind, "name": name, "namespace": view.key[0]}
+    return (
+        (SERVICE_ACCOUNT, owned(view, SERVICE_ACCOUNT, name)),
+        (ROLE, owned(view, ROLE, name, rules=rules)),
+        (ROLE_BINDING, owned(view, ROLE_BINDING, name, roleRef=role_ref, subjects=[subject])),
+    )
+
+
+def plan_object(
+    view: JobView, spec: JobSpec, plan: Plan, *, now: Time, resource_version: str | None
+) -> dict[str, Any]:
+    """The ConfigMap with ``plan``; refused by the API server where ``resource_version`` is not the newest."""
+    data = {PLAN_KEY: plan.to_json(), CONFIG_KEY: spec.config.to_json()}
+    body = owned(view, CONFIG_MAP, plan_config_map_name(view.name), data=data)
+    body["metadata"]["annotations"] = {PLAN_WRITTEN_ANNOTATION: show_micro(now)}
+    if resource_version is not None:
+        body["metadata"]["resourceVersion"] = resource_version
+    return body
+
+
+def lease_object(view: JobView, heartbeat_seconds: float) -> dict[str, Any]:
+    """The lease that says how long it lasts; all else of it belongs to the trainer."""
+    duration = max(1, math.ceil(heartbeat_seconds))
+    return owned(view, LEASE, lease_name(view.name), spec={"leaseDurationSeconds": duration})

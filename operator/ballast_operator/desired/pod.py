@@ -17,10 +17,8 @@ from ballast_policies.contract import (
 )
 
 from ballast_operator.api.job_allocation import JobAllocation, is_coming
-from ballast_operator.desired.access import trainer_account
-from ballast_operator.desired.owned import owned
+from ballast_operator.desired.owned import owned, trainer_account
 from ballast_operator.desired.pod_security import restricted
-from ballast_operator.desired.shared_memory import with_shared_memory
 from ballast_operator.kube.kinds import POD
 from ballast_operator.views.job import JobView
 from ballast_operator.views.notices import seconds_to_save
@@ -180,3 +178,23 @@ def _trainer(
     # A process that ends without a message of its own is explained by the last lines of its log.
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     return container
+
+
+SHARED_MEMORY_PATH = "/dev/shm"
+VOLUME = "ballast-shared-memory"
+MEBIBYTES_PER_RANK = 1024
+"""Limit of the volume, for each rank of the pod."""
+
+
+def with_shared_memory(content: dict[str, Any], container: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """The container with the volume mounted, which is added to the pod's spec ``content``.
+
+    Unchanged where the template mounts something there, or has a volume of this name.
+    """
+    mounts, volumes = list(container.get("volumeMounts") or []), list(content.get("volumes") or [])
+    mounted = {str(mount.get("mountPath", "")).rstrip("/") for mount in mounts}
+    if SHARED_MEMORY_PATH in mounted or VOLUME in {volume.get("name") for volume in volumes}:
+        return container
+    empty = {"medium": "Memory", "sizeLimit": f"{ranks * MEBIBYTES_PER_RANK}Mi"}
+    content["volumes"] = [*volumes, {"name": VOLUME, "emptyDir": empty}]
+    return {**container, "volumeMounts": [*mounts, {"name": VOLUME, "mountPath": SHARED_MEMORY_PATH}]}

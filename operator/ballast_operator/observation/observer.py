@@ -14,12 +14,32 @@ from ballast_operator.kube.ownership import controlled_by
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.findings import Findings
 from ballast_operator.observation.gpu_holders import GpuHolders
-from ballast_operator.views.clock import parse
+from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, JobView
-from ballast_operator.views.known_plan import KnownPlan
 from ballast_operator.views.lease import LeaseReader, LeaseView
 from ballast_operator.views.nodes import NodeView, read_node
 from ballast_operator.views.pod import PodView, read_pod
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KnownPlan:
+    """A job's newest plan.
+
+    Attributes:
+        job_uid: of which job of this name.
+        written: when.
+        config: the trainer's configuration beside it, as JSON.
+        version: uid and resourceVersion of the ConfigMap that it was read from.
+        intact: whether the ConfigMap still has it.
+    """
+
+    job_uid: str
+    plan: Plan
+    written: Time
+    config: str
+    version: str
+    intact: bool = True
+
 
 logger = logging.getLogger(__name__)
 

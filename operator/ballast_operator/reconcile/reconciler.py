@@ -38,16 +38,19 @@ from ballast_operator.observation.status_changes import (
     status_content,
 )
 from ballast_operator.reconcile.actions import carry_out_all, together
-from ballast_operator.reconcile.new_nodes import not_reached, older_nodes
 from ballast_operator.reconcile.pod_checks import PodChecks
-from ballast_operator.reconcile.room import why_no_room
-from ballast_operator.reconcile.sharing import jobs_to_requeue, on_the_same_gpu
+from ballast_operator.reconcile.surroundings import (
+    jobs_to_requeue,
+    not_reached,
+    older_nodes,
+    on_the_same_gpu,
+    why_no_room,
+)
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import StepResult
 from ballast_operator.steps.decide import decide, lacks_right, refused
-from ballast_operator.views.assignment import AssignmentBoard
+from ballast_operator.views.assignment import AssignmentBoard, GangPools
 from ballast_operator.views.clock import Time, now
-from ballast_operator.views.gang_pools import GangPools
 from ballast_operator.views.job import JobView
 
 PROGRESS_WRITES_PER_SECOND = 20.0

@@ -12,12 +12,11 @@ from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.desired.pod import NewNode
 from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.settings import JobSettings
-from ballast_operator.views.assignment import Advice, Assignment, PoolInfo
+from ballast_operator.views.assignment import UNKNOWN_POOLS, Advice, Assignment, GangPools, PoolInfo
 from ballast_operator.views.clock import Time
-from ballast_operator.views.gang_pools import UNKNOWN_POOLS, GangPools
 from ballast_operator.views.hold import Hold
 from ballast_operator.views.job import JobView
-from ballast_operator.views.sharing.sharer import Sharer
+from ballast_operator.views.shared_gpus import Sharer
 from ballast_operator.views.spec import JobSpec
 
 

@@ -25,11 +25,10 @@ from ballast_operator.steps.messages import with_refused_messages
 from ballast_operator.steps.shrinking import with_leaving_nodes
 from ballast_operator.steps.stopping import begin_termination
 from ballast_operator.steps.take_step import take_step
-from ballast_operator.views.assignment import Assignment, AssignmentAction
+from ballast_operator.views.assignment import UNKNOWN_POOLS, Assignment, AssignmentAction, GangPools
 from ballast_operator.views.clock import Time
-from ballast_operator.views.gang_pools import UNKNOWN_POOLS, GangPools
 from ballast_operator.views.job import JobView
-from ballast_operator.views.sharing.sharer import Sharer
+from ballast_operator.views.shared_gpus import Sharer
 
 LACKS_RIGHT_SECONDS = 10.0
 """Pause before a request that the operator has no right to is tried again."""

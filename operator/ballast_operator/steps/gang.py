@@ -9,8 +9,7 @@ from ballast_policies.protocol.observed import Deadline
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_operator.desired.access import access_objects
-from ballast_operator.desired.lease import lease_object
+from ballast_operator.desired.owned import access_objects, lease_object
 from ballast_operator.desired.pod import pod_object
 from ballast_operator.desired.script import rendezvous_object, script_environment
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE

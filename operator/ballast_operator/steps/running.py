@@ -8,7 +8,16 @@ from ballast_policies.contract import Directive, Report
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import Progress, Rebalancing, TrainingJobStatus
-from ballast_operator.steps.context import ReconcileContext, seconds_since, with_condition
+from ballast_operator.desired.owned import access_objects, lease_object
+from ballast_operator.kube.kinds import LEASE
+from ballast_operator.steps.context import (
+    Action,
+    Apply,
+    ReconcileContext,
+    WritePlan,
+    seconds_since,
+    with_condition,
+)
 from ballast_operator.steps.costs.accounting import accrue_cost, accrue_isolated_time, accrue_lost_steps
 from ballast_operator.steps.messages import with_reporting
 
@@ -128,3 +137,20 @@ def next_look(context: ReconcileContext) -> float:
     if view.launched_plan is not None and view.launched_plan.directive is not Directive.RUN:
         return settings.heartbeat_seconds
     return max(1.0, settings.start_seconds - seconds_since(context, view.plan_written))
+
+
+LOOK_SECONDS = 15.0
+"""How often a gang that trains is looked at, whatever it tells."""
+
+
+def missing_objects(context: ReconcileContext) -> tuple[Action, ...]:
+    """Lease and plan where they are gone; the service account and its role where the trainer is silent."""
+    view = context.view
+    actions: list[Action] = []
+    if view.lease is None:
+        actions.append(Apply(LEASE, lease_object(view, context.settings.heartbeat_seconds)))
+    elif view.listens and view.lease.quiet_seconds >= max(LOOK_SECONDS, 2 * context.settings.renew_seconds):
+        actions += [Apply(kind, body) for kind, body in access_objects(view)]
+    if not view.plan_intact:
+        actions.append(WritePlan(context.plan))
+    return tuple(actions)

@@ -44,8 +44,7 @@ from ballast_operator.steps.growing import (
 )
 from ballast_operator.steps.losses import changed_rate, with_failures
 from ballast_operator.steps.observed import observed, seconds_left
-from ballast_operator.steps.put_back import LOOK_SECONDS, missing_objects
-from ballast_operator.steps.running import next_look, track_progress
+from ballast_operator.steps.running import LOOK_SECONDS, missing_objects, next_look, track_progress
 from ballast_operator.steps.shrinking import record_shrink, refuse_proposal, write_shrink
 from ballast_operator.steps.stopping import (
     ask_to_save,

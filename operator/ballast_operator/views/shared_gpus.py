@@ -1,33 +1,102 @@
-"""Nodes whose GPUs are offered to several pods at once, by the labels of NVIDIA's GPU feature discovery.
+"""GPUs that two jobs share (``nodePools[].sharing``): nodes that suit, and who is on a GPU as well."""
 
-With time slicing or MPS the device plugin offers each GPU as several replicas
-(https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-sharing.html). To Kubernetes each of
-them looks like a GPU.
-"""
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 
-from collections.abc import Mapping
+from ballast_policies.contract import JOB_LABEL
+from ballast_policies.gpus.shared import one_for_each_gpu
 
-REPLICAS = "nvidia.com/gpu.replicas"
-"""Replicas of each GPU; 1: whole GPUs."""
+from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.kube.kinds import Key, Object, job_id
+from ballast_operator.views.clock import Time
+from ballast_operator.views.nodes import (
+    REPLICAS,
+    STRATEGY,
+    NodeView,
+    foreign_use,
+    is_ours,
+    own_use,
+    shared_gpus,
+)
 
-STRATEGY = "nvidia.com/gpu.sharing-strategy"
-"""``none``, ``time-slicing`` or ``mps``."""
 
-PRODUCT = "nvidia.com/gpu.product"
-SHARED_SUFFIX = "-SHARED"
-"""Of the product where GPUs are shared under the name of whole ones."""
+def once_a_gpu(allocations: Iterable[JobAllocation]) -> list[JobAllocation]:
+    """The allocations without the second of two on one GPU.
 
-
-def shared_gpus(labels: Mapping[str, str]) -> str:
-    """How the node's GPUs are shared, as text; empty: they are whole, or the node does not say.
-
-    A gang must not be started there: the plugin may give two of its ranks the same GPU, which NCCL refuses
-    (https://github.com/NVIDIA/nccl/issues/418), and speed, memory and cost would be those of a part of a GPU.
+    The first is one that pays, if there is one: the other's pod has ended, or its node is still to come.
     """
-    replicas, strategy = labels.get(REPLICAS, "1"), labels.get(STRATEGY, "none")
-    several = replicas.isdecimal() and int(replicas) > 1
-    if not several and strategy in ("", "none") and not labels.get(PRODUCT, "").endswith(SHARED_SUFFIX):
-        return ""
-    how = f"by {strategy}" if strategy not in ("", "none") else "by other pods"
-    count = f", {replicas} replicas of each" if several else ""
-    return f"its GPUs are shared {how}{count}, and ranks need whole GPUs"
+    paying_first = sorted(allocations, key=lambda held: not held.pays)
+    return one_for_each_gpu(
+        paying_first, lambda held: held.nodes[0] if held.shared_gpu is not None and held.nodes else ""
+    )
+
+
+JOBS_PER_GPU = 2
+"""Jobs on a GPU, at most."""
+
+TIME_SLICING = ("", "time-slicing")
+"""Values of the label of the strategy; an old feature discovery has none."""
+
+
+def as_shared(node: NodeView, resource: str) -> NodeView:
+    """The node in a pool with sharing: open, unless it is closed for another reason or does not suit."""
+    closed = "" if node.closed == shared_gpus(node.labels) else node.closed
+    return dataclasses.replace(node, closed=closed or why_not_shared(node, resource))
+
+
+def why_not_shared(node: NodeView, resource: str) -> str:
+    """Why two jobs cannot share a GPU of the node, as text; empty: they can.
+
+    Only on a node with one GPU is it certain that two pods are on the same one: the device plugin chooses.
+    """
+    replicas, strategy = node.labels.get(REPLICAS, ""), node.labels.get(STRATEGY, "")
+    if replicas != str(JOBS_PER_GPU):
+        found = f"is {replicas}" if replicas else "is missing"
+        return f"its pool shares GPUs, and its label {REPLICAS} {found} in place of {JOBS_PER_GPU}"
+    if strategy not in TIME_SLICING:
+        return f"its pool shares GPUs by time slicing, and its label {STRATEGY} is {strategy}"
+    if node.gpus(resource) != JOBS_PER_GPU:
+        offered = node.gpus(resource)
+        return (
+            f"its pool shares GPUs, which needs nodes of one GPU each: it offers {offered} of {resource} "
+            f"in place of {JOBS_PER_GPU}"
+        )
+    return ""
+
+
+def taken_by_others(
+    pods: Iterable[Object], allocations: Mapping[Key, JobAllocation], resource: str, *, but: Collection[Key]
+) -> Counter[str]:
+    """Node -> replicas that pods hold, or launches count on, of other jobs than ``but`` and of no job."""
+    pods = [pod for pod in pods if not is_ours(pod) or _job_of(pod) not in but]
+    held = {key: gang for key, gang in allocations.items() if key not in but}
+    return foreign_use(pods, resource) + own_use(pods, held, resource, but=("", ""))
+
+
+def _job_of(pod: Object) -> Key:
+    return pod["metadata"].get("namespace", ""), pod["metadata"]["labels"][JOB_LABEL]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sharer:
+    """A job that is on the GPU as well.
+
+    Attributes:
+        job: namespace/name.
+        since: since when.
+    """
+
+    job: str
+    since: Time
+
+
+def sharer_of(key: Key, node: str, allocations: Mapping[Key, JobAllocation]) -> Sharer | None:
+    """Who is on the GPU of ``node`` besides the job ``key``; None: it is alone.
+
+    ``allocations``: of jobs with GPUs of the node.
+    """
+    for other, held in sorted(allocations.items()):
+        if other != key and held.shared_gpu is not None and node in held.nodes and held.pays:
+            return Sharer(job=job_id(other), since=held.since)
+    return None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ballast_operator.api.rbac import Rule, trainer_rules
-from ballast_operator.desired.access import access_objects
+from ballast_operator.desired.owned import access_objects
 from ballast_operator.install import OPERATOR_NAME, install_objects
 from ballast_operator.local_operator import apply_objects
 from ballast_operator.views.job import JobView

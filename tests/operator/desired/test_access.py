@@ -1,6 +1,6 @@
 """The rights of a job's pods."""
 
-from ballast_operator.desired.access import access_objects
+from ballast_operator.desired.owned import access_objects
 from ballast_operator.desired.pod import pod_object
 from ballast_policies.contract import lease_name, plan_config_map_name
 

@@ -1,6 +1,6 @@
 """The Lease that rank 0 renews."""
 
-from ballast_operator.desired.lease import lease_object
+from ballast_operator.desired.owned import lease_object
 from ballast_policies.contract import lease_name
 
 from tests.operator.steps.contexts import a_running_view

@@ -2,7 +2,7 @@
 
 import datetime
 
-from ballast_operator.desired.plan import plan_object
+from ballast_operator.desired.owned import plan_object
 from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Plan
 from ballast_policies.contract.job import JobConfig
 

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 from ballast_operator.api.job_allocation import AllocationPart
 from ballast_operator.steps.losses import failures_per_hour
-from ballast_operator.views.assignment import PoolInfo
-from ballast_operator.views.gang_pools import GangPools
+from ballast_operator.views.assignment import GangPools, PoolInfo
 
 from tests.operator.steps.contexts import PODS, a_context, a_running_view
 from tests.operator.views.builders import a_plan

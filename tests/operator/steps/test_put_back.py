@@ -5,7 +5,7 @@ import dataclasses
 from ballast_operator.kube.kinds import LEASE, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import Apply, WritePlan
-from ballast_operator.steps.put_back import LOOK_SECONDS, missing_objects
+from ballast_operator.steps.running import LOOK_SECONDS, missing_objects
 from ballast_policies.contract import Ack
 
 from tests.operator.steps.contexts import LeaseView, a_context, a_running_view

@@ -1,7 +1,7 @@
 """Nodes that offer each GPU several times, by their labels."""
 
 import pytest
-from ballast_operator.views.shared_gpus import shared_gpus
+from ballast_operator.views.nodes import shared_gpus
 
 REPLICAS, STRATEGY = "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy"
 PRODUCT = "nvidia.com/gpu.product"

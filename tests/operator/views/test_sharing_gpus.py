@@ -3,7 +3,7 @@
 import datetime
 
 from ballast_operator.api.job_allocation import JobAllocation, SharedGpu
-from ballast_operator.views.sharing.gpus import once_a_gpu
+from ballast_operator.views.shared_gpus import once_a_gpu
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 

@@ -2,7 +2,7 @@
 
 import pytest
 from ballast_operator.views.nodes import read_node
-from ballast_operator.views.sharing.pools import as_shared
+from ballast_operator.views.shared_gpus import as_shared
 
 GPU, COUNT = "nvidia.com/gpu", "nvidia.com/gpu.replicas"
 STRATEGY = "nvidia.com/gpu.sharing-strategy"

@@ -20,8 +20,7 @@ from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, foreign_use, zone_of
-from ballast_operator.views.sharing.gpus import once_a_gpu
-from ballast_operator.views.sharing.pools import as_shared, why_not_shared
+from ballast_operator.views.shared_gpus import as_shared, once_a_gpu, why_not_shared
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

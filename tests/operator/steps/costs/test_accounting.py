@@ -4,8 +4,7 @@ import pytest
 from ballast_operator.api.training_job_status import Isolated
 from ballast_operator.steps.context import with_status
 from ballast_operator.steps.costs.accounting import account_suspension, accrue_cost, accrue_isolated_time
-from ballast_operator.views.assignment import PoolInfo
-from ballast_operator.views.gang_pools import GangPools
+from ballast_operator.views.assignment import GangPools, PoolInfo
 
 from tests.operator.steps.contexts import a_context, a_report, after, an_idle_view
 

@@ -4,8 +4,7 @@ import pytest
 from ballast_operator.api.training_job_status import Progress
 from ballast_operator.steps.context import with_status
 from ballast_operator.steps.costs.data import accrue_data, data_cost_per_second
-from ballast_operator.views.assignment import PoolInfo
-from ballast_operator.views.gang_pools import GangPools
+from ballast_operator.views.assignment import GangPools, PoolInfo
 from ballast_policies.prices.egress import GB, NO_DATA_PRICES, DataPrices, JobData
 
 from tests.operator.steps.contexts import a_context

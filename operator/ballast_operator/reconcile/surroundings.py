@@ -1,0 +1,171 @@
+"""Nodes and other jobs around a gang, as a pass finds them: room, nodes that come, jobs on the same GPU."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ballast_policies.rounds import Placement
+
+from ballast_operator.api.job_allocation import JobAllocation, coming_node, is_coming, pool_to_grow
+from ballast_operator.api.training_job_status import TrainingJobStatus
+from ballast_operator.kube.kinds import POD, Key, key_of_job
+from ballast_operator.observation.findings import MOST_AVOIDED
+from ballast_operator.observation.observer import Observer
+from ballast_operator.views.assignment import Assignment, AssignmentAction, GangPools, PoolInfo
+from ballast_operator.views.clock import Time
+from ballast_operator.views.job import JobView
+from ballast_operator.views.nodes import shortage
+from ballast_operator.views.shared_gpus import Sharer, as_shared, sharer_of, taken_by_others
+
+MOST_NODES = 256
+"""Nodes that a pod is kept away from by name."""
+
+
+KARPENTER_PREFIX = "karpenter.sh/"
+"""Of labels on nodes that Karpenter makes."""
+
+
+def older_nodes(
+    observer: Observer, allocation: JobAllocation | None, pools: GangPools
+) -> dict[str, tuple[str, ...]]:
+    """Pool -> its nodes that were there before the gang asked for new ones: they belong to others.
+
+    None where Karpenter makes the pool's nodes: it makes none for a pod that excludes nodes, be it by name
+    ("node selector term with matchFields is not supported") or by the label of their hostnames ("using label
+    kubernetes.io/hostname is not allowed"). There the pods may take what is free on older nodes.
+    """
+    if allocation is None or not allocation.gpus_to_come:
+        return {}
+    since = (allocation.joining_since if allocation.joining else None) or allocation.since
+    older = {
+        name: node.labels
+        for name, node in observer.nodes().items()
+        if node.created is not None and node.created < since.replace(microsecond=0)
+    }
+    return {pool: _of_pool(older, pools.named(pool)) for pool in allocation.pools_to_grow}
+
+
+def _of_pool(nodes: Mapping[str, Mapping[str, str]], pool: PoolInfo) -> tuple[str, ...]:
+    found = {name: labels for name, labels in nodes.items() if pool.node_selector.items() <= labels.items()}
+    if any(
+        key.startswith(KARPENTER_PREFIX) for labels in (pool.node_selector, *found.values()) for key in labels
+    ):
+        return ()
+    return tuple(sorted(found))[:MOST_NODES]
+
+
+def not_reached(view: JobView, allocation: JobAllocation, pools: Mapping[str, PoolInfo]) -> set[str]:
+    """Nodes on which pods of the gang did not run in time; all that could come, where one has not come."""
+    ready = {pod.name for pod in view.gang if pod.ready_for_plan}
+    nodes = {node for pod, node in allocation.node_of.items() if pod not in ready}
+    for name in {pool_to_grow(node) for node in nodes if is_coming(node)}:
+        pool = pools.get(name, PoolInfo())
+        count = min(MOST_AVOIDED, max(pool.max_nodes, len(nodes)))
+        nodes |= {coming_node(name, number) for number in range(count)}
+    return nodes
+
+
+def why_no_room(
+    observer: Observer,
+    view: JobView,
+    assignment: Assignment | None,
+    *,
+    placement: Placement | None,
+    pools: GangPools,
+) -> str:
+    """Why the nodes that the job is to take now cannot hold it yet, as text; empty: they can.
+
+    ``placement``: where it is, or is to be launched. The parts of a gang in several pools ask for the
+    resource of their own.
+    """
+    wanted = _wanted(view, assignment)
+    if not wanted:
+        return ""
+    allocation = view.status.allocation
+    partners = {
+        held.partner for held in (allocation, assignment) if held is not None and held.partner
+    }  # who may be on its GPU as well
+    if placement is None or not placement.parts:
+        return _shortage(observer, view, wanted, pools.first, partners)
+    first = 0
+    for part in placement.parts:
+        here = wanted[first : first + part.gpus]
+        lacking = _shortage(observer, view, here, pools.named(part.pool))
+        if lacking:
+            return lacking
+        first += part.gpus
+    return ""
+
+
+def _wanted(view: JobView, assignment: Assignment | None) -> tuple[str, ...]:
+    """Nodes on which it is to take GPUs now, one for each GPU."""
+    allocation = view.status.allocation
+    if allocation is not None and not view.gang:
+        return allocation.placement.nodes  # written, and nothing of it made
+    if assignment is None:
+        return ()
+    if allocation is not None:
+        return assignment.extra_nodes
+    launches = assignment.action is AssignmentAction.PLACE and assignment.placement is not None
+    return assignment.placement.nodes if launches and assignment.placement is not None else ()
+
+
+def _shortage(
+    observer: Observer, view: JobView, wanted: Sequence[str], pool: PoolInfo, partners: Collection[str] = ()
+) -> str:
+    """Only what is on these nodes is looked at."""
+    names = set(wanted)
+    allocations = observer.gpu_holders.on_nodes(names)
+    listed = {id(pod): pod for pod in observer.pods_on(names)}
+    for key, gang in allocations.items():  # one that was bound elsewhere counts there
+        for pod_name in gang.pods:
+            pod = observer.caches[POD].get((key[0], pod_name))
+            if pod is not None:
+                listed[id(pod)] = pod
+    known = {name: node for name in names if (node := observer.node(name)) is not None}
+    if pool.shares:
+        known = {name: as_shared(node, pool.gpu_resource) for name, node in known.items()}
+        pods = listed.values()
+        taken = taken_by_others(
+            pods, allocations, pool.gpu_resource, but={view.key, *map(key_of_job, partners)}
+        )
+        for name in sorted(names):
+            if taken[name]:
+                return f"another job is still on the GPU of node {name}"
+    return shortage(
+        wanted,
+        key=view.key,
+        nodes=known,
+        pods=listed.values(),
+        allocations=allocations,
+        resource=pool.gpu_resource,
+        tolerations=view.spec.tolerations if view.spec is not None else (),
+    )
+
+
+def on_the_same_gpu(
+    observer: Observer, view: JobView, assignment: Assignment | None
+) -> tuple[Sharer | None, Time | None]:
+    """(who is on its GPU as well, or would be at its launch; when its last partner left a GPU)."""
+    allocation = view.status.allocation
+    if allocation is not None:
+        node = allocation.nodes[0] if allocation.shared_gpu is not None and allocation.nodes else ""
+    else:
+        launches = assignment is not None and assignment.action is AssignmentAction.PLACE
+        placement = assignment.placement if assignment is not None and assignment.may_share else None
+        node = placement.nodes[0] if launches and placement is not None else ""
+    if not node:
+        return None, None
+    partner = allocation.partner if allocation is not None else ""
+    last = observer.status(key_of_job(partner)) if partner else None
+    sharer = sharer_of(view.key, node, observer.gpu_holders.allocations_on([node]))
+    return sharer, last.gpu_left_at if last is not None else None
+
+
+def jobs_to_requeue(old: TrainingJobStatus, new: TrainingJobStatus) -> set[Key]:
+    """Jobs that share, or have shared, the job's GPU, if it has come to the GPU or left it."""
+    before, after = old.allocation, new.allocation
+    if (before is None or before.shared_gpu is None) and (after is None or after.shared_gpu is None):
+        return set()
+    if (before is not None and before.pays) == (after is not None and after.pays):
+        return set()
+    held = (allocation.partner for allocation in (before, after) if allocation is not None)
+    return {key_of_job(partner) for partner in held if partner}

@@ -1,1 +1,0 @@
-"""GPUs that two jobs may share: the nodes of a pool, and who is on the GPU as well."""
