@@ -28,7 +28,7 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.settings import Settings
 from ballast_operator.tasks import keep_running
-from ballast_operator.term import Term
+from ballast_operator.term import LeaderTerm
 from ballast_operator.waits import WaitReason, Waits
 
 logger = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class Operator:
             if not await self._before_stop(side.start(leadership.acquire())):
                 return
         holding = side.start(leadership.hold())
-        term = Term(
+        term = LeaderTerm(
             cluster,
             informers,
             decoded,

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from ballast_operator.allocator.allocator import Allocator
 from ballast_operator.allocator.costs.clouds.prices import CloudPrices
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
-from ballast_operator.allocator.pace import Pace
 from ballast_operator.allocator.reporting.reporter import PolicyReporter
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solver
+from ballast_operator.allocator.throttle import DecisionThrottle
 from ballast_operator.api.conditions import JobState
 from ballast_operator.errors import OperatorError
 from ballast_operator.kube.client import Cluster
@@ -42,7 +42,7 @@ GAUGE_SECONDS = 5.0
 """How often figures are counted that are not caught as they happen."""
 
 
-class Term:
+class LeaderTerm:
     """The work of a leader, from its election until it stops or loses the lease.
 
     Args:
@@ -74,19 +74,19 @@ class Term:
         self._metrics = metrics
         self._queue: KeyQueue[Key] = KeyQueue(time.monotonic)
         self._writes: deque[float] = deque(maxlen=100_000)
-        board, pace = AssignmentBoard(), Pace(settings.solver.debounce_seconds)
-        self._pace = pace
+        board, throttle = AssignmentBoard(), DecisionThrottle(settings.solver.debounce_seconds)
+        self._throttle = throttle
         self._events = Recorder(cluster, in_background=True)
         self._changes = Changes(
             self._observer,
             board,
             self._queue,
             settings=settings.job,
-            allocate=pace.ask,
-            arrived=pace.arrived,
+            allocate=throttle.request,
+            arrived=throttle.arrived,
         )
         self._reporter = PolicyReporter(cluster, self._caches, self._events, clock=now, in_background=True)
-        self._feeds = PriceFeeds(cluster, lease_namespace, CloudPrices(changed=pace.ask))
+        self._feeds = PriceFeeds(cluster, lease_namespace, CloudPrices(changed=throttle.request))
         self._allocator = Allocator(
             self._observer,
             board,
@@ -98,7 +98,7 @@ class Term:
             store=StateStore(cluster, lease_namespace),
             feeds=self._feeds,
             reporter=self._reporter,
-            pace=pace,
+            throttle=throttle,
         )
         reconciler = Reconciler(
             cluster,
@@ -106,7 +106,7 @@ class Term:
             board,
             settings=settings.job,
             metrics=metrics,
-            allocate=pace.ask,
+            allocate=throttle.request,
             recorder=self._events,
         )
         self._worker = ReconcileWorker(reconciler, metrics=metrics, again=self._changes.again)
@@ -120,7 +120,7 @@ class Term:
         self._informers.leads = True
         await self._informers.refresh()
         self._caches.listen(self._changes.changed)
-        self._pace.ask()
+        self._throttle.request()
         parts: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("allocator", self._allocator.run),
             ("gauges", self._gauges),

@@ -1,7 +1,7 @@
 """Seeded faults cost no job, and what fails is shortened to what makes it fail."""
 
 import pytest
-from ballast_operator.reconcile import room
+from ballast_operator.reconcile import surroundings
 from ballast_policies.protocol import machine
 from ballast_policies.protocol.failures import seen_failure
 from ballast_policies.protocol.observed import Failure
@@ -55,5 +55,5 @@ def test_shortening_keeps_what_fails_only_together(count):
 @pytest.mark.slow
 def test_gpus_over_capacity_are_noticed(monkeypatch):
     """An operator that does not look whether GPUs are free breaks a law of the cluster."""
-    monkeypatch.setattr(room, "shortage", lambda *arguments, **named: "")
+    monkeypatch.setattr(surroundings, "shortage", lambda *arguments, **named: "")
     assert play(sequence(0, 20)).verdict == "overCapacity"

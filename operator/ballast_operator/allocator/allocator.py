@@ -10,13 +10,13 @@ from ballast_operator.allocator.costs.bill import pool_infos, with_regions
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_prices, with_prices
 from ballast_operator.allocator.decider import Decider, MadeDecision, PendingDecision
 from ballast_operator.allocator.gauges import set_cost_gauges, set_gauges
-from ballast_operator.allocator.pace import Pace
 from ballast_operator.allocator.problem.capacity import in_todays_pools
 from ballast_operator.allocator.reporting.policy_status import PolicyReport
 from ballast_operator.allocator.reporting.reporter import Failures, PolicyReporter
 from ballast_operator.allocator.saved_state import SavedState, StateStore
 from ballast_operator.allocator.solving.last_answer import LastAnswer
 from ballast_operator.allocator.solving.solver import Solve, Solver
+from ballast_operator.allocator.throttle import DecisionThrottle
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.policy_conditions import NO_POLICY, PolicyReason
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
@@ -52,7 +52,7 @@ class Allocator:
 
     Attributes:
         decider: what it computes and remembers.
-        pace: when it decides next.
+        throttle: when it decides next.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Allocator:
         store: StateStore | None = None,
         feeds: PriceFeeds,
         reporter: PolicyReporter,
-        pace: Pace | None = None,
+        throttle: DecisionThrottle | None = None,
         clock: Callable[[], Time] = now,
     ) -> None:
         self._observer = observer
@@ -81,7 +81,7 @@ class Allocator:
         self._clock = clock
         self._reporter = reporter
         self.decider = Decider(metrics)
-        self.pace = pace if pace is not None else Pace(settings.debounce_seconds)
+        self.throttle = throttle if throttle is not None else DecisionThrottle(settings.debounce_seconds)
         self._next_round: float | None = None
         self._next_read: float | None = None
         self._next_growth: float | None = None
@@ -103,7 +103,7 @@ class Allocator:
         while True:
             at = self.next_at
             wait = None if at is None else max(0.0, at - self._clock().timestamp())
-            await self.pace.wait(wait)
+            await self.throttle.wait(wait)
             await self.attempt()
 
     async def attempt(self) -> None:
@@ -254,7 +254,7 @@ class Allocator:
         self._publish(made.assignments, jobs, with_regions(pools, snapshot.capacity))
         set_gauges(self._metrics, snapshot, jobs, made.report.round_)
         took_seconds = clock.total("all")
-        self.pace.decided(took_seconds, snapshot, made.report.round_)
+        self.throttle.decided(took_seconds, snapshot, made.report.round_)
         if self.decider.growth_at is not None:
             rest = max(GROWTH_REST_SECONDS, took_seconds)
             self._next_growth = max(self.decider.growth_at, self._clock().timestamp() + rest)

@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class EventToPost:
     """An Event to come: ``type`` is Normal or Warning."""
 
     type: str
@@ -86,11 +86,11 @@ QUIET_AT_FIRST = frozenset(
 """Reasons with which a job's life may begin: the condition says it, thousands of Events would not help."""
 
 
-def flips(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Notice, ...]:
+def flips(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[EventToPost, ...]:
     """A notice for each condition whose truth or reason has changed."""
     before = {condition.type: (condition.status, condition.reason) for condition in old}
     return tuple(
-        Notice(
+        EventToPost(
             type="Warning" if condition.reason in WARNING_REASONS or condition.type == "Failed" else "Normal",
             reason=condition.reason,
             message=f"{condition.type} is {condition.status}: {condition.message}",
@@ -122,7 +122,7 @@ class Recorder:
         self._cluster = cluster
         self._last: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._in_background = in_background
-        self._waiting: deque[tuple[Kind, str, str, str, tuple[Notice, ...]]] = deque(maxlen=MOST_WAITING)
+        self._waiting: deque[tuple[Kind, str, str, str, tuple[EventToPost, ...]]] = deque(maxlen=MOST_WAITING)
         self._arrived = asyncio.Event()
 
     async def run(self) -> None:
@@ -133,7 +133,9 @@ class Recorder:
             while self._waiting:
                 await self._post(*self._waiting.popleft())
 
-    async def post(self, kind: Kind, namespace: str, name: str, uid: str, notices: Iterable[Notice]) -> None:
+    async def post(
+        self, kind: Kind, namespace: str, name: str, uid: str, notices: Iterable[EventToPost]
+    ) -> None:
         """Post notices about one object, leaving out those that repeat the last one of their reason."""
         notices = tuple(notices)
         if not notices:
@@ -146,7 +148,9 @@ class Recorder:
         self._waiting.append((kind, namespace, name, uid, notices))
         self._arrived.set()
 
-    async def _post(self, kind: Kind, namespace: str, name: str, uid: str, notices: Iterable[Notice]) -> None:
+    async def _post(
+        self, kind: Kind, namespace: str, name: str, uid: str, notices: Iterable[EventToPost]
+    ) -> None:
         for notice in notices:
             if self._last.get((uid, notice.reason)) == notice.message:
                 continue

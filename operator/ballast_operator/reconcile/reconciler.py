@@ -26,7 +26,7 @@ from ballast_operator.errors import (
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, LEASE, POD, Key, Object
 from ballast_operator.metrics import Metrics
-from ballast_operator.observation.events import Notice, Recorder, flips
+from ballast_operator.observation.events import EventToPost, Recorder, flips
 from ballast_operator.observation.observer import Observer
 from ballast_operator.observation.status_changes import (
     asks_or_frees,
@@ -40,15 +40,15 @@ from ballast_operator.observation.status_changes import (
 from ballast_operator.reconcile.actions import carry_out_all, together
 from ballast_operator.reconcile.pod_checks import PodChecks
 from ballast_operator.reconcile.surroundings import (
+    capacity_shortfall,
     jobs_to_requeue,
     not_reached,
     older_nodes,
     on_the_same_gpu,
-    why_no_room,
 )
 from ballast_operator.settings import JobSettings
-from ballast_operator.steps.context import StepResult
-from ballast_operator.steps.decide import decide, lacks_right, refused
+from ballast_operator.steps.context import JobCounter, StepResult, Surroundings
+from ballast_operator.steps.decide import decide, rbac_forbidden, refused
 from ballast_operator.views.assignment import AssignmentBoard, GangPools
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView
@@ -97,7 +97,13 @@ class Reconciler:
         self._findings = observer.findings
         self._board = board
         self._settings = settings
-        self._metrics = metrics
+        self._counters = {
+            JobCounter.LAUNCHES: metrics.launches,
+            JobCounter.RESTARTS: metrics.restarts,
+            JobCounter.REPACKS: metrics.repacks,
+            JobCounter.RELEASED_GPUS: metrics.released_gpus,
+            JobCounter.GROWN_GPUS: metrics.grown_gpus,
+        }
         self._allocate = allocate
         self._clock = clock
         self._recorder = recorder if recorder is not None else Recorder(cluster)
@@ -146,7 +152,7 @@ class Reconciler:
                 if result.grants_rights:
                     self._findings.rights_granted(view)
             except Forbidden as error:
-                result = lacks_right(view, str(error), now=self._clock())
+                result = rbac_forbidden(view, str(error), now=self._clock())
             except (Rejected, NameTaken, ServerInternalError) as error:
                 if isinstance(error, ServerInternalError) and not result.makes_pods:
                     raise  # it ends no gang that trains
@@ -209,18 +215,20 @@ class Reconciler:
             view = dataclasses.replace(view, status=view.status.replace(allocation=allocation))
             placement = allocation.placement
         pools = GangPools.of(placement, self._board.newest.pools)
-        lacking = why_no_room(self._observer, view, assignment, placement=placement, pools=pools)
         sharer, partner_left = on_the_same_gpu(self._observer, view, assignment)
-        return decide(
-            view,
-            assignment=assignment,
-            shortage=lacking,
-            now=self._clock(),
-            settings=self._settings,
+        around = Surroundings(
+            shortage=capacity_shortfall(self._observer, view, assignment, placement=placement, pools=pools),
             pools=pools,
             older_nodes=older_nodes(self._observer, allocation, pools),
             sharer=sharer,
             partner_left=partner_left,
+        )
+        return decide(
+            view,
+            assignment=assignment,
+            around=around,
+            now=self._clock(),
+            settings=self._settings,
         )
 
     async def _is_as_observed(self, view: JobView) -> bool:
@@ -262,7 +270,7 @@ class Reconciler:
                 JobReason.STATUS_REFUSED,
                 f"the API server refused a request: {plain(str(error))}",
             )
-        notice = Notice(type="Warning", reason=reason, message=message)
+        notice = EventToPost(type="Warning", reason=reason, message=message)
         try:
             await self._recorder.post(JOB, *key, metadata["uid"], (notice,))
             old = read_job_status(item)
@@ -350,7 +358,7 @@ class Reconciler:
 
     def _count(self, result: StepResult) -> None:
         for name, label, amount in result.metric_increments:
-            metric = getattr(self._metrics, name)
+            metric = self._counters[name]
             (metric.labels(label) if label else metric).inc(amount)
 
     def _forget(self, key: Key) -> None:

@@ -63,7 +63,7 @@ def not_reached(view: JobView, allocation: JobAllocation, pools: Mapping[str, Po
     return nodes
 
 
-def why_no_room(
+def capacity_shortfall(
     observer: Observer,
     view: JobView,
     assignment: Assignment | None,

@@ -1,6 +1,7 @@
-"""What a step reads (:class:`ReconcileContext`) and what it returns (:class:`StepResult`)."""
+"""Values that a step reads (:class:`ReconcileContext`) and returns (:class:`StepResult`)."""
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 
 from ballast_policies.contract import Plan, Proposal
@@ -14,7 +15,7 @@ from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.assignment import UNKNOWN_POOLS, Advice, Assignment, GangPools, PoolInfo
 from ballast_operator.views.clock import Time
-from ballast_operator.views.hold import Hold
+from ballast_operator.views.hold import SuspendCause
 from ballast_operator.views.job import JobView
 from ballast_operator.views.shared_gpus import Sharer
 from ballast_operator.views.spec import JobSpec
@@ -79,6 +80,16 @@ ALLOCATOR_CONDITIONS = frozenset(
 Action = Apply | CreatePod | DeletePod | WritePlan | DeleteJob
 
 
+class JobCounter(enum.StrEnum):
+    """Metrics that a pass adds to."""
+
+    LAUNCHES = "launches"
+    RESTARTS = "restarts"
+    REPACKS = "repacks"
+    RELEASED_GPUS = "released_gpus"
+    GROWN_GPUS = "grown_gpus"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """The result of a pass.
@@ -92,7 +103,7 @@ class StepResult:
         allocate: the allocator has something new to decide on.
         needs_fresh_view: carry it out only if a fresh look at the job's pods and lease shows the same.
         grants_rights: the actions make sure that the launch's pods may report.
-        metric_increments: (metric, label, amount) to add once the status is written.
+        metric_increments: (metric, label or nothing, amount) to add once the status is written.
     """
 
     status: TrainingJobStatus
@@ -103,12 +114,31 @@ class StepResult:
     write_later: bool = False
     needs_fresh_view: bool = False
     grants_rights: bool = False
-    metric_increments: tuple[tuple[str, str, int], ...] = ()
+    metric_increments: tuple[tuple[JobCounter, str, int], ...] = ()
 
     @property
     def makes_pods(self) -> bool:
         """Whether the pass is part of a launch or of a growth."""
         return any(isinstance(action, CreatePod) for action in self.actions)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Nodes, pools and other jobs around a gang, or around the launch that is wanted.
+
+    Attributes:
+        shortage: why the assignment's nodes cannot hold the gang yet, as text; empty: they can.
+        pools: what is known of the pools of the gang.
+        older_nodes: pool -> its nodes that were there before the gang: not those that it waits for.
+        sharer: who is on its GPU as well, or would be at its launch; None: no job.
+        partner_left: when the partner that its allocation names last left a GPU; None: not known.
+    """
+
+    shortage: str = ""
+    pools: GangPools = UNKNOWN_POOLS
+    older_nodes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    sharer: Sharer | None = None
+    partner_left: Time | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,31 +148,23 @@ class ReconcileContext:
     Attributes:
         spec: ``view.spec``, known to be there.
         assignment: the allocator's; None: it has not decided since this operator started.
-        shortage: why the assignment's nodes cannot hold the gang yet, as text; empty: they can.
-        pools: what is known of the pools of the gang.
-        older_nodes: pool -> its nodes that were there before the gang: not those that it waits for.
-        sharer: who is on its GPU as well; None: no job.
-        partner_left: when the partner that its allocation names last left a GPU; None: not known.
+        around: the nodes, pools and other jobs that matter to it.
     """
 
     view: JobView
     spec: JobSpec
     assignment: Assignment | None
-    shortage: str
     now: Time
     settings: JobSettings
-    pools: GangPools = UNKNOWN_POOLS
-    older_nodes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    sharer: Sharer | None = None
-    partner_left: Time | None = None
+    around: Surroundings = dataclasses.field(default_factory=Surroundings)
 
     def price_of(self, pool: str, since: Time, until: Time) -> float:
         """Mean price of a GPU hour of a pool of the gang, from ``since`` to ``until``."""
-        return self.pools.named(pool).mean_price(since, until)
+        return self.around.pools.named(pool).mean_price(since, until)
 
     def pool_of(self, pod: str) -> PoolInfo:
         """What is known of the pool in which the pod is."""
-        return self.pools.named(self.allocation.part_of(pod).pool)
+        return self.around.pools.named(self.allocation.part_of(pod).pool)
 
     def gpu_resource_of(self, pod: str) -> str:
         """The extended resource that the pod asks for: that of its pool."""
@@ -157,7 +179,7 @@ class ReconcileContext:
         """
         allocation = self.view.status.allocation
         waits = () if allocation is None else allocation.pools_to_grow
-        slowest = max((self.pools.named(pool).start_seconds for pool in waits), default=0.0)
+        slowest = max((self.around.pools.named(pool).start_seconds for pool in waits), default=0.0)
         not_ready = [pod for pod in self.view.gang if not pod.ready_for_plan]
         pulls = bool(not_ready) and all(pod.pulling for pod in not_ready)
         limit = self.settings.bind_seconds
@@ -165,11 +187,11 @@ class ReconcileContext:
 
     def new_node_of(self, pod: str) -> NewNode:
         """Where the pod goes, if its node does not exist yet."""
-        older = self.older_nodes.get(self.allocation.part_of(pod).pool, ())
+        older = self.around.older_nodes.get(self.allocation.part_of(pod).pool, ())
         return NewNode(node_selector=self.pool_of(pod).node_selector, not_on=older)
 
     @property
-    def hold(self) -> Hold | None:
+    def hold(self) -> SuspendCause | None:
         """Why the job must hold no GPUs; None: it may."""
         return self.view.hold(self.now)
 

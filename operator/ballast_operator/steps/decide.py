@@ -1,9 +1,7 @@
-"""What a job's pass does: from a view to a result, without side effects."""
+"""A job's pass: from a view to a result, without side effects."""
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
 
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
@@ -14,6 +12,7 @@ from ballast_operator.steps.context import (
     DeletePod,
     ReconcileContext,
     StepResult,
+    Surroundings,
     apply_allocator_conditions,
     with_status,
 )
@@ -25,10 +24,9 @@ from ballast_operator.steps.messages import with_refused_messages
 from ballast_operator.steps.shrinking import with_leaving_nodes
 from ballast_operator.steps.stopping import begin_termination
 from ballast_operator.steps.take_step import take_step
-from ballast_operator.views.assignment import UNKNOWN_POOLS, Assignment, AssignmentAction, GangPools
+from ballast_operator.views.assignment import Assignment, AssignmentAction
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
-from ballast_operator.views.shared_gpus import Sharer
 
 LACKS_RIGHT_SECONDS = 10.0
 """Pause before a request that the operator has no right to is tried again."""
@@ -38,26 +36,18 @@ def decide(
     view: JobView,
     *,
     assignment: Assignment | None,
-    shortage: str,
+    around: Surroundings,
     now: Time,
     settings: JobSettings,
-    pools: GangPools = UNKNOWN_POOLS,
-    older_nodes: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-    sharer: Sharer | None = None,
-    partner_left: Time | None = None,
 ) -> StepResult:
-    """What to do about a job now.
+    """The result of a pass over a job now.
 
     Args:
         view: the job and all that belongs to it.
         assignment: what the allocator wants; None: it has not decided yet.
-        shortage: why the assignment's nodes cannot hold the gang yet, as text; empty: they can.
+        around: the nodes, pools and other jobs that matter to it.
         now: the present.
         settings: deadlines.
-        pools: what is known of the pools of the gang.
-        older_nodes: pool -> its nodes that were there before the gang.
-        sharer: who is on its GPU as well, or would be at its launch; None: no job.
-        partner_left: when the partner that its allocation names last left a GPU; None: not known.
     """
     if view.deleting:
         return StepResult(status=view.status, actions=_last_deletions(view))
@@ -75,13 +65,9 @@ def decide(
         view=view,
         spec=view.spec,
         assignment=assignment,
-        shortage=shortage,
+        around=around,
         now=now,
         settings=settings,
-        pools=pools,
-        older_nodes=older_nodes,
-        sharer=sharer,
-        partner_left=partner_left,
     )
     before = view.status
     if not view.status.finished:
@@ -122,9 +108,7 @@ def refused(view: JobView, error: OperatorError, *, now: Time, settings: JobSett
     allocation = view.status.allocation
     if view.spec is None or allocation is None or allocation.ending is not None:
         return None
-    context = ReconcileContext(
-        view=view, spec=view.spec, assignment=None, shortage="", now=now, settings=settings
-    )
+    context = ReconcileContext(view=view, spec=view.spec, assignment=None, now=now, settings=settings)
     plan = view.launched_plan
     if allocation.joining and plan is not None and plan.rank_of(allocation.joining[0]) is None:
         return give_up_growth(context, str(error))
@@ -140,7 +124,7 @@ def refused(view: JobView, error: OperatorError, *, now: Time, settings: JobSett
     )
 
 
-def lacks_right(view: JobView, message: str, *, now: Time) -> StepResult:
+def rbac_forbidden(view: JobView, message: str, *, now: Time) -> StepResult:
     """The operator's account may not do what the job needs: it waits, and ``backoffLimit`` is not touched.
 
     Nothing of what was decided is written; the same is decided and tried again.

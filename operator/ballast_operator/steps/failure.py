@@ -56,7 +56,9 @@ def why_it_ends(context: ReconcileContext, end: End) -> str:
             why = context.assignment.why if context.assignment is not None else ""
             return why or "the allocator took the GPUs back"
         case Why.GPUS_TAKEN:
-            return f"the GPUs of the launch are not free, and no pod of it was made: {context.shortage}"
+            return (
+                f"the GPUs of the launch are not free, and no pod of it was made: {context.around.shortage}"
+            )
         case Why.NOT_RUNNING_IN_TIME:
             ready, gang = sum(pod.ready_for_plan for pod in view.gang), context.allocation.pods
             return (

@@ -11,6 +11,7 @@ from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.desired.pod import pod_object
 from ballast_operator.steps.context import (
     CreatePod,
+    JobCounter,
     ReconcileContext,
     StepResult,
     WritePlan,
@@ -96,7 +97,7 @@ def record_growth(context: ReconcileContext, gang: Gang) -> StepResult:
         status=status,
         allocate=True,
         requeue_after_seconds=0.0,
-        metric_increments=(("grown_gpus", "", len(allocation.joining) * allocation.gpus_per_pod),),
+        metric_increments=((JobCounter.GROWN_GPUS, "", len(allocation.joining) * allocation.gpus_per_pod),),
     )
 
 

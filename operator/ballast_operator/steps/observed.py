@@ -58,7 +58,7 @@ def observed(context: ReconcileContext) -> Observed:
         fails=hold is not None and hold.fails,
         survivors=view.survivors,
         offer=_offer(context),
-        gpus_free=not context.shortage,
+        gpus_free=not context.around.shortage,
         over=frozenset(deadline for deadline in Deadline if seconds_left(context, deadline) <= 0),
         tries_left=status.counted_restarts <= spec.backoff_limit,
         script=spec.is_script,

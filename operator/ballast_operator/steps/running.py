@@ -143,7 +143,7 @@ LOOK_SECONDS = 15.0
 """How often a gang that trains is looked at, whatever it tells."""
 
 
-def missing_objects(context: ReconcileContext) -> tuple[Action, ...]:
+def recreate_owned_objects(context: ReconcileContext) -> tuple[Action, ...]:
     """Lease and plan where they are gone; the service account and its role where the trainer is silent."""
     view = context.view
     actions: list[Action] = []

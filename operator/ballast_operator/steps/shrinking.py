@@ -7,6 +7,7 @@ from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import JobAllocation, NodesLeaving
 from ballast_operator.api.training_job_status import Repacking, Survivor, TrainingJobStatus
 from ballast_operator.steps.context import (
+    JobCounter,
     ReconcileContext,
     StepResult,
     WritePlan,
@@ -146,8 +147,8 @@ def record_shrink(context: ReconcileContext, move: RecordShrink) -> StepResult:
         allocate=True,
         requeue_after_seconds=0.0,
         metric_increments=(
-            ("repacks", "", 1),
-            ("released_gpus", "", len(released) * shrunk.gpus_per_pod),
+            (JobCounter.REPACKS, "", 1),
+            (JobCounter.RELEASED_GPUS, "", len(released) * shrunk.gpus_per_pod),
         ),
     )
 

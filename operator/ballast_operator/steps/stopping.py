@@ -9,6 +9,7 @@ from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import Ending
 from ballast_operator.api.training_job_status import Progress, TrainingJobStatus
 from ballast_operator.steps.context import (
+    JobCounter,
     ReconcileContext,
     StepResult,
     WritePlan,
@@ -39,11 +40,11 @@ def begin_termination(context: ReconcileContext, cause: Cause, message: str) -> 
     """
     ending = Ending(cause=cause, message=message[:MAX_ENDING_MESSAGE], since=context.now)
     status = context.view.status.replace(allocation=context.allocation.replace(ending=ending))
-    increments: tuple[tuple[str, str, int], ...] = ()
+    increments: tuple[tuple[JobCounter, str, int], ...] = ()
     if cause.is_restart:
         restarts = {**status.restarts, cause.value: status.restarts.get(cause, 0) + 1}
         status = status.replace(restarts=restarts)
-        increments = (("restarts", cause, 1),)
+        increments = ((JobCounter.RESTARTS, cause, 1),)
     if cause.is_restart and not cause.graceful:
         status = status.replace(next_launch_at=context.now + _pause(context, status, cause))
     if cause is Cause.PREEMPTED:

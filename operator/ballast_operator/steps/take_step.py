@@ -44,7 +44,7 @@ from ballast_operator.steps.growing import (
 )
 from ballast_operator.steps.losses import changed_rate, with_failures
 from ballast_operator.steps.observed import observed, seconds_left
-from ballast_operator.steps.running import LOOK_SECONDS, missing_objects, next_look, track_progress
+from ballast_operator.steps.running import LOOK_SECONDS, next_look, recreate_owned_objects, track_progress
 from ballast_operator.steps.shrinking import record_shrink, refuse_proposal, write_shrink
 from ballast_operator.steps.stopping import (
     ask_to_save,
@@ -76,7 +76,7 @@ def take_step(context: ReconcileContext) -> StepResult:
     if decision.state in WITH_PLAN and not isinstance(decision.move, End):
         again = _soon_if_something_ends(seen, again)
         again = min(again, max(LEAST_SECONDS, seconds_left(context, Deadline.NOTICE)))
-        lost = () if isinstance(decision.move, WritePlan) else missing_objects(context)
+        lost = () if isinstance(decision.move, WritePlan) else recreate_owned_objects(context)
         if decision.state is State.TRAINING and isinstance(decision.move, Wait) and not lost:
             lost = changed_rate(context)
     return dataclasses.replace(

@@ -11,7 +11,7 @@ from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import AllocationPart, JobAllocation, SharedGpu
 from ballast_operator.api.training_job_status import Decision, TrainingJobStatus
 from ballast_operator.desired.owned import access_objects
-from ballast_operator.steps.context import Apply, ReconcileContext, StepResult, with_condition
+from ballast_operator.steps.context import Apply, JobCounter, ReconcileContext, StepResult, with_condition
 from ballast_operator.steps.observed import seconds_left
 from ballast_operator.views.assignment import Assignment
 from ballast_operator.views.clock import show
@@ -49,7 +49,7 @@ def wait(context: ReconcileContext, waiting: Wait) -> StepResult:
             status = decided(status, assignment)
             return StepResult(status=_not_admitted(context, status, assignment.reason, assignment.why))
         case WaitFor.FREE_GPUS if assignment is not None:
-            message = f"{assignment.chosen}: {context.shortage}"
+            message = f"{assignment.chosen}: {context.around.shortage}"
             status = decided(status, assignment)
             status = _not_admitted(context, status, JobReason.WAITING_FOR_RELEASED_PODS, message)
             return StepResult(status=status, requeue_after_seconds=LOOK_AGAIN_SECONDS)
@@ -129,7 +129,7 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
         parts=_parts(placement, gang.pods, assignment.part_speeds, context.spec.gpus_per_pod),
         plan_id=assignment.plan_id,
         since=context.now,
-        shared_gpu=SharedGpu(partner=context.sharer.job if context.sharer is not None else "")
+        shared_gpu=SharedGpu(partner=context.around.sharer.job if context.around.sharer is not None else "")
         if assignment.may_share
         else None,
     )
@@ -150,7 +150,7 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
         status=status,
         meanwhile=(Apply(*account),),  # it holds no GPUs
         requeue_after_seconds=0.0,
-        metric_increments=tuple(("launches", part.pool, 1) for part in placement.by_pool),
+        metric_increments=tuple((JobCounter.LAUNCHES, part.pool, 1) for part in placement.by_pool),
     )
 
 

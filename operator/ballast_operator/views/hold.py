@@ -1,4 +1,4 @@
-"""Whether a job must hold no GPUs, by its owner, its budget or its deadline: by values alone."""
+"""Causes for which a job must hold no GPUs: its owner, its budget, its deadline; by values alone."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Hold:
+class SuspendCause:
     """Why a job must hold no GPUs.
 
     Attributes:
@@ -27,16 +27,16 @@ class Hold:
     fails: bool = False
 
 
-def hold(spec: JobSpec, status: TrainingJobStatus, now: Time) -> Hold | None:
+def hold(spec: JobSpec, status: TrainingJobStatus, now: Time) -> SuspendCause | None:
     """Why the job must hold no GPUs; None: it may."""
     if spec.suspend:
-        return Hold(JobReason.SUSPENDED, "spec.suspend is set")
+        return SuspendCause(JobReason.SUSPENDED, "spec.suspend is set")
     if spec.on_budget_exhausted is not OnLimit.CONTINUE and budget_spent(spec, status):
         fails = spec.on_budget_exhausted is OnLimit.FAIL
-        return Hold(JobReason.BUDGET_SPENT, budget_message(spec), fails)
+        return SuspendCause(JobReason.BUDGET_SPENT, budget_message(spec), fails)
     if spec.on_deadline_missed is not OnLimit.CONTINUE and deadline_passed(spec, now):
         fails = spec.on_deadline_missed is OnLimit.FAIL
-        return Hold(JobReason.DEADLINE_MISSED, deadline_message(spec), fails)
+        return SuspendCause(JobReason.DEADLINE_MISSED, deadline_message(spec), fails)
     return None
 
 

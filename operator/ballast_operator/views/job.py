@@ -10,7 +10,7 @@ from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.clock import Time
-from ballast_operator.views.hold import Hold, hold
+from ballast_operator.views.hold import SuspendCause, hold
 from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.pod import PodView
 from ballast_operator.views.spec import JobSpec
@@ -83,7 +83,7 @@ class JobView:
     lacks_account: bool = False
     lost_pool: str = ""
 
-    def hold(self, now: Time) -> Hold | None:
+    def hold(self, now: Time) -> SuspendCause | None:
         """Why the job must hold no GPUs; None: it may."""
         return None if self.spec is None else hold(self.spec, self.status, now)
 

@@ -254,7 +254,7 @@ async def test_an_allocator_that_is_cancelled_as_something_changes_ends():
     allocating = asyncio.create_task(allocator.run())
     for _ in range(3):
         await asyncio.sleep(0)
-    allocator.pace.ask()
+    allocator.throttle.request()
     allocating.cancel()
     done, _ = await asyncio.wait([allocating], timeout=WAIT_SECONDS)
     assert done and allocating.cancelled()

@@ -8,7 +8,7 @@ from ballast_operator.api.cause import Cause
 from ballast_operator.api.job_allocation import Ending
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.settings import JobSettings
-from ballast_operator.steps.context import ReconcileContext, StepResult
+from ballast_operator.steps.context import ReconcileContext, StepResult, Surroundings
 from ballast_operator.views.assignment import Assignment, AssignmentAction
 from ballast_operator.views.job import JobView
 from ballast_operator.views.lease import LeaseView
@@ -36,8 +36,10 @@ def a_context(
     if spec:
         view = dataclasses.replace(view, spec=a_spec(**spec))
     assert view.spec is not None
-    values = {"assignment": None, "shortage": "", "settings": JobSettings(), **changes}
-    return ReconcileContext(view=view, spec=view.spec, now=after(seconds), **values)
+    fields = {field.name for field in dataclasses.fields(Surroundings)}
+    around = Surroundings(**{name: changes.pop(name) for name in fields & changes.keys()})
+    values = {"assignment": None, "settings": JobSettings(), **changes}
+    return ReconcileContext(view=view, spec=view.spec, now=after(seconds), around=around, **values)
 
 
 def a_running_view(*, epoch: int = 1, plan: Any = None, **changes: Any) -> JobView:

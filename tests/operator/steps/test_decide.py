@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from ballast_operator.api.cause import Cause
 from ballast_operator.settings import JobSettings
-from ballast_operator.steps.context import DeletePod, WritePlan
-from ballast_operator.steps.decide import decide, lacks_right, refused
+from ballast_operator.steps.context import DeletePod, Surroundings, WritePlan
+from ballast_operator.steps.decide import decide, rbac_forbidden, refused
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive
 
@@ -27,7 +27,9 @@ from tests.operator.views.builders import a_plan, a_spec
 
 
 def decided(view, *, assignment=None, seconds=1.0):
-    return decide(view, assignment=assignment, shortage="", now=after(seconds), settings=JobSettings())
+    return decide(
+        view, assignment=assignment, around=Surroundings(), now=after(seconds), settings=JobSettings()
+    )
 
 
 def ending(result):
@@ -103,6 +105,6 @@ def test_an_object_that_the_api_server_refuses_ends_the_launch():
 
 def test_a_missing_right_is_waited_for_and_ends_nothing():
     """Running says which right, and what grants it."""
-    result = lacks_right(a_running_view(), "cannot create pods", now=NOW)
+    result = rbac_forbidden(a_running_view(), "cannot create pods", now=NOW)
     assert ending(result) is None and result.requeue_after_seconds == 10.0
     assert "cannot create pods. To fix:" in result.status.condition("Running").message

@@ -31,7 +31,7 @@ from ballast_operator.api.condition import Condition, set_condition
 from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
 from ballast_operator.api.read import unknown_fields
 from ballast_operator.kube.kinds import POLICY, Object
-from ballast_operator.observation.events import Notice, flips
+from ballast_operator.observation.events import EventToPost, flips
 from ballast_operator.observation.status_changes import plain
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
@@ -68,7 +68,7 @@ Verdict = tuple[PolicyCondition, bool, PolicyReason, str]
 
 def policy_status(
     item: Object, report: PolicyReport, *, now: Time
-) -> tuple[dict[str, Any] | None, tuple[Notice, ...]]:
+) -> tuple[dict[str, Any] | None, tuple[EventToPost, ...]]:
     """(the object to apply, or None where nothing worth a write has changed; notices of flips)."""
     old = item.get("status") or {}
     before = api.ClusterPolicyStatus.model_validate({"conditions": old.get("conditions") or []}).conditions

@@ -59,7 +59,7 @@ def paid_spans(context: ReconcileContext, status: TrainingJobStatus) -> tuple[tu
     assert allocation is not None and since is not None
     if allocation.shared_gpu is None or now <= since:
         return ((since, now, 1.0),)
-    partner, sharer, left = allocation.partner, context.sharer, context.partner_left
+    partner, sharer, left = allocation.partner, context.around.sharer, context.around.partner_left
     half = price_part(shared=True)
     if sharer is not None and sharer.job == partner and sharer.since <= since:
         return ((since, now, half),)
@@ -89,7 +89,7 @@ def with_sharer(
         after = after.replace(gpu_left_at=context.now)
     if held is None or held.shared_gpu is None:
         return after
-    partner = context.sharer.job if context.sharer is not None and held.pays else ""
+    partner = context.around.sharer.job if context.around.sharer is not None and held.pays else ""
     if was is None or partner == held.partner:
         return after
     paid = accrue_cost(with_status(context, after), after)

@@ -1,4 +1,4 @@
-"""When the next decision is made: soon where GPUs may wait for it, later where it can only say who waits."""
+"""Times of decisions: soon where GPUs may wait for it, later where it can only say who waits."""
 
 import asyncio
 import enum
@@ -15,7 +15,7 @@ LONGEST_REST_SECONDS = 2.0
 """Between two decisions of which the second was asked for."""
 
 
-class Rest(enum.Enum):
+class Cooldown(enum.Enum):
     """Pause after a decision, as a fraction of the time that it took: time for what it has decided."""
 
     NONE = 0.0
@@ -25,7 +25,7 @@ class Rest(enum.Enum):
     """A new job can only be told why it waits; with thousands of them, decisions take half of the time."""
 
 
-class Pace:
+class DecisionThrottle:
     """Collects what asks for a decision, until it is time for one.
 
     Args:
@@ -38,12 +38,12 @@ class Pace:
         self._clock = clock
         self._asked = asyncio.Event()
         self._gathered_at: float | None = None
-        self._rest = Rest.LONG
+        self._rest = Cooldown.LONG
         self._ended_at = clock()
         self._took_seconds = 0.0
         self._free: Mapping[str, int] = {}
 
-    def ask(self, rest: Rest = Rest.USUAL) -> None:
+    def request(self, rest: Cooldown = Cooldown.USUAL) -> None:
         """Something has changed; the shortest rest of all that ask counts."""
         if self._gathered_at is None:
             self._gathered_at = self._clock() + self._gather_seconds
@@ -52,7 +52,7 @@ class Pace:
 
     def arrived(self, view: JobView) -> None:
         """A new job has come."""
-        self.ask(Rest.NONE if self._may_fit(view) else Rest.LONG)
+        self.request(Cooldown.NONE if self._may_fit(view) else Cooldown.LONG)
 
     def decided(self, took_seconds: float, snapshot: Snapshot, round_: Round | None) -> None:
         """A decision on ``snapshot`` has ended."""
@@ -79,7 +79,7 @@ class Pace:
             except TimeoutError:
                 pass
         self._asked.clear()
-        self._gathered_at, self._rest = None, Rest.LONG
+        self._gathered_at, self._rest = None, Cooldown.LONG
 
     def _due(self, at: float | None) -> float | None:
         if self._gathered_at is None:

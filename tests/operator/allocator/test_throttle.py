@@ -4,7 +4,7 @@ import asyncio
 import types
 
 import pytest
-from ballast_operator.allocator.pace import LONGEST_REST_SECONDS, Pace, Rest
+from ballast_operator.allocator.throttle import LONGEST_REST_SECONDS, Cooldown, DecisionThrottle
 from ballast_policies.rounds import Node, Placement
 
 from tests.operator.steps.contexts import an_idle_view
@@ -25,12 +25,12 @@ class Clock:
 
 def a_pace(clock, *, free=0, took=HOUR):
     """After a decision that took long and has left ``free`` of eight fast GPUs."""
-    pace = Pace(0.0, clock=clock)
+    throttle = DecisionThrottle(0.0, clock=clock)
     node = Node(name="n", gpu_type="fast", pool="fast", gpus=8)
     taken = Placement(gpu_type="fast", pool="fast", nodes=("n",) * (8 - free))
     snapshot = types.SimpleNamespace(capacity=types.SimpleNamespace(nodes=(node,)))
-    pace.decided(took, snapshot, types.SimpleNamespace(placements={"one": taken}))
-    return pace
+    throttle.decided(took, snapshot, types.SimpleNamespace(placements={"one": taken}))
+    return throttle
 
 
 async def turns():
@@ -38,9 +38,9 @@ async def turns():
         await asyncio.sleep(0)
 
 
-async def decides(pace) -> bool:
+async def decides(throttle) -> bool:
     """Whether it is time now."""
-    waiting = asyncio.create_task(pace.wait(None))
+    waiting = asyncio.create_task(throttle.wait(None))
     await turns()
     done = waiting.done()
     waiting.cancel()
@@ -51,33 +51,35 @@ async def decides(pace) -> bool:
 async def test_nothing_is_decided_before_something_asks_for_it():
     """Not even after a long time."""
     clock = Clock()
-    pace = a_pace(clock)
+    throttle = a_pace(clock)
     clock.now = HOUR
-    assert not await decides(pace)
-    pace.ask()
-    assert await decides(pace)
-    assert not await decides(pace)  # what asked has its decision
+    assert not await decides(throttle)
+    throttle.request()
+    assert await decides(throttle)
+    assert not await decides(throttle)  # what asked has its decision
 
 
-@pytest.mark.parametrize(("rest", "at_once"), [(Rest.NONE, True), (Rest.USUAL, False), (Rest.LONG, False)])
+@pytest.mark.parametrize(
+    ("rest", "at_once"), [(Cooldown.NONE, True), (Cooldown.USUAL, False), (Cooldown.LONG, False)]
+)
 async def test_a_decision_follows_another_at_once_only_where_gpus_may_wait_for_it(rest, at_once):
     """The rest is bounded."""
     clock = Clock()
-    pace = a_pace(clock)
-    pace.ask(rest)
-    assert await decides(pace) is at_once
+    throttle = a_pace(clock)
+    throttle.request(rest)
+    assert await decides(throttle) is at_once
     clock.now = LONGEST_REST_SECONDS
-    assert await decides(pace) is not at_once
+    assert await decides(throttle) is not at_once
 
 
 async def test_what_is_urgent_is_not_held_up_by_what_asked_before_it():
     """The wait under way is shortened."""
-    pace = a_pace(Clock())
-    pace.ask(Rest.LONG)
-    waiting = asyncio.create_task(pace.wait(None))
+    throttle = a_pace(Clock())
+    throttle.request(Cooldown.LONG)
+    waiting = asyncio.create_task(throttle.wait(None))
     await turns()
     assert not waiting.done()
-    pace.ask(Rest.NONE)
+    throttle.request(Cooldown.NONE)
     await waiting
 
 
@@ -92,6 +94,6 @@ async def test_what_is_urgent_is_not_held_up_by_what_asked_before_it():
 )
 async def test_a_new_job_is_decided_on_at_once_where_it_may_fit(free, spec, at_once):
     """Thousands that can only be told why they wait share fewer decisions."""
-    pace = a_pace(Clock(), free=free)
-    pace.arrived(an_idle_view(spec=a_spec(**spec)))
-    assert await decides(pace) is at_once
+    throttle = a_pace(Clock(), free=free)
+    throttle.arrived(an_idle_view(spec=a_spec(**spec)))
+    assert await decides(throttle) is at_once
