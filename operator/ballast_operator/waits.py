@@ -1,4 +1,4 @@
-"""What the operator waits for: one record, read by the log, the metric, ``/healthz`` and ``/readyz``.
+"""Waits of the operator: one record, read by the log, the metric, ``/healthz`` and ``/readyz``.
 
 A caller that has to wait calls :meth:`Waits.begin` with what it waits for and how to end the wait, any
 number of times, and :meth:`Waits.end` when the wait is over. A wait that lasts is logged after ten seconds,

@@ -1,1 +1,1 @@
-"""What the cluster holds, read from the caches, and what people are told of it: views and Events."""
+"""Views of the cluster, read from the caches, and Events that people are told of it."""

@@ -1,4 +1,4 @@
-"""Reads the caches into views. Nothing here talks to the API server."""
+"""Views of jobs and nodes, read from the caches. Nothing here talks to the API server."""
 
 import dataclasses
 import logging

@@ -1,4 +1,4 @@
-"""What a new status of a job means: whether it has to be written now, and who has to hear of it."""
+"""Changes of a job's status: which have to be written now, and who has to hear of them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Carries out what a pass has decided, on objects of the job and on no others."""
+"""Actions of a pass, carried out on objects of the job and on no others."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""Whether a job's pods could be made, asked before GPUs are reserved for them.
+"""Tries of a job's pods on the API server, before GPUs are reserved for them.
 
 The API server is asked by a dry run of the first pod: schema, defaults, quotas, Pod Security, webhooks. Jobs
 of a namespace with the same template share one answer, and at most a few are asked at a time: 5,000 jobs

@@ -1,1 +1,1 @@
-"""What the command line shows of a live cluster: read once, turned into a value, rendered elsewhere."""
+"""Reports of the command line on a live cluster: read once, turned into a value, rendered elsewhere."""

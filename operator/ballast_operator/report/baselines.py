@@ -1,4 +1,4 @@
-"""What a job would have cost otherwise: on demand only, and on all GPU types alike."""
+"""Costs that a job would have had otherwise: on demand only, and on all GPU types alike."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

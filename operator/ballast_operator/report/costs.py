@@ -1,4 +1,4 @@
-"""What jobs, teams and pools of a live cluster have cost and will cost: for ``ballast cost``.
+"""Costs of jobs, teams and pools of a live cluster, past and to come: for ``ballast cost``.
 
 The bill of the nodes is the ClusterPolicy's (``status.bill``); what jobs have cost is their own
 (``status.costSoFar``, ``status.poolCosts``). Both are summed up to the same moment, at the GPUs and prices

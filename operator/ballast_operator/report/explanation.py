@@ -1,4 +1,4 @@
-"""Why one job runs where it runs, or waits: for ``ballast explain``."""
+"""Explanation of why a job runs where it runs, or waits: for ``ballast explain``."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What a job holds of each pool, from ``status.allocation`` as JSON."""
+"""GPUs that a job holds of each pool, from ``status.allocation`` as JSON."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What jobs that are deleted by now have paid, from what was written and the jobs that exist."""
+"""Payments of jobs that are deleted by now, from what was written and the jobs that exist."""
 
 import dataclasses
 from typing import Any

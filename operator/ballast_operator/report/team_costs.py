@@ -1,4 +1,4 @@
-"""What the jobs of each team have cost, read from a ClusterPolicy's status and brought up to a moment."""
+"""Costs of each team's jobs, read from a ClusterPolicy's status and brought up to a moment."""
 
 import datetime
 from collections.abc import Mapping

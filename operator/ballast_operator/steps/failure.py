@@ -1,4 +1,4 @@
-"""What the machine saw that ends a launch, as text for people."""
+"""Texts for people on what ends a launch."""
 
 from ballast_policies.contract import Directive
 from ballast_policies.protocol.moves import End, Why

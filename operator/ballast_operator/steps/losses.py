@@ -1,4 +1,4 @@
-"""How often machines of a gang are lost: the trainer chooses its checkpoints by it where none are stated."""
+"""Rate at which machines of a gang are lost: trainers choose checkpoints by it where none are stated."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Whether the trainer's messages can be used, and whether a script sends any, as conditions of the job."""
+"""Conditions of a job on its trainer's messages: whether they can be used, and whether a script sends any."""
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import TrainingJobStatus

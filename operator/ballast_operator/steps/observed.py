@@ -1,4 +1,4 @@
-"""What the state machine looks at, read from a pass's context."""
+"""The state machine's view of a job, read from a pass's context."""
 
 import math
 

@@ -1,1 +1,1 @@
-"""What a pass of the operator sees: immutable values read once from the caches."""
+"""Views of the cluster for a pass: immutable values read once from the caches."""

@@ -1,4 +1,4 @@
-"""Whether a node is a spot machine, by the labels that clouds and autoscalers give it."""
+"""Capacity type of a node, spot or on demand, by the labels that clouds and autoscalers give it."""
 
 from collections.abc import Mapping
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ballast_policies.contract import JOB_LABEL
-from ballast_policies.protocol.holding import held_pods
+from ballast_policies.protocol.observed import held_pods
 from kubernetes.utils.quantity import parse_quantity
 
 from ballast_operator.api.job_allocation import JobAllocation, is_coming

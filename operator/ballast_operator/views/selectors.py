@@ -1,4 +1,4 @@
-"""Which nodes a template's nodeSelector and required node affinity allow, as kube-scheduler compares them."""
+"""Nodes that a template's nodeSelector and required node affinity allow, as kube-scheduler compares them."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Why a launch of a job ended; the keys of ``status.restarts``."""
+"""Causes for which a launch of a job ended; the keys of ``status.restarts``."""
 
 import enum
 

@@ -1,4 +1,4 @@
-"""Why a gang cannot continue, told apart by cause."""
+"""Failures after which a gang cannot continue, told apart by cause."""
 
 from ballast_policies.contract.plan import Directive
 from ballast_policies.protocol.cause import Cause

@@ -1,4 +1,4 @@
-"""What the machine answers: one :class:`Decision`, a value that is carried out as it is."""
+"""Answers of the machine: one :class:`Decision`, a value that is carried out as it is."""
 
 import dataclasses
 import enum

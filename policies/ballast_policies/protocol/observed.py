@@ -1,7 +1,8 @@
-"""What the machine looks at: a job as it is stored and as its pods and its trainer show themselves."""
+"""A job as the machine sees it: as it is stored, and as its pods and its trainer show themselves."""
 
 import dataclasses
 import enum
+from collections.abc import Collection
 
 from ballast_policies.contract.limits import MOST_EPOCH
 from ballast_policies.contract.plan import Directive
@@ -292,3 +293,21 @@ class Observed:
         So an old acknowledgement is never taken for one of the next plan.
         """
         return self.plan.epoch + 1 if self.plan is not None else min(self.heard, MOST_EPOCH - 1) + 1
+
+
+def held_pods(
+    gang: Collection[str], *, ending: bool, alive: Collection[str], ended: Collection[str]
+) -> frozenset[str]:
+    """Names of pods whose GPUs no other job may count on.
+
+    A pod that was to be made may exist without being known: the answer to its creation was lost and the
+    watch is late. So the GPUs of a launch are held from its writing to its release, made or not; of a launch
+    that is ending, those of pods that have ended are free before, from when that is written.
+
+    Args:
+        gang: pods of the launch that the job holds.
+        ending: the launch has to end.
+        alive: pods of the job, of whichever launch, that are known to hold or to wait for a GPU.
+        ended: pods that have ended, as far as it is written.
+    """
+    return frozenset(alive) | {name for name in gang if not (ending and name in ended)}

@@ -1,6 +1,7 @@
 """A job's life, from its creation to its end, over a cluster in memory."""
 
 import asyncio
+import json
 
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobReason
@@ -215,10 +216,12 @@ async def test_unreadable_messages_of_a_trainer_do_no_harm():
     simulation = small_cluster()
     simulation.add_job("one", trainer={"pace": 5})
     await simulation.until(lambda: simulation.state("one") == "Running")
-    odd = Report(epoch=1, step=-3, loss=0.5, steps_per_second=-1.0, imbalance=-1e-9, bubble=1.5, emulated=0.1)
+    good = json.loads(Report(epoch=1, step=3, loss=0.5, steps_per_second=1.0).to_json())
+    impossible = {"step": -3, "stepsPerSecond": -1.0, "imbalance": -1e-9, "bubble": 1.5, "emulated": 0.1}
+    odd = json.dumps({**good, **impossible})
     for annotations in (
-        {REPORT_ANNOTATION: odd.to_json()},
-        {REPORT_ANNOTATION: odd.to_json().replace("0.5", "NaN")},
+        {REPORT_ANNOTATION: odd},
+        {REPORT_ANNOTATION: odd.replace("0.5", "NaN")},
         {REPORT_ANNOTATION: "no JSON", PROPOSAL_ANNOTATION: "{}", ACK_ANNOTATION: "[]"},
         {FINISHED_ANNOTATION: "soon"},
     ):

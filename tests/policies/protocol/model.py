@@ -7,7 +7,6 @@ which each write is a step of its own, and requests of a dead leader that are st
 from typing import Any, NamedTuple
 
 from ballast_policies.contract.plan import Directive
-from ballast_policies.protocol.holding import held_pods
 from ballast_policies.protocol.moves import Decision
 from ballast_policies.protocol.observed import (
     Deadline,
@@ -18,6 +17,7 @@ from ballast_policies.protocol.observed import (
     Pod,
     ProposedShrink,
     WrittenPlan,
+    held_pods,
 )
 
 from tests.policies.protocol.search import ViolationError

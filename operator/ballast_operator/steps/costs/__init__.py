@@ -1,1 +1,1 @@
-"""What a job has cost and done twice, and its budget and deadline."""
+"""A job's costs, work done twice, budget and deadline."""

@@ -1,4 +1,4 @@
-"""What is summed up over a job's life: its cost, its suspensions, and its time on isolated equal shares."""
+"""Sums over a job's life: its cost, its suspensions, and its time on isolated equal shares."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a job pays for data: the steps that it has done, where their data is, and where they were done."""
+"""Costs of a job's data, by the steps that it has done, where their data is, and where they were done."""
 
 from ballast_policies.prices.egress import GB
 

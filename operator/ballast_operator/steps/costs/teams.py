@@ -1,4 +1,4 @@
-"""Which team pays for what a job costs: the one that it belonged to when the cost arose."""
+"""The team that pays for what a job costs: the one that it belonged to when the cost arose."""
 
 from ballast_operator.api.costs.budgets import TeamPart
 from ballast_operator.api.training_job_status import TrainingJobStatus
