@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ballast_policies.contract.job import DynamicConfig, FreezingSettings, TrainingConfig
+from ballast_policies.contract.job import DynamicConfig, FreezingCriterion, FreezingSettings, TrainingConfig
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import Freezing
@@ -33,7 +33,7 @@ def held(dynamic, world):
 
 def figures(world, criterion, steps):
     """Figures and frozen layers by look: part of a layer's heads and units settles, the rest does not."""
-    settings = FreezingSettings(criterion=criterion, threshold=0.3, patience=1)
+    settings = FreezingSettings(criterion=FreezingCriterion(criterion), threshold=0.3, patience=1)
     dynamic = Freezing(DynamicConfig(kind="freezing", every_steps=2, freezing=settings), LAYERS)
     layers, seen = held(dynamic, world), []
     for step in range(steps):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from ballast_policies.contract.job import TrainingConfig
+from ballast_policies.contract.job import Decay, TrainingConfig
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import (
@@ -41,7 +41,7 @@ def test_clipping_is_torch_clipping_over_all_layers():
 @pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])
 def test_the_rate_warms_up_and_decays_as_named(decay):
     """Values at the ends and in the middle, by hand."""
-    config = TrainingConfig(learning_rate=2.0, warmup_steps=4, decay=decay, decay_to=0.1)
+    config = TrainingConfig(learning_rate=2.0, warmup_steps=4, decay=Decay(decay), decay_to=0.1)
     rates = [learning_rate(config, step, 24) for step in range(30)]
     assert rates[:4] == [0.5, 1.0, 1.5, 2.0]
     middle, end = {"constant": (2.0, 2.0), "linear": (1.1, 0.2), "cosine": (1.1, 0.2)}[decay]
@@ -59,7 +59,9 @@ def test_the_rate_warms_up_and_decays_as_named(decay):
 )
 def test_the_rate_rises_then_never_rises_again(decay, warmup, length, left):
     """Between 0 and 1, 1 at the end of the warm-up, never below what is to be left."""
-    config = TrainingConfig(warmup_steps=warmup, decay=decay, decay_steps=warmup + length, decay_to=left)
+    config = TrainingConfig(
+        warmup_steps=warmup, decay=Decay(decay), decay_steps=warmup + length, decay_to=left
+    )
     factors = [rate_factor(config, step, 10) for step in range(warmup + length + 5)]
     assert factors[warmup] == 1.0
     assert factors[: warmup + 1] == sorted(factors[: warmup + 1])
