@@ -4,7 +4,7 @@ import enum
 from typing import Annotated
 
 from ballast_policies.contract import GPU_RESOURCE
-from ballast_policies.contract.conditions import Cel
+from ballast_policies.contract.conditions import Cel, absent, given
 from ballast_policies.contract.rules import Rule
 from pydantic import Field
 
@@ -38,20 +38,14 @@ class NodePool(ApiModel):
     )
     RULES = (
         Rule(
-            condition=Cel(
-                "!has(self.maxNodes) || has(self.gpusPerNode)",
-                lambda pool: pool.max_nodes is None or pool.gpus_per_node is not None,
-            ),
+            condition=absent("max_nodes") | given("gpus_per_node"),
             field="gpus_per_node",
             reason="maxNodes without gpusPerNode: what a node that does not exist yet would have is not "
             "known",
             fix="set gpusPerNode",
         ),
         Rule(
-            condition=Cel(
-                "!has(self.sharing) || !has(self.maxNodes)",
-                lambda pool: pool.sharing is None or pool.max_nodes is None,
-            ),
+            condition=absent("sharing") | absent("max_nodes"),
             field="sharing",
             reason="sharing beside maxNodes: whether a node that does not exist yet will offer its GPU twice "
             "is not known",

@@ -6,7 +6,7 @@ found by a dry run of its first pod (``ballast_operator.template_check``).
 
 from typing import Annotated, Any
 
-from ballast_policies.contract.conditions import Cel
+from ballast_policies.contract.conditions import absent, at
 from ballast_policies.contract.rules import Rule
 from pydantic import ConfigDict, Field
 
@@ -118,30 +118,25 @@ class TemplatePodSpec(TemplatePart):
 
     RULES = (
         Rule(
-            condition=Cel(
-                "!has(self.restartPolicy) || self.restartPolicy == 'Never'",
-                lambda spec: spec.restart_policy in (None, "Never"),
-            ),
+            condition=at("restart_policy") == "Never",
             field="restart_policy",
             reason="Ballast restarts whole gangs, so pods use restartPolicy Never",
             fix="leave restartPolicy out",
         ),
         Rule(
-            condition=Cel("!has(self.nodeName)", lambda spec: spec.node_name is None),
+            condition=absent("node_name"),
             field="node_name",
             reason="Ballast chooses the node",
             fix="leave nodeName out and restrict gpuTypes",
         ),
         Rule(
-            condition=Cel("!has(self.serviceAccountName)", lambda spec: spec.service_account_name is None),
+            condition=absent("service_account_name"),
             field="service_account_name",
             reason="pods run as the job's own service account, <job>-trainer",
             fix="leave serviceAccountName out",
         ),
         Rule(
-            condition=Cel(
-                "!has(self.activeDeadlineSeconds)", lambda spec: spec.active_deadline_seconds is None
-            ),
+            condition=absent("active_deadline_seconds"),
             field="active_deadline_seconds",
             reason="Kubernetes would end the pods one by one, and the gang would be launched again each time",
             fix="leave activeDeadlineSeconds out; spec.suspend and totalSteps end a job",

@@ -6,7 +6,7 @@ the others are here.  The CRD, its documentation and what the operator reads are
 
 from typing import Annotated, Literal
 
-from ballast_policies.contract.conditions import Cel
+from ballast_policies.contract.conditions import Cel, at
 from ballast_policies.contract.job import JobConfig
 from ballast_policies.contract.rules import Rule
 from pydantic import (
@@ -134,10 +134,7 @@ class TrainingJob(ApiModel):
             fix="rename the job",
         ),
         Rule(
-            condition=Cel(
-                f"self.metadata.name != '{meta.LEADER_LEASE}'",
-                lambda job: job.metadata.name != meta.LEADER_LEASE,
-            ),
+            condition=at("metadata.name") != meta.LEADER_LEASE,
             field="",
             reason=f"a job's Lease has its name, and {meta.LEADER_LEASE} is the Lease of the operator's "
             "leader",

@@ -3,7 +3,7 @@
 import enum
 from typing import Annotated
 
-from ballast_policies.contract.conditions import Cel
+from ballast_policies.contract.conditions import at
 from ballast_policies.contract.rules import Rule
 from pydantic import Field
 
@@ -24,7 +24,7 @@ class Sharing(ApiModel):
 
     RULES = (
         Rule(
-            condition=Cel("self.kind != 'MPS'", lambda sharing: sharing.kind is not SharingKind.MPS),
+            condition=at("kind") != SharingKind.MPS,
             field="kind",
             reason="sharing.kind MPS: under it a job that is alone has half of a GPU's memory and threads as "
             "well, and its speed would be taken for that of the whole GPU",
