@@ -4,6 +4,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.problem import Allocation, Job
@@ -96,13 +97,23 @@ def assign(state: ClusterState, decision: Decision) -> dict[str, JobAssignment]:
         AssignmentErrors: jobs for which none can be made.
     """
     speeds = isolated_speeds(state, state.problem, state.running)
+    # The fallback is no policy, and reads no prices.
+    shares = decision.allocation
+    by_price = shares.status != "greedy" and Reads.PRICES in find_policy(shares.policy).reads
     found: dict[str, JobAssignment] = {}
     faults: dict[str, Exception] = {}
     for job in state.jobs:
         try:
-            found[job.name] = dataclasses.replace(
-                _with_gpus(state, job, decision, _assignment(state, job, decision)),
-                isolated_speed=speeds.get(job.name, 0.0),
+            found[job.name] = _assignment(
+                state,
+                job,
+                decision,
+                by_price=by_price,
+                common={
+                    "isolated_speed": speeds.get(job.name, 0.0),
+                    **_sharing(state, job, decision),
+                    **_gpus_of(state, job, decision.round.placements.get(job.name) or job.placement),
+                },
             )
         except Exception as error:
             faults[job.name] = error
@@ -111,11 +122,11 @@ def assign(state: ClusterState, decision: Decision) -> dict[str, JobAssignment]:
     return _within_tenant_limits(state, found)
 
 
-def _assignment(state: ClusterState, job: ClusterJob, decision: Decision) -> JobAssignment:
+def _assignment(
+    state: ClusterState, job: ClusterJob, decision: Decision, *, by_price: bool, common: Mapping[str, Any]
+) -> JobAssignment:
     decided, allocation = decision.round, decision.allocation
     placement, why = decided.placements.get(job.name), decided.reasons.get(job.name, "")
-    # The fallback is no policy, and reads no prices.
-    by_price = allocation.status != "greedy" and Reads.PRICES in find_policy(allocation.policy).reads
     of_data = data_cost_message(job, placement, state.capacity.pools, by_price=by_price)
     why = "; ".join(filter(None, (why, of_data, job.left_out)))
     best = _next_best(
@@ -136,6 +147,7 @@ def _assignment(state: ClusterState, job: ClusterJob, decision: Decision) -> Job
             why=why,
             chosen=str(job.placement),
             next_best=best,
+            **common,
         )
     if placement is None:
         return JobAssignment(
@@ -145,6 +157,7 @@ def _assignment(state: ClusterState, job: ClusterJob, decision: Decision) -> Job
             if _has_share(allocation, job.name)
             else f"{allocation.policy} gives it no GPUs yet; {why}",
             next_best=best,
+            **common,
         )
     return JobAssignment(
         action=Action.RELEASE if decision.dry_run else Action.PLACE,
@@ -153,6 +166,7 @@ def _assignment(state: ClusterState, job: ClusterJob, decision: Decision) -> Job
         why=f"would get {placement}: {why}" if decision.dry_run else why,
         chosen=str(placement),
         next_best=best,
+        **common,
     )
 
 
@@ -199,31 +213,24 @@ def _within_tenant_limits(
     return held_back
 
 
-def _with_gpus(
-    state: ClusterState, job: ClusterJob, decision: Decision, assignment: JobAssignment
-) -> JobAssignment:
-    """The assignment with what it says of the GPUs of its placement, and of the other job there."""
-    granted, beside = decision.round.placements.get(job.name), decision.round.beside.get(job.name)
-    assignment = dataclasses.replace(
-        assignment,
-        partner=beside.partner if beside is not None else "",
-        may_share=job.name in state.shared.jobs and bool(state.shared.on(granted)),
-    )
-    placement = granted or job.placement
+def _sharing(state: ClusterState, job: ClusterJob, decision: Decision) -> dict[str, Any]:
+    """What an assignment says of the other job on its GPU."""
+    beside, at = decision.round.beside.get(job.name), decision.round.placements.get(job.name)
+    may_share = job.name in state.shared.jobs and bool(state.shared.on(at))
+    return {"partner": beside.partner if beside is not None else "", "may_share": may_share}
+
+
+def _gpus_of(state: ClusterState, job: ClusterJob, placement: Placement | None) -> dict[str, Any]:
+    """What an assignment says of the memory and the speed of the GPUs of a placement."""
     if placement is None:
-        return assignment
+        return {}
     has = [state.capacity.memory.get(part.pool) for part in placement.by_pool]
-    assignment = dataclasses.replace(
-        assignment, memory=min((one for one in has if one is not None), default=None)
-    )
-    if not placement.parts or job.mixed is None:
-        return assignment
-    relative = (job.mixed.relative(part.gpu_type) for part in placement.parts)
-    return dataclasses.replace(
-        assignment,
-        part_speeds=tuple(speed or 1.0 for speed in relative),
-        part_memory=tuple(math.inf if one is None else one for one in has),
-    )
+    found: dict[str, Any] = {"memory": min((one for one in has if one is not None), default=None)}
+    if placement.parts and job.mixed is not None:
+        relative = (job.mixed.relative(part.gpu_type) for part in placement.parts)
+        found["part_speeds"] = tuple(speed or 1.0 for speed in relative)
+        found["part_memory"] = tuple(math.inf if one is None else one for one in has)
+    return found
 
 
 def _has_share(allocation: Allocation, name: str) -> bool:

@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
 
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Job, Problem
@@ -54,6 +56,56 @@ class Capacity:
             total[node.gpu_type] += node.gpus
         total.subtract(self.withheld)
         return total
+
+    def within(self, limits: SpotLimits, running: Iterable[Placement], wanted: Sequence[int]) -> Self:
+        """The capacity with the spot GPUs that could be in use at a time, so that shares are ones to be had.
+
+        Its nodes stay as they are: which of them are not offered, each round decides. Where not all pools can
+        be used whole, the cheapest come first. What runs counts in any case.
+
+        Args:
+            limits: of spot machines.
+            running: where gangs run.
+            wanted: the most GPUs of each job.
+        """
+        if not limits.limits and not self.withheld:
+            return self
+        has: Counter[str] = Counter()
+        places: dict[str, Counter[str]] = {}
+        for node in self.nodes:
+            has[node.pool] += node.gpus
+            places.setdefault(node.pool, Counter())[node.place] += node.gpus
+        held: Counter[str] = Counter()
+        for placement in running:
+            for name, nodes in placement.nodes_by_pool.items():
+                held[name] += len(nodes)
+        spot = sum(has[pool] for pool in limits.pools)
+        demand, largest = sum(wanted), max(wanted, default=0)
+        beside = limits.most_beside(has.total() - spot)
+        most = math.inf if beside is None else min(beside, limits.most(demand))
+        left = most - sum(held[pool] for pool in limits.pools)
+        part = limits.most_in_one_pool
+        usable = {}
+        for pool in sorted(self.pools, key=lambda pool: (pool.price <= 0, pool.price, pool.pool)):
+            if pool.pool not in limits.pools:
+                continue
+            there: float = has[pool.pool]
+            if part < 1:
+                most_there = max(largest, part * min(demand, spot))
+                there = sum(
+                    min(gpus, part / (1 - part) * (spot - gpus) + largest, most_there)
+                    for gpus in places.get(pool.pool, {}).values()
+                )
+            more = int(max(0, min(there - held[pool.pool], left)))
+            left -= more
+            usable[pool.pool] = min(has[pool.pool], held[pool.pool] + more)
+        withheld: Counter[str] = Counter()
+        pools = []
+        for pool in self.pools:
+            gpus = usable.get(pool.pool, pool.gpus)
+            withheld[pool.gpu_type] += pool.gpus - gpus
+            pools.append(dataclasses.replace(pool, gpus=gpus))
+        return dataclasses.replace(self, pools=tuple(pools), withheld=withheld)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,12 +3,15 @@
 import pytest
 from ballast_operator.allocator.forecast import HOUR, JobForecast, forecast
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
+from ballast_operator.allocator.problem.capacity_types import PoolKind
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.problem.snapshot_job import SnapshotJob
 from ballast_operator.allocator.size_changes import DEFAULT_RESTART_SECONDS
 from ballast_operator.api.cluster_policy import CHOOSABLE
+from ballast_operator.api.node_pool import CapacityType
 from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.cli.live.whatif_over_time import OverTime, changed, over_time
+from ballast_operator.cli.live.whatif_spot import with_spot_limits
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Job, ProblemError
 from ballast_policies.rounds import ElasticGang, Node, Placement, resize_cooldown_seconds
@@ -183,3 +186,27 @@ def test_what_is_open_is_called_later():
     )
     assert found.as_text().splitlines()[2].split() == ["a", "later", "0.00", "h", "later", "0.50", "h"]
     assert found.to_json()["before"]["mean_end_seconds"] is None
+
+
+def test_limits_of_spot_machines_hold_for_those_under_which_is_asked():
+    """Half of the GPUs in use must not be spot: a job that can use no others does not start."""
+    nodes = (
+        Node(name="node-0", pool="fast", gpu_type="v100", gpus=2),
+        Node(name="node-1", pool="own", gpu_type="k80", gpus=2),
+    )
+    pools = (
+        PricedPool(pool="fast", gpu_type="v100", price=1.0, gpus=2),
+        PricedPool(pool="own", gpu_type="k80", price=1.0, gpus=2),
+    )
+    capacity = ClusterCapacity(
+        gpu_types=("k80", "v100"),
+        nodes=nodes,
+        pools=pools,
+        kinds={"fast": PoolKind(capacity_type=CapacityType.SPOT), "own": PoolKind()},
+    )
+    snapshot = Snapshot(capacity=capacity, jobs=(job("waits", steps=10),))
+    same = Setup(policy=BY_AGE)
+    then = with_spot_limits(policy(), "onDemandShare=0.5")
+    found = over_time(snapshot, policy(), (same, same), hours=10.0, now=NOW, live=(), then=then)
+    (row,) = found.to_json()["jobs"]
+    assert (row["before"]["begins_seconds"], row["after"]["begins_seconds"]) == (0.0, None)

@@ -1,14 +1,11 @@
 """``spec.spot`` of the ClusterPolicy: what it leaves of spot pools, and whether jobs are kept off them."""
 
-import dataclasses
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
-from ballast_policies.rounds import Node, Placement, Round, SpotLimits
+from ballast_policies.rounds import Node, Round, SpotLimits
 from ballast_policies.rounds.spot_limits import nodes_by_place
 
-from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.capacity_types import PoolKind
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.node_pool import CapacityType
@@ -23,60 +20,6 @@ def spot_limits(spec: ClusterPolicySpec, kinds: Mapping[str, PoolKind]) -> SpotL
         on_demand_share=spec.spot.on_demand_share,
         most_in_one_pool=spec.spot.most_in_one_pool,
     )
-
-
-def within_limits(
-    capacity: ClusterCapacity, limits: SpotLimits, running: Iterable[Placement], wanted: Sequence[int]
-) -> ClusterCapacity:
-    """The capacity with the spot GPUs that could be in use at a time, so that shares are ones to be had.
-
-    Its nodes stay as they are: which of them are not offered, each round decides. Where not all pools can be
-    used whole, the cheapest come first. What runs counts in any case.
-
-    Args:
-        capacity: of the policy's pools.
-        limits: of spot machines.
-        running: where gangs run.
-        wanted: the most GPUs of each job.
-    """
-    if not limits.limits and not capacity.withheld:
-        return capacity
-    has: Counter[str] = Counter()
-    places: dict[str, Counter[str]] = {}
-    for node in capacity.nodes:
-        has[node.pool] += node.gpus
-        places.setdefault(node.pool, Counter())[node.place] += node.gpus
-    held: Counter[str] = Counter()
-    for placement in running:
-        for name, nodes in placement.nodes_by_pool.items():
-            held[name] += len(nodes)
-    spot = sum(has[pool] for pool in limits.pools)
-    demand, largest = sum(wanted), max(wanted, default=0)
-    beside = limits.most_beside(has.total() - spot)
-    most = math.inf if beside is None else min(beside, limits.most(demand))
-    left = most - sum(held[pool] for pool in limits.pools)
-    part = limits.most_in_one_pool
-    usable = {}
-    for pool in sorted(capacity.pools, key=lambda pool: (pool.price <= 0, pool.price, pool.pool)):
-        if pool.pool not in limits.pools:
-            continue
-        there: float = has[pool.pool]
-        if part < 1:
-            most_there = max(largest, part * min(demand, spot))
-            there = sum(
-                min(gpus, part / (1 - part) * (spot - gpus) + largest, most_there)
-                for gpus in places.get(pool.pool, {}).values()
-            )
-        more = int(max(0, min(there - held[pool.pool], left)))
-        left -= more
-        usable[pool.pool] = min(has[pool.pool], held[pool.pool] + more)
-    withheld: Counter[str] = Counter()
-    pools = []
-    for pool in capacity.pools:
-        gpus = usable.get(pool.pool, pool.gpus)
-        withheld[pool.gpu_type] += pool.gpus - gpus
-        pools.append(dataclasses.replace(pool, gpus=gpus))
-    return dataclasses.replace(capacity, pools=tuple(pools), withheld=withheld)
 
 
 def within_spot_limits(

@@ -9,7 +9,7 @@ from ballast_policies.allocation.registry import find_policy
 from ballast_policies.scheduling import ClusterState
 
 from ballast_operator.allocator.costs.data_prices import data_prices
-from ballast_operator.allocator.costs.spot_limits import spot_limits, within_limits
+from ballast_operator.allocator.costs.spot_limits import spot_limits
 from ballast_operator.allocator.costs.teams import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.faults import FaultyJob, JobFaults
 from ballast_operator.allocator.problem.admission import Admissions, RefusedJob
@@ -152,8 +152,7 @@ def _take(
         found = tuple(dataclasses.replace(job, beside_speed=speeds_there.get(job.name, 1.0)) for job in found)
     limits = spot_limits(spec, capacity.kinds)
     return Snapshot(
-        capacity=within_limits(
-            capacity,
+        capacity=capacity.within(
             limits,
             on_own_gpus(running, shared),
             [job.job.gpus if job.elastic is None else job.elastic.most for job in found],

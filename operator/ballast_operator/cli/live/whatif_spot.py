@@ -41,15 +41,15 @@ def with_spot_limits(policy: "ClusterPolicy", text: str) -> "ClusterPolicy":
 
 def limited(snapshot: "Snapshot", policy: "ClusterPolicy") -> "Snapshot":
     """The snapshot with what the policy's limits of spot machines leave of its pools."""
-    from ballast_operator.allocator.costs.spot_limits import spot_limits, within_limits
+    from ballast_operator.allocator.costs.spot_limits import spot_limits
 
-    capacity = within_limits(
-        snapshot.capacity,
-        spot_limits(policy.spec, snapshot.capacity.kinds),
+    limits = spot_limits(policy.spec, snapshot.capacity.kinds)
+    capacity = snapshot.capacity.within(
+        limits,
         list(snapshot.running.values()),
         [job.job.gpus if job.elastic is None else job.elastic.most for job in snapshot.jobs],
     )
-    return dataclasses.replace(snapshot, capacity=capacity)
+    return dataclasses.replace(snapshot, capacity=capacity, spot=limits)
 
 
 def priced_pools(
