@@ -3,9 +3,10 @@
 import re
 
 import pytest
-from ballast_policies.contract import ExitCode
+from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 from ballast_trainer.causes import describe, root_cause
 from ballast_trainer.distributed.process_group import peer_failures
+from ballast_trainer.process_exit import end
 
 pytestmark = pytest.mark.processes
 
@@ -158,3 +159,10 @@ def test_a_layers_own_time_out_is_no_lost_rank():
     error.add_note("in layer 3, Lookup")
     with pytest.raises(RuntimeError, match="feature store"), peer_failures():
         raise error
+
+
+def test_the_name_of_a_file_in_another_encoding_is_told(tmp_path):
+    """Python has halves of characters in it, which no message of the contract may have."""
+    log = tmp_path / "log"
+    assert end(ExitReason.FAILED, "no file caf\udce9.pt", log=log) is ExitCode.ERROR
+    assert TerminationMessage.from_json(log.read_text()).message == "no file caf?.pt"
