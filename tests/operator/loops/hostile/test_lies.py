@@ -104,7 +104,7 @@ async def test_a_refused_message_is_a_condition_and_one_event():
         await simulation.tick()
     condition = simulation.status("liar").condition("MessagesReadable")
     assert (condition.is_true, condition.reason) == (False, "MessageRefused")
-    assert "annotation ballast.dev/report: Report.stepsPerSecond: -1.0 is below 0" in condition.message
+    assert "annotation ballast.dev/report: Report.stepsPerSecond: -1 is below 0" in condition.message
     assert len([line for line in simulation.world.log if line.startswith("create Event liar")]) == 1
     assert simulation.world.log.count("apply TrainingJob liar status") < 15
     liar.annotation = ""
