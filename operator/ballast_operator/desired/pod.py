@@ -53,6 +53,26 @@ class NewNode:
     not_on: tuple[str, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PodOptions:
+    """What a pod has beside its job's template and its place in the gang.
+
+    Attributes:
+        renew_seconds: how often its trainer renews the Lease.
+        save_seconds: how long its trainer may take to save and stop.
+        environment: of its trainer, in addition.
+        new_node: where it goes, if its node does not exist yet.
+    """
+
+    renew_seconds: float = RENEW_SECONDS
+    save_seconds: float = math.inf
+    environment: Sequence[Mapping[str, Any]] = ()
+    new_node: NewNode = NewNode()
+
+
+NO_OPTIONS = PodOptions()
+
+
 def pod_object(
     view: JobView,
     spec: JobSpec,
@@ -61,10 +81,7 @@ def pod_object(
     number: int,
     pod: str,
     gpu_resource: str,
-    renew_seconds: float = RENEW_SECONDS,
-    save_seconds: float = math.inf,
-    more_environment: Sequence[Mapping[str, Any]] = (),
-    new_node: NewNode = NewNode(),
+    options: PodOptions = NO_OPTIONS,
 ) -> dict[str, Any]:
     """The pod called ``pod``, pinned to its node in ``allocation``; kube-scheduler still binds it.
 
@@ -75,12 +92,10 @@ def pod_object(
         number: in its name.
         pod: its name.
         gpu_resource: what it asks for.
-        renew_seconds: how often its trainer renews the Lease.
-        save_seconds: how long its trainer may take to save and stop.
-        more_environment: of its trainer.
-        new_node: where it goes, if its node does not exist yet.
+        options: what else it has.
     """
-    more_environment = ({"name": RENEW_ENV, "value": f"{renew_seconds:g}"}, *more_environment)
+    renewal = {"name": RENEW_ENV, "value": f"{options.renew_seconds:g}"}
+    more_environment = (renewal, *options.environment)
     template = copy.deepcopy(dict(spec.template))
     body = owned(view, POD, pod, spec=dict(template.get("spec") or {}))
     metadata, wanted = body["metadata"], template.get("metadata") or {}
@@ -96,7 +111,7 @@ def pod_object(
     containers = content.get("containers") or [{"name": "trainer"}]
     grace = content.get("terminationGracePeriodSeconds")
     stop_seconds = USUAL_GRACE_SECONDS if grace is None else int(grace)
-    handover = stop_seconds - seconds_to_save(stop_seconds, save_seconds)
+    handover = stop_seconds - seconds_to_save(stop_seconds, options.save_seconds)
     if handover > 0 and spec.grow and not spec.is_script and spec.smallest_gang < spec.largest_gang:
         # An eviction of one pod: the operator may release its ranks.
         more_environment = (*more_environment, {"name": HANDOVER_ENV, "value": f"{handover:g}"})
@@ -111,8 +126,8 @@ def pod_object(
     content["serviceAccountName"] = trainer_account(view.name)
     node, affinity = allocation.node_of[pod], content.get("affinity") or {}
     if is_coming(node):
-        content["nodeSelector"] = {**(content.get("nodeSelector") or {}), **new_node.node_selector}
-        content["affinity"] = kept_away(affinity, new_node.not_on)
+        content["nodeSelector"] = {**(content.get("nodeSelector") or {}), **options.new_node.node_selector}
+        content["affinity"] = kept_away(affinity, options.new_node.not_on)
     else:
         content["affinity"] = pinned(affinity, node)
     body["spec"] = restricted(content)

@@ -10,7 +10,7 @@ from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.desired.owned import access_objects, lease_object
-from ballast_operator.desired.pod import pod_object
+from ballast_operator.desired.pod import PodOptions, pod_object
 from ballast_operator.desired.script import rendezvous_object, script_environment
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE
 from ballast_operator.steps.context import (
@@ -141,10 +141,12 @@ def _creations(context: ReconcileContext, missing: tuple[str, ...]) -> tuple[Cre
                 number=number,
                 pod=pod,
                 gpu_resource=context.gpu_resource_of(pod),
-                renew_seconds=context.settings.renew_seconds,
-                save_seconds=context.settings.stop_seconds,
-                new_node=context.new_node_of(pod),
-                more_environment=_environment(context, number),
+                options=PodOptions(
+                    renew_seconds=context.settings.renew_seconds,
+                    save_seconds=context.settings.stop_seconds,
+                    new_node=context.new_node_of(pod),
+                    environment=_environment(context, number),
+                ),
             ),
             context.gpu_resource_of(pod),
         )

@@ -8,7 +8,7 @@ from ballast_policies.protocol.moves import AbandonGrowth, Why
 from ballast_policies.protocol.observed import Deadline, Gang
 
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.desired.pod import pod_object
+from ballast_operator.desired.pod import PodOptions, pod_object
 from ballast_operator.steps.context import (
     CreatePod,
     JobCounter,
@@ -54,9 +54,11 @@ def create_newcomers(context: ReconcileContext, pods: tuple[str, ...]) -> StepRe
                 number=numbers[name],
                 pod=name,
                 gpu_resource=context.gpu_resource_of(name),
-                renew_seconds=context.settings.renew_seconds,
-                save_seconds=context.settings.stop_seconds,
-                new_node=context.new_node_of(name),
+                options=PodOptions(
+                    renew_seconds=context.settings.renew_seconds,
+                    save_seconds=context.settings.stop_seconds,
+                    new_node=context.new_node_of(name),
+                ),
             ),
             context.gpu_resource_of(name),
         )

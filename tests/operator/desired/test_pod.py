@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from ballast_operator.desired.pod import pod_object
+from ballast_operator.desired.pod import PodOptions, pod_object
 from ballast_operator.kube.pinning import pinned_node
 from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, RANK_LABEL
 
@@ -28,7 +28,7 @@ def built(template=None, per_pod=1, save_seconds=60.0, **spec):
         number=2,
         pod=PODS[2],
         gpu_resource=GPU,
-        save_seconds=save_seconds,
+        options=PodOptions(save_seconds=save_seconds),
     )
 
 
