@@ -23,8 +23,6 @@ CONTEXT = (
     "apiServerAdmissionsPerSecond",
     "admissionsOverApiServerAlone",
     "leastRequestsAdmissionsPerSecond",
-    "leastRequestsConditionsAfterLastSeconds",
-    "leastRequestsApplyToPodsP99Seconds",
     "applyToPodsP50Seconds",
     "decisionAllP50Seconds",
     "decisionSolveP99Seconds",

@@ -39,10 +39,10 @@ def page(found):
     one = [
         (
             row["layers"],
-            " / ".join(map(str, row["published"])),
-            " / ".join(f"{PAUSE_STEPS * each['moves']:.1f}" for each in row["ours"]),
-            " / ".join(str(each["moves"]) for each in row["ours"]),
-            " / ".join(str(each["decide_ms"]) for each in row["ours"]),
+            "/".join(map(str, row["published"])),
+            "/".join(f"{PAUSE_STEPS * each['moves']:.1f}" for each in row["ours"]),
+            "/".join(str(each["moves"]) for each in row["ours"]),
+            "/".join(str(each["decide_ms"]) for each in row["ours"]),
         )
         for row in found["overheads"]
     ]

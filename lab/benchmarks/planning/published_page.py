@@ -99,7 +99,7 @@ def degrees():
             fast_bandwidth=3e11,
             slow_bandwidth=2.5e10,
         )
-        theirs = f"{TENSOR[index]} x {PIPELINE[index]}"
+        theirs = f"{TENSOR[index]}x{PIPELINE[index]}"
         flops = TERAFLOPS[index] * 1e12
         try:
             (plan,) = plan_ptdp(
@@ -114,7 +114,7 @@ def degrees():
                 published,
                 GPUS[index],
                 theirs,
-                f"{plan.tensor} x {plan.pipeline} x {plan.data}",
+                f"{plan.tensor}x{plan.pipeline}x{plan.data}",
                 plan.microbatch_size,
                 "the same" if same else "other",
             )

@@ -59,7 +59,7 @@ def cost_normalised() -> str:
         rate = {kind: speeds.alone(JobType(name=name), kind) for kind in GOOGLE}
         ours = [rate[kind] / rate["k80"] for kind in ("p100", "v100")]
         ours += [rate[kind] / rate["k80"] * GOOGLE["k80"] / GOOGLE[kind] for kind in ("p100", "v100")]
-        rows.append([model, name, *(f"{a:.1f} / {b:.1f}" for a, b in zip(said, ours, strict=True))])
+        rows.append([model, name, *(f"{a:.1f}/{b:.1f}" for a, b in zip(said, ours, strict=True))])
     return table(("model", "row", "P100", "V100", "P100 per dollar", "V100 per dollar"), rows)
 
 
@@ -89,7 +89,7 @@ def lifetimes(market: Market) -> str:
         longest = max((span.end - span.start for span in log.spans), default=0.0) / 3600.0
         rows.append(
             [
-                pool.cloud, pool.zone, f"{pool.gpus} x {pool.gpu_type}", f"{log.preemptions}",
+                pool.cloud, pool.zone, f"{pool.gpus}x{pool.gpu_type}", f"{log.preemptions}",
                 f"{hazard.hours:.0f}", f"{hazard.mean_hours_to_preemption:.1f} {span}",
                 f"{longest:.1f}", f"{hazard.hours * 3600 / (log.end - log.start):.0%}",
             ]

@@ -70,11 +70,9 @@ def _kind(resource: Resource, schema: dict[str, Any]) -> str:
     lines.append(f"### {resource.kind}.spec\n")
     for row in _rows(schema["properties"]["spec"], "", {}):
         values = f"{row.type}{row.range}" + (f"; {row.default}" if row.default else "")
-        lines.append(f"- `{row.path}` ({values}): {row.meaning}")
+        lines.append(_item(row.path, values, row.meaning))
     lines.append(f"\n### {resource.kind}.status\n")
-    lines += [
-        f"- `{row.path}` ({row.type}): {row.meaning}" for row in _rows(schema["properties"]["status"], "", {})
-    ]
+    lines += [_item(row.path, row.type, row.meaning) for row in _rows(schema["properties"]["status"], "", {})]
     lines.append("")
     rules = list(_grouped(_rules(schema, "")))
     if rules:
@@ -82,6 +80,10 @@ def _kind(resource: Resource, schema: dict[str, Any]) -> str:
         lines += [f"- {where}: {message}" for where, message in rules]
         lines.append("")
     return "\n".join(lines)
+
+
+def _item(path: str, values: str, meaning: str) -> str:
+    return f"- `{path}`: {meaning}" if values == "object" else f"- `{path}` ({values}): {meaning}"
 
 
 @dataclass(frozen=True)
