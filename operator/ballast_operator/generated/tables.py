@@ -25,13 +25,13 @@ def policies_table() -> str:
 
 
 def specification() -> str:
-    """The functions of the specification as they stand, read and not imported: cvxpy is a large module."""
+    """The programs of the specification as they stand, read and not imported: cvxpy is a large module."""
     found = importlib.util.find_spec("ballast_policies.allocation.specification")
     assert found is not None
     assert found.origin is not None
     text = Path(found.origin).read_text()
-    functions = text[text.index("\ndef ") : text.index("\nSPECIFICATIONS")]
-    return f"```python\n{functions.strip()}\n```"
+    programs = text[text.index("\ndef ") : text.index("\ndef isolated(")]
+    return f"```python\n{programs.strip()}\n```"
 
 
 def methods_table() -> str:
