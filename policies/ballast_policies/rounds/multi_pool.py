@@ -237,6 +237,13 @@ class _MultiPoolPlacer:
         for name in sorted(spread, key=lambda name: (state.running_since.get(name, 0.0), name)):
             if in_its_pools(spread[name], nodes) and ledger.grant(spread[name].nodes):
                 self._held[name] = spread[name]
+        # Those of one pool that could stay where they are; what is granted and not held yet disturbs nobody.
+        self._fitting = [
+            name
+            for name in self._order
+            if name in state.running and name not in spread and name not in q.pending
+            if ledger.grant(q.least(name, state.running[name]))
+        ]
         too_large = {
             name for name, gang in q.mixed.items() if not gang.fits_one_pool and name not in state.running
         }
@@ -245,6 +252,7 @@ class _MultiPoolPlacer:
         self._protected = within_min_run(q, state.running)
         self._moves_left = moves_left(q)
         self._moves = 0
+        self._undecided = 0
         self._placed: dict[str, Placement] = {}
         self._reasons: dict[str, Reason] = {}
         self._stops: set[str] = set()
@@ -260,17 +268,21 @@ class _MultiPoolPlacer:
             pinned |= exempt_newest(others, q.state, self._moves_left, why)
         for name, why in pinned.items():
             self._place(name, self._held[name], f"keeps {self._held[name]}: it {why}")
-        first = decided = grant_elastic(q.without(self._deferred, self._taken()))
+        self._undecided = len(self._held.keys() - pinned.keys())
+        first = decided = grant_elastic(q.without(self._deferred, self._taken(), moves=self._undecided))
         turns = sorted(
             self._deferred - self._placed.keys(),
             key=lambda name: (-self._urgency.get(name, 0.0), name not in self._held, self._order[name]),
         )
         for number, name in enumerate(turns):
+            self._undecided -= name in self._held
             if number < MOST_TURNS or name in self._held:
                 self._turn(name, first)
-        if len(self._placed) > len(pinned) or self._kept:
+            self._moves += name in self._held and self._placed.get(name) != self._held[name]
+        if len(self._placed) > len(pinned) or self._kept or self._moves:
+            moves = self._moves + self._displaced(self._placed, self._stops)
             taken, tenants = self._taken() + self._kept, self._of_tenants()
-            decided = grant_elastic(q.without(self._deferred, taken, moves=self._moves, tenants=tenants))
+            decided = grant_elastic(q.without(self._deferred, taken, moves=moves, tenants=tenants))
         placements = {**decided.placements, **self._placed}
         reasons = {**decided.reasons, **self._reasons}
         ledger = self._ledger(placements)
@@ -315,7 +327,7 @@ class _MultiPoolPlacer:
                 self._stop(stops)
                 self._place(name, held, f"stays on {held}")
                 return
-        if gang is None or (held is not None and self._moves >= self._moves_left):
+        if gang is None:
             self._reasons[name] = Reason("more urgent jobs need its GPUs")
             return
         unused = self._ledger({**others, **self._placed})
@@ -328,17 +340,33 @@ class _MultiPoolPlacer:
         def holds() -> bool:
             return _fastest(small, left, most) is not None
 
-        if found is None and (stops := self._to_stop(name, least, left, holds)) is not None:
-            self._stop(stops)
-            found = _fastest(small, left, most)
-        if found is not None:
-            self._moves += held is not None
+        stops = []
+        if found is None:
+            stops = self._to_stop(name, least, left, holds)
+            found = None if stops is None else _fastest(small, left, most)
+        if found is not None and self._may_place(name, found, stops or []):
+            self._stop(stops or [])
             why = f"{found}: no single pool holds it" if not gang.fits_one_pool else f"{found}"
             self._place(name, found, f"{why}; {gang.speed_at(found):.3g} steps/s are predicted")
             return
         self._reasons[name] = _waits_for(gang, unused)
         if not self._kept:
             self._keep_for(name, gang, least, left, unused, holds)
+
+    def _may_disturb(self, gangs: int) -> bool:
+        """Whether as many may be stopped or moved, and those whose turn comes as well."""
+        return self._moves + self._undecided + gangs <= self._moves_left
+
+    def _may_place(self, name: str, found: Placement, stops: Collection[str]) -> bool:
+        """Whether the moves of the hour allow it: also of those whose GPUs are free only since they move."""
+        displaced = self._displaced({**self._placed, name: found}, self._stops.union(stops))
+        return self._may_disturb(self._running(stops) + (name in self._held) + displaced)
+
+    def _displaced(self, placed: Mapping[str, Placement], stops: Collection[str]) -> int:
+        """Running gangs of one pool, but for ``stops``, that cannot stay beside ``placed``."""
+        ledger, state = Ledger(self._q.nodes, (at.nodes for at in placed.values())), self._q.state
+        others = [name for name in self._fitting if name not in stops]
+        return sum(not ledger.grant(self._q.least(name, state.running[name])) for name in others)
 
     def _stop(self, stops: Collection[str]) -> None:
         self._stops |= set(stops)
@@ -373,7 +401,7 @@ class _MultiPoolPlacer:
                 stops.remove(other)
             else:
                 left.undo(least[other].nodes)
-        if enough and self._moves + self._running(stops) <= self._moves_left:
+        if enough and self._may_disturb(self._running(stops) + (name in self._held)):
             return stops
         for other in stops:
             left.take(least[other].nodes)
@@ -399,4 +427,9 @@ class _MultiPoolPlacer:
                 if other not in q.state.running:
                     unused.undo(at.nodes)
         if keeps_free(q) and holds():
-            self._kept = Counter({node.name: node.gpus for node in _open_nodes(gang, unused)})
+            # The others' round may have moved gangs that stay when it is decided again.
+            running = (other for other in self._fitting if other not in self._stops)
+            stays = Ledger(q.nodes, (q.least(other, q.state.running[other]) for other in running))
+            stays.take(node for at in self._placed.values() for node in at.nodes)
+            free = {node.name: min(node.gpus, stays.left[node.name]) for node in _open_nodes(gang, unused)}
+            self._kept = Counter({node: gpus for node, gpus in free.items() if gpus > 0})

@@ -270,3 +270,51 @@ def test_without_such_gangs_it_is_the_elastic_round():
         )
     )
     assert decide_round(question) == expected
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_rounds_keep_to_the_moves_of_the_hour(seed):
+    """Also where gangs in several pools take GPUs that others leave, or lose their own."""
+    chance = random.Random(seed)
+    cluster = [
+        Node(name=f"{pool}-{number}", pool=pool, gpu_type=kind, gpus=chance.randint(1, 8))
+        for pool, kind in (("fast", "fast"), ("slow", "slow"), ("slow-2", "slow"))
+        for number in range(chance.randint(1, 3))
+    ]
+    most = max(sum(n.gpus for n in cluster if n.pool == pool) for pool in ("fast", "slow", "slow-2"))
+    jobs, mixed = [], {}
+    for number in range(chance.randint(4, 12)):
+        job = a_job(f"job-{number}", chance.choice((1, 2, 3, 4, 6, most, most + 1)))
+        jobs.append(job)
+        if chance.random() < 0.6 and job.gpus > 1:
+            sizes = tuple(range(job.gpus, job.gpus + chance.randint(1, 3)))
+            mixed[job.name] = a_gang(
+                job.gpus, sizes=sizes, fits_one_pool=job.gpus <= most, may_move=chance.random() < 0.5
+            )
+    limit, state, since = chance.randint(1, 3), RoundState(), {}
+    for number in range(10):
+        there = [
+            dataclasses.replace(
+                job, gpus=len(state.running[job.name].nodes) if job.name in since else job.gpus
+            )
+            for job in jobs
+            if chance.random() < 0.85
+        ]
+        names, now = {job.name for job in there}, 1000.0 + 600.0 * number
+        question = Question(
+            now=now,
+            shares={job.name: {kind: chance.random() for kind in SPEEDS} for job in there},
+            jobs=there,
+            nodes=cluster,
+            state=dataclasses.replace(
+                state, running={name: at for name, at in state.running.items() if name in names}
+            ),
+            settings=RoundSettings(max_moves_per_hour=limit),
+            mixed={name: gang for name, gang in mixed.items() if name in names},
+        )
+        decided = decide_round(question)
+        disturbed = len(decided.moved) + len(decided.stopped)
+        assert disturbed <= limit - sum(now - at < 3600.0 for at in state.moves)
+        since = {name: since[name] if name in decided.extended else now for name in decided.placements}
+        moves = (*state.moves, *([now] * disturbed))
+        state = RoundState(running=decided.placements, running_since=since, moves=moves)
