@@ -77,7 +77,7 @@ async def connect(kubeconfig: str | None = None, *, request_seconds: float = 10.
             raise kubernetes_config.ConfigException(f"there is no kubeconfig: {name} does not exist")
         try:
             await kubernetes_config.load_kube_config(
-                config_file=kubeconfig, client_configuration=configuration, persist_config=False
+                config_file=name, client_configuration=configuration, persist_config=False
             )
         # What the loader lets through where a file is no kubeconfig at all.
         except (yaml.YAMLError, UnicodeDecodeError, TypeError, AttributeError) as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import os
 
 import pytest
 import yaml
@@ -79,5 +80,15 @@ async def test_an_address_that_needs_no_proxy(tmp_path, server, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://nowhere.invalid:1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     async with await connect(kubeconfig(tmp_path, address)) as cluster:
+        await cluster.get(LEASE, "ns", "x")
+    assert len(asked) == 1
+
+
+async def test_the_environments_kubeconfig_is_that_of_the_moment(tmp_path, server, monkeypatch):
+    """Also one that is named after the client's modules were imported, as one of several files."""
+    address, asked = server
+    files = [str(tmp_path / "none"), kubeconfig(tmp_path, address)]
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(files))
+    async with await connect() as cluster:
         await cluster.get(LEASE, "ns", "x")
     assert len(asked) == 1
