@@ -22,7 +22,7 @@ from ballast_policies.scheduling import (
 from ballast_policies.simulator.clock import ActiveJob, Answer, SimulationError
 
 CONSTANT = {Reads.PRICES, Reads.TEAMS, Reads.ARRIVAL_ORDER}
-"""Inputs that stay as they are while jobs train: the shares of the last solve hold until jobs come or go."""
+"""Inputs that stay as they are while jobs train: the last shares hold until jobs or GPUs come or go."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -40,8 +40,8 @@ Gang = TypeVar("Gang", bound=SimulatedGang)
 class OperatorDecisions(Generic[Gang]):
     """Asks for whole decisions, as the operator does, and remembers them.
 
-    A policy is solved again when jobs have come or gone, and at the ends of rounds where it reads what
-    changes while jobs train.
+    A policy is solved again when jobs or GPUs have come or gone, and at the ends of rounds where it reads
+    what changes while jobs train.
 
     Args:
         state: the cluster; its jobs are those of the clock.
@@ -67,7 +67,7 @@ class OperatorDecisions(Generic[Gang]):
         self.state, self._policy, self._began = state, policy, began
         self._memory = Memory(next_at=None if first_round_ends is None else began + first_round_ends)
         self._constant = find_policy(policy.objective).reads <= CONSTANT
-        self._solved: tuple[frozenset[str], Allocation] | None = None
+        self._solved: tuple[tuple[frozenset[str], dict[str, int]], Allocation] | None = None
         self.solve_seconds: list[float] = []
         self.last: Decision | None = None
 
@@ -90,10 +90,10 @@ class OperatorDecisions(Generic[Gang]):
         return Answer(round=self.last.round, until=self._memory.next_at - self._began)
 
     def _solve(self, policy: str, problem: Problem) -> Allocation:
-        names = frozenset(job.name for job in problem.jobs)
-        if self._solved is None or self._solved[0] != names:
+        asked = frozenset(job.name for job in problem.jobs), dict(problem.capacity)
+        if self._solved is None or self._solved[0] != asked:
             agnostic = self._policy.heterogeneity_agnostic
-            self._solved = names, allocate(policy, problem, agnostic=agnostic)
+            self._solved = asked, allocate(policy, problem, agnostic=agnostic)
             self.solve_seconds.append(self._solved[1].solve_seconds)
         return self._solved[1]
 

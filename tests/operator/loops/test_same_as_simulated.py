@@ -231,7 +231,7 @@ def arrivals(moments: Sequence[Moment]) -> Iterator[tuple[float, KnownGang]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["max-min-fairness", "min-cost", "hierarchical"])
+@pytest.mark.parametrize("objective", ["max-min-fairness", "min-cost", "hierarchical", "fifo"])
 @pytest.mark.parametrize("seed", first_daily([3, 0, 1, 2, 4, 5], 1))
 async def test_the_simulator_decides_as_the_loops_do(seed: int, objective: str):
     """At every moment: who runs, where, and when the round ends."""
@@ -241,14 +241,17 @@ async def test_the_simulator_decides_as_the_loops_do(seed: int, objective: str):
         moments[0].snapshots[0], scheduling_policy(policy), began=START.timestamp()
     )
     found: dict[float, tuple[dict[str, Placement], float]] = {}
+    order: list[str] = []
 
     def decide(present: Mapping[str, KnownGang], now: float) -> Answer:
-        answer = decisions(present, now)
+        # Jobs that came at the same time are served in the order in which they are given.
+        answer = decisions({name: present[name] for name in order if name in present}, now)
         found[now] = dict(answer.round.placements), START.timestamp() + answer.until
         return answer
 
     def learn(snapshot: Snapshot) -> None:
         decisions.state = snapshot
+        order[:] = names(snapshot)
         jobs = {job.name: job for job in snapshot.jobs}
         for name, known in list(clock.present.items()):
             if name in jobs:

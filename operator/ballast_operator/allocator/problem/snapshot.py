@@ -143,9 +143,17 @@ def _take(
     requests = [one.request(capacity.node_sizes) for one in admitted]
     speeds = measurements.estimates(requests, capacity.gpu_types)
     shared = colocation_candidates(admitted, capacity, measurements.kinds)
-    reads_times = not TIMES.isdisjoint(find_policy(spec.objective.policy).reads)
+    reads = find_policy(spec.objective.policy).reads
     found = made.of(
-        admitted, requests, speeds, measurements, capacity, shared, now=now, reads_times=reads_times
+        admitted,
+        requests,
+        speeds,
+        measurements,
+        capacity,
+        shared,
+        now=now,
+        reads_times=not TIMES.isdisjoint(reads),
+        reads_ages=Reads.ARRIVAL_ORDER in reads,
     )
     running = {job.name: job.placement for job in found if job.placement is not None}
     if speeds_there := speeds_beside(running, shared):

@@ -113,12 +113,18 @@ Speeds = Mapping[str, Estimate]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Made:
-    """A job, and what it was made of."""
+    """A job, what it was made of, and when."""
 
     one: Admitted
     speeds: Speeds
     layers: MeasuredLayers | None
     job: SnapshotJob
+    time: Time
+
+    def aged(self, now: Time) -> SnapshotJob:
+        """The job, as old as it is now."""
+        elapsed = self.job.job.elapsed + (now - self.time).total_seconds()
+        return dataclasses.replace(self.job, job=dataclasses.replace(self.job.job, elapsed=elapsed))
 
 
 class SnapshotJobs:
@@ -127,7 +133,7 @@ class SnapshotJobs:
     Of thousands of jobs most wait for GPUs of one size. Such a job is a function of its admission, which is
     kept while neither the job nor the cluster changes, and of what was measured: both are values that are
     compared. Times that pass are none of it where the policy computes with none: ``Job.elapsed`` of a job
-    that is kept is as old as the job's last change.
+    that is kept is as old as the job's last change, unless the policy serves jobs by their age.
     """
 
     def __init__(self) -> None:
@@ -144,6 +150,7 @@ class SnapshotJobs:
         *,
         now: Time,
         reads_times: bool,
+        reads_ages: bool,
     ) -> tuple[SnapshotJob, ...]:
         """A job for each that is admitted.
 
@@ -156,6 +163,7 @@ class SnapshotJobs:
             shared: who may share which GPUs.
             now: the time.
             reads_times: whether the policy computes with times.
+            reads_ages: whether it serves jobs in the order in which they arrived.
 
         Raises:
             JobFaults: jobs that cannot be made.
@@ -175,7 +183,7 @@ class SnapshotJobs:
                     alike[pair] = all(before.speeds[name] == there[name] for name in one.gpu_types)
                 if alike[pair]:
                     self._made[key] = before
-                    found.append(before.job)
+                    found.append(before.aged(now) if reads_ages else before.job)
                     continue
             try:
                 alone = sharing_text(one, shared)
@@ -185,7 +193,7 @@ class SnapshotJobs:
                 continue
             found.append(job)
             if _waits(one) and not reads_times:
-                self._made[key] = _Made(one, there, layers, job)
+                self._made[key] = _Made(one, there, layers, job, now)
         if faults:
             raise JobFaults(faults)
         return tuple(found)
