@@ -74,13 +74,15 @@ def test_stages_that_end_in_views_train_as_one_process(gang, single_process_loss
 
 
 def test_a_cut_on_which_the_job_would_end_is_tried_once_and_not_made(gang, single_process_losses):
-    """The balancer wants it at every turn: the layers stay, the cause is named, training continues."""
+    """The balancer wants it at every turn: the two stay together, the cause is named, training continues."""
     config = job("with_a_cut_that_fails", totalSteps=40, rebalance={"enabled": True, "everySteps": 10})
     running = gang(config, ranks=2)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     (refused,) = running.events("cutRefused")
     assert "rank 1: LookupError: layer 0 is not in this process (in layer 1, Slow, " in refused["reason"]
-    assert not running.events("rebalance")
+    # On a busy machine another cut may seem to gain something.
+    for made in running.events("rebalance"):
+        assert 1 not in {stage["firstLayer"] for stage in made["stages"]}
     losses, expected = running.losses(), single_process_losses(config)
     assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5
 
