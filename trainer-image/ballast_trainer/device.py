@@ -1,5 +1,6 @@
 """The device that a rank computes on, and how many of the machine's cores it uses."""
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,8 @@ import torch
 
 from ballast_trainer.environment import DeviceChoice
 from ballast_trainer.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
@@ -25,13 +28,21 @@ def choose_device(
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         return device
+    some = "no GPU" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
     if choice is DeviceChoice.CUDA:
-        some = "no GPU" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
         ranks = "1 rank" if local_ranks == 1 else f"{local_ranks} ranks"
         raise ConfigurationError(
             "--device",
             f"cuda for {ranks} on a machine with {some}, and each needs one of its own. "
             f"To fix: {f'--ranks {gpus}, or ' if gpus else ''}--device cpu",
+        )
+    if gpus and local_rank == 0:
+        logger.warning(
+            "%s for %d ranks on this machine: all of them compute on the CPU. To fix: at most %d ranks here, "
+            "or --device cpu",
+            some,
+            local_ranks,
+            gpus,
         )
     return torch.device("cpu")
 

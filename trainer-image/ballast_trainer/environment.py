@@ -67,11 +67,11 @@ class LaunchedRank:
                 raise ConfigurationError(name, f"{text!r} is not a count. To fix: {_ADVICE}")
             return int(text)
 
-        ranks, rank = count("WORLD_SIZE", 1), count("RANK", 0)
+        ranks, rank, local_rank = count("WORLD_SIZE", 1), count("RANK", 0), count("LOCAL_RANK", 0)
         if rank >= ranks:
             raise ConfigurationError("RANK", f"{rank} is not below WORLD_SIZE {ranks}. To fix: {_ADVICE}")
         if ranks == 1:
-            return cls(local_rank=count("LOCAL_RANK", 0))
+            return cls(local_rank=local_rank)
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if not environment.get(name):
                 raise ConfigurationError(name, f"not set, with WORLD_SIZE {ranks}. To fix: {_ADVICE}")
@@ -81,10 +81,10 @@ class LaunchedRank:
         return cls(
             rank=rank,
             ranks=ranks,
-            local_rank=count("LOCAL_RANK", 0),
+            local_rank=local_rank,
+            local_ranks=max(count("LOCAL_WORLD_SIZE", 1), local_rank + 1),
             address=environment["MASTER_ADDR"],
             port=port,
-            local_ranks=max(count("LOCAL_WORLD_SIZE", 1), count("LOCAL_RANK", 0) + 1),
         )
 
 

@@ -76,3 +76,15 @@ def test_a_rank_computes_with_its_part_of_the_cores(
         (tmp_path / "cpu.max").write_text(limit + "\n")
     count = threads_of_rank(kind, ranks=ranks, local_ranks=local_ranks, environment=variables)
     assert count == threads
+
+
+def test_gpus_that_lie_idle_are_told_once(machine, caplog):
+    """By the first rank of the machine; where there is none, or none is wanted, nothing is said."""
+    machine(2)
+    for rank in range(4):
+        choose_device(rank, 4)
+        choose_device(rank, 4, DeviceChoice.CPU)
+    machine(0)
+    choose_device(0, 4)
+    (said,) = caplog.messages
+    assert said.startswith("2 GPUs for 4 ranks on this machine: all of them compute on the CPU. To fix: ")

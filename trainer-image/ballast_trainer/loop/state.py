@@ -126,12 +126,12 @@ class TrainingState:
     def train_pipeline(self) -> float | None:
         """Forward and backward of the next step; the mean loss on the rank of the last stage."""
         assert self.pipeline is not None
-        if self.frozen_outputs is None:
-            if is_read_in_order(self.model.batch):
-                # A rank that did not read along would have to read all steps again when it needs one.
-                self.batch()
+        if self.frozen_outputs is None and not is_read_in_order(self.model.batch):
             return self.pipeline.run(self.batch)
+        # On every rank: one that did not read along with a loader would have to read all steps again later.
         batch = self.batch()
+        if self.frozen_outputs is None:
+            return self.pipeline.run(lambda: batch)
         with self.frozen_outputs.during(batch[0], self.microbatches):
             return self.pipeline.run(lambda: batch)
 
