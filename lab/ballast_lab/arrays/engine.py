@@ -90,8 +90,7 @@ class _Run:
     def finished(self, progress: OnProgress | None) -> bool:
         """Whether all measured jobs are done."""
         ledger, window = self.ledger, self.settings.measure
-        first, end = window or (0, ledger.count)
-        total, done = end - first, int(ledger.done[first : min(end, ledger.count)].sum())
+        done, total = ledger.measured(window)
         finished = done == total and (window is not None or self._next is None)
         if window and not finished and self._next is None and not len(self._active) and ledger.count:
             raise self.settings.refuse_window(self.workload, ledger.count)

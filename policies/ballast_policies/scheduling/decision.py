@@ -127,8 +127,8 @@ class Decision:
     dry_run: bool = False
 
 
-Solve = Callable[[str, Problem], Allocation]
-"""The allocation of a problem by the policy of this name."""
+Solve = Callable[[SolveRequest], Allocation]
+"""The answer to a request, over its columns."""
 
 
 def decide(
@@ -150,7 +150,7 @@ def decide(
     if solve is None:
         found = allocate(policy.objective, request.problem, agnostic=policy.heterogeneity_agnostic)
     else:
-        found = solve(policy.objective, request.problem)
+        found = solve(request)
     return apply_allocation(state, memory, policy, request, found, now=now)
 
 

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.price_classes import PricedPool
-from ballast_policies.allocation.problem import Allocation, Problem
+from ballast_policies.allocation.problem import Allocation
 from ballast_policies.allocation.registry import allocate, find_policy
 from ballast_policies.rounds import Node
 from ballast_policies.scheduling import (
@@ -17,6 +17,7 @@ from ballast_policies.scheduling import (
     Decision,
     Memory,
     SchedulingPolicy,
+    SolveRequest,
     decide,
 )
 from ballast_policies.simulator.clock import ActiveJob, Answer, SimulationError
@@ -67,7 +68,7 @@ class OperatorDecisions(Generic[Gang]):
         self.state, self._policy, self._began = state, policy, began
         self._memory = Memory(next_at=None if first_round_ends is None else began + first_round_ends)
         self._constant = find_policy(policy.objective).reads <= CONSTANT
-        self._solved: tuple[tuple[frozenset[str], dict[str, int]], Allocation] | None = None
+        self._solved: tuple[tuple[object, ...], Allocation] | None = None
         self.solve_seconds: list[float] = []
         self.last: Decision | None = None
 
@@ -89,11 +90,10 @@ class OperatorDecisions(Generic[Gang]):
         assert self._memory.next_at is not None
         return Answer(round=self.last.round, until=self._memory.next_at - self._began)
 
-    def _solve(self, policy: str, problem: Problem) -> Allocation:
-        asked = frozenset(job.name for job in problem.jobs), dict(problem.capacity)
-        if self._solved is None or self._solved[0] != asked:
-            agnostic = self._policy.heterogeneity_agnostic
-            self._solved = asked, allocate(policy, problem, agnostic=agnostic)
+    def _solve(self, request: SolveRequest) -> Allocation:
+        if self._solved is None or self._solved[0] != request.structure:
+            name, agnostic = self._policy.objective, self._policy.heterogeneity_agnostic
+            self._solved = request.structure, allocate(name, request.problem, agnostic=agnostic)
             self.solve_seconds.append(self._solved[1].solve_seconds)
         return self._solved[1]
 

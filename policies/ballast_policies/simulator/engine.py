@@ -167,11 +167,6 @@ class _Run:
         """The first arrival, seconds of the clock."""
         return float(self.ledger.arrival[0]) if self.ledger.count else 0.0
 
-    def measured_done(self) -> int:
-        """How many of the measured jobs are done."""
-        first, end = self.settings.measure or (0, self.ledger.count)
-        return int(self.ledger.done[first : min(end, self.ledger.count)].sum())
-
     def _decide(self, present: Mapping[str, "_TraceGang"], now: float) -> Answer:
         answer, last = self._decisions(present, now), self._decisions.last
         decided, counters = answer.round, self.counters
@@ -242,14 +237,14 @@ class _Run:
         if not ledger.done[row]:
             ledger.left[row], ledger.done[row], ledger.finish[row] = 0.0, True, now
         ledger.close_isolation(np.array([row]), self._present_before_ends)
-        measured = self.settings.measure
-        if measured is not None and self.measured_done() == measured[1] - measured[0]:
+        done, wanted = ledger.measured(self.settings.measure)
+        if self.settings.measure is not None and done == wanted:
             self.clock.over = True
 
     def _report(self, moment: SimulationProgress) -> None:
         assert self._progress is not None
-        first, end = self.settings.measure or (0, self.ledger.count)
-        self._progress(dataclasses.replace(moment, done=self.measured_done(), total=end - first))
+        done, total = self.ledger.measured(self.settings.measure)
+        self._progress(dataclasses.replace(moment, done=done, total=total))
 
 
 def nodes_of(ledger: Ledger) -> Iterator[Node]:

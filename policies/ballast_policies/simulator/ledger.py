@@ -120,6 +120,11 @@ class Ledger:
             fresh = np.full((more, *old.shape[1:]), empty.get(name, 0), dtype=old.dtype)
             setattr(self, name, np.concatenate([old, fresh]))
 
+    def measured(self, window: tuple[int, int] | None) -> tuple[int, int]:
+        """(done, all) of the jobs of a window: first, one past the last; None: of all that have arrived."""
+        first, end = window or (0, self.count)
+        return int(self.done[first : min(end, self.count)].sum()), end - first
+
     def isolated_rate(self, rows: np.ndarray, present: int) -> np.ndarray:
         """Steps/s of ``rows`` if each of ``present`` jobs had its part of all GPUs (Gavel's X_isolated)."""
         share = equal_share(
