@@ -17,6 +17,8 @@ from ballast_operator.app import Operator, Options
 from ballast_operator.loop_thread import LoopThread
 from ballast_operator.settings import from_environment
 
+_MOST_PORT = 65_535
+
 
 @kopf.on.startup()  # type: ignore[untyped-decorator]
 async def start(memo: kopf.Memo, settings: kopf.OperatorSettings, **_: Any) -> None:
@@ -29,12 +31,18 @@ async def start(memo: kopf.Memo, settings: kopf.OperatorSettings, **_: Any) -> N
         Options(
             lease_namespace=os.environ.get("BALLAST_NAMESPACE", "ballast-system"),
             health_host=os.environ.get("BALLAST_METRICS_HOST", "0.0.0.0"),
-            health_port=int(os.environ.get("BALLAST_METRICS_PORT", "8080")),
+            health_port=_port(os.environ.get("BALLAST_METRICS_PORT", "8080")),
         ),
         from_environment(os.environ),
     )
     memo.running = side.start(memo.operator.run(signals=False))
     memo.running.add_done_callback(_end_kopf)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > _MOST_PORT:
+        raise ValueError(f"BALLAST_METRICS_PORT={text!r} is no port. To fix: 0 to {_MOST_PORT}, or unset")
+    return int(text)
 
 
 def _end_kopf(_: Any) -> None:

@@ -245,7 +245,7 @@ class Allocator:
             attempt, [view.key for view in jobs], faults
         )
         self.decider.keep(pending, made, started)
-        snapshot = made.snapshot
+        snapshot = pending.snapshot
         self._next_round = self.decider.memory.next_at
         if self._next_round is not None and solve.outcome is not PolicyReason.OPTIMAL:
             again = started.timestamp() + solve.seconds + self._settings.retry_seconds

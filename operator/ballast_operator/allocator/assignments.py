@@ -79,21 +79,14 @@ def assignments_of(
 def _left_out(job: FaultyJob, plan_id: str) -> Assignment:
     """A job on which nothing is decided: what runs is kept."""
     reason, message = JobReason.INTERNAL_ERROR, job.message
-    if not job.runs:
-        return Assignment(
-            action=AssignmentAction.RELEASE,
-            launches=job.launches,
-            plan_id=plan_id,
-            reason=reason,
-            why=message,
-        )
+    undecided = Advice(type=JobCondition.DECIDED, value=False, reason=reason, message=message)
     return Assignment(
-        action=AssignmentAction.KEEP,
+        action=AssignmentAction.KEEP if job.runs else AssignmentAction.RELEASE,
         launches=job.launches,
         plan_id=plan_id,
         reason=reason,
         why=message,
-        advice=(Advice(type=JobCondition.DECIDED, value=False, reason=reason, message=message),),
+        advice=(undecided,) if job.runs else (),
     )
 
 

@@ -65,13 +65,11 @@ class MadeDecision:
     """An assignment for each job, and what the policy's status says of the round.
 
     Attributes:
-        snapshot: what was decided on.
         decision: in force once it is kept.
     """
 
     assignments: Mapping[Key, Assignment]
     report: PolicyReport
-    snapshot: Snapshot
     decision: Decision
 
 
@@ -226,7 +224,6 @@ class Decider:
         return MadeDecision(
             assignments=assignments_of(snapshot, decision, advice=advice),
             report=report,
-            snapshot=snapshot,
             decision=decision,
         )
 
@@ -234,8 +231,8 @@ class Decider:
         """The decision is in force."""
         self.memory, self.plan_id = made.decision.memory, made.decision.plan_id
         self.seen_nodes = pending.seen_nodes
-        self.growth_at = made.snapshot.next_growth(started.timestamp())
-        self.faults.tell(made.snapshot.faulty)
+        self.growth_at = pending.snapshot.next_growth(started.timestamp())
+        self.faults.tell(pending.snapshot.faulty)
         decided = made.decision.round
         logger.info(
             "round planId=%s extended=%d resized=%d started=%d moved=%d stopped=%d waiting=%d",
