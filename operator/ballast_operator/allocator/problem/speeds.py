@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ballast_policies.contract import Plan
@@ -50,22 +51,24 @@ def resized(
     stages: int,
     spec: JobSpec,
     layer_seconds: tuple[float, ...] = (),
+    kind: Speeds = MappingProxyType({}),
 ) -> Estimate | None:
     """What is known of a gang of ``stages`` there; None: nothing.
 
-    From the nearest known size by the pipeline's model of ``spec``.
+    Between two known sizes by these, elsewhere from the nearest one by :func:`speed_ratio`.
     """
-    sizes = [size for known_type, size in speeds if known_type == gpu_type]
-    if not sizes:
+    rates = _rates(speeds, gpu_type)
+    if not rates:
         return None
-    at = nearest(sizes, stages)
+    at = nearest(rates, stages)
     known = speeds[gpu_type, at]
     if at == stages:
         return known
+    rate = between(rates, stages)
+    if rate is None:
+        rate = rates[at] * speed_ratio(spec, kind, gpu_type, at, stages, layer_seconds)
     return dataclasses.replace(
-        known,
-        steps_per_second=known.steps_per_second * size_ratio(spec, at, stages, layer_seconds),
-        deviation=math.hypot(known.deviation, PRIOR_DEVIATION),
+        known, steps_per_second=rate, deviation=math.hypot(known.deviation, PRIOR_DEVIATION)
     )
 
 
@@ -93,19 +96,39 @@ def pipeline_shape(spec: JobSpec, layer_seconds: tuple[float, ...] = ()) -> Pipe
     )
 
 
-def known_ratio(spec: JobSpec, kind: Speeds, gpu_type: str, known: int, size: int) -> float | None:
-    """Speed at ``size`` over that at ``known``, where both are stated or both were reported by the kind.
+def speed_ratio(
+    spec: JobSpec,
+    kind: Speeds,
+    gpu_type: str,
+    known: int,
+    size: int,
+    layer_seconds: tuple[float, ...] = (),
+) -> float:
+    """Speed at ``size`` over that at ``known``.
 
-    A size between two stated ones counts as stated.
+    By what is stated of both, or of sizes around them; else by what the kind has reported of them; else by
+    the pipeline's model, from the nearest stated size where one is stated.
     """
     by_stages = spec.throughput.get(gpu_type, {})
-    stated_known, stated_size = _stated_rate(by_stages, known), _stated_rate(by_stages, size)
-    if stated_known and stated_size is not None:
-        return stated_size / stated_known
-    first, second = kind.get((gpu_type, known)), kind.get((gpu_type, size))
-    if first is None or second is None or first.steps_per_second <= 0:
-        return None
-    return second.steps_per_second / first.steps_per_second
+    for first, second in (
+        (_stated_rate(by_stages, known), _stated_rate(by_stages, size)),
+        (between(rates := _rates(kind, gpu_type), known), between(rates, size)),
+    ):
+        if first and second is not None:
+            return second / first
+    said, of_size = (stated(spec, gpu_type, stages, layer_seconds) for stages in (known, size))
+    if said is not None and of_size is not None and said.steps_per_second > 0:
+        return of_size.steps_per_second / said.steps_per_second
+    return size_ratio(spec, known, size, layer_seconds)
+
+
+def _rates(speeds: Speeds, gpu_type: str) -> dict[int, float]:
+    """GPUs -> steps/s above 0, of what is known of the type."""
+    return {
+        size: known.steps_per_second
+        for (of_type, size), known in speeds.items()
+        if of_type == gpu_type and known.steps_per_second > 0
+    }
 
 
 def _stated_rate(by_stages: Mapping[int, float], size: int) -> float | None:

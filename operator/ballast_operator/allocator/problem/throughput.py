@@ -30,12 +30,11 @@ from ballast_operator.allocator.problem.speeds import (
     as_prior,
     between,
     kind_of,
-    known_ratio,
     measured_on,
     nearest,
     reconcile_with_spec,
     resized,
-    size_ratio,
+    speed_ratio,
     stated,
     variant_of,
 )
@@ -229,7 +228,8 @@ class Measurements:
         return bounded(prior, at_least, self._at_size(job, speeds.at_most, gpu_type))
 
     def _at_size(self, job: GangRequest, speeds: Speeds, gpu_type: str) -> Estimate | None:
-        return resized(speeds, gpu_type, job.stages, job.spec, self._layers_of(job))
+        kind = self._packed_kind(job).known
+        return resized(speeds, gpu_type, job.stages, job.spec, self._layers_of(job), kind)
 
     def _packed(self, job: GangRequest, speeds: Speeds) -> PackedSpeeds:
         return packed_speeds(speeds, job.fewest_nodes, self._speeds_of_kind(job))
@@ -291,9 +291,7 @@ class Measurements:
                 rate = between(reported, size)
                 if rate is None:
                     start = nearest(reported, size) if reported else job.stages
-                    ratio = known_ratio(job.spec, kind, gpu_type, start, size)
-                    if ratio is None:
-                        ratio = size_ratio(job.spec, start, size, layers)
+                    ratio = speed_ratio(job.spec, kind, gpu_type, start, size, layers)
                     rate = reported.get(start, known.steps_per_second) * ratio
                 here[size] = rate
             found[gpu_type] = {size: rate for size, rate in here.items() if rate > 0}

@@ -1,6 +1,7 @@
 """Estimates of speed: stated, measured, taken from jobs of the same kind, or completed."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -10,6 +11,8 @@ from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Report
 from ballast_policies.contract.job import JobConfig
 from ballast_policies.throughput.track import ALPHA
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.operator.views.builders import a_config, a_plan, a_spec, a_view
 
@@ -90,6 +93,45 @@ def test_between_two_stated_sizes_the_speed_is_between_theirs(script):
     assert list(found["v100"].values()) == pytest.approx(
         [1.0, 1.5**0.5, 1.5 ** (math.log(3) / math.log(4)), 1.5]
     )
+
+
+@settings(max_examples=30)
+@given(
+    rates=st.dictionaries(st.integers(1, 16), st.floats(0.01, 100.0), min_size=2, max_size=5),
+    script=st.booleans(),
+    known=st.sampled_from(["stated", "stated and measured", "measured by the kind"]),
+    measured=st.integers(0, 4),
+)
+def test_no_speed_between_two_known_sizes_is_beyond_theirs(rates, script, known, measured):
+    """Neither by what is stated, nor once a size was measured, nor by what jobs of the kind have reported."""
+    sizes = sorted(rates)
+    table = {} if known == "measured by the kind" else {"v100": rates}
+    spec = a_spec(throughput=table)
+    if script:
+        ranks = {"minStages": 1, "maxStages": 16}
+        spec = a_spec(throughput=table, config=JobConfig.from_mapping({"totalSteps": 9, "pipeline": ranks}))
+    measurements = Measurements()
+    if known == "stated and measured":
+        at = sizes[measured % len(sizes)]
+        measurements.record(a_report("a", spec, rate=3.0, step=1, stages=at))
+    elif not table:
+        for step, at in enumerate(sizes):
+            measurements.record(a_report("b", spec, rate=rates[at], step=step, stages=at))
+    found = by_size(measurements, spec, base=sizes[0], sizes=tuple(range(sizes[0], sizes[-1] + 1)))["v100"]
+    for low, high in itertools.pairwise(sizes):
+        least, most = sorted((found[low], found[high]))
+        for size in range(low, high + 1):
+            here = speeds(measurements, "a", spec, stages=size, types=("v100",))["v100"]
+            assert least * (1 - 1e-9) <= found[size] <= most * (1 + 1e-9)
+            assert here == pytest.approx(found[size])
+
+
+def test_beyond_the_stated_sizes_a_measured_gang_goes_by_the_nearest_stated_one():
+    """Measured at 4 as stated around it: 12 is not guessed from 4, the nearest measured one."""
+    spec, measurements = a_spec(throughput={"v100": {2: 1.0, 8: 1.5}}), Measurements()
+    before = by_size(measurements, spec, base=2, sizes=(2, 4, 8, 12))["v100"]
+    measurements.record(a_report("a", spec, rate=before[4], step=1, stages=4))
+    assert by_size(measurements, spec, base=2, sizes=(2, 4, 8, 12))["v100"] == pytest.approx(before)
 
 
 def test_a_stated_zero_stays_zero():
