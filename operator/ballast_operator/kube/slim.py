@@ -20,7 +20,15 @@ _LAUNCH_AND_RANK = re.compile(r"-([0-9]{1,10})-([0-9]{1,10})")
 """What follows the job in the name of its pod: :func:`ballast_policies.contract.names.pod_name`."""
 
 _POD_STATUS = ("phase", "podIP", "reason", "message")
-_POD_SPEC = ("nodeName", "affinity", "priorityClassName", "schedulerName", "terminationGracePeriodSeconds")
+_POD_SPEC = (
+    "nodeName",
+    "affinity",
+    "priorityClassName",
+    "schedulerName",
+    "terminationGracePeriodSeconds",
+    "resources",
+    "overhead",
+)
 _CONDITION = ("type", "status", "reason", "message")
 _CONTAINER = ("name", "resources", "restartPolicy")
 

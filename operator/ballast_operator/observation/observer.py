@@ -11,13 +11,14 @@ from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Key, Kind, Object, key_of
 from ballast_operator.kube.ownership import controlled_by
+from ballast_operator.kube.pinning import pinned_node
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.findings import Findings
 from ballast_operator.observation.gpu_holders import GpuHolders
 from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, JobView
 from ballast_operator.views.lease import LeaseReader, LeaseView
-from ballast_operator.views.nodes import NodeView, read_node
+from ballast_operator.views.nodes import NodeView, is_ours, read_node
 from ballast_operator.views.pod import PodView, read_pod
 
 
@@ -139,7 +140,7 @@ class Observer:
             item = self.caches[NODE].get(("", name))
             if item is None:
                 return None
-            view = self._nodes[name] = read_node(item)
+            view = self._nodes[name] = read_node(item, self.caches[POD].on_node(name))
         return view
 
     def pods_on(self, names: Iterable[str]) -> list[Object]:
@@ -169,12 +170,14 @@ class Observer:
                 job = (version["metadata"].get("labels") or {}).get(JOB_LABEL) if version else None
                 if job:
                     self._views.pop((item["metadata"].get("namespace", ""), job), None)
+                if kind is POD and version and not is_ours(version):  # it leaves less to jobs' pods
+                    self._nodes.pop(pinned_node(version), None)
             if kind is LEASE and new is not None:
                 self._renewed(new)
 
     def _invalidate_node(self, name: str, new: Object | None) -> None:
         before = self._nodes.pop(name, None)
-        after = read_node(new) if new is not None else None
+        after = read_node(new, self.caches[POD].on_node(name)) if new is not None else None
         if after is not None:
             self._nodes[name] = after
         if before is None or after is None or (before.ready, before.leaving) != (after.ready, after.leaving):

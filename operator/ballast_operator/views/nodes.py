@@ -7,8 +7,9 @@ that has been asked to go still holds its GPU; one that has ended does not.
 import dataclasses
 import functools
 import logging
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ballast_policies.contract import JOB_LABEL
@@ -63,6 +64,7 @@ class NodeView:
         taints: all of them; which ones matter depends on the pod.
         leaving: it is about to go.
         created: when it was made; None: not known.
+        room: resource -> what pods of others leave of it to jobs: CPUs, bytes, pods; empty: not known.
     """
 
     name: str
@@ -73,6 +75,7 @@ class NodeView:
     taints: tuple[Taint, ...] = ()
     leaving: Leaving | None = None
     created: Time | None = None
+    room: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def gpus(self, resource: str) -> int:
         """How many GPUs of ``resource`` it offers to pods; none where it says that it has impossibly many."""
@@ -80,8 +83,23 @@ class NodeView:
         return count if count <= MOST_GPUS else 0
 
 
-def read_node(item: Object) -> NodeView:
-    """A node from its JSON."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PodNeed:
+    """What the pods of a gang ask of a node besides GPUs.
+
+    Attributes:
+        asks: resource -> amount for each pod, sorted: CPUs, bytes, and one of the node's pods.
+        pods: of the gang.
+        gpus_per_pod: of each.
+    """
+
+    asks: tuple[tuple[str, float], ...]
+    pods: int = 1
+    gpus_per_pod: int = 1
+
+
+def read_node(item: Object, pods: Iterable[Object] = ()) -> NodeView:
+    """A node from its JSON; ``pods``: those on it."""
     status, content = item.get("status") or {}, item.get("spec") or {}
     conditions = status.get("conditions") or []
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
@@ -113,7 +131,21 @@ def read_node(item: Object) -> NodeView:
         created=parse(item["metadata"]["creationTimestamp"])
         if "creationTimestamp" in item["metadata"]
         else None,
+        room=_room(status.get("allocatable") or {}, pods),
     )
+
+
+def _room(allocatable: Mapping[str, str], pods: Iterable[Object]) -> dict[str, float]:
+    """What pods that are no job's leave of what a node offers; without what cannot be read."""
+    room = {
+        name: amount for name, quantity in allocatable.items() if (amount := _amount(quantity)) < math.inf
+    }
+    for pod in pods:
+        if not is_ours(pod) and _lives(pod):
+            for name, amount in pod_requests(pod.get("spec") or {}).items():
+                if name in room:
+                    room[name] -= amount
+    return room
 
 
 @functools.lru_cache(maxsize=1024)
@@ -138,28 +170,71 @@ def _impossible(allocatable: Mapping[str, str]) -> str:
 
 
 def pod_gpus(pod: Object, resource: str) -> int:
-    """GPUs that a pod holds: the most that its containers ask for together, or before them one by one.
+    """GPUs that a pod holds."""
+    found = _together(pod.get("spec") or {}, lambda container: _container_gpus(container, resource))
+    return int(found)
+
+
+def _together(content: Object, asked: Callable[[Object], float]) -> float:
+    """What a pod holds: the most that its containers ask for together, or before them one by one.
 
     Init containers run one after another before the others, except those that are restarted: they stay
     (https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers).
     """
-    content = pod.get("spec") or {}
-    staying = most = 0
+    staying = most = 0.0
     for container in content.get("initContainers") or []:
-        gpus = _container_gpus(container, resource)
+        amount = asked(container)
         if container.get("restartPolicy") == "Always":
-            staying += gpus
+            staying += amount
             most = max(most, staying)
         else:
-            most = max(most, staying + gpus)
-    together = sum(_container_gpus(container, resource) for container in content.get("containers") or [])
-    return max(most, staying + together)
+            most = max(most, staying + amount)
+    return max(most, staying + sum(asked(container) for container in content.get("containers") or []))
 
 
 def _container_gpus(container: Object, resource: str) -> int:
     resources = container.get("resources") or {}
     wanted = (resources.get("limits") or {}).get(resource) or (resources.get("requests") or {}).get(resource)
     return gpu_count(str(wanted or "0"))
+
+
+def pod_requests(content: Object) -> dict[str, float]:
+    """Resource -> what a pod with this spec asks of its node: CPUs, bytes, and one of its pods.
+
+    A limit without a request is one; what is stated for the whole pod counts before its containers', and the
+    overhead of its runtime class is added, as kube-scheduler adds it.
+    """
+    containers = [*(content.get("initContainers") or []), *(content.get("containers") or [])]
+
+    def held(name: str) -> float:
+        return _together(content, lambda container: _asked(container).get(name, 0.0))
+
+    found = {name: held(name) for container in containers for name in _asked(container)}
+    found |= _asked(content)
+    for name, quantity in (content.get("overhead") or {}).items():
+        found[name] = found.get(name, 0.0) + _finite(quantity)
+    return {**found, "pods": 1.0}
+
+
+def _asked(content: Object) -> dict[str, float]:
+    resources = content.get("resources") or {}
+    stated = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {name: _finite(quantity) for name, quantity in stated.items()}
+
+
+def _finite(quantity: Any) -> float:
+    """A quantity; 0 where it cannot be read, which the API server does not store."""
+    return amount if (amount := _amount(quantity)) < math.inf else 0.0
+
+
+@functools.lru_cache(maxsize=8192)
+def _amount(quantity: Any) -> float:
+    """A Kubernetes quantity as a number; infinite where it cannot be read."""
+    try:
+        amount = float(parse_quantity(str(quantity)))
+    except (ValueError, ArithmeticError):
+        return math.inf
+    return amount if amount >= 0 else math.inf
 
 
 def is_ours(pod: Object) -> bool:

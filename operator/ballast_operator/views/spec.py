@@ -26,6 +26,7 @@ from ballast_operator.api.read import InvalidObject, read_training_job
 from ballast_operator.api.training_job import TrainingJobSpec
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.clock import Time
+from ballast_operator.views.nodes import PodNeed, pod_requests
 from ballast_operator.views.selectors import NodeRequirements, read_requirements
 
 
@@ -167,9 +168,16 @@ class JobSpec:
         return read_requirements(self.template)
 
     @functools.cached_property
-    def node_signature(self) -> tuple[str, NodeRequirements]:
+    def pod_need(self) -> PodNeed:
+        """What its least gang asks of a node besides GPUs."""
+        asks = pod_requests(self.template.get("spec") or {})
+        pods = max(1, self.smallest_gang // self.gpus_per_pod)
+        return PodNeed(asks=tuple(sorted(asks.items())), pods=pods, gpus_per_pod=self.gpus_per_pod)
+
+    @functools.cached_property
+    def node_signature(self) -> tuple[str, NodeRequirements, PodNeed]:
         """Equal for jobs that may be started on the same nodes."""
-        return json.dumps(self.tolerations, sort_keys=True), self.node_requirements
+        return json.dumps(self.tolerations, sort_keys=True), self.node_requirements, self.pod_need
 
     def pipeline_form(self, positions: int = 1) -> PipelineForm:
         """What the memory of the job's pipeline depends on besides its layers."""

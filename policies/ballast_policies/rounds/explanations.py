@@ -175,8 +175,8 @@ def barred_nodes(pool: str, barred: Mapping[str, int], closed: Mapping[str, int]
     if others:
         texts.append(
             f"{_nodes(others)} of pool {pool} {'is' if others == 1 else 'are'} excluded by the template's "
-            "tolerations, nodeSelector or node affinity, or by the memory of their GPUs, or avoided since "
-            "its pods did not run there in time"
+            "tolerations, nodeSelector, node affinity or requests, or by the memory of their GPUs, or "
+            "avoided since its pods did not run there in time"
         )
     texts += [f"{_nodes(count)} of pool {pool}: {reason}" for reason, count in sorted(closed.items())]
     return "".join(f"; {text}" for text in texts)

@@ -33,6 +33,7 @@ from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.job import JobView
+from ballast_operator.views.nodes import PodNeed
 from ballast_operator.views.spec import JobSpec
 
 LACK_OF_ROOM = (JobReason.EXCEEDS_CAPACITY, JobReason.EXCEEDS_MEMORY)
@@ -96,6 +97,7 @@ class _Cluster:
     regions: Mapping[str, str]
     data_prices: DataPrices
     not_tolerated: Mapping[Signature, frozenset[str]]
+    too_full: Mapping[PodNeed, Mapping[str, str]]
 
 
 class Admissions:
@@ -131,6 +133,7 @@ class Admissions:
             regions=capacity.regions,
             data_prices=capacity.data_prices,
             not_tolerated=capacity.tolerance.not_tolerated,
+            too_full=capacity.tolerance.too_full,
         )
         known = self._found if cluster == self._cluster else {}
         self._cluster, self._found = cluster, {}
@@ -187,6 +190,7 @@ def _admit_one(
             (
                 left_out(view.spec.spot, other_kind & set(may_use)),
                 left_out_for_data(unpriced, set(may_use) - own - other_kind),
+                capacity.tolerance.without_room(view, may_use),
             ),
         )
     )
@@ -224,7 +228,8 @@ def _admit_one(
         )
     if allocation is None and refusal is not None:
         refusal = over_all_pools(refusal, view.spec, room.gpus)
-        return with_barred_nodes(refusal, capacity.nodes, barred, allowed)
+        full = capacity.tolerance.without_room(view, may_use)
+        return with_barred_nodes(refusal, capacity.nodes, barred, allowed, full)
     sizes = gang_sizes(view, room, allowed, size)
     size = sizes[0]
     small = memory.too_small(room.gpus, size)

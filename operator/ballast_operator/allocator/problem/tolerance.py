@@ -1,4 +1,6 @@
-"""Which nodes the jobs of a snapshot may be started on: by taints, node selectors, and what happened there.
+"""Which nodes the jobs of a snapshot may be started on.
+
+By taints, node selectors, the CPUs and memory that their pods ask for, and what happened there.
 
 Jobs with the same template, and nodes that are alike, are looked at once: there may be thousands.
 """
@@ -8,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+import numpy as np
 from ballast_policies.rounds import Node
 from ballast_policies.rounds.explanations import TOLD_APART, barred_nodes
 
@@ -15,12 +18,12 @@ from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.job import JobView
-from ballast_operator.views.nodes import NodeView
+from ballast_operator.views.nodes import NodeView, PodNeed
 from ballast_operator.views.selectors import NodeRequirements
 from ballast_operator.views.taints import Taint, blocking
 
-Signature = tuple[str, NodeRequirements, frozenset[str]]
-"""Tolerations as JSON, requirements, and nodes to avoid."""
+Signature = tuple[str, NodeRequirements, PodNeed, frozenset[str]]
+"""Tolerations as JSON, requirements, what the pods ask for, and nodes to avoid."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +35,13 @@ class Tolerance:
             have to tolerate, and a number where something else tells nodes with the same taints apart.
         not_tolerated: what jobs have in common (:func:`_signature`) -> texts of nodes barred to them.
         by_no_job: texts of nodes that are barred to every job; empty where there are no jobs.
+        too_full: what pods ask for -> pool -> its nodes without room for them, as text.
     """
 
     taints: Mapping[str, str] = dataclasses.field(default_factory=dict)
     not_tolerated: Mapping[Signature, frozenset[str]] = dataclasses.field(default_factory=dict)
     by_no_job: frozenset[str] = frozenset()
+    too_full: Mapping[PodNeed, Mapping[str, str]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
@@ -61,22 +66,29 @@ class Tolerance:
         nodes = [node for pool in pools for node in members[pool.name]]
         excluded = {
             asked: frozenset(node.name for node in nodes if not asked.allow(node.name, node.labels))
-            for asked in {requirements for _, requirements, _ in wanting}
+            for asked in {requirements for _, requirements, _, _ in wanting}
         }
-        avoided = frozenset[str]().union(*(names for _, _, names in wanting))
+        rooms = _Rooms(pools, members)
+        full = {need: rooms.too_small(need) for need in {need for _, _, need, _ in wanting}}
+        avoided = frozenset[str]().union(*(names for _, _, _, names in wanting))
         marks = {node.name: mark for pool, mark in (apart or {}).items() for node in members[pool]}
-        texts = _texts(relevant, list(excluded.values()), avoided, marks)
+        texts = _texts(relevant, [*excluded.values(), *filter(None, full.values())], avoided, marks)
         kinds = {texts[name]: taints for name, taints in relevant.items()}
         not_tolerated: dict[Signature, frozenset[str]] = {}
-        if any(kinds.values()) or avoided or any(excluded.values()):
+        if any(kinds.values()) or avoided or any(excluded.values()) or any(full.values()):
             for signature, view in wanting.items():
                 assert view.spec is not None
                 by_taint = {text for text, found in kinds.items() if blocking(found, view.spec.tolerations)}
-                names = excluded[signature[1]] | signature[2]
+                names = excluded[signature[1]] | full[signature[2]] | signature[3]
                 not_tolerated[signature] = frozenset(by_taint.union(texts[n] for n in names if n in texts))
         sets = list(not_tolerated.values())
         by_no_job = sets[0].intersection(*sets[1:]) if sets else frozenset[str]()
-        return cls(taints=texts, not_tolerated=not_tolerated, by_no_job=by_no_job)
+        return cls(
+            taints=texts,
+            not_tolerated=not_tolerated,
+            by_no_job=by_no_job,
+            too_full={need: rooms.words(need, names) for need, names in full.items() if names},
+        )
 
     def barred(self, view: JobView, *, avoid: bool = True) -> frozenset[str]:
         """Texts of nodes on which the job must not be started.
@@ -88,6 +100,71 @@ class Tolerance:
         if not self.not_tolerated:
             return frozenset()
         return self.not_tolerated.get(_signature(view, avoid=avoid), frozenset())
+
+    def without_room(self, view: JobView, pools: Sequence[str]) -> str:
+        """Nodes of ``pools`` that have the GPUs but no room for the job's pods, as text; empty: none."""
+        assert view.spec is not None
+        words = self.too_full.get(view.spec.pod_need, {})
+        return "; ".join(words[pool] for pool in pools if pool in words)
+
+
+class _Rooms:
+    """What the nodes of the pools have for pods besides GPUs.
+
+    Counted is what pods of others leave: gangs give way to each other.
+    """
+
+    def __init__(self, pools: Sequence[NodePool], members: Mapping[str, Sequence[NodeView]]) -> None:
+        self._nodes = [(pool, node) for pool in pools for node in members[pool.name]]
+        self._gpus = np.array([node.gpus(pool.gpu_resource) for pool, node in self._nodes])
+        self._gpu_resources = {pool.gpu_resource for pool in pools}
+        self._columns: dict[str, np.ndarray] = {}
+
+    def too_small(self, need: PodNeed) -> frozenset[str]:
+        """Nodes without room for as many pods as a gang has there at most; of a large one, for all GPUs."""
+        lacks = np.zeros(len(self._nodes), dtype=bool)
+        pods = self._pods(need)
+        for name, amount in need.asks:
+            if name not in self._gpu_resources:
+                lacks |= self._room(name) < amount * pods * (1 - 1e-9)
+        return frozenset(self._nodes[index][1].name for index in np.flatnonzero(lacks))
+
+    def words(self, need: PodNeed, names: frozenset[str]) -> dict[str, str]:
+        """Pool -> its nodes among ``names``, with what the first one lacks."""
+        found, counts = (
+            dict[str, str](),
+            Counter(pool.name for pool, node in self._nodes if node.name in names),
+        )
+        pods = self._pods(need)
+        for index, (pool, node) in enumerate(self._nodes):
+            if pool.name in found or node.name not in names:
+                continue
+            lacking = [
+                f"{name} {amount:.4g} each, {max(0.0, has):.4g} left"
+                for name, amount in need.asks
+                if name not in self._gpu_resources
+                and (has := self._room(name)[index]) < amount * pods[index] * (1 - 1e-9)
+            ]
+            count, ours = counts[pool.name], f"{pods[index]} of its pods" if pods[index] > 1 else "its pods"
+            found[pool.name] = (
+                f"{count} node{'' if count == 1 else 's'} of pool {pool.name} "
+                f"{'has' if count == 1 else 'have'} no room for {ours}: on {node.name} {', '.join(lacking)}"
+            )
+        return found
+
+    def _pods(self, need: PodNeed) -> np.ndarray:
+        """By node, how many pods of the gang it may get."""
+        pods: np.ndarray = np.clip(self._gpus // need.gpus_per_pod, 1, need.pods)
+        return pods
+
+    def _room(self, name: str) -> np.ndarray:
+        """By node; none of an extended resource that a node does not name, no limit of another."""
+        if name not in self._columns:
+            absent = 0.0 if "/" in name else np.inf
+            self._columns[name] = np.array(
+                [node.room.get(name, absent) if node.room else np.inf for _, node in self._nodes]
+            )
+        return self._columns[name]
 
 
 def _signature(view: JobView, *, avoid: bool = True) -> Signature:
@@ -132,9 +209,12 @@ def usable_by_pool(nodes: Sequence[Node], barred: frozenset[str], gpus_per_pod: 
 
 
 def with_barred_nodes(
-    refusal: Refusal, nodes: Sequence[Node], barred: frozenset[str], allowed: Sequence[str]
+    refusal: Refusal, nodes: Sequence[Node], barred: frozenset[str], allowed: Sequence[str], full: str
 ) -> Refusal:
-    """The refusal for lack of GPUs, with the nodes of ``allowed`` types that are closed to the job."""
+    """The refusal for lack of GPUs, with the nodes of ``allowed`` types that are closed to the job.
+
+    ``full``: those without room for its pods, as text.
+    """
     if refusal.reason != JobReason.EXCEEDS_CAPACITY:
         return refusal
     tainted: dict[str, Counter[str]] = {}
@@ -150,8 +230,10 @@ def with_barred_nodes(
         barred_nodes(pool, tainted.get(pool, {}), closed.get(pool, {}))
         for pool in sorted({*tainted, *closed})
     )
+    words += f"; {full}" if full else ""
     if not words:
         return refusal
     what, _, fix = refusal.message.partition(". To fix: ")
     more = "add the tolerations to spec.template, or " if tainted else ""
+    more = "lower the requests of spec.template, or " if full else more
     return dataclasses.replace(refusal, message=f"{what}{words}. To fix: {more}{fix}")

@@ -72,6 +72,55 @@ async def test_a_job_waits_for_the_nodes_that_it_may_use_although_others_are_fre
     await simulation.until(lambda: simulation.state("two") == "Succeeded", ticks=400)
 
 
+def asking(**requests: str) -> dict[str, Any]:
+    container = {"name": "trainer", "image": "trainer:1", "resources": {"requests": requests}}
+    return {"spec": {"containers": [container]}}
+
+
+def with_cpus(name: str, gpus: int, cpus: str) -> dict[str, Any]:
+    found = node(name, "fast", gpus)
+    found["status"]["allocatable"] |= {"cpu": cpus, "memory": "64Gi", "pods": "110"}
+    return found
+
+
+async def test_gpus_of_nodes_without_the_cpus_for_a_jobs_pods_are_left_to_others():
+    """No GPUs are held for pods that cannot run: the job says what each pod asks and what is left."""
+    simulation = Simulation(nodes={"small": ("fast", 2), "large": ("fast", 2)})
+    simulation.world.put(NODE, with_cpus("small", 2, "2"))
+    simulation.world.put(NODE, with_cpus("large", 2, "7500m"))
+    simulation.add_job("one", template=asking(cpu="4"))
+    simulation.add_job("two", template=asking(cpu="1", memory="1Gi"))
+    await simulation.until(lambda: simulation.state("two") == "Running")
+    status = simulation.status("one")
+    assert (status.launches, status.condition("Admitted").reason) == (0, "ExceedsCapacity")
+    message = status.condition("Admitted").message
+    assert "2 nodes of pool fast have no room for 2 of its pods: on large cpu 4 each, 7.5 left" in message
+    assert "To fix: lower the requests of spec.template, or" in message
+    simulation.world.put(NODE, with_cpus("large", 2, "8"))
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    assert nodes_of(simulation, "one") == {"large"}
+
+
+async def test_what_pods_of_others_ask_for_is_no_room_for_a_job():
+    """Their requests count while they live; a resource that a node does not name is none."""
+    simulation = Simulation(nodes={"n": ("fast", 2)})
+    simulation.world.put(NODE, with_cpus("n", 2, "8"))
+    daemon = {
+        "metadata": {"name": "daemon", "namespace": "kube-system", "uid": "daemon"},
+        "spec": {"nodeName": "n", "containers": [{"resources": {"requests": {"cpu": "500m"}}}]},
+        "status": {"phase": "Running"},
+    }
+    simulation.world.put(POD, daemon)
+    simulation.add_job("one", template=asking(cpu="4"))
+    simulation.add_job("two", template=asking(**{"rdma/hca": "1"}))
+    await simulation.until(lambda: simulation.status("one").condition("Admitted") is not None)
+    await simulation.until(lambda: simulation.status("two").condition("Admitted") is not None)
+    assert "cpu 4 each, 7.5 left" in simulation.status("one").condition("Admitted").message
+    assert "rdma/hca 1 each, 0 left" in simulation.status("two").condition("Admitted").message
+    simulation.world.patch(POD, "kube-system", "daemon", {"status": {"phase": "Succeeded"}})
+    await simulation.until(lambda: simulation.state("one") == "Running")
+
+
 @pytest.mark.slow
 async def test_nodes_with_shared_gpus_take_no_gang_and_the_job_says_why():
     """Four replicas of one GPU are no four GPUs; a gang that runs there stays when the labels come."""
