@@ -118,10 +118,14 @@ EXAMPLES = {
         launch=2,
         directive=Directive.SHRINK,
         ranks=(
-            Rank(rank=0, pod="translator-2-0", address="127.17.0.4", gpu_type="v100"),
-            Rank(rank=1, pod="translator-2-0", local_rank=1, address="127.17.0.4", gpu_type="v100"),
-            Rank(rank=2, pod="translator-2-2", address="127.17.0.6", gpu_type="v100"),
-            Rank(rank=3, pod="translator-2-2", local_rank=1, address="127.17.0.6", gpu_type="v100"),
+            Rank(rank=0, pod="translator-2-0", address="127.17.0.4", gpu_type="v100", node="n1"),
+            Rank(
+                rank=1, pod="translator-2-0", local_rank=1, address="127.17.0.4", gpu_type="v100", node="n1"
+            ),
+            Rank(rank=2, pod="translator-2-2", address="127.17.0.6", gpu_type="v100", node="n1"),
+            Rank(
+                rank=3, pod="translator-2-2", local_rank=1, address="127.17.0.6", gpu_type="v100", node="n1"
+            ),
         ),
         stages=STAGES,
         reason="repack from 4 pods to 2",

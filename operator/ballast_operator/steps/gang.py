@@ -108,6 +108,7 @@ def ranks_of(
             local_rank=local_rank,
             address=gang[name].address,
             gpu_type=allocation.part_of(name).gpu_type,
+            node=gang[name].node,
         )
         for number, (name, local_rank) in enumerate(places)
     )

@@ -18,6 +18,7 @@ class Rank(Model):
         local_rank: position among the processes of the pod, 0-based; the GPU of the pod that it uses.
         address: IP address of the pod.
         gpu_type: the pool's GPU type, e.g. ``v100``.
+        node: the pod's; empty: not known.
     """
 
     rank: int = Field(ge=0, le=MOST_RANKS)
@@ -25,6 +26,7 @@ class Rank(Model):
     local_rank: int = Field(0, ge=0, le=MOST_RANKS)
     address: str = Field(max_length=LONGEST_NAME)
     gpu_type: str = Field(max_length=LONGEST_NAME)
+    node: str = Field("", max_length=LONGEST_NAME)
 
     @property
     def process(self) -> str:

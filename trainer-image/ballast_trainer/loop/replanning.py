@@ -267,7 +267,12 @@ def repack_proposal(
     )
     if not decision.repack:
         return None
-    kept = kept_positions(decision, in_force, block, sizes.bytes)
+    on_nodes = [rank.node for rank in training.plan.ranks]
+    by_position = [
+        tuple(on_nodes[rank] for rank in training.world.mesh.column_ranks(at))
+        for at in range(in_force.ranks if all(on_nodes) else 0)
+    ]
+    kept = kept_positions(decision, in_force, block, sizes.bytes, by_position)
     ranks = [training.plan.ranks[rank] for at in kept for rank in training.world.mesh.column_ranks(at)]
     kept_pods = tuple(dict.fromkeys(rank.pod for rank in ranks))
     placement = training.placement(len(kept) * column)
