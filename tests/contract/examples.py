@@ -16,6 +16,7 @@ from ballast_policies.contract.job import (
     CallbackConfig,
     CallbackError,
     CheckpointConfig,
+    ColumnsConfig,
     DataConfig,
     Decay,
     DynamicConfig,
@@ -94,7 +95,12 @@ EXAMPLES = {
             recompute=True,
             comm_timeout_seconds=900.0,
         ),
-        data=DataConfig(name="my.data:windows", args={"path": "/data"}),
+        data=DataConfig(
+            name="my.data:windows",
+            args={"path": "/data"},
+            columns=ColumnsConfig(inputs="input_ids", targets="labels"),
+            pad_to_multiple_of=64,
+        ),
         checkpoint=CheckpointConfig(
             path="/checkpoints", every_steps=50, keep=3, start_over=True, retry_seconds=30.0
         ),

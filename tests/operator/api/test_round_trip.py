@@ -113,6 +113,8 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
         "data": {
             "name": "my.data:windows",
             "args": draw(st.dictionaries(st.text(max_size=4), JSON, max_size=3)),
+            "columns": {"inputs": "input_ids", "targets": draw(NAMES)},
+            **draw(st.sampled_from([{"collate": "my.data:collate"}, {"padToMultipleOf": 64}])),
         },
         "gpuTypes": draw(st.lists(NAMES, unique=True, max_size=3)),
         "throughput": [

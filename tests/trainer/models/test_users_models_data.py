@@ -6,7 +6,9 @@ import signal
 
 import pytest
 import torch
+from ballast_policies.contract.job import ColumnsConfig
 from ballast_trainer.causes import describe
+from ballast_trainer.data.collate import BatchForm
 from ballast_trainer.data.read_ahead import ReadAhead
 from ballast_trainer.data.sources import ReplayedLoader, ShuffledDataset, batches_from, read_batch
 from ballast_trainer.errors import ConfigurationError, DataError
@@ -181,14 +183,87 @@ def test_samples_that_the_model_cannot_take_are_told_with_their_range(changes, w
 
 
 class Endless(torch.utils.data.IterableDataset):
+    def __init__(self, samples=()):
+        self.samples = samples
+
     def __iter__(self):
-        return iter([])
+        return iter(self.samples)
+
+
+ROWS = [
+    {"text": "a", "input_ids": [n] * (n + 1), "labels": [n] * (n + 1), "score": float(n)} for n in range(4)
+]
+TOKENS = ColumnsConfig(inputs="input_ids", targets="labels")
+
+
+def test_an_iterable_dataset_is_cut_into_batches_in_its_own_order():
+    """Again in the next epoch; what does not fill a batch is left out."""
+    samples = Endless([(torch.tensor(n), torch.tensor(n)) for n in range(5)])
+    batch = batches_from(samples)
+    assert [batch(0, step, 2)[0].tolist() for step in range(4)] == [[0, 1], [2, 3], [0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("source", [ROWS, Endless(ROWS)])
+def test_rows_are_read_by_their_columns_and_padded_to_the_longest_of_a_batch(source):
+    """As Hugging Face datasets have them: inputs by 0, targets by -100, to a multiple."""
+    form = BatchForm(columns=TOKENS, multiple=3)
+    inputs, targets = batches_from(source, form)(0, 0, 4)
+    assert inputs.shape == targets.shape == (4, 6)
+    found = {
+        int(row[0]): (row.tolist(), labels.tolist()) for row, labels in zip(inputs, targets, strict=True)
+    }
+    assert found[1] == ([1, 1, 0, 0, 0, 0], [1, 1, -100, -100, -100, -100])
+    assert found[3] == ([3, 3, 3, 3, 0, 0], [3, 3, 3, 3, -100, -100])
+
+
+def test_a_collate_function_makes_the_batch_and_columns_may_choose_from_it():
+    """As collators of transformers do, which return dicts."""
+
+    def collate(rows):
+        numbers = torch.tensor([row["score"] for row in rows])
+        return {"input_ids": numbers, "labels": -numbers, "rest": rows}
+
+    inputs, targets = batches_from(ROWS, BatchForm(columns=TOKENS, collate=collate))(0, 0, 4)
+    assert sorted(inputs.tolist()) == [0, 1, 2, 3] and torch.equal(targets, -inputs)
+
+
+@pytest.mark.parametrize(
+    ("source", "form", "field", "words"),
+    [
+        (ROWS, BatchForm(), "data.columns", "missing, .*rows of text, input_ids, labels, score.*To fix: "),
+        (
+            ROWS,
+            BatchForm(columns=ColumnsConfig(inputs="input_ids", targets="label")),
+            "data.columns.targets",
+            "'label' is not among text, ",
+        ),
+        (
+            ROWS,
+            BatchForm(columns=ColumnsConfig(inputs="text", targets="labels")),
+            "data.columns",
+            "str is no tensor .*To fix: data.collate",
+        ),
+        (
+            ROWS,
+            BatchForm(columns=TOKENS),
+            "data.name",
+            r"shapes \(1,\), \(2,\).*To fix: data.padToMultipleOf",
+        ),
+        (shuffled_loader(), BatchForm(multiple=2), "data.padToMultipleOf", "whole batches.*collate_fn"),
+        (lambda seed, step, size: 1, BatchForm(collate=list), "data.collate", "whole batches"),
+    ],
+)
+def test_rows_that_make_no_batch_are_refused_with_the_field(source, form, field, words):
+    """Each names what to write."""
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        batches_from(source, form)(0, 0, 4)
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (Endless(), "yields samples"),
+        (Endless(), "yields no batch"),
         (iter([1, 2]), "can be read twice"),
         ({"inputs": 1}, "is no batch function"),
         ([], "has no sample"),

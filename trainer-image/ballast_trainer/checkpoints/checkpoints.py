@@ -109,7 +109,13 @@ class Checkpoints:
             self._lock.release()
 
     def save(
-        self, world: World, layers: LayerSet, step: int, *, loss_scale: tuple[float, int] = (1.0, 0)
+        self,
+        world: World,
+        layers: LayerSet,
+        step: int,
+        *,
+        loss_scale: tuple[float, int] = (1.0, 0),
+        data: str = "",
     ) -> None:
         """Save the state after ``step`` steps; collective over the world.
 
@@ -145,6 +151,7 @@ class Checkpoints:
                 loss_scale=loss_scale,
                 optimizer=self._optimizer,
                 tied=self._tied,
+                data=data,
             )
             failure = self._complete(world, temporary, final, manifest)
         if failure is not None:

@@ -35,6 +35,7 @@ class Manifest:
         loss_scale: the factor on the loss, and steps since it changed; matters to fp16.
         optimizer: its name in the configuration; None: not noted.
         tied: the parameters that layers share, as text.
+        data: where the training data's loader was, by its own account; empty: it has none.
     """
 
     step: int
@@ -44,6 +45,7 @@ class Manifest:
     loss_scale: tuple[float, int] = (1.0, 0)
     optimizer: str | None = None
     tied: tuple[str, ...] = ()
+    data: str = ""
 
     def to_json(self) -> str:
         """As text."""

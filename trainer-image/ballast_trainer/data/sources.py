@@ -5,12 +5,20 @@ So it is the same on every rank, under every partition, after every new plan and
 
 - a function ``batch(seed, step, size)`` -> inputs, targets: pure; it decides on the order;
 - a dataset with ``len()`` and ``[index]`` -> (input, target): shuffled in every epoch;
-- a loader, e.g. ``torch.utils.data.DataLoader``, that yields (inputs, targets) of whole batches:
-  read from the start up to the step of a restart.
+- an iterable dataset, which yields such samples in its own order;
+- a loader, e.g. ``torch.utils.data.DataLoader``, that yields (inputs, targets) of whole batches.
+
+The last two are read from the start up to the step of a restart, unless they have ``state_dict()`` and
+``load_state_dict()``, as those of torchdata and Hugging Face have.
 """
 
+import base64
 import contextlib
+import copy
+import dataclasses
 import functools
+import io
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +27,7 @@ import torch
 
 from ballast_trainer.causes import SAMPLE_NOTE, with_place
 from ballast_trainer.data.batch import Batch, BatchFunction
+from ballast_trainer.data.collate import BatchForm
 from ballast_trainer.errors import ConfigurationError, DataError, TrainerError
 from ballast_trainer.seeding import host_seeded, mixed_key
 
@@ -40,15 +49,23 @@ def is_loader(source: Any) -> bool:
     return isinstance(source, Iterable) and not isinstance(source, Mapping | Iterator)
 
 
-def refuse_samples(source: Any, field: str = FIELD) -> None:
-    """Refuse what yields samples, one by one.
+def yields_samples(source: Any) -> bool:
+    """Whether it yields samples one by one, not batches."""
+    return isinstance(source, torch.utils.data.IterableDataset)
+
+
+def refuse_form(source: Any, form: BatchForm) -> None:
+    """Refuse to make batches of what gives whole ones.
 
     Raises:
-        ConfigurationError: it is such.
+        ConfigurationError: ``form`` says how.
     """
-    if isinstance(source, torch.utils.data.IterableDataset):
-        reason = f"{type(source).__name__} yields samples. To fix: return DataLoader(..., batch_size=...)"
-        raise ConfigurationError(field, reason)
+    makes = {"collate": form.collate, "padToMultipleOf": form.multiple}
+    for name in (name for name, value in makes.items() if value is not None):
+        raise ConfigurationError(
+            f"{form.field}.{name}",
+            f"a {type(source).__name__} gives whole batches. To fix: leave it out (DataLoader: collate_fn)",
+        )
 
 
 def no_source(source: Any, field: str = FIELD) -> ConfigurationError:
@@ -86,47 +103,29 @@ def is_read_in_order(batch: BatchFunction) -> bool:
     return isinstance(batch, ReplayedLoader)
 
 
-def batches_from(source: Any) -> BatchFunction:
+def batches_from(source: Any, form: BatchForm | None = None) -> BatchFunction:
     """The batch function of a user's function, dataset or loader.
 
+    Args:
+        source: the function, dataset or loader.
+        form: how batches are made; None: of pairs.
+
     Raises:
-        ConfigurationError: ``source`` is none of these, or an empty dataset.
+        ConfigurationError: ``source`` is none of these, or an empty dataset; ``form`` does not suit it.
     """
-    refuse_samples(source)
+    form = form or BatchForm()
     if is_dataset(source):
-        return ShuffledDataset(source)
+        return ShuffledDataset(source, form)
     if is_loader(source):
-        return ReplayedLoader(source)
+        return ReplayedLoader(source, form)
     if callable(source):
-        return functools.partial(_checked, source)
+        refuse_form(source, form)
+        return functools.partial(_checked, source, form)
     raise no_source(source)
 
 
-def _checked(batch: BatchFunction, seed: int, step: int, size: int) -> Batch:
-    return whole_batch(batch(seed, step, size), size)
-
-
-def whole_batch(batch: Any, size: int, field: str = FIELD) -> Batch:
-    """Inputs and targets, if the batch is a pair of tensors of ``size`` samples.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
-    if not (isinstance(batch, tuple | list) and len(batch) == 2):
-        reason = f"gives {type(batch).__name__}, not a pair of inputs and targets. To fix: return both"
-        raise ConfigurationError(field, reason)
-    inputs, targets = batch
-    for name, value in (("inputs", inputs), ("targets", targets)):
-        if not isinstance(value, torch.Tensor):
-            reason = f"{name} are {type(value).__name__}, not a tensor. To fix: return tensors"
-            raise ConfigurationError(field, reason)
-        if value.dim() == 0 or len(value) != size:
-            raise ConfigurationError(
-                field,
-                f"{name} have shape {tuple(value.shape)}, pipeline.globalBatchSize is {size}. "
-                f"To fix: give batches of {size}; a loader: batch_size={size}, drop_last=True",
-            )
-    return inputs, targets
+def _checked(batch: BatchFunction, form: BatchForm, seed: int, step: int, size: int) -> Batch:
+    return form.checked(batch(seed, step, size), size)
 
 
 def read_batch(
@@ -165,7 +164,8 @@ class ShuffledDataset:
     long as the dataset was when it was made.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, form: BatchForm | None = None) -> None:
+        self._form = form or BatchForm()
         self._length = length_of(dataset)
         if self._length == 0:
             raise ConfigurationError(FIELD, "the dataset has no sample. To fix: one at least")
@@ -188,7 +188,7 @@ class ShuffledDataset:
         """Inputs and targets of ``step``."""
         with seeded_data(seed, step):
             samples = [sample_of(self._dataset, index) for index in self.indices(seed, step, size)]
-        return whole_batch(torch.utils.data.default_collate(samples), size)
+            return self._form.checked(self._form.of_samples(samples), size)
 
 
 def sample_of(dataset: Any, index: int) -> Any:
@@ -200,43 +200,140 @@ def sample_of(dataset: Any, index: int) -> Any:
         raise
 
 
-class ReplayedLoader:
-    """A loader that yields the batches of an epoch, one after the other.
+def batches_of(source: Iterable[Any], form: BatchForm, size: int) -> Iterator[Any]:
+    """The batches of an epoch of a loader, or of samples, of which an incomplete batch is left out."""
+    if not yields_samples(source):
+        return iter(source)
+    samples = iter(source)
+    lists = iter(lambda: list(itertools.islice(samples, size)), [])
+    return (form.of_samples(one) for one in lists if len(one) == size)
 
-    Torch is seeded before an epoch begins and before each batch, so a loader that shuffles does so
-    the same way on every rank.  To go far back, or to resume, it is read again from the first epoch.
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoaderPosition:
+    """Where a loader is after a batch, by its own account.
+
+    Attributes:
+        step: whose batch is next.
+        epoch: of it.
+        state: what ``state_dict()`` returned.
     """
 
-    def __init__(self, loader: Iterable[Any]) -> None:
-        self._loader = loader
+    step: int
+    epoch: int
+    state: Any
+
+    def to_text(self) -> str:
+        """For a checkpoint.
+
+        Raises:
+            ConfigurationError: the state has more than numbers, text, lists, dicts and tensors.
+        """
+        buffer = io.BytesIO()
+        try:
+            torch.save((self.epoch, self.state), buffer)
+            torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+        except Exception as error:  # a user's objects may do anything there
+            raise ConfigurationError(
+                FIELD,
+                f"state_dict() of the loader cannot be saved: {str(error).splitlines()[0]}. "
+                "To fix: let it return numbers, text, lists, dicts and tensors",
+            ) from error
+        return base64.b64encode(buffer.getvalue()).decode()
+
+    @classmethod
+    def from_text(cls, step: int, text: str) -> "LoaderPosition":
+        """Of a checkpoint of ``step``."""
+        epoch, state = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+        return cls(step, epoch, state)
+
+
+class ReplayedLoader:
+    """A loader that yields the batches of an epoch, one after the other; or an iterable dataset.
+
+    Torch is seeded before an epoch begins and before each batch, so a loader that shuffles does so
+    the same way on every rank.  To go far back, or to resume, it continues from the nearest state that it
+    gave, or is read again from the first epoch.
+    """
+
+    def __init__(self, source: Iterable[Any], form: BatchForm | None = None) -> None:
+        self._form = form or BatchForm()
+        if not yields_samples(source):
+            refuse_form(source, self._form)
+        self._source = source
+        self._has_state = all(
+            callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict")
+        )
         self._batches: Iterator[Any] = iter(())
         self._epoch = -1
         self._step = -1
         self._seed: int | None = None
         self._recent: dict[int, Any] = {}
+        self._positions: dict[int, dict[int, LoaderPosition]] = {}
 
     def __call__(self, seed: int, step: int, size: int) -> Batch:
         """Inputs and targets of ``step``."""
         if seed != self._seed or (step <= self._step and step not in self._recent):
-            self._batches, self._epoch, self._step, self._seed = iter(()), -1, -1, seed
+            self._seed = seed
             self._recent.clear()
+            self._go_back(seed, step, size)
         while self._step < step:
-            batch = self._next(seed)
+            batch = self._next(seed, size)
             self._step += 1
             self._recent[self._step] = batch
             self._recent.pop(self._step - _RECENT_BATCHES, None)
-        return whole_batch(self._recent[step], size)
+            self._note_position(seed)
+        return self._form.checked(self._recent[step], size)
 
-    def _next(self, seed: int) -> Any:
+    def position(self, seed: int, step: int) -> LoaderPosition | None:
+        """Where it is before the batch of ``step``; None: it has no state, or ``step`` is long gone."""
+        return self._positions.get(seed, {}).get(step)
+
+    def continue_from(self, seed: int, position: LoaderPosition) -> None:
+        """Begin there; batches of steps before it are read from the first epoch."""
+        if self._has_state:
+            self._positions[seed] = {position.step: position}
+            self._seed = None
+
+    def _note_position(self, seed: int) -> None:
+        if self._has_state:
+            state = copy.deepcopy(self._source.state_dict())  # type: ignore[attr-defined]
+            known = self._positions.setdefault(seed, {})
+            known[self._step + 1] = LoaderPosition(self._step + 1, self._epoch, state)
+            for old in sorted(known)[: -_RECENT_BATCHES - 1]:
+                del known[old]
+
+    def _go_back(self, seed: int, step: int, size: int) -> None:
+        """To the last known position before ``step``."""
+        known = [one for at, one in self._positions.get(seed, {}).items() if at <= step]
+        self._batches, self._epoch, self._step = iter(()), -1, -1
+        if not known:
+            return
+        last = max(known, key=lambda one: one.step)
+        self._epoch, self._step = last.epoch - 1, last.step - 1
+        try:
+            self._begin_epoch(seed, size, last.state)
+        except Exception as error:
+            error.add_note("given the state of a checkpoint")
+            raise
+
+    def _begin_epoch(self, seed: int, size: int, state: Any = None) -> None:
+        self._epoch += 1
+        with seeded_data(seed, -1 - self._epoch):
+            if callable(getattr(self._source, "set_epoch", None)):
+                self._source.set_epoch(self._epoch)  # type: ignore[attr-defined]
+            if state is not None:
+                self._source.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
+            self._batches = batches_of(self._source, self._form, size)
+
+    def _next(self, seed: int, size: int) -> Any:
         for _ in range(2):
             with seeded_data(seed, self._step + 1):
                 try:
                     return next(self._batches)
                 except StopIteration:
                     pass
-            self._epoch += 1
-            with seeded_data(seed, -1 - self._epoch):
-                self._batches = iter(self._loader)
+            self._begin_epoch(seed, size)
         reason = "the loader yields no batch. To fix: one at least, of globalBatchSize samples"
         if self._step >= 0:
             reason = (

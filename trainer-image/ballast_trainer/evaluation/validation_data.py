@@ -9,24 +9,25 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from ballast_policies.contract.job import EvaluationConfig, JobConfig
 
 from ballast_trainer.data.batch import Batch, BatchFunction
+from ballast_trainer.data.collate import BatchForm
 from ballast_trainer.data.sources import (
+    batches_of,
     is_dataset,
     is_loader,
     length_of,
     no_length,
     no_source,
-    refuse_samples,
+    refuse_form,
     sample_of,
     seeded_data,
-    whole_batch,
+    yields_samples,
 )
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.models.registry import data_source
+from ballast_trainer.models.registry import batch_form, data_source
 from ballast_trainer.seeding import mixed_key
 
 FIELD = "evaluation.data.name"
@@ -72,16 +73,16 @@ def validation_data(config: JobConfig, model: Model) -> ValidationData | None:
             field="model.name",
         )
     source = data_source(evaluation.data, "evaluation.data")
-    size = config.pipeline.global_batch_size
-    refuse_samples(source, FIELD)
+    form, size = batch_form(evaluation.data, "evaluation.data"), config.pipeline.global_batch_size
     batch: BatchFunction
     available: int | None
     if is_dataset(source):
-        available, batch = length_of(source, FIELD) // size, OrderedDataset(source)
+        available, batch = length_of(source, FIELD) // size, OrderedDataset(source, form)
     elif is_loader(source):
-        available, batch = _length(source), OrderedLoader(source)
+        available, batch = _length(source, size), OrderedLoader(source, form)
     elif callable(source):
-        available, batch = None, functools.partial(_checked, source)
+        refuse_form(source, form)
+        available, batch = None, functools.partial(_checked, source, form)
     else:
         raise no_source(source, FIELD)
     count = _count(evaluation, available, size)
@@ -108,38 +109,40 @@ def _count(evaluation: EvaluationConfig, available: int | None, size: int) -> in
     return evaluation.batches
 
 
-def _length(loader: Any) -> int | None:
+def _length(loader: Any, size: int) -> int | None:
     try:
-        return len(loader)
+        return len(loader) // (size if yields_samples(loader) else 1)
     except TypeError:  # it has none
         return None
     except Exception as error:
         raise no_length(loader, error, FIELD) from error
 
 
-def _checked(batch: BatchFunction, seed: int, number: int, size: int) -> Batch:
+def _checked(batch: BatchFunction, form: BatchForm, seed: int, number: int, size: int) -> Batch:
     with seeded_data(seed, number):
-        return whole_batch(batch(seed, number, size), size, FIELD)
+        return form.checked(batch(seed, number, size), size)
 
 
 class OrderedDataset:
     """A dataset that can be indexed, in its own order: batch n has samples n * size to (n + 1) * size - 1."""
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Any, form: BatchForm) -> None:
+        self._dataset, self._form = dataset, form
 
     def __call__(self, seed: int, number: int, size: int) -> Batch:
         """Inputs and targets of batch ``number``."""
         with seeded_data(seed, number):
             samples = [sample_of(self._dataset, index) for index in range(number * size, (number + 1) * size)]
-        return whole_batch(torch.utils.data.default_collate(samples), size, FIELD)
+            return self._form.checked(self._form.of_samples(samples), size)
 
 
 class OrderedLoader:
-    """A loader, read from its first batch in every evaluation."""
+    """A loader, or an iterable dataset, read from its first batch in every evaluation."""
 
-    def __init__(self, loader: Iterable[Any]) -> None:
-        self._loader = loader
+    def __init__(self, loader: Iterable[Any], form: BatchForm) -> None:
+        if not yields_samples(loader):
+            refuse_form(loader, form)
+        self._loader, self._form = loader, form
         self._batches: Iterator[Any] = iter(())
         self._next = 0
 
@@ -151,7 +154,7 @@ class OrderedLoader:
         """
         if number == 0 or number < self._next:
             with seeded_data(seed, -1):
-                self._batches, self._next = iter(self._loader), 0
+                self._batches, self._next = batches_of(self._loader, self._form, size), 0
         while True:
             with seeded_data(seed, self._next):
                 batch = next(self._batches, None)
@@ -160,4 +163,4 @@ class OrderedLoader:
                 raise ConfigurationError("evaluation.batches", reason)
             self._next += 1
             if self._next > number:
-                return whole_batch(batch, size, FIELD)
+                return self._form.checked(batch, size)

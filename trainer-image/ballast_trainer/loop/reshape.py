@@ -243,13 +243,14 @@ def _take_over(
 def _shared(training: TrainingState) -> tuple[Any, ...]:
     """What every rank has alike and a new one has to be told."""
     own = training.step, training.checkpoint_step, training.save_again_at, training.loss_scale.state
-    return *own, training.partition_cache
+    return *own, training.data_position(), training.partition_cache
 
 
 def enter_grown(training: TrainingState, world: World) -> None:
     """A new rank's side of :func:`grow`: get step and partition from rank 0, receive layers."""
     shared, old_stages, training.stages = world.from_rank_0(None)
-    training.step, training.checkpoint_step, training.save_again_at, loss_scale, cache = shared
+    training.step, training.checkpoint_step, training.save_again_at, loss_scale, data, cache = shared
+    training.continue_data(data)
     training.partition_cache = cache
     training.loss_scale.restore(loss_scale)
     _, boundaries = _take_over(training, old_stages, Stopwatch())

@@ -95,6 +95,7 @@ class Saver:
         if manifest is not None:
             training.step = manifest.step
             training.loss_scale.restore(manifest.loss_scale)
+            training.continue_data(manifest.data)
             training.checkpoint_step = self._progress.resumed_from_step = manifest.step
         return manifest
 
@@ -169,7 +170,11 @@ class Saver:
         watch, self._begun = Stopwatch(), True
         try:
             self._checkpoints.save(
-                training.world, training.layers, training.step, loss_scale=training.loss_scale.state
+                training.world,
+                training.layers,
+                training.step,
+                loss_scale=training.loss_scale.state,
+                data=training.data_position() if training.world.rank == 0 else "",
             )
         except CheckpointNotWritten as error:
             every = training.config.checkpoint.steps

@@ -9,7 +9,7 @@ from ballast_policies.contract.job import JobConfig
 
 from ballast_trainer.data.batch import Batch
 from ballast_trainer.data.read_ahead import ReadAhead
-from ballast_trainer.data.sources import is_read_in_order, read_batch
+from ballast_trainer.data.sources import LoaderPosition, ReplayedLoader, is_read_in_order, read_batch
 from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
@@ -252,6 +252,24 @@ class TrainingState:
             name=self.config.model_name if data is None else data.name,
             what=f"the batch of step {step + 1}",
         )
+
+    def data_position(self) -> str:
+        """Where the data's loader is before the next step, by its own account; empty: it has none.
+
+        Raises:
+            ConfigurationError: it cannot be saved.
+        """
+        loader = self.model.batch
+        if not isinstance(loader, ReplayedLoader):
+            return ""
+        position = loader.position(self.config.training.seed, self.step)
+        return "" if position is None else position.to_text()
+
+    def continue_data(self, position: str) -> None:
+        """Continue reading before the next step, where :meth:`data_position` of another process was."""
+        if position and isinstance(self.model.batch, ReplayedLoader):
+            known = LoaderPosition.from_text(self.step, position)
+            self.model.batch.continue_from(self.config.training.seed, known)
 
     def close(self) -> None:
         """End the processes that read data."""

@@ -11,6 +11,7 @@ from ballast_policies.contract.errors import shown
 from ballast_policies.contract.job import DataConfig, ModelConfig
 
 from ballast_trainer.causes import with_place
+from ballast_trainer.data.collate import BatchForm
 from ballast_trainer.data.sources import batches_from
 from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.models.autoencoder import build_autoencoder
@@ -100,7 +101,7 @@ def build_model(config: ModelConfig, data: DataConfig | None = None, *, seed: in
         reason = f"{config.layers}, but {built}. To fix: {model.layer_count}, or leave it out"
         raise ConfigurationError("model.layers", reason)
     if data is not None:
-        return dataclasses.replace(model, batch=batches_from(data_source(data)))
+        return dataclasses.replace(model, batch=batches_from(data_source(data), batch_form(data)))
     if model.batch is no_batch:
         reason = f"missing: {config.name!r} brings no data of its own. To fix: name the training data"
         raise ConfigurationError("data.name", reason)
@@ -111,6 +112,16 @@ def _with_fix(error: Exception) -> str:
     """The error of a user's callable as text, with what to change unless it says so itself."""
     text = with_place(error)
     return text if "To fix: " in text else f"{text}. {_ARGUMENTS}"
+
+
+def batch_form(data: DataConfig, field: str = "data") -> BatchForm:
+    """How batches are made of what the configuration names.
+
+    Raises:
+        ConfigurationError: there is no such ``collate``.
+    """
+    collate = None if data.collate is None else load_callable(f"{field}.collate", data.collate)
+    return BatchForm(field=field, collate=collate, columns=data.columns, multiple=data.pad_to_multiple_of)
 
 
 def data_source(data: DataConfig, field: str = "data") -> Any:

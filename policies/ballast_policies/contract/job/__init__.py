@@ -21,7 +21,7 @@ from ballast_policies.contract.job.changes import (
 from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.contract.job.evaluation import EvaluationConfig
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.contract.job.model import DataConfig, ModelConfig
+from ballast_policies.contract.job.model import ColumnsConfig, DataConfig, ModelConfig
 from ballast_policies.contract.job.output import (
     CallbackConfig,
     CallbackError,
@@ -47,6 +47,7 @@ __all__ = [
     "CallbackConfig",
     "CallbackError",
     "CheckpointConfig",
+    "ColumnsConfig",
     "Confidence",
     "DataConfig",
     "Decay",

@@ -4,7 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ballast_policies.contract.conditions import absent
 from ballast_policies.contract.model import Arguments, Form, Settings
+from ballast_policies.contract.rules import Rule
 
 CALLABLE = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*"
 """``module:callable``, which the trainer imports."""
@@ -38,10 +40,37 @@ class ModelConfig(Settings):
     Absent: as many as the builder makes of ``args``."""
 
 
+class ColumnsConfig(Settings):
+    """Where inputs and targets are in data that are rows by name."""
+
+    inputs: str = Field(min_length=1, max_length=253)
+    """Column of the inputs, e.g. ``input_ids``."""
+    targets: str = Field(min_length=1, max_length=253)
+    """Column of the targets, e.g. ``labels``."""
+
+
 class DataConfig(Settings):
     """The training data, where it is not the model's own."""
 
+    RULES = (
+        Rule(
+            condition=absent("collate") | absent("pad_to_multiple_of"),
+            field="pad_to_multiple_of",
+            reason="collate makes the batches, and pads them",
+            fix="leave one of the two out",
+        ),
+    )
+
     name: Annotated[str, Field(max_length=253), callable_name("my_model:Data")]
-    """``module:callable`` of the trainer's image; it returns a batch function, a dataset or a loader."""
+    """``module:callable`` of the trainer's image; it returns a dataset, an iterable dataset, a loader or a
+    batch function."""
     args: Arguments = Field(default_factory=dict)
     """Passed to the callable."""
+    columns: ColumnsConfig | None = None
+    """Inputs and targets in samples or batches that are dicts, as of Hugging Face datasets. Absent: they are
+    pairs."""
+    collate: Annotated[str, Field(max_length=253), callable_name("my_model:collate")] | None = None
+    """``module:callable`` that makes a batch of a list of samples. Absent: they are stacked."""
+    pad_to_multiple_of: int | None = Field(None, ge=1, le=2**31 - 1)
+    """Pads the samples of a batch to its longest, rounded up to a multiple of this: inputs by 0, targets by
+    -100. Absent: all samples have one length."""

@@ -1,0 +1,163 @@
+"""Loaders that tell where they are: a job continues in its data without reading it again."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from ballast_trainer.data.collate import BatchForm
+from ballast_trainer.data.sources import LoaderPosition, ReplayedLoader
+from ballast_trainer.errors import ConfigurationError, TrainerError
+from torch.utils.data import Dataset, IterableDataset
+
+from tests.support.one_process import train_here
+
+STEPS = 12
+
+
+class Numbers(Dataset):
+    """Samples that are noted by the process that reads them."""
+
+    def __init__(self, notes, length=40, width=16):
+        self.notes = Path(notes)
+        self.inputs = torch.randn(length, width, generator=torch.Generator().manual_seed(5))
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        with (self.notes / f"{os.getpid()}.log").open("a") as log:
+            log.write(f"{index}\n")
+        return self.inputs[index], self.inputs[index].sum().reshape(1)
+
+
+class Streamed(IterableDataset):
+    """Samples in their order, with the place of the next one as state."""
+
+    def __init__(self, notes):
+        self.numbers, self.at, self.start = Numbers(notes), 0, 0
+
+    def __iter__(self):
+        self.at, self.start = self.start, 0
+        while self.at < len(self.numbers):
+            self.at += 1
+            yield self.numbers[self.at - 1]
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.start = state["at"]
+
+
+def stateful(notes, workers=0):
+    """Torchdata's loader, shuffled."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(Numbers(notes), batch_size=8, shuffle=True, drop_last=True, num_workers=workers)
+
+
+def a_job(folder, name, **args):
+    (folder / "notes").mkdir(exist_ok=True)
+    return {
+        "totalSteps": STEPS,
+        "model": {"name": "tests.trainer.models.users_module:regression"},
+        "data": {
+            "name": f"tests.trainer.models.test_loaders_with_state:{name}",
+            "args": {"notes": str(folder / "notes"), **args},
+        },
+        "pipeline": {"microbatches": 4, "globalBatchSize": 8},
+        "training": {"learningRate": 0.05},
+        "rebalance": {"enabled": False},
+    }
+
+
+def read_by(folder):
+    return [int(line) for log in sorted((folder / "notes").glob("*.log")) for line in log.read_text().split()]
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("Streamed", {}),
+        ("stateful", {}),
+        pytest.param("stateful", {"workers": 2}, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_resumed_job_reads_no_batch_twice_and_keeps_its_curve(tmp_path, name, args):
+    """Stopped in the second epoch, of 5 batches: the rest of the steps is read, and nothing before."""
+    if name == "stateful":
+        pytest.importorskip("torchdata")
+    whole, stopped, resumed = (tmp_path / part for part in ("whole", "stopped", "resumed"))
+    for folder in (whole, stopped, resumed):
+        folder.mkdir()
+    expected = train_here(a_job(whole, name, **args)).losses
+    saved = {"checkpoint": {"path": str(tmp_path / "saved")}}
+    first = train_here(a_job(stopped, name, **args) | saved, stop_after=8).losses
+    rest = train_here(a_job(resumed, name, **args) | saved).losses
+    assert {**first, **rest} == expected
+    assert 0 < len(rest) < 5
+    if not args:  # workers read ahead, each its own batches
+        assert read_by(resumed) == read_by(whole)[-8 * len(rest) :]
+
+
+@pytest.mark.processes
+def test_another_number_of_ranks_continues_in_the_loader(gang, tmp_path, monkeypatch):
+    """Three ranks save, two resume, each of which reads what is left alone."""
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    whole.mkdir(), resumed.mkdir()
+    expected = train_here(a_job(whole, "Streamed")).losses
+    saved = {"checkpoint": {"path": str(tmp_path / "saved")}}
+    first = gang({**a_job(whole, "Streamed"), **saved, "totalSteps": 8}, ranks=3)
+    assert set(first.exit_codes().values()) == {0}, first.errors()
+    rest = gang(a_job(resumed, "Streamed") | saved, ranks=2)
+    assert set(rest.exit_codes().values()) == {0}, rest.errors()
+    found = first.losses() | rest.losses()
+    assert max(abs(found[step] - expected[step]) for step in expected) < 1e-5
+    assert len(read_by(resumed)) == 2 * 4 * 8
+
+
+def test_a_loader_goes_back_a_little_by_what_it_has_told_and_far_by_reading(tmp_path):
+    """Another seed in between, as of an evaluation, does not make it read all again."""
+    reader, source = ReplayedLoader(Streamed(tmp_path), BatchForm()), Streamed(tmp_path)
+    order = [ReplayedLoader(source)(7, step, 8)[1].tolist() for step in range(9)]
+    assert [reader(7, step, 8)[1].tolist() for step in range(9)] == order
+    before = len(read_by_file(tmp_path))
+    reader(8, 0, 8)
+    assert reader(7, 8, 8)[1].tolist() == order[8]
+    assert len(read_by_file(tmp_path)) - before == 16
+    assert reader(7, 1, 8)[1].tolist() == order[1]
+
+
+def read_by_file(folder):
+    return [line for log in folder.glob("*.log") for line in log.read_text().split()]
+
+
+class Odd(Streamed):
+    state = None
+
+    def state_dict(self):
+        return {"at": self.state}
+
+    def load_state_dict(self, state):
+        raise KeyError("offset")
+
+
+def test_a_state_that_cannot_be_saved_is_refused_in_words():
+    """A checkpoint must not run code of others when it is read."""
+    position = LoaderPosition(3, 0, {"file": re.compile("x")})
+    with pytest.raises(ConfigurationError, match=r"state_dict.. of the loader cannot be saved.*To fix: "):
+        position.to_text()
+    kept = LoaderPosition(3, 1, {"at": 5, "seen": [torch.arange(3)]})
+    again = LoaderPosition.from_text(3, kept.to_text())
+    assert (again.step, again.epoch, again.state["at"]) == (3, 1, 5)
+    assert torch.equal(again.state["seen"][0], torch.arange(3))
+
+
+def test_a_loader_that_refuses_a_state_ends_the_job_with_its_words(tmp_path):
+    """Of another release of the user's module."""
+    saved = {"checkpoint": {"path": str(tmp_path / "saved")}}
+    train_here(a_job(tmp_path, "Streamed") | saved, stop_after=4)
+    with pytest.raises(TrainerError, match=r"KeyError: 'offset' \(test_loaders_with_state.py, line \d+"):
+        train_here(a_job(tmp_path, "Odd") | saved)

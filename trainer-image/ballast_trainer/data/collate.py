@@ -1,0 +1,137 @@
+"""From samples to a batch of inputs and targets: columns of rows, padding, or a function of the user."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from ballast_policies.contract.job.model import ColumnsConfig
+
+from ballast_trainer.data.batch import Batch
+from ballast_trainer.errors import ConfigurationError
+
+_IGNORED = -100
+"""Target that no loss counts."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BatchForm:
+    """How a batch is made of samples, and where its inputs and targets are.
+
+    Attributes:
+        field: of the configuration that names the data, e.g. ``data``.
+        collate: from a list of samples to a batch; None: torch's default.
+        columns: of the two in samples or batches that are mappings; None: they are pairs.
+        multiple: samples are padded to the longest of the batch, rounded up to a multiple of this; None: they
+            have one length.
+    """
+
+    field: str = "data"
+    collate: Callable[[list[Any]], Any] | None = None
+    columns: ColumnsConfig | None = None
+    multiple: int | None = None
+
+    def of_samples(self, samples: list[Any]) -> Any:
+        """A batch of these samples.
+
+        Raises:
+            ConfigurationError: they have no such columns, or no one length.
+        """
+        if self.collate is not None:
+            return self.collate(samples)
+        if isinstance(samples[0], Mapping):
+            samples = [tuple(map(self._as_tensor, self._pair(sample))) for sample in samples]
+        if self.multiple is not None:
+            samples = [self._tensors(sample) for sample in samples]
+            return tuple(
+                _padded(list(side), self.multiple, value)
+                for side, value in zip(zip(*samples, strict=True), (0, _IGNORED), strict=True)
+            )
+        shapes = {tuple(value.shape) for value in map(_first, samples) if isinstance(value, torch.Tensor)}
+        if len(shapes) > 1:
+            raise ConfigurationError(
+                f"{self.field}.name",
+                f"samples of one batch have the shapes {', '.join(map(str, sorted(shapes)))}. "
+                f"To fix: {self.field}.padToMultipleOf, or {self.field}.collate",
+            )
+        return torch.utils.data.default_collate(samples)
+
+    def checked(self, batch: Any, size: int) -> Batch:
+        """Inputs and targets of ``size`` samples.
+
+        Raises:
+            ConfigurationError: the batch has none.
+        """
+        return whole_batch(
+            self._pair(batch) if isinstance(batch, Mapping) else batch, size, f"{self.field}.name"
+        )
+
+    def _pair(self, row: Mapping[str, Any]) -> tuple[Any, Any]:
+        known = ", ".join(map(str, row))
+        if self.columns is None:
+            raise ConfigurationError(
+                f"{self.field}.columns",
+                f"missing, and the data are rows of {known}. "
+                "To fix: e.g. {inputs: input_ids, targets: labels}, or a collate function that gives a pair",
+            )
+        names = {"inputs": self.columns.inputs, "targets": self.columns.targets}
+        for key, name in names.items():
+            if name not in row:
+                reason = f"{name!r} is not among {known}. To fix: one of these"
+                raise ConfigurationError(f"{self.field}.columns.{key}", reason)
+        return row[self.columns.inputs], row[self.columns.targets]
+
+    def _as_tensor(self, value: Any) -> torch.Tensor:
+        try:
+            return torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"{self.field}.columns",
+                f"a {type(value).__name__} is no tensor of numbers ({error}). "
+                f"To fix: {self.field}.collate, which makes tensors of it",
+            ) from error
+
+    def _tensors(self, sample: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        if not (isinstance(sample, tuple | list) and len(sample) == 2):
+            reason = f"a sample is {type(sample).__name__}, not a pair. To fix: return inputs and targets"
+            raise ConfigurationError(f"{self.field}.name", reason)
+        return self._as_tensor(sample[0]), self._as_tensor(sample[1])
+
+
+def whole_batch(batch: Any, size: int, field: str) -> Batch:
+    """Inputs and targets, if the batch is a pair of tensors of ``size`` samples.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if not (isinstance(batch, tuple | list) and len(batch) == 2):
+        reason = f"gives {type(batch).__name__}, not a pair of inputs and targets. To fix: return both"
+        raise ConfigurationError(field, reason)
+    inputs, targets = batch
+    for name, value in (("inputs", inputs), ("targets", targets)):
+        if not isinstance(value, torch.Tensor):
+            reason = f"{name} are {type(value).__name__}, not a tensor. To fix: return tensors"
+            raise ConfigurationError(field, reason)
+        if value.dim() == 0 or len(value) != size:
+            raise ConfigurationError(
+                field,
+                f"{name} have shape {tuple(value.shape)}, pipeline.globalBatchSize is {size}. "
+                f"To fix: give batches of {size}; a loader: batch_size={size}, drop_last=True",
+            )
+    return inputs, targets
+
+
+def _first(sample: Any) -> Any:
+    return sample[0] if isinstance(sample, tuple | list) and sample else sample
+
+
+def _padded(values: list[torch.Tensor], multiple: int, ignored: int) -> torch.Tensor:
+    """[samples, length, ...]; what has no length is stacked as it is."""
+    if values[0].dim() == 0:
+        return torch.stack(values)
+    longest = -(-max(map(len, values)) // multiple) * multiple
+    fill = 0 if values[0].is_floating_point() else ignored
+    whole = values[0].new_full((len(values), longest, *values[0].shape[1:]), fill)
+    for row, value in zip(whole, values, strict=True):
+        row[: len(value)] = value
+    return whole
