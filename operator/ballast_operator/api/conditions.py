@@ -224,6 +224,8 @@ class JobReason(enum.StrEnum):
     """Deadline not at risk: the job succeeded before it."""
     DEADLINE_MISSED = "DeadlineMissed"
     """Not admitted or failed: the deadline has passed, and ``onDeadlineMissed`` ends the job."""
+    ACTIVE_DEADLINE_EXCEEDED = "DeadlineExceeded"
+    """Not admitted or failed: the job has held GPUs for ``activeDeadlineSeconds``."""
     SPEED_UNKNOWN = "SpeedUnknown"
     """Deadline or budget: no speed of the job is stated or measured yet."""
 
@@ -271,6 +273,12 @@ class JobReason(enum.StrEnum):
 
 
 SUSPENSIONS = frozenset(
-    {JobReason.SUSPENDED, JobReason.BUDGET_SPENT, JobReason.TEAM_BUDGET_SPENT, JobReason.DEADLINE_MISSED}
+    {
+        JobReason.SUSPENDED,
+        JobReason.BUDGET_SPENT,
+        JobReason.TEAM_BUDGET_SPENT,
+        JobReason.DEADLINE_MISSED,
+        JobReason.ACTIVE_DEADLINE_EXCEEDED,
+    }
 )
 """Reasons of Admitted with which a job waits for its owner, and not for GPUs."""

@@ -139,7 +139,7 @@ class TemplatePodSpec(TemplatePart):
             condition=absent("active_deadline_seconds"),
             field="active_deadline_seconds",
             reason="Kubernetes would end the pods one by one, and the gang would be launched again each time",
-            fix="leave activeDeadlineSeconds out; spec.suspend and totalSteps end a job",
+            fix="leave it out; spec.activeDeadlineSeconds limits the whole job",
         ),
     )
 

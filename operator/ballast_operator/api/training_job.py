@@ -79,6 +79,9 @@ class TrainingJobSpec(ApiModel, JobConfig):
     DeadlineAtRisk says, under every policy, whether it can be met."""
     on_deadline_missed: OnLimit = OnLimit.CONTINUE
     """What happens when ``deadline`` passes before the job is done."""
+    active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Seconds that it may hold GPUs, over all launches; waits do not count. Then it saves, and has failed
+    (``DeadlineExceeded``). Absent: no limit."""
     budget: Annotated[float, Field(gt=0, le=1e12)] | None = None
     """What it may cost in all, in the currency of ``pricePerGpuHour``; absent: no limit. BudgetExhausted
     says whether it is enough."""

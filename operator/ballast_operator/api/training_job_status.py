@@ -161,6 +161,8 @@ class TrainingJobStatus(StatusModel):
     from other regions."""
     cost_at: Time | None = None
     """When the cost was summed up last."""
+    active_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds during which it has held GPUs, up to ``costAt``."""
     pool_costs: Annotated[
         tuple[PoolCost, ...],
         Field(max_length=256, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),
@@ -226,6 +228,14 @@ class TrainingJobStatus(StatusModel):
     def counted_restarts(self) -> int:
         """Restarts that count toward ``backoffLimit``."""
         return sum(count for cause, count in self.restarts.items() if cause in COUNTED_CAUSES)
+
+    @property
+    def unpaid_since(self) -> Time | None:
+        """Up to when cost and active time of the gang that it has are summed up; None: it has none."""
+        if self.allocation is None:
+            return None
+        since, cost_at = self.allocation.since, self.cost_at
+        return cost_at if cost_at is not None and cost_at > since else since
 
     @property
     def summary_state(self) -> JobState:

@@ -36,6 +36,7 @@ WARNING_REASONS = frozenset(
         "DeadlineContended",
         "DeadlineSpeedTooLow",
         "DeadlineMissed",
+        "DeadlineExceeded",
         "BudgetSpent",
         "BudgetTooSmall",
         "TeamBudgetSpent",

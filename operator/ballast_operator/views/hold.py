@@ -1,4 +1,4 @@
-"""Causes for which a job must hold no GPUs: its owner, its budget, its deadline; by values alone."""
+"""Causes for which a job must hold no GPUs: its owner, its budget, its deadlines; by values alone."""
 
 import dataclasses
 
@@ -37,7 +37,17 @@ def hold(spec: JobSpec, status: TrainingJobStatus, now: Time) -> SuspendCause | 
     if spec.on_deadline_missed is not OnLimit.CONTINUE and deadline_passed(spec, now):
         fails = spec.on_deadline_missed is OnLimit.FAIL
         return SuspendCause(JobReason.DEADLINE_MISSED, deadline_message(spec), fails)
+    limit = spec.active_deadline_seconds
+    if limit is not None and active_seconds(status, now) >= limit * (1 - ROUNDING):
+        message = f"the job has run for spec.activeDeadlineSeconds={limit}. To fix: ask for more in a new job"
+        return SuspendCause(JobReason.ACTIVE_DEADLINE_EXCEEDED, message, fails=True)
     return None
+
+
+def active_seconds(status: TrainingJobStatus, now: Time) -> float:
+    """Seconds during which the job has held GPUs, up to ``now``."""
+    since = status.unpaid_since
+    return status.active_seconds + (0.0 if since is None else max(0.0, (now - since).total_seconds()))
 
 
 def budget_spent(spec: JobSpec, status: TrainingJobStatus) -> bool:

@@ -90,7 +90,7 @@ class JobView:
     @property
     def unpaid_since(self) -> Time | None:
         """Up to when the cost of the gang that it holds is summed up; None: it holds none."""
-        return unpaid_since(self.status)
+        return self.status.unpaid_since
 
     @property
     def name(self) -> str:
@@ -275,11 +275,3 @@ class JobView:
         """Pods of the gang that the newest plan names."""
         plan = self.launched_plan
         return () if plan is None else tuple(pod for pod in self.gang if plan.rank_of(pod.name) is not None)
-
-
-def unpaid_since(status: TrainingJobStatus) -> Time | None:
-    """Up to when the cost of the gang that ``status`` has is summed up; None: it has none."""
-    if status.allocation is None:
-        return None
-    since, cost_at = status.allocation.since, status.cost_at
-    return cost_at if cost_at is not None and cost_at > since else since

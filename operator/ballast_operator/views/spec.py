@@ -50,6 +50,7 @@ class JobSpec:
         entity: the team; None: none.
         deadline: when it should be done; None: no deadline.
         on_deadline_missed: what happens when it passes.
+        active_deadline_seconds: how long it may hold GPUs, over all launches; None: no limit.
         budget: what it may cost in all; None: no limit.
         on_budget_exhausted: what happens when that is spent.
         spot: whether it may run on spot machines.
@@ -71,6 +72,7 @@ class JobSpec:
     entity: str | None = None
     deadline: Time | None = None
     on_deadline_missed: OnLimit = OnLimit.CONTINUE
+    active_deadline_seconds: int | None = None
     budget: float | None = None
     on_budget_exhausted: OnLimit = OnLimit.SUSPEND
     spot: SpotUse = SpotUse.ALLOW
@@ -284,6 +286,7 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
         entity=spec.entity,
         deadline=spec.deadline,
         on_deadline_missed=spec.on_deadline_missed,
+        active_deadline_seconds=spec.active_deadline_seconds,
         budget=spec.budget,
         on_budget_exhausted=spec.on_budget_exhausted,
         spot=spec.spot,

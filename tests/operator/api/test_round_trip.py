@@ -132,6 +132,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
         },
         "onBudgetExhausted": draw(st.sampled_from(["Suspend", "Continue", "Fail"])),
         "onDeadlineMissed": draw(st.sampled_from(["Suspend", "Continue", "Fail"])),
+        "activeDeadlineSeconds": draw(st.integers(1, 10**9)),
         "deadline": f"20{draw(st.integers(30, 99))}-01-31T12:00:00Z",
         "checkpoint": {
             "path": "/" + draw(NAMES),

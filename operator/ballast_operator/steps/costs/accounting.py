@@ -11,13 +11,15 @@ from ballast_operator.api.training_job_status import Isolated, TrainingJobStatus
 from ballast_operator.steps.context import ReconcileContext, seconds_since, with_status
 from ballast_operator.steps.costs.data import accrue_data
 from ballast_operator.views.clock import Time
-from ballast_operator.views.job import unpaid_since
+from ballast_operator.views.hold import active_seconds
 
 
 def accrue_cost(
     context: ReconcileContext, status: TrainingJobStatus, *, unreported: int = 0
 ) -> TrainingJobStatus:
-    """The status with the cost of the gang it holds brought up to now; call before the gang changes.
+    """The status with cost and active time of the gang it holds brought up to now.
+
+    To be called before the gang changes.
 
     ``unreported``: steps that a script has done and that it has not told of.
     """
@@ -42,7 +44,10 @@ def accrue_cost(
         )
         total += paid
     paid_up = status.replace(
-        cost_so_far=status.cost_so_far + total, cost_at=context.now, pool_costs=tuple(known.values())
+        cost_so_far=status.cost_so_far + total,
+        cost_at=context.now,
+        active_seconds=active_seconds(status, context.now),
+        pool_costs=tuple(known.values()),
     )
     found = accrue_data(context, paid_up, unreported)
     return found.replace(pool_costs=found.pool_costs[-MOST_POOLS:])
@@ -55,7 +60,7 @@ def paid_spans(context: ReconcileContext, status: TrainingJobStatus) -> tuple[tu
     other's allocation, and when it has left from ``gpuLeftAt``: so the sum is the GPU's price, whenever each
     of them is looked at.
     """
-    allocation, since, now = status.allocation, unpaid_since(status), context.now
+    allocation, since, now = status.allocation, status.unpaid_since, context.now
     assert allocation is not None and since is not None
     if allocation.shared_gpu is None or now <= since:
         return ((since, now, 1.0),)

@@ -11,8 +11,13 @@ from ballast_operator.steps.costs.accounting import accrue_cost
 from ballast_operator.steps.costs.data import data_cost_per_second
 from ballast_operator.views.assignment import Advice
 from ballast_operator.views.clock import show
-from ballast_operator.views.hold import budget_message, budget_spent, deadline_message, deadline_passed
-from ballast_operator.views.job import unpaid_since
+from ballast_operator.views.hold import (
+    active_seconds,
+    budget_message,
+    budget_spent,
+    deadline_message,
+    deadline_passed,
+)
 
 
 def with_cost_for_budget(context: ReconcileContext) -> TrainingJobStatus:
@@ -48,15 +53,17 @@ def _is(status: TrainingJobStatus, kind: JobCondition, reason: JobReason) -> boo
 
 
 def seconds_to_next_limit(context: ReconcileContext) -> float:
-    """Until the budget is spent at the present price, or the deadline passes; infinite: neither will be."""
+    """Until the budget is spent at the present price, a deadline passes, or it has run as long as it may."""
     spec, status, left = context.spec, context.view.status, math.inf
     allocation = status.allocation
     if status.finished:
         return left
     if spec.deadline is not None and not deadline_passed(spec, context.now):
         left = (spec.deadline - context.now).total_seconds()
+    if spec.active_deadline_seconds is not None and allocation is not None:
+        left = min(left, spec.active_deadline_seconds - active_seconds(status, context.now))
     if spec.budget is not None and allocation is not None and not budget_spent(spec, status):
-        since = unpaid_since(status) or context.now
+        since = status.unpaid_since or context.now
         per_second = allocation.price_part * sum(
             cost(float(part.gpus), context.price_of(part.pool, since, context.now))
             for part in allocation.by_pool

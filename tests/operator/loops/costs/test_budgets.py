@@ -227,3 +227,25 @@ async def test_a_waiting_job_whose_deadline_passes_fails_without_ever_holding_gp
     await simulation.until(lambda: simulation.state("one") == "Failed")
     assert simulation.status("one").launches <= 1
     assert simulation.state("first") == "Running"
+
+
+async def test_a_job_that_has_run_for_its_active_deadline_saves_and_has_failed():
+    """Seconds with GPUs count, over all launches; those of a suspension do not; another job gets its GPUs."""
+    simulation = cluster(fast=2)
+    add(simulation, activeDeadlineSeconds=120)
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    await ticks(simulation, 10)
+    change(simulation, suspend=True)
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    had = simulation.status("one").active_seconds
+    await ticks(simulation, 100)
+    assert simulation.status("one").active_seconds == had < 120
+    change(simulation, suspend=False)
+    simulation.add_job("next", totalSteps=20, trainer={"total": 20})
+    await simulation.until(lambda: simulation.state("one") == "Failed", ticks=400)
+    status = simulation.status("one")
+    assert 120 <= status.active_seconds < 120 + 60
+    assert status.condition("Failed").reason == "DeadlineExceeded"
+    assert "spec.activeDeadlineSeconds=120" in status.condition("Failed").message
+    assert simulation.trainers["one"].saved == simulation.trainers["one"].step
+    await simulation.until(lambda: simulation.state("next") == "Succeeded", ticks=400)
