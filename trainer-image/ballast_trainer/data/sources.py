@@ -103,6 +103,11 @@ def is_read_in_order(batch: BatchFunction) -> bool:
     return isinstance(batch, ReplayedLoader)
 
 
+def has_one_shape(batch: BatchFunction) -> bool:
+    """Whether all batches have the same shape, as far as is known."""
+    return isinstance(batch, ShuffledDataset) and batch.stacks
+
+
 def batches_from(source: Any, form: BatchForm | None = None) -> BatchFunction:
     """The batch function of a user's function, dataset or loader.
 
@@ -174,6 +179,11 @@ class ShuffledDataset:
 
     def _permuted(self, seed: int, epoch: int) -> numpy.ndarray:
         return numpy.random.default_rng((seed, epoch)).permutation(self._length)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether a batch is nothing but its samples, one above the other."""
+        return self._form.multiple is None and self._form.collate is None
 
     def indices(self, seed: int, step: int, size: int) -> list[int]:
         """Which samples the batch of ``step`` is made of."""

@@ -176,6 +176,7 @@ class Session:
         training = self._training
         began = time.perf_counter()
         self._apply_changes()
+        training.prepare_data()
         measured = training.profile.wants(training.step)
         training.meter.start_step(training.step, by_layer=measured)
         assert training.pipeline is not None

@@ -9,7 +9,13 @@ from ballast_policies.contract.job import JobConfig
 
 from ballast_trainer.data.batch import Batch
 from ballast_trainer.data.read_ahead import ReadAhead
-from ballast_trainer.data.sources import LoaderPosition, ReplayedLoader, is_read_in_order, read_batch
+from ballast_trainer.data.sources import (
+    LoaderPosition,
+    ReplayedLoader,
+    has_one_shape,
+    is_read_in_order,
+    read_batch,
+)
 from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
@@ -26,7 +32,7 @@ from ballast_trainer.models.loss_weights import weighted, weights_of
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor.drains import steps_between_drains
 from ballast_trainer.pipeline.gradients import average_over_replicas
-from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
+from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of, is_asynchronous
 from ballast_trainer.pipeline.partition_cache import PartitionCache
 from ballast_trainer.pipeline.stages import Boundaries, Pipeline, PipelineBuilder
 from ballast_trainer.profiling.meter import Meter
@@ -98,6 +104,8 @@ class TrainingState:
     _targets: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     _factors: dict[int, list[float]] = dataclasses.field(default_factory=dict)
     _ahead: ReadAhead | None = None
+    _shape: tuple[int, ...] | None = None  # of the inputs that the pipeline is for; None: any
+    _pipelines: dict[tuple[int, ...] | None, Pipeline] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # A tensor group compares how long its ranks are busy.
@@ -135,6 +143,39 @@ class TrainingState:
         with self.frozen_outputs.during(batch[0], self.microbatches):
             return self.pipeline.run(lambda: batch)
 
+    def prepare_data(self) -> None:
+        """Take the pipeline for the shape of the next step's inputs; collective.
+
+        A shape that is new is tried like a new partition.
+
+        Raises:
+            TrialFailed: a stage cannot run it.
+        """
+        shape = self._next_shape()
+        if shape in (None, self._shape):
+            return
+        self._shape = shape
+        if shape not in self._pipelines:
+            self.meter.start_step(self.step)
+            builder, cache = self._builder(self.stages, self.world.positions), PartitionCache()
+            boundaries = builder.probe_partition(self.batch, self.world.gather, known=cache)
+            self._pipelines[shape] = builder.build(boundaries)
+        self.pipeline = self._pipelines[shape]
+
+    def _next_shape(self) -> tuple[int, ...] | None:
+        """Of the next step's inputs, the same on all ranks; None: one rank runs any, or all have one shape.
+
+        Without a flush several steps are in flight, whose messages have one shape.
+        """
+        own_data = self.config.data is not None and not has_one_shape(self.model.batch)
+        if self.world.positions == 1 or not own_data or is_asynchronous(self.config.pipeline.schedule):
+            return None
+        reads = self.world.rank == 0 or is_read_in_order(self.model.batch)
+        shape = tuple(self.batch()[0].shape) if reads else None
+        if not is_read_in_order(self.model.batch):
+            shape = self.world.from_rank_0(shape, patient=True)
+        return shape
+
     def probe_seconds(self) -> list[float]:
         """By pipeline position, seconds of the same work in a step measured by layer; 0 for the others."""
         seconds = [0.0] * self.world.positions
@@ -163,6 +204,8 @@ class TrainingState:
             self.partition_cache.forget()
         builder = self._builder(self.stages, self.world.positions)
         self.pipeline = builder.build(self.probe_partition(self.stages) if boundaries is None else boundaries)
+        self._shape = self.partition_cache.shape
+        self._pipelines = {self._shape: self.pipeline}
         self._met = self.world.pipeline
         self.meter.start_step(self.step)
 
@@ -189,6 +232,7 @@ class TrainingState:
         if alone and not self.config.training.recompute:
             return ()
         self.meter.start_step(self.step)
+        self.partition_cache.of_inputs(self._next_shape())
         builder = self._builder(stages, positions or self.world.positions)
         return builder.probe_partition(
             self.batch, self.world.gather, known=self.partition_cache, in_force=in_force, joined=joined

@@ -32,6 +32,14 @@ class PartitionCache:
         self._outputs: dict[int, Boundary] = {}
         self._stateful: dict[int, set[str]] = {}
         self._cuts: set[int] = set()
+        self.shape: tuple[int, ...] | None = None
+        """Of the inputs that the trials have run; None: there is but one."""
+
+    def of_inputs(self, shape: tuple[int, ...] | None) -> None:
+        """Trials from now on run inputs of this shape: what those of another have shown does not count."""
+        if shape != self.shape:
+            self.forget()
+            self.shape = shape
 
     def forget(self) -> None:
         """The layers have changed."""
