@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ballast_localcluster.binaries import find_binaries
 from ballast_localcluster.cluster import LocalCluster
@@ -15,6 +16,9 @@ from ballast_localcluster.errors import LocalClusterError
 from ballast_localcluster.nodes.node import ProcessNode
 from ballast_localcluster.supervision.warden import warden_pid
 from ballast_localcluster.waiting import Limit, wait_until
+
+if TYPE_CHECKING:
+    from ballast_localcluster.kubelets.start import RealNodes
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
 
@@ -52,6 +56,7 @@ def up(
     crds: Sequence[Path] = (),
     *,
     warm_start: bool = True,
+    real_nodes: "RealNodes | None" = None,
     prepare: Callable[[LocalCluster], None] = lambda cluster: None,
 ) -> BackgroundCluster:
     """Start a cluster that outlives this program; one that runs already is left as it is.
@@ -61,6 +66,7 @@ def up(
         nodes: process nodes.
         crds: files of CustomResourceDefinitions.
         warm_start: fork trainer pods from one process that has torch imported.
+        real_nodes: run them as kubelets and containers.
         prepare: called with the cluster once it is ready; what it raises ends the cluster.
 
     Raises:
@@ -70,7 +76,10 @@ def up(
     running = warden_pid(folder) is not None
     nodes = tuple(nodes)
     if not running:
-        cluster = LocalCluster(nodes=nodes, crds=crds, folder=folder, warm_start=warm_start)
+        _tidy(folder)
+        cluster = LocalCluster(
+            nodes=nodes, crds=crds, folder=folder, warm_start=warm_start, real_nodes=real_nodes
+        )
         try:
             cluster.start()
             prepare(cluster)
@@ -100,8 +109,16 @@ def down(name: str) -> bool:
         os.kill(pid, signal.SIGTERM)
         wait_until(lambda: warden_pid(folder) is None, f"cluster {name} to end", Limit.STOPPED)
     existed = pid is not None or folder.exists()
-    shutil.rmtree(folder, ignore_errors=True)  # of one that did not shut down, e.g. after a power cut
+    _tidy(folder)
     return existed
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what one has left that did not shut down, e.g. after a power cut."""
+    from ballast_localcluster.kubelets.machine import cgroup_name, remove_cgroups
+
+    remove_cgroups(cgroup_name(folder))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def names() -> tuple[str, ...]:

@@ -46,22 +46,7 @@ def write_certificates(folder: Path, identities: tuple[Identity, ...]) -> None:
     )
     _write_pair(folder / "ca", authority_key, authority)
     for identity in identities:
-        key = ec.generate_private_key(ec.SECP256R1())
-        builder = (
-            _builder(_name(identity.common_name, identity.organization), authority_name, key.public_key())
-            .add_extension(_key_usage(signs_certificates=False), critical=True)
-            .add_extension(
-                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
-                critical=False,
-            )
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False
-            )
-        )
-        if identity.hosts:
-            names = [_general_name(host) for host in identity.hosts]
-            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        _write_pair(folder / identity.file, key, builder.sign(authority_key, hashes.SHA256()))
+        add_certificate(folder, identity)
     service_accounts = ec.generate_private_key(ec.SECP256R1())
     _write_key(folder / "service-accounts.key", service_accounts)
     (folder / "service-accounts.pub").write_bytes(
@@ -69,6 +54,29 @@ def write_certificates(folder: Path, identities: tuple[Identity, ...]) -> None:
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
     )
+
+
+def add_certificate(folder: Path, identity: Identity) -> None:
+    """Write a pair that the authority in ``folder`` signs."""
+    authority_key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+    assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
+    authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = (
+        _builder(_name(identity.common_name, identity.organization), authority.subject, key.public_key())
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+            critical=False,
+        )
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False
+        )
+    )
+    if identity.hosts:
+        names = [_general_name(host) for host in identity.hosts]
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    _write_pair(folder / identity.file, key, builder.sign(authority_key, hashes.SHA256()))
 
 
 def _name(common_name: str, organization: str = "") -> x509.Name:

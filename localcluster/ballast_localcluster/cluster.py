@@ -3,26 +3,36 @@
 :class:`LocalCluster` is what tests, `ballast up` and `ballast demo` use.
 """
 
+import dataclasses
 import shutil
 import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from ballast_localcluster import components
 from ballast_localcluster.binaries import Binaries, find_binaries
-from ballast_localcluster.components import HOST, Layout, Settings
-from ballast_localcluster.credentials import NODE_AGENT_BINDING, NODE_AGENT_ROLE, write_credentials
+from ballast_localcluster.components import Layout, Settings
+from ballast_localcluster.credentials import (
+    NAMES_BINDING,
+    NAMES_ROLE,
+    NODE_AGENT_BINDING,
+    NODE_AGENT_ROLE,
+    write_credentials,
+)
 from ballast_localcluster.custom_resources import install_custom_resources
 from ballast_localcluster.errors import LocalClusterError, StartError
 from ballast_localcluster.nodes.configuration import AgentConfiguration
 from ballast_localcluster.nodes.node import ProcessNode
 from ballast_localcluster.ports import free_ports
-from ballast_localcluster.rest import Rest, node_is_ready
+from ballast_localcluster.rest import Rest, node_is_ready, node_offers_gpus
 from ballast_localcluster.supervision.owner import WardenHandle, tail
-from ballast_localcluster.waiting import Limit, wait_until
+from ballast_localcluster.waiting import Found, Limit, wait_until
+
+if TYPE_CHECKING:
+    from ballast_localcluster.kubelets.start import RealNodes
 
 _PORT_ATTEMPTS = 3
 _AGENT_GRACE_SECONDS = 5.0
@@ -42,6 +52,7 @@ class LocalCluster:
         folder: where everything is kept; None: a fresh folder under the temporary folder.
         keep_logs: keep the logs after a stop without a failure, too.
         warm_start: fork the nodes' trainer pods from one process that has torch imported.
+        real_nodes: runs the nodes as kubelets and containers; None: as process nodes.
     """
 
     def __init__(
@@ -53,7 +64,9 @@ class LocalCluster:
         folder: Path | None = None,
         keep_logs: bool = False,
         warm_start: bool = True,
+        real_nodes: "RealNodes | None" = None,
     ) -> None:
+        self._real_nodes = real_nodes
         self._first_nodes = tuple(nodes)
         self._crds = tuple(crds)
         self._settings = settings or Settings()
@@ -72,8 +85,11 @@ class LocalCluster:
 
         Raises:
             BinariesError: the control plane is not built and cannot be.
-            StartError: a component ended, or was not ready within its limit; its log is kept and named.
+            StartError: a component ended, or was not ready within its limit; its log is kept and named;
+                or this machine cannot have real nodes.
         """
+        if self._real_nodes:
+            self._real_nodes.prepare(self._wanted_folder or Path(tempfile.gettempdir()))
         self._binaries = find_binaries()
         for attempt in range(_PORT_ATTEMPTS):
             try:
@@ -128,12 +144,24 @@ class LocalCluster:
         taken = {name for agent, names in self._agents.items() if agent not in self._lost for name in names}
         if double := taken & {node.name for node in nodes}:
             raise LocalClusterError(f"nodes {sorted(double)} are in the cluster already")
-        self._start_agent(nodes)
+        if self._real_nodes:
+            for node in nodes:
+                self._start_kubelet(self._real_nodes, node)
+        else:
+            self._start_agent(nodes)
         self._await(
             f"nodes {', '.join(node.name for node in nodes)} to be Ready",
             lambda: all(node_is_ready(rest, node.name) for node in nodes),
             Limit.NODES_READY,
         )
+        if self._real_nodes:
+            for node in nodes:
+                self._real_nodes.describe(rest, node)
+            self._await(
+                f"nodes {', '.join(node.name for node in nodes)} to offer their GPUs",
+                lambda: all(node_offers_gpus(rest, node.name, node.gpus) for node in nodes),
+                Limit.NODES_READY,
+            )
 
     def adopt_nodes(self, labels: Mapping[str, str]) -> None:
         """Serve the nodes with these labels: Node objects that another program makes, while they exist."""
@@ -160,6 +188,13 @@ class LocalCluster:
             layout.logs / f"{agent}.log",
             grace=_AGENT_GRACE_SECONDS,
         )
+
+    def _start_kubelet(self, real: "RealNodes", node: ProcessNode) -> None:
+        rest, layout, warden = self._running()
+        agent = f"node-{node.name}-{len(self._agents)}"
+        command = real.node_command(layout, node, rest.server)
+        self._agents[agent] = (node.name,)
+        warden.start(agent, command, layout.logs / f"{agent}.log", grace=_AGENT_GRACE_SECONDS)
 
     def run(self, name: str, command: Sequence[str], *, grace_seconds: float) -> Path:
         """Run a program that ends with the cluster, by SIGTERM and ``grace_seconds`` later by SIGKILL.
@@ -235,25 +270,32 @@ class LocalCluster:
         binaries, settings = self._binaries, self._settings
         layout = self._layout = self._make_folder()
         ports = free_ports()
+        self._agents, self._lost = {}, set()
+        warden = self._warden = WardenHandle(layout.folder, layout.logs / "warden.log")
+
+        def run(name: str, command: list[str], grace: float = 0.0) -> None:
+            warden.start(name, command, layout.logs / f"{name}.log", grace=grace)
+
+        real = self._real_nodes
+        if real:
+            run("network", real.network_command(layout), _AGENT_GRACE_SECONDS)
+            network = self._await("the nodes' network", lambda: real.network(layout), Limit.NODES_READY)
+            assert network is not None
+            settings = dataclasses.replace(settings, address=network.gateway)
         # The certificates' module loads `cryptography`, which a program that only imports this one need not.
         from ballast_localcluster.certificates import write_certificates
 
-        write_certificates(layout.certificates, components.CERTIFICATES)
-        server = f"https://{HOST}:{ports.api_server}"
+        write_certificates(layout.certificates, components.certificates(settings.address))
+        server = f"https://{settings.address}:{ports.api_server}"
         write_credentials(layout.credentials, server, layout.certificates / "ca.crt")
         (layout.folder / "scheduler.json").write_text(components.scheduler_configuration(layout))
         (layout.folder / "audit.json").write_text(components.audit_policy())
-        self._agents, self._lost = {}, set()
-        warden = self._warden = WardenHandle(layout.folder, layout.logs / "warden.log")
         rest = self._rest = Rest(layout.kubeconfig("admin"))
-
-        def run(name: str, command: list[str]) -> None:
-            warden.start(name, command, layout.logs / f"{name}.log")
 
         run("etcd", components.etcd(binaries, layout, ports))
         run("kube-apiserver", components.api_server(binaries, layout, ports, settings))
         self._await("the API server", lambda: rest.answers("/readyz"), Limit.API_SERVER_READY)
-        for manifest in (NODE_AGENT_ROLE, NODE_AGENT_BINDING):
+        for manifest in (NODE_AGENT_ROLE, NODE_AGENT_BINDING, *((NAMES_ROLE, NAMES_BINDING) if real else ())):
             plural = manifest["kind"].lower() + "s"
             rest.apply(f"/apis/{manifest['apiVersion']}/{plural}/{manifest['metadata']['name']}", manifest)
         install_custom_resources(rest, self._crds)
@@ -267,6 +309,9 @@ class LocalCluster:
             ),
             Limit.CONTROLLERS_READY,
         )
+        if real:
+            run("coredns", real.names_command(layout))
+            real.import_images(layout)
         self.add_nodes(self._first_nodes)
 
     def _make_folder(self) -> Layout:
@@ -281,15 +326,17 @@ class LocalCluster:
             inner.mkdir(mode=0o700)
         return layout
 
-    def _await(self, what: str, look: Callable[[], bool], limit: Limit) -> None:
-        _, layout, warden = self._running()
+    def _await(self, what: str, look: Callable[[], Found], limit: Limit) -> Found:
+        layout, warden = self._layout, self._warden
+        assert layout is not None
+        assert warden is not None
 
-        def look_again() -> bool:
+        def look_again() -> Found:
             warden.check(layout.logs, ignored=self._lost)
             return look()
 
         try:
-            wait_until(look_again, what, limit)
+            return wait_until(look_again, what, limit)
         except TimeoutError as error:
             logs = "\n".join(f"  {log.name}:\n{tail(log)}" for log in sorted(layout.logs.glob("*.log")))
             raise StartError(f"{error}. The ends of the logs:\n{logs}") from error

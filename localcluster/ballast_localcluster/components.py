@@ -14,38 +14,46 @@ from ballast_localcluster.certificates import Identity
 HOST = "127.0.0.1"
 SERVICE_RANGE = "10.96.0.0/16"
 
-CERTIFICATES = (
-    Identity(file="etcd", common_name="etcd", hosts=(HOST, "localhost")),
-    Identity(
-        file="api-server",
-        common_name="kube-apiserver",
-        hosts=(
-            HOST,
-            "10.96.0.1",
-            "localhost",
-            "kubernetes",
-            "kubernetes.default",
-            "kubernetes.default.svc",
-            "kubernetes.default.svc.cluster.local",
-        ),
-    ),
-    Identity(file="api-server-as-client", common_name="kube-apiserver"),
-    Identity(file="node-agent", common_name="node-agent", hosts=(HOST, "localhost")),
-)
 
-DISABLED_CONTROLLERS = (
-    # No service network and no pod network: endpoints at loopback addresses are refused by the API server.
+def certificates(address: str) -> tuple[Identity, ...]:
+    """Whom the certificates name, with the API server at ``address``."""
+    return (
+        Identity(file="etcd", common_name="etcd", hosts=(HOST, "localhost")),
+        Identity(
+            file="api-server",
+            common_name="kube-apiserver",
+            hosts=(
+                address,
+                "10.96.0.1",
+                "localhost",
+                "kubernetes",
+                "kubernetes.default",
+                "kubernetes.default.svc",
+                "kubernetes.default.svc.cluster.local",
+            ),
+        ),
+        Identity(file="api-server-as-client", common_name="kube-apiserver"),
+        Identity(file="node-agent", common_name="node-agent", hosts=(HOST, "localhost")),
+    )
+
+
+# Process nodes have no service network, no pod network and no storage: endpoints at loopback addresses are
+# refused by the API server.
+_OF_REAL_NODES = (
     "endpoints-controller",
     "endpointslice-controller",
     "endpointslice-mirroring-controller",
     "service-cidr-controller",
-    # No cloud, no storage.
-    "node-ipam-controller",
     "persistentvolume-attach-detach-controller",
     "persistentvolume-binder-controller",
     "persistentvolume-expander-controller",
     "persistentvolume-protection-controller",
     "ephemeral-volume-controller",
+)
+
+DISABLED_CONTROLLERS = (
+    # No cloud.
+    "node-ipam-controller",
     # Certificates are made once, by this package.
     "certificatesigningrequest-signing-controller",
     "certificatesigningrequest-approving-controller",
@@ -63,11 +71,14 @@ class Settings:
             every few seconds; shorter is livelier, and less forgiving on a machine that is busy.
         eviction_seconds: pods leave a NotReady node after this long, unless they tolerate it longer.
         audit: the API server writes a line of JSON for each request (``Layout.audit_log``).
+        address: the API server's. Another than the loopback address is one that real nodes and pods reach:
+            then Services have endpoints, and volumes are bound to claims.
     """
 
     node_monitor_grace_seconds: int = 16
     eviction_seconds: int = 5
     audit: bool = False
+    address: str = HOST
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +155,11 @@ def api_server(binaries: Binaries, layout: Layout, ports: Ports, settings: Setti
         f"--etcd-cafile={pki / 'ca.crt'}",
         f"--etcd-certfile={pki / 'api-server-as-client.crt'}",
         f"--etcd-keyfile={pki / 'api-server-as-client.key'}",
-        f"--bind-address={HOST}",
-        f"--advertise-address={HOST}",
+        f"--bind-address={settings.address}",
+        f"--advertise-address={settings.address}",
         f"--secure-port={ports.api_server}",
         # The `kubernetes` Service cannot have an endpoint at a loopback address.
-        "--endpoint-reconciler-type=none",
+        *(["--endpoint-reconciler-type=none"] if settings.address == HOST else []),
         "--anonymous-auth=false",
         "--authorization-mode=Node,RBAC",
         f"--token-auth-file={layout.credentials / 'tokens.csv'}",
@@ -195,6 +206,7 @@ def _audit(layout: Layout) -> list[str]:
 def controller_manager(binaries: Binaries, layout: Layout, settings: Settings) -> list[str]:
     """Command of kube-controller-manager, each controller with its own service account."""
     pki = layout.certificates
+    disabled = (*DISABLED_CONTROLLERS, *(_OF_REAL_NODES if settings.address == HOST else ()))
     return [
         str(binaries.program("kube-controller-manager")),
         f"--kubeconfig={layout.kubeconfig('controller-manager')}",
@@ -211,7 +223,7 @@ def controller_manager(binaries: Binaries, layout: Layout, settings: Settings) -
         "--large-cluster-size-threshold=1",
         "--kube-api-qps=200",
         "--kube-api-burst=400",
-        "--controllers=*," + ",".join(f"-{name}" for name in DISABLED_CONTROLLERS),
+        "--controllers=*," + ",".join(f"-{name}" for name in disabled),
     ]
 
 

@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import json
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,16 @@ class User:
 
 
 NODE_AGENT = "system:ballast:node-agent"
+NAMES = "system:ballast:coredns"
 
 USERS = (
     User(file="admin", name="admin", groups=("system:masters",)),
     User(file="controller-manager", name="system:kube-controller-manager"),
     User(file="scheduler", name="system:kube-scheduler"),
     User(file="node-agent", name=NODE_AGENT),
+    # Of real nodes; kubelets have certificates.
+    User(file="proxy", name="system:kube-proxy"),
+    User(file="coredns", name=NAMES),
 )
 
 
@@ -52,8 +57,18 @@ def write_credentials(folder: Path, server: str, authority: Path) -> Path:
     return path
 
 
-def write_kubeconfig(path: Path, *, server: str, authority: bytes, token: str) -> None:
-    """Write a self-contained kubeconfig, readable by this user alone; JSON, which is YAML."""
+def write_kubeconfig(
+    path: Path, *, server: str, authority: bytes, token: str = "", user: Mapping[str, str] | None = None
+) -> None:
+    """Write a kubeconfig, readable by this user alone; JSON, which is YAML.
+
+    Args:
+        path: of the file.
+        server: URL of the API server.
+        authority: whose certificate it has.
+        token: of the user.
+        user: in place of the token: the user's other credentials, as a kubeconfig has them.
+    """
     config = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -66,7 +81,7 @@ def write_kubeconfig(path: Path, *, server: str, authority: bytes, token: str) -
                 },
             }
         ],
-        "users": [{"name": "user", "user": {"token": token}}],
+        "users": [{"name": "user", "user": dict(user or {"token": token})}],
         "contexts": [{"name": "local", "context": {"cluster": "local", "user": "user"}}],
         "current-context": "local",
     }
@@ -95,10 +110,26 @@ NODE_AGENT_ROLE: dict[str, Any] = {
 }
 """What a node agent needs, which is what a kubelet may do, for all nodes."""
 
-NODE_AGENT_BINDING: dict[str, Any] = {
+
+def role_binding(name: str, role: str) -> dict[str, Any]:
+    """A ClusterRoleBinding for the user ``name``, under its name."""
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": name}],
+    }
+
+
+NODE_AGENT_BINDING = role_binding(NODE_AGENT, NODE_AGENT)
+NAMES_ROLE: dict[str, Any] = {
     "apiVersion": "rbac.authorization.k8s.io/v1",
-    "kind": "ClusterRoleBinding",
-    "metadata": {"name": NODE_AGENT},
-    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": NODE_AGENT},
-    "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": NODE_AGENT}],
+    "kind": "ClusterRole",
+    "metadata": {"name": NAMES},
+    "rules": [
+        {"apiGroups": [group], "resources": resources, "verbs": ["list", "watch"]}
+        for group, resources in (("", ["services", "namespaces"]), ("discovery.k8s.io", ["endpointslices"]))
+    ],
 }
+NAMES_BINDING = role_binding(NAMES, NAMES)

@@ -86,3 +86,9 @@ def node_is_ready(rest: Rest, node: str) -> bool:
     return ready and not any(
         t["key"].startswith("node.kubernetes.io/") for t in found["spec"].get("taints", [])
     )
+
+
+def node_offers_gpus(rest: Rest, node: str, gpus: int) -> bool:
+    """Whether the node's kubelet has heard of that many healthy GPUs."""
+    found = rest.call("GET", f"/api/v1/nodes/{node}")
+    return bool(found["status"].get("allocatable", {}).get("nvidia.com/gpu", "0") == str(gpus))

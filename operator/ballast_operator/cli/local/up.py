@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ballast_localcluster import LocalCluster
+    from ballast_localcluster.kubelets.start import RealNodes
+    from ballast_localcluster.nodes.node import ProcessNode
 
 OPERATOR = "operator"
 """Name of the operator among the cluster's processes."""
@@ -60,8 +64,32 @@ No operator runs on it. To run one: `ballast down`, and `ballast up` without --n
     help="Also run Karpenter, which makes process nodes for pods that wait, of the instance types in FILE "
     "(JSON) or of the usual ones; built at the first use. See docs/tasks/spot.md.",
 )
+@click.option(
+    "--real-nodes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Run the first N of the nodes as kubelets and containers (root, Linux); built at the first use. "
+    "See docs/localcluster.md.",
+)
+@click.option(
+    "--image",
+    "images",
+    type=click.Path(dir_okay=False, path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="With --real-nodes: images that every node has, as `docker save` writes them; repeatable.",
+)
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def up(nodes: str, name: str, warm_start: bool, operator: bool, karpenter: str | None, output: str) -> None:
+def up(
+    nodes: str,
+    name: str,
+    warm_start: bool,
+    operator: bool,
+    karpenter: str | None,
+    real_nodes: int | None,
+    images: tuple[Path, ...],
+    output: str,
+) -> None:
     """Start a local Kubernetes cluster in the background, with Ballast's operator.
 
     A real control plane (etcd, API server, controllers, scheduler) and process nodes, whose pods are
@@ -75,6 +103,11 @@ def up(nodes: str, name: str, warm_start: bool, operator: bool, karpenter: str |
 
     try:
         chosen = {"default": default_nodes, "none": tuple}.get(nodes, lambda: read_nodes(Path(nodes)))()
+        real = None
+        if real_nodes:
+            chosen, real = _as_real_nodes(chosen, real_nodes, nodes, images, karpenter)
+        elif images:
+            raise click.UsageError("--image needs --real-nodes: process nodes do not read images.")
         autoscale = _autoscaler(karpenter)
 
         def prepare(cluster: "LocalCluster") -> None:
@@ -84,7 +117,7 @@ def up(nodes: str, name: str, warm_start: bool, operator: bool, karpenter: str |
 
         with tempfile.TemporaryDirectory(prefix="ballast-up-") as folder:
             crds = [write_definitions(Path(folder))] if operator else []
-            cluster = start(name, chosen, crds, warm_start=warm_start, prepare=prepare)
+            cluster = start(name, chosen, crds, warm_start=warm_start, real_nodes=real, prepare=prepare)
     except (LocalClusterError, TimeoutError) as error:
         raise click.ClickException(str(error)) from error
     log, karpenter_log = (cluster.folder / "logs" / f"{part}.log" for part in (OPERATOR, KARPENTER))
@@ -108,7 +141,8 @@ def up(nodes: str, name: str, warm_start: bool, operator: bool, karpenter: str |
     if cluster.was_running:
         click.echo(f"Cluster {name} is already running; nothing was changed.")
     else:
-        click.echo(f"Cluster {name} is up, with {len(cluster.nodes)} process nodes (emulated GPUs).")
+        kind = "real nodes (kubelet, containerd; no GPUs)" if real else "process nodes (emulated GPUs)"
+        click.echo(f"Cluster {name} is up, with {len(cluster.nodes)} {kind}.")
     kubectl = "kubectl" if shutil.which("kubectl") else str(cluster.kubectl)
     click.echo(_operator_text(log) if running else NO_OPERATOR)
     if scales:
@@ -122,6 +156,27 @@ Next:
 Nodes: {kubectl} get nodes -L ballast.dev/pool,ballast.dev/capacity-type
 Logs: {cluster.folder / "logs"}
 Stop: ballast down{"" if name == "ballast" else f" --name {name}"}""")
+
+
+def _as_real_nodes(
+    described: "Sequence[ProcessNode]",
+    count: int,
+    source: str,
+    images: tuple[Path, ...],
+    karpenter: str | None,
+) -> "tuple[tuple[ProcessNode, ...], RealNodes]":
+    """The first ``count`` of the nodes, and what runs them; of the default ones, the fastest first."""
+    from ballast_localcluster.kubelets.start import RealNodes
+
+    if karpenter is not None:
+        raise click.UsageError("--karpenter makes process nodes, which --real-nodes does not mix with.")
+    if count > len(described):
+        raise click.UsageError(
+            f"--real-nodes {count}: {source} describes {len(described)} nodes. "
+            "To fix: describe more in a file (--nodes)."
+        )
+    ordered = tuple(reversed(described)) if source == "default" else tuple(described)
+    return ordered[:count], RealNodes(images)
 
 
 def _autoscaler(instance_types: str | None) -> Callable[["LocalCluster"], object]:

@@ -1,0 +1,7 @@
+"""``python -m ballast_localcluster.kubelets CONFIGURATION``: keep one node, or the network between them."""
+
+import sys
+
+from ballast_localcluster.kubelets.agent import main
+
+sys.exit(main())
