@@ -21,6 +21,7 @@ from ballast_operator.steps.costs.limits import limits_reached, seconds_to_next_
 from ballast_operator.steps.costs.teams import with_cost_of_last_team, with_team
 from ballast_operator.steps.growing import give_up_growth
 from ballast_operator.steps.messages import with_refused_messages
+from ballast_operator.steps.running import with_saved_step
 from ballast_operator.steps.shrinking import with_leaving_nodes
 from ballast_operator.steps.stopping import begin_termination
 from ballast_operator.steps.take_step import take_step
@@ -76,7 +77,7 @@ def decide(
         status = apply_allocator_conditions(context, limits_reached(context))
         status = account_suspension(context, status)
         status = with_leaving_nodes(context, with_refused_messages(context, status))
-        status = with_ended_pods(context, status)
+        status = with_saved_step(context, with_ended_pods(context, status))
         context = with_status(context, status)
     result = take_step(context)
     status = with_team(context, with_sharer(context, before, result.status))

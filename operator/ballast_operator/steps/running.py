@@ -4,7 +4,7 @@ import datetime
 import math
 from typing import TypeVar
 
-from ballast_policies.contract import Directive, Report
+from ballast_policies.contract import Directive, ExitReason, Report
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import Progress, Rebalancing, TrainingJobStatus
@@ -61,6 +61,19 @@ def track_progress(context: ReconcileContext) -> TrainingJobStatus:
         isolated=accrue_isolated_time(status.isolated, report, speed),
     )
     return accrue_cost(context, status)
+
+
+def with_saved_step(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:
+    """The status of a launch that ends with the step that its ranks have saved, which no report told of."""
+    if status.allocation is None or status.allocation.ending is None or status.progress is None:
+        return status
+    said = [pod.message for pod in context.view.gang if pod.message is not None]
+    steps = [found.step or 0 for found in said if found.reason is ExitReason.STOPPED]
+    step = min(max(steps, default=0), context.spec.config.total_steps)
+    if step <= max(status.progress.step, status.progress.checkpoint_step or 0):
+        return status
+    percent = 100 * step // max(1, context.spec.config.total_steps)
+    return status.replace(progress=status.progress.replace(step=step, checkpoint_step=step, percent=percent))
 
 
 def progress(context: ReconcileContext, report: Report) -> Progress:

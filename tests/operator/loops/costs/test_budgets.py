@@ -247,5 +247,6 @@ async def test_a_job_that_has_run_for_its_active_deadline_saves_and_has_failed()
     assert 120 <= status.active_seconds < 120 + 60
     assert status.condition("Failed").reason == "DeadlineExceeded"
     assert "spec.activeDeadlineSeconds=120" in status.condition("Failed").message
-    assert simulation.trainers["one"].saved == simulation.trainers["one"].step
+    saved = simulation.trainers["one"].saved
+    assert status.progress.step == status.progress.checkpoint_step == saved == simulation.trainers["one"].step
     await simulation.until(lambda: simulation.state("next") == "Succeeded", ticks=400)
