@@ -17,7 +17,7 @@ from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.checkpoints.export import check_export
 from ballast_trainer.config import read_job_config
-from ballast_trainer.data.sources import is_read_in_order
+from ballast_trainer.data.sources import ReplayedLoader, ShuffledDataset, is_read_in_order
 from ballast_trainer.device import choose_device, threads_of_rank
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.joining import announce_ready, wait_until_called
@@ -81,6 +81,7 @@ class ValidatedJob:
                 f"{workers}, and data.name gives a loader, which is read in its own order. "
                 "To fix: 0, and num_workers of the loader itself",
             )
+        _skip_bad_samples(model, config)
         check_dynamics(model, config.dynamics)
         check_tensor_parallel(model, config)
         check_export(model, config.export, config.dynamics)
@@ -122,6 +123,22 @@ class ValidatedJob:
     def mesh(self) -> Mesh:
         """How ranks are laid out."""
         return Mesh(tensor=self.config.parallelism.tensor, data=self.config.parallelism.data)
+
+
+def _skip_bad_samples(model: Model, config: JobConfig) -> None:
+    """Tell the data how many samples may be left out.
+
+    Raises:
+        ConfigurationError: its samples are not known one by one.
+    """
+    most, source = config.training.skip_bad_samples, model.batch
+    if isinstance(source, ShuffledDataset | ReplayedLoader):
+        source.bad.most = most
+    elif most:
+        raise ConfigurationError(
+            "training.skipBadSamples",
+            f"{most}, and the data are a function of whole batches. To fix: 0, or a dataset or a loader",
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

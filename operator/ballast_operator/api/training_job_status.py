@@ -39,6 +39,12 @@ class Progress(StatusModel):
     """Steps between two checkpoints: ``spec.checkpoint.everySteps``, or what is chosen where it is absent."""
     checkpoint_seconds: Annotated[float, Field(ge=0)] | None = None
     """How long training stands still for a checkpoint."""
+    bad_samples: Step | None = None
+    """Samples that this launch could not read and has left out (``training.skipBadSamples``)."""
+    part_of_peak: Annotated[float, Field(ge=0)] | None = None
+    """Operations per second over those of the GPUs' data sheets: the model's FLOPS utilisation."""
+    goodput: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Part of this launch's time in which steps ran, not starts, saves, evaluations or moves."""
     emulated_slowdown: Annotated[float, Field(ge=1)] | None = None
     """Factor by which the node emulates a slower GPU; absent: the speed is real."""
     validation_loss: float | None = None

@@ -107,6 +107,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             "precision": draw(st.sampled_from(["fp32", "bf16", "fp16"])),
             "recompute": draw(st.booleans()),
             "dataloaderNumWorkers": draw(st.integers(0, 64)),
+            "skipBadSamples": draw(st.integers(0, 9)),
             "compile": draw(st.booleans()),
             "commTimeoutSeconds": draw(st.floats(1, 86400)),
         },

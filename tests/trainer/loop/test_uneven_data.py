@@ -1,4 +1,6 @@
-"""Samples of several lengths on several ranks."""
+"""Samples of several lengths, and samples that cannot be read, on several ranks."""
+
+import os
 
 import pytest
 import torch
@@ -50,3 +52,40 @@ def test_batches_of_several_lengths_learn_as_in_one_process(
     expected, found = single_process_losses(config), running.losses()
     assert sorted(found) == sorted(expected)
     assert max(abs(found[step] - expected[step]) for step in expected) < 1e-5
+
+
+class Torn:
+    """Rows of which some cannot be read, each by one rank alone."""
+
+    def __init__(self, per_rank):
+        self.rows, self.per_rank = rows(longest=8), per_rank
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        rank = int(os.environ["RANK"]) if self.per_rank else index % 3
+        if index in (9, 12, 20) and index % 3 == rank:
+            raise OSError(5, f"no block {index}")
+        return self.rows[index]
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.nightly)])
+def test_a_sample_that_one_rank_cannot_read_is_replaced_on_all(gang, small_config, workers):
+    """As on one rank that cannot read any of them; each is told once, with its number and error."""
+    runs = []
+    for ranks, per_rank in ((1, False), (3, True)):
+        config = uneven(small_config, training={"skipBadSamples": 3, "dataloaderNumWorkers": workers})
+        config["totalSteps"] = 16
+        config["data"] |= {
+            "name": "tests.trainer.loop.test_uneven_data:Torn",
+            "args": {"per_rank": per_rank},
+        }
+        runs.append(gang(config, ranks=ranks))
+        assert set(runs[-1].exit_codes().values()) == {0}, runs[-1].errors()
+    alone, apart = (run.losses() for run in runs)
+    assert max(abs(alone[step] - apart[step]) for step in alone) < 1e-5
+    for run in runs:
+        told = {event["sample"]: event["error"] for event in run.events("badSample")}
+        assert set(told) <= {9, 12, 20} and len(told) >= 2
+        assert all(f"no block {number}" in error for number, error in told.items())

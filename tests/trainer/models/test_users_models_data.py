@@ -307,8 +307,8 @@ def test_any_step_can_be_read_ahead_and_none_disturbs_the_numbers_of_training(ah
     expected = [ShuffledDataset(dataset)(7, step, 4)[0].tolist() for step in range(12)]
     before = torch.get_rng_state()
     reader = ahead(dataset)
-    assert [reader.batch(step)[0].tolist() for step in range(12)] == expected
-    assert [reader.batch(step)[0].tolist() for step in (11, 9, 2, 3, 7)] == [
+    assert [reader.batch(step)[0][0].tolist() for step in range(12)] == expected
+    assert [reader.batch(step)[0][0].tolist() for step in (11, 9, 2, 3, 7)] == [
         expected[step] for step in (11, 9, 2, 3, 7)
     ]
     assert torch.equal(torch.get_rng_state(), before)
@@ -356,4 +356,141 @@ def test_workers_for_a_loader_are_refused():
         "training": {"dataloaderNumWorkers": 2},
     }
     with pytest.raises(ConfigurationError, match=r"dataloaderNumWorkers: 2, .*To fix: 0, and num_workers"):
+        train_here(config)
+
+
+class Flaky:
+    """A dataset with some samples that cannot be read."""
+
+    def __init__(self, bad, length=30):
+        self.bad, self.length = bad, length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise OSError(5, f"no block {index}")
+        return torch.tensor([float(index)]), torch.tensor([float(index)])
+
+
+def skipping(source, most=9):
+    batch = batches_from(source)
+    batch.bad.most = most
+    return batch
+
+
+def test_a_bad_sample_is_replaced_alike_in_every_order_of_reading():
+    """By another one, the same whether its rank met it before or was told; all others stay as they were."""
+    plain, first = batches_from(Flaky({})), skipping(Flaky({4, 7}))
+    order = [first(3, step, 5)[0].flatten().tolist() for step in range(12)]
+    assert first.bad.known.keys() == {4, 7} and "no block" in first.bad.known[4]
+    for step, found in enumerate(order):
+        before = plain(3, step, 5)[0].flatten().tolist()
+        assert [now for was, now in zip(before, found, strict=True) if was not in {4, 7}] == [
+            was for was in before if was not in {4, 7}
+        ]
+        assert not {4, 7}.intersection(found)
+        assert skipping(Flaky({4, 7}))(3, step, 5)[0].flatten().tolist() == found
+    elsewhere = skipping(Flaky({7}))
+    assert elsewhere.agree([first.told(), elsewhere.told()])
+    assert [elsewhere(3, step, 5)[0].flatten().tolist() for step in range(12)] == order
+
+
+def test_more_bad_samples_than_stated_end_the_job():
+    """With the newest one; those that other ranks met count."""
+    batch = skipping(Flaky({4, 7}), most=1)
+    with pytest.raises(OSError, match="no block"):
+        [batch(3, step, 5) for step in range(12)]
+    with pytest.raises(DataError, match=r"skipBadSamples allows .1.: 2, the last 9: gone.*To fix: "):
+        batch.agree([{9: "gone"}])
+    with pytest.raises(OSError, match="no block"):
+        skipping(Flaky(set(range(30))), most=99)(3, 0, 5)
+
+
+class Numbered:
+    """An iterator that goes on after an error; each batch a number."""
+
+    def __init__(self, bad, end):
+        self.bad, self.end, self.at = bad, end, -1
+
+    def __iter__(self):
+        return Numbered(self.bad, self.end)
+
+    def __next__(self):
+        self.at += 1
+        if self.at == self.end:
+            raise StopIteration
+        if self.at in self.bad:
+            raise OSError(5, f"no shard {self.at}")
+        return torch.tensor([self.at, self.at]), torch.tensor([0, 0])
+
+
+class Loader(Numbered):
+    """One that can be read twice."""
+
+    __next__ = None
+
+
+def test_a_loaders_bad_batch_is_left_out_on_all_ranks():
+    """A rank that could read it drops it, too; then both are at the same place."""
+    one, other = skipping(Loader({2}, 6)), skipping(Loader({}, 6))
+    for reader in (one, other):
+        assert [reader(0, step, 2)[0][0].item() for step in range(2)] == [0, 1]
+    assert (one(0, 2, 2)[0][0].item(), other(0, 2, 2)[0][0].item()) == (3, 2)
+    told = [one.told(), other.told()]
+    assert [one.agree(told), other.agree(told)] == [True, True]
+    told = [one.told(), other.told()]
+    assert [one.agree(told), other.agree(told)] == [False, False]
+    assert [(one(0, step, 2)[0][0].item(), other(0, step, 2)[0][0].item()) for step in (2, 3, 4)] == [
+        (3, 3),
+        (4, 4),
+        (5, 5),
+    ]
+
+
+def test_samples_that_are_iterated_lose_the_whole_batch_of_a_bad_one():
+    """So that ranks that could read it stay at the same place."""
+    samples = [(torch.tensor(n), torch.tensor(n)) for n in range(8)]
+
+    class Rows(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return Once()
+
+    class Once:
+        def __init__(self):
+            self.left = list(samples)
+
+        def __next__(self):
+            if not self.left:
+                raise StopIteration
+            sample = self.left.pop(0)
+            if sample[0] == 3:
+                raise OSError("no row 3")
+            return sample
+
+    batch = skipping(Rows())
+    assert [batch(0, step, 2)[0].tolist() for step in range(3)] == [[0, 1], [4, 5], [6, 7]]
+
+
+def test_a_generator_that_has_raised_cannot_go_on_and_ends_the_job():
+    """Its epoch would end there without a word."""
+
+    class Broken(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield torch.tensor(0), torch.tensor(0)
+            raise OSError("no row 1")
+
+    with pytest.raises(OSError, match="no row 1"):
+        skipping(Broken())(0, 0, 2)
+
+
+def test_batch_functions_cannot_leave_samples_out():
+    """Refused before the first step."""
+    config = {
+        "totalSteps": 2,
+        "model": {"name": "gpt", "layers": 4},
+        "training": {"skipBadSamples": 2},
+    }
+    with pytest.raises(ConfigurationError, match=r"skipBadSamples: 2, .*To fix: 0, or a dataset"):
         train_here(config)

@@ -23,7 +23,15 @@ class ReadAhead:
     Data must be given by the step alone, so that any worker may read any step.
     """
 
-    def __init__(self, read: Callable[[int], Batch], *, workers: int, last_step: int, pinned: bool) -> None:
+    def __init__(
+        self,
+        read: Callable[[int], Batch],
+        *,
+        workers: int,
+        last_step: int,
+        pinned: bool,
+        told: Callable[[], Any] = lambda: None,
+    ) -> None:
         """Prepare; workers start with the first batch.
 
         Args:
@@ -31,14 +39,16 @@ class ReadAhead:
             workers: processes.
             last_step: the step after the last one that is read.
             pinned: whether batches are in page-locked memory, from which copies to a GPU are faster.
+            told: what a worker has to tell after a batch.
         """
         self._read, self._workers, self._last_step, self._pinned = read, workers, last_step, pinned
+        self._told = told
         self._next = 0
         self._batches: Iterator[Any] | None = None
-        self._recent: dict[int, Batch] = {}
+        self._recent: dict[int, tuple[Batch, Any]] = {}
 
-    def batch(self, step: int) -> Batch:
-        """Inputs and targets of ``step``.
+    def batch(self, step: int) -> tuple[Batch, Any]:
+        """Inputs and targets of ``step``, and what their worker has told.
 
         Raises:
             DataError, ConfigurationError: as reading the batch raises.
@@ -70,7 +80,7 @@ class ReadAhead:
 
     def _start(self, step: int) -> Iterator[Any]:
         loader: Any = torch.utils.data.DataLoader(
-            _Steps(self._read),
+            _Steps(self._read, self._told),
             sampler=range(step, self._last_step),
             batch_size=None,
             num_workers=self._workers,
@@ -88,8 +98,8 @@ class ReadAhead:
 class _Steps(torch.utils.data.Dataset[Any]):
     """The batches of a job by step, or why one cannot be read."""
 
-    def __init__(self, read: Callable[[int], Batch]) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[int], Batch], told: Callable[[], Any]) -> None:
+        self._read, self._told = read, told
 
     def __getitem__(self, step: int) -> Any:
         try:
@@ -98,7 +108,7 @@ class _Steps(torch.utils.data.Dataset[Any]):
             return _Failed(error.field, str(error).removeprefix(f"{error.field}: "))
         except DataError as error:
             return _Failed(None, str(error))
-        return inputs, targets
+        return (inputs, targets), self._told()
 
 
 class _Failed:

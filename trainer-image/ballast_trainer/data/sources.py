@@ -19,7 +19,8 @@ import dataclasses
 import functools
 import io
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+import types
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -33,6 +34,7 @@ from ballast_trainer.seeding import host_seeded, mixed_key
 
 FIELD = "data.name"
 _DATA = 0xDA7A
+_SUBSTITUTE = 0x5B57
 _KEPT_PERMUTATIONS = 2
 """A batch may straddle two epochs."""
 _RECENT_BATCHES = 4
@@ -162,11 +164,51 @@ def read_batch(
         ) from error
 
 
+class BadSamples:
+    """What cannot be read and is left out, up to a number.
+
+    Attributes:
+        most: how many may be left out.
+        known: by index of the sample, or by number of a loader's batch, the error.
+    """
+
+    def __init__(self) -> None:
+        self.most = 0
+        self.known: dict[int, str] = {}
+
+    def note(self, number: int, error: Exception) -> None:
+        """Leave this one out.
+
+        Raises:
+            Exception: ``error``: it is one too many, or not of the data.
+        """
+        if isinstance(error, TrainerError | MemoryError | torch.OutOfMemoryError):
+            raise error
+        if number not in self.known and len(self.known) >= self.most:
+            raise error
+        self.known[number] = with_place(error)
+
+    def add(self, known: Mapping[int, str]) -> None:
+        """Leave those out, too, that another process could not read.
+
+        Raises:
+            DataError: they are too many.
+        """
+        self.known |= known
+        if len(self.known) > self.most:
+            last = list(self.known)[-1]
+            raise DataError(
+                f"{FIELD}: more cannot be read than training.skipBadSamples allows ({self.most}): "
+                f"{len(self.known)}, the last {last}: {self.known[last]}. To fix: the data, or allow more"
+            )
+
+
 class ShuffledDataset:
     """A dataset that can be indexed, shuffled in every epoch.
 
     Step s takes positions s * size to (s + 1) * size - 1 of the epochs laid end to end.  An epoch is as
-    long as the dataset was when it was made.
+    long as the dataset was when it was made.  In the place of a sample that cannot be read comes the first
+    that can, of a sequence that seed and position draw.
     """
 
     def __init__(self, dataset: Any, form: BatchForm | None = None) -> None:
@@ -175,6 +217,7 @@ class ShuffledDataset:
         if self._length == 0:
             raise ConfigurationError(FIELD, "the dataset has no sample. To fix: one at least")
         self._dataset = dataset
+        self.bad = BadSamples()
         self._permutation = functools.lru_cache(maxsize=_KEPT_PERMUTATIONS)(self._permuted)
 
     def _permuted(self, seed: int, epoch: int) -> numpy.ndarray:
@@ -194,11 +237,46 @@ class ShuffledDataset:
             found.append(int(self._permutation(seed, epoch)[offset]))
         return found
 
+    def chosen(self, seed: int, step: int, size: int, bad: Container[int] = ()) -> list[int]:
+        """As :meth:`indices`, with others in the places of ``bad`` ones."""
+        found = self.indices(seed, step, size)
+        for number in range(size):
+            drawn = itertools.count()
+            while found[number] in bad:
+                key = mixed_key(seed, _SUBSTITUTE, step * size + number, next(drawn))
+                found[number] = key % self._length
+        return found
+
     def __call__(self, seed: int, step: int, size: int) -> Batch:
         """Inputs and targets of ``step``."""
-        with seeded_data(seed, step):
-            samples = [sample_of(self._dataset, index) for index in self.indices(seed, step, size)]
-            return self._form.checked(self._form.of_samples(samples), size)
+        while True:
+            # From the first sample on, so that a rank that knows of a bad one draws the same random numbers.
+            with seeded_data(seed, step):
+                samples = []
+                for index in self.chosen(seed, step, size, self.bad.known):
+                    try:
+                        samples.append(sample_of(self._dataset, index))
+                    except Exception as error:
+                        if len(self.bad.known) + 1 >= self._length:
+                            raise
+                        self.bad.note(index, error)
+                        break
+                else:
+                    return self._form.checked(self._form.of_samples(samples), size)
+
+    def told(self) -> Any:
+        """What :meth:`agree` needs of the other ranks."""
+        return dict(self.bad.known)
+
+    def agree(self, told: Sequence[Any]) -> bool:
+        """Leave out what any rank could not read; whether the batch has to be read again.
+
+        Raises:
+            DataError: it is too much.
+        """
+        for known in told:
+            self.bad.add(known)
+        return any(known.keys() != self.bad.known.keys() for known in told)
 
 
 def sample_of(dataset: Any, index: int) -> Any:
@@ -214,9 +292,38 @@ def batches_of(source: Iterable[Any], form: BatchForm, size: int) -> Iterator[An
     """The batches of an epoch of a loader, or of samples, of which an incomplete batch is left out."""
     if not yields_samples(source):
         return iter(source)
-    samples = iter(source)
-    lists = iter(lambda: list(itertools.islice(samples, size)), [])
-    return (form.of_samples(one) for one in lists if len(one) == size)
+    return _SampleBatches(iter(source), form, size)
+
+
+class _SampleBatches:
+    """Batches of an iterator's samples; of one that raises, the samples of the whole batch are left out."""
+
+    def __init__(self, samples: Iterator[Any], form: BatchForm, size: int) -> None:
+        self.samples, self._form, self._size = samples, form, size
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        found, failed = [], None
+        for _ in range(self._size):
+            try:
+                found.append(next(self.samples))
+            except StopIteration:
+                if failed is not None:
+                    break
+                raise
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return self._form.of_samples(found)
+
+
+def _has_ended(batches: Iterator[Any]) -> bool:
+    """Whether an iterator that has raised has nothing left for that reason, as generators."""
+    inner = batches.samples if isinstance(batches, _SampleBatches) else batches
+    return isinstance(inner, types.GeneratorType) and inner.gi_frame is None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -227,11 +334,13 @@ class LoaderPosition:
         step: whose batch is next.
         epoch: of it.
         state: what ``state_dict()`` returned.
+        left_out: batches before it that could not be read.
     """
 
     step: int
     epoch: int
     state: Any
+    left_out: int = 0
 
     def to_text(self) -> str:
         """For a checkpoint.
@@ -241,7 +350,7 @@ class LoaderPosition:
         """
         buffer = io.BytesIO()
         try:
-            torch.save((self.epoch, self.state), buffer)
+            torch.save((self.epoch, self.state, self.left_out), buffer)
             torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
         except Exception as error:  # a user's objects may do anything there
             raise ConfigurationError(
@@ -254,8 +363,7 @@ class LoaderPosition:
     @classmethod
     def from_text(cls, step: int, text: str) -> "LoaderPosition":
         """Of a checkpoint of ``step``."""
-        epoch, state = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
-        return cls(step, epoch, state)
+        return cls(step, *torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True))
 
 
 class ReplayedLoader:
@@ -271,6 +379,8 @@ class ReplayedLoader:
         if not yields_samples(source):
             refuse_form(source, self._form)
         self._source = source
+        self.bad = BadSamples()
+        self._left_out = 0
         self._has_state = all(
             callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict")
         )
@@ -295,6 +405,25 @@ class ReplayedLoader:
             self._note_position(seed)
         return self._form.checked(self._recent[step], size)
 
+    def told(self) -> Any:
+        """What :meth:`agree` needs of the other ranks."""
+        return self._left_out, dict(self.bad.known)
+
+    def agree(self, told: Sequence[Any]) -> bool:
+        """Leave out as many batches as any rank; whether the newest one has to be read again.
+
+        Raises:
+            DataError: they are too many.
+        """
+        for _, known in told:
+            self.bad.add(known)
+        counts = [left_out for left_out, _ in told]
+        if self._left_out < max(counts):
+            self._recent.pop(self._step)
+            self._step -= 1
+            self._left_out += 1
+        return len(set(counts)) > 1
+
     def position(self, seed: int, step: int) -> LoaderPosition | None:
         """Where it is before the batch of ``step``; None: it has no state, or ``step`` is long gone."""
         return self._positions.get(seed, {}).get(step)
@@ -309,18 +438,18 @@ class ReplayedLoader:
         if self._has_state:
             state = copy.deepcopy(self._source.state_dict())  # type: ignore[attr-defined]
             known = self._positions.setdefault(seed, {})
-            known[self._step + 1] = LoaderPosition(self._step + 1, self._epoch, state)
+            known[self._step + 1] = LoaderPosition(self._step + 1, self._epoch, state, self._left_out)
             for old in sorted(known)[: -_RECENT_BATCHES - 1]:
                 del known[old]
 
     def _go_back(self, seed: int, step: int, size: int) -> None:
         """To the last known position before ``step``."""
         known = [one for at, one in self._positions.get(seed, {}).items() if at <= step]
-        self._batches, self._epoch, self._step = iter(()), -1, -1
+        self._batches, self._epoch, self._step, self._left_out = iter(()), -1, -1, 0
         if not known:
             return
         last = max(known, key=lambda one: one.step)
-        self._epoch, self._step = last.epoch - 1, last.step - 1
+        self._epoch, self._step, self._left_out = last.epoch - 1, last.step - 1, last.left_out
         try:
             self._begin_epoch(seed, size, last.state)
         except Exception as error:
@@ -337,13 +466,23 @@ class ReplayedLoader:
             self._batches = batches_of(self._source, self._form, size)
 
     def _next(self, seed: int, size: int) -> Any:
-        for _ in range(2):
+        anew = False
+        while True:
             with seeded_data(seed, self._step + 1):
                 try:
                     return next(self._batches)
                 except StopIteration:
                     pass
+                except Exception as error:
+                    if _has_ended(self._batches):
+                        raise
+                    self.bad.note(self._step + 1 + self._left_out, error)
+                    self._left_out += 1
+                    continue
+            if anew:
+                break
             self._begin_epoch(seed, size)
+            anew = True
         reason = "the loader yields no batch. To fix: one at least, of globalBatchSize samples"
         if self._step >= 0:
             reason = (

@@ -60,11 +60,22 @@ class ProgressTracker:
         self.reference_step_seconds: float | None = None
         self.resumed_from_step: int | None = None
         self._validation: tuple[int, float] | None = None
+        self._told_bad: set[int] = set()
+        self._part_of_peak: float | None = None
+        self._began = time.monotonic()
+        self._trained_seconds = 0.0
 
     def gather_bytes(self) -> None:
         """Gather the bytes of all layers; collective."""
         sizes = layer_sizes(self._training)
         self._bytes, self._weight_bytes = sizes.bytes, sizes.weight_bytes
+
+    def new_bad_samples(self) -> dict[int, str]:
+        """Those left out that this has not returned before, and why."""
+        known = self._training.bad_samples
+        new = {number: error for number, error in known.items() if number not in self._told_bad}
+        self._told_bad.update(new)
+        return new
 
     def step_done(self, loss: float, seconds: float, peak_flops: float) -> dict[str, Any]:
         """Count a step; returns the fields of its line.
@@ -78,6 +89,7 @@ class ProgressTracker:
         self._loss = self._finite(loss)
         self._done.append((time.monotonic(), training.step))
         self._step_seconds.append(seconds)
+        self._trained_seconds += seconds
         self._costs = training.profile.costs() or self._costs
         self._activation_bytes = training.profile.activation_bytes() or self._activation_bytes
         self._passing_bytes = training.profile.passing_bytes() or self._passing_bytes
@@ -98,10 +110,16 @@ class ProgressTracker:
             "bubble": self.bubble(),
             **self._explained(),
             **self._achieved(peak_flops),
+            "goodput": self.goodput(),
         }
         if training.speed is not None:
             fields["emulated"] = training.speed.factor
         return fields
+
+    def goodput(self) -> float | None:
+        """Part of the time since this launch began in which steps ran."""
+        passed = time.monotonic() - self._began
+        return min(1.0, self._trained_seconds / passed) if self._trained_seconds and passed > 0 else None
 
     def _finite(self, loss: float) -> float | None:
         """The loss for reports; None where it is not finite, of which the first step of several warns."""
@@ -163,10 +181,8 @@ class ProgressTracker:
             return {"flops_per_second": None, "part_of_peak": None}
         mean = sum(self._step_seconds) / len(self._step_seconds)
         whole = self._step_flops / mean
-        return {
-            "flops_per_second": whole / training.world.size,
-            "part_of_peak": whole / peak if peak > 0 else None,
-        }
+        self._part_of_peak = whole / peak if peak > 0 else None
+        return {"flops_per_second": whole / training.world.size, "part_of_peak": self._part_of_peak}
 
     def rebalanced(self, before: float, pause_ms: float) -> None:
         """Layers have moved."""
@@ -238,4 +254,7 @@ class ProgressTracker:
             validation_step=self._validation[0] if self._validation is not None else None,
             checkpoint_every_steps=self._checkpoint_every_steps,
             checkpoint_seconds=self._checkpoint_seconds,
+            bad_samples=len(training.bad_samples),
+            part_of_peak=self._part_of_peak,
+            goodput=self.goodput(),
         )

@@ -229,6 +229,8 @@ class Session:
                 agreed.seconds, agreed.activation_bytes, agreed.passing_bytes, step=training.step - 1
             )
             training.rank_speeds.add(agreed.probes)
+        for number, error in self._progress.new_bad_samples().items():
+            self._rank_zero.event("badSample", sample=number, error=error)
         fields = self._progress.step_done(agreed.loss, done.seconds, agreed.peak_flops)
         self._rank_zero.reporter.step(**fields)
         self._plan_follower.monitor.step_done()

@@ -12,6 +12,7 @@ from ballast_trainer.data.read_ahead import ReadAhead
 from ballast_trainer.data.sources import (
     LoaderPosition,
     ReplayedLoader,
+    ShuffledDataset,
     has_one_shape,
     is_read_in_order,
     read_batch,
@@ -104,6 +105,7 @@ class TrainingState:
     _targets: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     _factors: dict[int, list[float]] = dataclasses.field(default_factory=dict)
     _ahead: ReadAhead | None = None
+    _newest: tuple[tuple[int, int, int], Batch] | None = None
     _shape: tuple[int, ...] | None = None  # of the inputs that the pipeline is for; None: any
     _pipelines: dict[tuple[int, ...] | None, Pipeline] = dataclasses.field(default_factory=dict)
 
@@ -117,6 +119,7 @@ class TrainingState:
                 workers=self.config.training.dataloader_num_workers,
                 last_step=self.config.total_steps,
                 pinned=self.device.type == "cuda",
+                told=lambda: dict(self.bad_samples),
             )
         self.loss_scale = LossScale(self.config.training.precision)
         self.straggler_mitigation = StragglerMitigation(
@@ -143,14 +146,29 @@ class TrainingState:
         with self.frozen_outputs.during(batch[0], self.microbatches):
             return self.pipeline.run(lambda: batch)
 
+    @property
+    def bad_samples(self) -> dict[int, str]:
+        """By number, samples (of a loader: batches) that cannot be read and are left out, and why."""
+        source = self.model.batch
+        return source.bad.known if isinstance(source, ShuffledDataset | ReplayedLoader) else {}
+
     def prepare_data(self) -> None:
-        """Take the pipeline for the shape of the next step's inputs; collective.
+        """Agree on the next step's samples, and take the pipeline for the shape of its inputs; collective.
 
         A shape that is new is tried like a new partition.
 
         Raises:
             TrialFailed: a stage cannot run it.
+            DataError: more cannot be read than may be left out.
         """
+        source = self.model.batch
+        if isinstance(source, ShuffledDataset | ReplayedLoader) and source.bad.most and self.world.size > 1:
+            while True:
+                if self._reads:
+                    self.batch()
+                if not source.agree(self.world.gather(source.told(), patient=True)):
+                    break
+                self._newest = None
         shape = self._next_shape()
         if shape in (None, self._shape):
             return
@@ -170,11 +188,16 @@ class TrainingState:
         own_data = self.config.data is not None and not has_one_shape(self.model.batch)
         if self.world.positions == 1 or not own_data or is_asynchronous(self.config.pipeline.schedule):
             return None
-        reads = self.world.rank == 0 or is_read_in_order(self.model.batch)
-        shape = tuple(self.batch()[0].shape) if reads else None
+        shape = tuple(self.batch()[0].shape) if self.world.rank == 0 or self._reads else None
         if not is_read_in_order(self.model.batch):
             shape = self.world.from_rank_0(shape, patient=True)
         return shape
+
+    @property
+    def _reads(self) -> bool:
+        """Whether this rank's stages need the data, or it has to read along."""
+        ends = self.holders[0] + self.holders[-1]
+        return self.world.position in ends or is_read_in_order(self.model.batch)
 
     def probe_seconds(self) -> list[float]:
         """By pipeline position, seconds of the same work in a step measured by layer; 0 for the others."""
@@ -270,8 +293,14 @@ class TrainingState:
 
     def batch_of(self, step: int) -> Batch:
         """Inputs and targets of ``step``: this replica's microbatches of them."""
+        key = step, self.world.data.index, self.world.data.size
+        if self._newest is None or self._newest[0] != key:
+            self._newest = key, self._moved(step)
+        return self._newest[1]
+
+    def _moved(self, step: int) -> Batch:
         with ACTIVITY.doing(f"the batch of step {step + 1}"):
-            inputs, targets = self._read(step) if self._ahead is None else self._ahead.batch(step)
+            inputs, targets = self._read(step) if self._ahead is None else self._read_ahead(step, self._ahead)
         size = self.config.pipeline.global_batch_size
         share = size // self.world.data.size
         mine = slice(self.world.data.index * share, (self.world.data.index + 1) * share)
@@ -283,6 +312,17 @@ class TrainingState:
             self._factors.pop(old, None)
         self._factors[step] = self._factors_of(step, targets)
         return inputs[mine].to(self.device, non_blocking=pinned), there
+
+    def _read_ahead(self, step: int, ahead: ReadAhead) -> Batch:
+        """The batch that a worker has read, unless it has a sample that others could not read."""
+        batch, known = ahead.batch(step)
+        source = self.model.batch
+        if isinstance(source, ShuffledDataset) and (known or source.bad.known):
+            source.bad.add(known)
+            which = self.config.training.seed, step, self.config.pipeline.global_batch_size
+            if source.chosen(*which, source.bad.known) != source.chosen(*which, known):
+                return self._read(step)
+        return batch
 
     def _read(self, step: int) -> Batch:
         """The whole batch of a step."""

@@ -145,6 +145,12 @@ _RULES = (
         fix="precision: bf16 or fp32",
     ),
     Rule(
+        condition=_FLUSHES | (at("training.skip_bad_samples") == 0),
+        field="training.skip_bad_samples",
+        reason="without a flush ranks are at several steps, and cannot agree on what to leave out",
+        fix="0, or a schedule with a flush, e.g. 1F1B",
+    ),
+    Rule(
         condition=_FLUSHES | (at("parallelism.tensor") == 1),
         field="parallelism.tensor",
         reason="a schedule without a flush has whole layers on its ranks",

@@ -92,6 +92,9 @@ class TrainingConfig(Settings):
     dataloader_num_workers: int = Field(0, ge=0, le=64)
     """Processes on each rank that read the batches of the next steps while it trains. 0: read in the step.
     Not for a loader, which has workers of its own."""
+    skip_bad_samples: int = Field(0, ge=0, le=1_000_000)
+    """How many samples of a dataset that cannot be read are replaced by others, and told; of an iterable or
+    a loader, whose whole batch is left out, how many batches. One more ends the job."""
     compile: bool = False
     """Whether each layer is compiled (``torch.compile`` with its defaults), again on a rank that it moves to.
     The trainer's image needs a C++ compiler."""
