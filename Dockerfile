@@ -18,11 +18,11 @@ COPY lab/pyproject.toml lab/
 
 FROM workspace AS build-operator
 RUN --mount=type=cache,target=/root/.cache/uv \
-    uv sync --locked --no-dev --package ballast-operator --extra aws --extra gcp --no-install-workspace
+    uv sync --locked --no-dev --package ballast-operator --extra aws --extra gcp --extra ui --no-install-workspace
 COPY policies policies
 COPY operator operator
 RUN --mount=type=cache,target=/root/.cache/uv \
-    uv sync --locked --no-dev --package ballast-operator --extra aws --extra gcp --no-editable
+    uv sync --locked --no-dev --package ballast-operator --extra aws --extra gcp --extra ui --no-editable
 
 FROM workspace AS build-trainer
 RUN --mount=type=cache,target=/root/.cache/uv \
@@ -51,6 +51,6 @@ COPY --from=build-operator /opt/ballast /opt/ballast
 # One thread for the solver's libraries: the pod is not alone on its node.
 ENV OMP_NUM_THREADS=1
 USER 65532:65532
-EXPOSE 8080
+EXPOSE 8080 8090
 ENTRYPOINT ["ballast"]
 CMD ["operator"]

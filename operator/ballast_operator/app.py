@@ -6,6 +6,7 @@ are served on a loop of their own.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -19,6 +20,7 @@ from typing import Any
 from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.errors import Forbidden, LeaseLapsed, NotLeader, OperatorError, Unavailable
 from ballast_operator.health import serve, stale_streams
+from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster, connect
 from ballast_operator.kube.informers import Informers
 from ballast_operator.kube.kinds import LEASE, Kind
@@ -46,6 +48,7 @@ class Options:
         namespace: watch this namespace's jobs only; empty: all.
         lease_namespace: where the leader's Lease is.
         health_host, health_port: where ``/healthz`` and ``/metrics`` are served; port 0: one that is free.
+        page_port: where the page is served, on the same address; None: nowhere.
     """
 
     kubeconfig: str | None = None
@@ -53,6 +56,7 @@ class Options:
     lease_namespace: str = "ballast-system"
     health_host: str = "0.0.0.0"
     health_port: int = 8080
+    page_port: int | None = None
 
 
 class Operator:
@@ -129,6 +133,8 @@ class Operator:
                 metrics=self._metrics,
                 waits=self.waits,
             )
+            page = contextlib.AsyncExitStack()
+            await self._serve_page(page, informers.caches)
             decoded = DecodedJobs(informers.caches)
             decoding = keep_running("decoding", decoded.run, metrics=self._metrics)
             parts = (self.waits.run(), self._beat(), decoding, solver.warm_up())
@@ -140,8 +146,29 @@ class Operator:
                 for task in background:
                     task.cancel()
                 await asyncio.gather(*background, informers.stop(), return_exceptions=True)
+                await page.aclose()
                 await side.run(runner.cleanup())
                 await side.run(own.close())
+
+    async def _serve_page(self, within: contextlib.AsyncExitStack, caches: Caches) -> None:
+        """Serve the page, where it is asked for.
+
+        Raises:
+            OSError: its port is taken.
+        """
+        if self._options.page_port is None:
+            return
+        from ballast_operator.page.server import beside_the_operator
+
+        seconds = self._settings.api.request_seconds
+        page = beside_the_operator(
+            caches,
+            connected=connect(self._options.kubeconfig, request_seconds=seconds),
+            on_answer=self._answered,
+            host=self._options.health_host,
+            port=self._options.page_port,
+        )
+        logger.info("serving the page on port %d", await within.enter_async_context(page))
 
     def _leadership(self, own: Cluster) -> Leadership:
         return Leadership(

@@ -34,6 +34,7 @@ LOCAL_CLUSTER = re.compile(r"ballast (up|down|demo)|export KUBECONFIG=|BALLAST_T
 CHART = re.compile(r"helm (install|upgrade|test|template|uninstall|rollback)")
 MAKE = re.compile(r"make ([a-z-]+)")
 DOCKER = re.compile(r"docker build")
+LOOKS = re.compile(r"ballast ui")
 PIP = re.compile(r"pip install ")
 PROBLEM = {
     "gpu_types": ["v100", "k80"],
@@ -91,7 +92,7 @@ def run(command, folder, **environment):
 
 def test_every_command_is_of_a_kind_that_is_tested():
     """A command that no test below takes is added to one, or is no command."""
-    kinds = (OFFLINE, TRAINS, ON_A_CLUSTER, LOCAL_CLUSTER, CHART, MAKE, DOCKER, PIP)
+    kinds = (OFFLINE, TRAINS, ON_A_CLUSTER, LOCAL_CLUSTER, CHART, MAKE, DOCKER, LOOKS, PIP)
     assert [item for item in COMMANDS if not any(kind.match(item[1]) for kind in kinds)] == []
 
 
@@ -110,6 +111,17 @@ def test_commands_that_train_succeed(folder, command, checkout):
     """The first steps of what they train."""
     done = run(f"{command} --set totalSteps=3 --set checkpoint=null", checkout / folder)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("folder", "command"), of_kind(LOOKS))
+def test_a_page_is_opened_by_options_that_there_are(folder, command, tmp_path, monkeypatch):
+    """What each shows is tested in tests/operator/page/test_commands.py: they run until they are ended."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.json").touch()
+    _, name, *words = shlex.split(command, comments=True)
+    with ballast.make_context("ballast", [name, *words]) as context:
+        found = ballast.get_command(context, name)
+        found.make_context(name, words, parent=context)
 
 
 @pytest.mark.parametrize(("folder", "command"), of_kind(MAKE))

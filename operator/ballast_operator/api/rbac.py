@@ -48,6 +48,14 @@ def operator_rules() -> list[Rule]:
     ]
 
 
+def page_rules() -> list[Rule]:
+    """What the operator's service account may ask in addition where it serves the page."""
+    return [
+        _rule("authentication.k8s.io", ("tokenreviews",), ("create",)),
+        _rule("authorization.k8s.io", ("subjectaccessreviews",), ("create",)),
+    ]
+
+
 def trainer_rules(job: str) -> list[Rule]:
     """What a job's pods may do in its namespace: follow their plan, renew their Lease. Nothing else."""
     return [

@@ -24,12 +24,13 @@ COMMANDS = {
         "Replay a trace of jobs on a cluster of values.",
     ),
     "top": ("ballast_operator.cli.live.top:top", "Watch pools and jobs of a live cluster."),
+    "ui": ("ballast_operator.cli.live.ui:ui", "Look at a cluster, or at a simulation, in a browser."),
     "up": ("ballast_operator.cli.local.up:up", "Start a local cluster with an operator."),
     "whatif": ("ballast_operator.cli.live.whatif:whatif", "Try another policy on a live cluster's snapshot."),
 }
 """Command name -> (module:attribute, one line for ``ballast --help``)."""
 
-EXTRAS = {"ballast_localcluster": "local", "ballast_trainer": "local", "matplotlib": "plot"}
+EXTRAS = {"ballast_localcluster": "local", "ballast_trainer": "local", "matplotlib": "plot", "jinja2": "ui"}
 """Package -> the extra of ``ballast-operator`` that installs it."""
 
 

@@ -35,13 +35,19 @@ COLLECT_AFTER = (20_000, 10, 10)
     help="Namespace of the leader's Lease.",
 )
 @click.option(
-    "--metrics-host", default="0.0.0.0", show_default=True, help="Address of /healthz, /readyz and /metrics."
+    "--metrics-host",
+    default="0.0.0.0",
+    show_default=True,
+    help="Address of all that is served.",
 )
 @click.option(
     "--metrics-port",
     default=8080,
     show_default=True,
     help="Port of /healthz, /readyz and /metrics; 0: a free one.",
+)
+@click.option(
+    "--ui-port", type=click.IntRange(0, 65535), help="Serve the page here; 0: a free port. Default: no page."
 )
 @click.option(
     "--log-level",
@@ -56,6 +62,7 @@ def operator(
     lease_namespace: str,
     metrics_host: str,
     metrics_port: int,
+    ui_port: int | None,
     log_level: str,
 ) -> None:
     """Run the operator until SIGTERM."""
@@ -81,6 +88,7 @@ def operator(
         lease_namespace=lease_namespace,
         health_host=metrics_host,
         health_port=metrics_port,
+        page_port=ui_port,
     )
     # Decisions are computed in a thread; the event loop must not wait long for it.
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -99,7 +107,7 @@ def operator(
             f"{error}. To fix: give --kubeconfig, or set KUBECONFIG; after `ballast up` it prints the file"
         ) from error
     except OSError as error:
-        raise click.ClickException(f"{error}. To fix: choose another --metrics-port") from error
+        raise click.ClickException(f"{error}. To fix: choose another --metrics-port or --ui-port") from error
 
 
 def _log_refused_registrations() -> None:

@@ -6,7 +6,7 @@ Not part of the installed product; a test compares what is committed with what i
 from collections.abc import Mapping
 from pathlib import Path
 
-from ballast_operator.api.rbac import operator_rules, people_roles
+from ballast_operator.api.rbac import operator_rules, page_rules, people_roles
 from ballast_operator.api.schema.crd import crd_files, to_yaml
 from ballast_operator.generated.api_reference import api_reference
 from ballast_operator.generated.chart_readme import chart_readme
@@ -50,6 +50,7 @@ def generated_files() -> Mapping[str, str]:
         files[f"crds/{name}"] = text
         files[f"{_CHART}/crds/{name}"] = text
     files[f"{_CHART}/rbac/operator-rules.yaml"] = _HEADER + to_yaml(operator_rules())
+    files[f"{_CHART}/rbac/page-rules.yaml"] = _HEADER + to_yaml(page_rules())
     files[f"{_CHART}/rbac/people-roles.yaml"] = _HEADER + to_yaml(people_roles())
     for name, text in dashboard_files().items():
         files[f"{_CHART}/dashboards/{name}"] = text

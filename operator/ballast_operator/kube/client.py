@@ -261,6 +261,10 @@ class Cluster:
         query = {"fieldManager": FIELD_MANAGER, "dryRun": "All"}
         return await self._request("post", kind, path, body=body, query=query)
 
+    async def ask(self, kind: Kind, body: Object) -> Object:
+        """Post a review, which the API server answers and does not keep; a follower may ask, too."""
+        return await self._request("post", kind, kind.path(), body=body)
+
     async def merge(
         self, kind: Kind, namespace: str, name: str, patch: Object, *, subresource: str = ""
     ) -> Object:

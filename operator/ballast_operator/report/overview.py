@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ballast_operator.kube.client import Cluster
@@ -29,6 +29,7 @@ class JobLine:
         gpu_type: of rank 0.
         parts: of a gang in several pools, what it has of each, as text.
         partner: the job that shares its GPU; empty: none.
+        reason: the stable word behind its state; empty: no operator has looked at it yet.
     """
 
     namespace: str
@@ -48,6 +49,7 @@ class JobLine:
     why: str
     parts: tuple[str, ...] = ()
     partner: str = ""
+    reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,4 +128,15 @@ def _job(job: Object) -> JobLine:
         repacks=len(status.get("repacks") or []),
         cost=status.get("costSoFar") or 0.0,
         why=why,
+        reason=_reason(conditions),
     )
+
+
+def _reason(conditions: Mapping[str, Any]) -> str:
+    """Of its end, of its wait, or of why it does not train yet; of a job that trains, of that."""
+    for kind in ("Succeeded", "Failed"):
+        if conditions.get(kind, {}).get("status") == "True":
+            return str(conditions[kind].get("reason", ""))
+    admitted, running = conditions.get("Admitted") or {}, conditions.get("Running") or {}
+    told = running if admitted.get("status") == "True" and running else admitted
+    return str(told.get("reason", ""))

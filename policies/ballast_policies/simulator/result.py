@@ -167,7 +167,15 @@ class Result:
             "solve_seconds": self.solve_seconds,
             "duration_hours": self.duration / HOUR,
             **({"jobs": [dataclasses.asdict(job) for job in self.jobs]} if per_job else {}),
+            **({"timeline": self._segments()} if per_job and self.timeline else {}),
         }
+
+    def _segments(self) -> list[dict[str, Any]]:
+        kinds = tuple(self.cluster)
+        return [
+            {"job": f"job-{each.row}", "gpu_type": kinds[each.column], "start": each.start, "end": each.end}
+            for each in self.timeline
+        ]
 
 
 def summarise(

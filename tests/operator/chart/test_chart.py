@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import yaml
-from ballast_operator.api.rbac import operator_rules, people_roles
+from ballast_operator.api.rbac import operator_rules, page_rules, people_roles
 from ballast_operator.api.schema.crd import custom_resource_definitions
 
 from tests.support.control_plane import ControlPlane
@@ -43,7 +43,12 @@ EVERYTHING: dict[str, Any] = {
         "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
         "dashboards": {"enabled": True, "annotations": {"grafana_folder": "Ballast"}},
     },
-    "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {}}]},
+    "networkPolicy": {
+        "enabled": True,
+        "metricsFrom": [{"namespaceSelector": {}}],
+        "uiFrom": [{"podSelector": {}}],
+    },
+    "ui": {"enabled": True, "port": 8091},
     "podDisruptionBudget": {"enabled": True},
     "admissionPolicies": {"enabled": True, "namespaceSelector": {"matchLabels": {"ballast": "yes"}}},
 }
@@ -126,6 +131,7 @@ def test_the_operators_arguments_are_options_of_the_command(chart: Any) -> None:
     assert command == operator.name
     context = operator.make_context("operator", list(options))
     assert (context.params["namespace"], context.params["metrics_port"]) == ("research", 8080)
+    assert context.params["ui_port"] == 8091
     environment = {variable["name"]: variable for variable in container["env"]}
     assert environment["BALLAST_NAMESPACE"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace"
 
@@ -169,6 +175,22 @@ def test_the_permissions_are_those_of_the_one_source(chart: Any) -> None:
         assert aggregation.items() <= roles[name]["metadata"]["labels"].items()
     (binding,) = of_kind(render(chart, name="blue"), "ClusterRoleBinding")
     assert binding["subjects"][0]["name"] == "blue-ballast"
+
+
+@pytest.mark.slow
+def test_the_page_is_off_unless_it_is_asked_for(chart: Any) -> None:
+    """Then it has a port, a Service, the right to ask who somebody is, and a hole in the NetworkPolicy."""
+    plain = render(chart, {"networkPolicy": {"enabled": True}})
+    assert '"ui"' not in json.dumps(plain)
+    items = render(chart, EVERYTHING)
+    (role,) = [item for item in of_kind(items, "ClusterRole") if item["metadata"]["name"] == "ballast"]
+    assert role["rules"] == [*operator_rules(), *page_rules()]
+    (service,) = [i for i in of_kind(items, "Service") if i["metadata"]["name"] == "ballast-ui"]
+    assert service["spec"]["ports"] == [{"name": "ui", "port": 8091, "targetPort": "ui", "protocol": "TCP"}]
+    assert service["spec"]["selector"] == of_kind(items, "Deployment")[0]["spec"]["selector"]["matchLabels"]
+    (policy,) = of_kind(items, "NetworkPolicy")
+    hole = {"ports": [{"port": "ui", "protocol": "TCP"}], "from": [{"podSelector": {}}]}
+    assert hole in policy["spec"]["ingress"]
 
 
 @pytest.mark.slow

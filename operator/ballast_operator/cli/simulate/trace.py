@@ -153,7 +153,7 @@ def _simulation(options: Mapping[str, Any]) -> "Callable[..., Result]":
     settings |= {
         "round_seconds": 360.0 if options["round_seconds"] is None else options["round_seconds"],
         "measure": window_of(options["measure"]),
-        "record_timeline": options["plot"] is not None,
+        "record_timeline": options["plot"] is not None or options["per_job"],
     }
     rules, pairs, ideal = options["rules"], options["space_sharing"], options["ideal"]
     always_pairs = find_policy(options["policy"]).space_sharing is SpaceSharing.ALWAYS

@@ -1,0 +1,1 @@
+"""What has happened: lately, in memory (:mod:`.recent`)."""

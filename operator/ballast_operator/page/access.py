@@ -1,0 +1,244 @@
+"""Who looks at the page, and what they may see: the API server is asked, and nobody is let in without it.
+
+A bearer token is reviewed (TokenReview); then for each namespace it is asked whether its user may get
+TrainingJobs there (SubjectAccessReview). Answers are kept for a minute. Reviews of tokens that are not known
+are limited, so that whoever guesses cannot have the API server asked at will.
+"""
+
+import asyncio
+import dataclasses
+import hashlib
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+from ballast_operator.api import meta
+from ballast_operator.kube.kinds import SUBJECT_ACCESS_REVIEW, TOKEN_REVIEW, Kind, Object
+
+KEPT_SECONDS, REFUSED_SECONDS = 60.0, 10.0
+"""How long an answer counts, and a refusal of a token."""
+
+SESSION_SECONDS, MOST_SESSIONS = 8 * 3600.0, 1000
+MOST_TOKENS, MOST_ANSWERS, LONGEST_TOKEN = 2000, 50_000, 16_384
+
+LOGINS_PER_SECOND, MOST_LOGINS = 2.0, 20.0
+"""Tokens that are not known: so many a second over time, so many at once."""
+
+MOST_NAMESPACES, ASKED_AT_ONCE = 2000, 16
+"""Namespaces of which one person is asked for, and reviews under way at the same time."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+Ask = Callable[[Kind, Object], Awaitable[Object]]
+"""Posts a review to the API server and returns the answer."""
+
+
+class TooManyLoginsError(Exception):
+    """Too many tokens that are not known, for now."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Person:
+    """Who looks, as the API server says."""
+
+    name: str
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+class Access(Protocol):
+    """What the page asks of whoever lets people in."""
+
+    async def person(self, token: str) -> Person | None:
+        """Whose token it is; None: nobody's.
+
+        Raises:
+            TooManyLoginsError: not asked for, for now.
+            OperatorError: the API server does not answer.
+        """
+
+    async def namespaces(self, person: Person, there_are: Iterable[str]) -> frozenset[str]:
+        """Those of ``there_are`` whose jobs the person may get.
+
+        Raises:
+            OperatorError: the API server does not answer.
+        """
+
+    async def sees_policies(self, person: Person) -> bool:
+        """Whether the person may get ClusterPolicies: what pools and teams have.
+
+        Raises:
+            OperatorError: the API server does not answer.
+        """
+
+
+class Kept(Generic[K, V]):
+    """Answers that count for a while, so many at most."""
+
+    def __init__(self, most: int, clock: Callable[[], float]) -> None:
+        self._most, self._clock = most, clock
+        self._known: OrderedDict[K, tuple[float, V]] = OrderedDict()
+
+    def get(self, key: K) -> V | None:
+        """The answer, unless it is too old."""
+        found = self._known.get(key)
+        if found is None:
+            return None
+        if found[0] <= self._clock():
+            del self._known[key]
+            return None
+        return found[1]
+
+    def put(self, key: K, value: V, seconds: float) -> None:
+        """Keep ``value`` for so long."""
+        self._known[key] = (self._clock() + seconds, value)
+        self._known.move_to_end(key)
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+    def forget(self, key: K) -> None:
+        """Keep it no longer."""
+        self._known.pop(key, None)
+
+
+class Reviews:
+    """Access by the API server's reviews.
+
+    Args:
+        ask: posts a review.
+        clock: counts seconds and never goes back.
+    """
+
+    def __init__(self, ask: Ask, *, clock: Callable[[], float]) -> None:
+        self._ask, self._clock = ask, clock
+        self._people: Kept[bytes, Person | bool] = Kept(MOST_TOKENS, clock)
+        self._may: Kept[tuple[Person, str, str, str], bool] = Kept(MOST_ANSWERS, clock)
+        self._left, self._left_at = MOST_LOGINS, clock()
+        self._seen: Kept[bytes, bool] = Kept(MOST_TOKENS, clock)
+        self._turn = asyncio.Semaphore(ASKED_AT_ONCE)
+
+    async def person(self, token: str) -> Person | None:
+        """See :class:`Access`."""
+        if not token or len(token) > LONGEST_TOKEN or not token.isascii() or not token.isprintable():
+            return None
+        digest = hashlib.sha256(token.encode()).digest()
+        known = self._people.get(digest)
+        if known is not None:
+            return known if isinstance(known, Person) else None
+        if not self._seen.get(digest):  # one that was good before may be asked for again at any time
+            self._take_a_turn()
+        answer = await self._ask(TOKEN_REVIEW, _review(TOKEN_REVIEW, {"token": token}))
+        person = _person(answer)
+        self._people.put(
+            digest, person if person is not None else False, KEPT_SECONDS if person else REFUSED_SECONDS
+        )
+        if person is not None:
+            self._seen.put(digest, True, SESSION_SECONDS)
+        return person
+
+    async def namespaces(self, person: Person, there_are: Iterable[str]) -> frozenset[str]:
+        """See :class:`Access`; of more than :data:`MOST_NAMESPACES` the first by name."""
+        asked = sorted(there_are)[:MOST_NAMESPACES]
+        if await self._allowed(person, "get", meta.TRAINING_JOB_PLURAL, ""):
+            return frozenset(asked)
+        answers = await asyncio.gather(
+            *(self._allowed(person, "get", meta.TRAINING_JOB_PLURAL, name) for name in asked)
+        )
+        return frozenset(name for name, allowed in zip(asked, answers, strict=True) if allowed)
+
+    async def sees_policies(self, person: Person) -> bool:
+        """See :class:`Access`."""
+        return await self._allowed(person, "get", meta.CLUSTER_POLICY_PLURAL, "")
+
+    async def _allowed(self, person: Person, verb: str, resource: str, namespace: str) -> bool:
+        key = (person, verb, resource, namespace)
+        known = self._may.get(key)
+        if known is not None:
+            return known
+        what = {"group": meta.GROUP, "resource": resource, "verb": verb, "namespace": namespace}
+        spec = {
+            "resourceAttributes": what,
+            "user": person.name,
+            "uid": person.uid,
+            "groups": list(person.groups),
+            "extra": {name: list(values) for name, values in person.extra},
+        }
+        async with self._turn:
+            answer = await self._ask(SUBJECT_ACCESS_REVIEW, _review(SUBJECT_ACCESS_REVIEW, spec))
+        allowed = (answer.get("status") or {}).get("allowed") is True
+        self._may.put(key, allowed, KEPT_SECONDS)
+        return allowed
+
+    def _take_a_turn(self) -> None:
+        now = self._clock()
+        self._left = min(MOST_LOGINS, self._left + (now - self._left_at) * LOGINS_PER_SECOND)
+        self._left_at = now
+        if self._left < 1:
+            raise TooManyLoginsError
+        self._left -= 1
+
+
+class OneKey:
+    """Access to a page on this machine for whoever has its key, which sees everything that the page has."""
+
+    def __init__(self) -> None:
+        self.key = secrets.token_urlsafe(32)
+
+    async def person(self, token: str) -> Person | None:
+        """See :class:`Access`."""
+        given = token.encode("utf-8", "replace")
+        return Person(name="this machine") if hmac.compare_digest(given, self.key.encode()) else None
+
+    async def namespaces(self, person: Person, there_are: Iterable[str]) -> frozenset[str]:
+        """See :class:`Access`."""
+        return frozenset(there_are)
+
+    async def sees_policies(self, person: Person) -> bool:
+        """See :class:`Access`."""
+        return True
+
+
+class Sessions:
+    """Tokens of those who have logged in, by the value of their cookie.
+
+    The browser never gets the token back: cookies of one host are sent to all its ports.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._tokens: Kept[str, str] = Kept(MOST_SESSIONS, clock)
+
+    def begin(self, token: str) -> str:
+        """A session; returns the value of its cookie."""
+        name = secrets.token_urlsafe(32)
+        self._tokens.put(name, token, SESSION_SECONDS)
+        return name
+
+    def token(self, name: str) -> str:
+        """The token of a session; empty: there is none."""
+        return self._tokens.get(name) or ""
+
+    def end(self, name: str) -> None:
+        """Log out."""
+        self._tokens.forget(name)
+
+
+def _review(kind: Kind, spec: Mapping[str, Any]) -> Object:
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {}, "spec": dict(spec)}
+
+
+def _person(answer: Object) -> Person | None:
+    """Whom a TokenReview has found; None: nobody, or somebody without a name."""
+    status: Any = answer.get("status") or {}
+    user = status.get("user") or {}
+    if status.get("authenticated") is not True or not user.get("username"):
+        return None
+    return Person(
+        name=user["username"],
+        uid=user.get("uid") or "",
+        groups=tuple(user.get("groups") or ()),
+        extra=tuple(sorted((name, tuple(values)) for name, values in (user.get("extra") or {}).items())),
+    )

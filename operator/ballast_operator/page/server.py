@@ -1,0 +1,399 @@
+"""The page over HTTP: login, five screens, and the numbers of their curves."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote
+
+from aiohttp import web
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ballast_operator.errors import OperatorError
+from ballast_operator.history.recent import Recent
+from ballast_operator.kube.caches import Caches
+from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.kinds import Kind
+from ballast_operator.loop_thread import LoopThread
+from ballast_operator.page import screens
+from ballast_operator.page.access import (
+    LONGEST_TOKEN,
+    Access,
+    OneKey,
+    Person,
+    Reviews,
+    Sessions,
+    TooManyLoginsError,
+)
+from ballast_operator.page.pictures import duration
+
+logger = logging.getLogger(__name__)
+
+COOKIE = "ballast-session"
+
+LOOK_SECONDS = 2.0
+"""For so long everybody sees the same look at the caches."""
+
+WORK_OUT_SECONDS = 1.0
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'; object-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Of every answer: no script, style or frame that is not the page's own, and nothing is kept."""
+
+STATIC = {
+    "htmx.min.js": "text/javascript",
+    "uPlot.iife.min.js": "text/javascript",
+    "page.js": "text/javascript",
+    "uPlot.min.css": "text/css",
+    "page.css": "text/css",
+    "icon.svg": "image/svg+xml",
+}
+
+REFRESHED = frozenset({"cluster.html", "jobs.html", "job.html", "teams.html", "decisions.html"})
+
+_HIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that are not seen, or turn the direction of what follows them."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+PERSON = web.RequestKey("person", Person)
+
+
+class Page:
+    """The page of one operator, or of one look at a cluster or a simulation.
+
+    Args:
+        caches: what is shown; only read.
+        recent: of the same caches.
+        access: who may see what.
+        title: beside the name, e.g. the cluster.
+        window: of time that the first screen shows, unless another is chosen.
+        clock: epoch seconds.
+    """
+
+    def __init__(
+        self,
+        caches: Caches,
+        recent: Recent,
+        access: Access,
+        *,
+        title: str = "",
+        window: str = "1h",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._caches, self._recent, self._access = caches, recent, access
+        self._title, self._window, self._clock = title, window, clock
+        self._sessions = Sessions(time.monotonic)
+        self._seen: screens.Seen | None = None
+        self._templates = _templates(clock)
+
+    @property
+    def application(self) -> web.Application:
+        """Of aiohttp."""
+        application = web.Application(middlewares=[self._guard], client_max_size=4 * LONGEST_TOKEN)
+        add = application.router.add_get
+        add("/", self._cluster)
+        add("/cluster/curves.json", self._cluster_curves)
+        add("/jobs", self._jobs)
+        add("/jobs/{namespace}/{name}", self._job)
+        add("/jobs/{namespace}/{name}/curves.json", self._job_curves)
+        add("/jobs/{namespace}/{name}/yaml", self._job_yaml)
+        add("/teams", self._teams)
+        add("/decisions", self._decisions)
+        add("/static/{file}", self._static)
+        add("/login", self._login_form)
+        application.router.add_post("/login", self._login)
+        application.router.add_post("/logout", self._logout)
+        if isinstance(self._access, OneKey):
+            add("/open", self._open)
+        return application
+
+    async def work_out(self) -> None:
+        """Keep up with what happens, until cancelled."""
+        while True:
+            self._recent.work_out()
+            await asyncio.sleep(WORK_OUT_SECONDS)
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Nobody is let in who has not logged in; every answer has the headers, also one that fails."""
+        answer: web.StreamResponse
+        try:
+            answer = await self._let_in(request, handler)
+        except web.HTTPException as error:
+            answer = self._failed(request, error.status, error.text or error.reason)
+        except TooManyLoginsError:
+            text = "there were too many logins with tokens that are not known. To fix: wait a moment"
+            answer = self._failed(request, 429, text)
+            answer.headers["Retry-After"] = "5"
+        except OperatorError as error:
+            logger.warning("page: %s", error)
+            text = "the API server did not answer, so it is not known what you may see. To fix: try again"
+            answer = self._failed(request, 503, text)
+        except Exception:
+            logger.exception("page %s failed", request.path)
+            answer = self._failed(
+                request, 500, "this page failed. To fix: report it, with the operator's log"
+            )
+        answer.headers.update(HEADERS)
+        return answer
+
+    async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method == "POST" and request.headers.get("Sec-Fetch-Site", "same-origin") not in (
+            "same-origin",
+            "none",
+        ):
+            raise web.HTTPForbidden(text="a form of another site was sent here")
+        if request.path.startswith(("/static/", "/login", "/open")):
+            return await handler(request)
+        token = self._sessions.token(request.cookies.get(COOKIE, ""))
+        scheme, _, stated = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            token = stated.strip()
+        person = await self._access.person(token) if token else None
+        if person is None:
+            if request.path.endswith(".json") or scheme:
+                raise web.HTTPUnauthorized(text="log in first")
+            return _see("/login" + (f"?to={quote(request.path)}" if request.path != "/" else ""))
+        request[PERSON] = person
+        return await handler(request)
+
+    async def _view(self, request: web.Request) -> screens.View:
+        now = self._clock()
+        if self._seen is None or not 0 <= now - self._seen.at < LOOK_SECONDS:
+            self._recent.work_out()
+            self._seen = screens.Seen.of(self._caches, self._recent, now)
+        seen, person = self._seen, request[PERSON]
+        return screens.View(
+            seen=seen,
+            recent=self._recent,
+            namespaces=await self._access.namespaces(person, seen.namespaces),
+            policies=await self._access.sees_policies(person),
+        )
+
+    async def _cluster(self, request: web.Request) -> web.Response:
+        view = await self._view(request)
+        window = request.query.get("window", "")
+        found = screens.cluster(view, window if window in screens.WINDOWS else self._window)
+        return self._show(request, "cluster.html", found)
+
+    async def _cluster_curves(self, request: web.Request) -> web.Response:
+        return web.json_response(screens.cluster_curves(await self._view(request)))
+
+    async def _jobs(self, request: web.Request) -> web.Response:
+        found = screens.jobs(await self._view(request), screens.Filter.of(request.query))
+        return self._show(request, "jobs.html", found)
+
+    async def _one(self, request: web.Request) -> tuple[screens.View, Any]:
+        """The view, and the job that the address names.
+
+        Raises:
+            web.HTTPNotFound: there is none that the person may see; which of both is not said.
+        """
+        view, named = await self._view(request), request.match_info
+        item = view.job((named["namespace"], named["name"]))
+        if item is None:
+            text = f"there is no job {named['namespace']}/{named['name']}, or you may not see it"
+            raise web.HTTPNotFound(text=text)
+        return view, item
+
+    async def _job(self, request: web.Request) -> web.Response:
+        view, item = await self._one(request)
+        return self._show(request, "job.html", screens.job(view, self._caches, item))
+
+    async def _job_curves(self, request: web.Request) -> web.Response:
+        view, item = await self._one(request)
+        return web.json_response(screens.job_curves(view, item))
+
+    async def _job_yaml(self, request: web.Request) -> web.Response:
+        _, item = await self._one(request)
+        key = (item["metadata"]["namespace"], item["metadata"]["name"])
+        found = {"text": screens.job_yaml(item), "key": key, "link": screens.job_link(key)}
+        return self._show(request, "yaml.html", found)
+
+    async def _teams(self, request: web.Request) -> web.Response:
+        return self._show(request, "teams.html", screens.teams(await self._view(request)))
+
+    async def _decisions(self, request: web.Request) -> web.Response:
+        view, chosen = await self._view(request), request.query.get("round", "")[:253]
+        return self._show(request, "decisions.html", screens.decisions(view, chosen, self._window))
+
+    async def _static(self, request: web.Request) -> web.Response:
+        name = request.match_info["file"]
+        if name not in STATIC:
+            raise web.HTTPNotFound(text="there is no such file")
+        content = files("ballast_operator.page").joinpath("static", name).read_bytes()
+        return web.Response(body=content, content_type=STATIC[name], charset="utf-8")
+
+    async def _login_form(self, request: web.Request) -> web.Response:
+        return self._show(
+            request, "login.html", {"problem": "", "to": _own_path(request.query.get("to", ""))}
+        )
+
+    async def _login(self, request: web.Request) -> web.StreamResponse:
+        form = await request.post()
+        token, to = str(form.get("token", "")).strip(), _own_path(str(form.get("to", "")))
+        if await self._access.person(token) is None:
+            text = "the API server does not know this token, or it has expired"
+            return self._show(request, "login.html", {"problem": text, "to": to}, status=401)
+        return self._begin(request, token, to)
+
+    async def _open(self, request: web.Request) -> web.StreamResponse:
+        key = request.query.get("key", "")
+        if await self._access.person(key) is None:
+            raise web.HTTPForbidden(text="this is not the address that `ballast ui` has printed")
+        return self._begin(request, key, "/")
+
+    def _begin(self, request: web.Request, token: str, to: str) -> web.StreamResponse:
+        answer = _see(to)
+        secure = request.secure or request.headers.get("X-Forwarded-Proto") == "https"
+        answer.set_cookie(
+            COOKIE, self._sessions.begin(token), httponly=True, samesite="Strict", secure=secure, path="/"
+        )
+        return answer
+
+    async def _logout(self, request: web.Request) -> web.StreamResponse:
+        self._sessions.end(request.cookies.get(COOKIE, ""))
+        answer = _see("/login")
+        answer.del_cookie(COOKIE, path="/")
+        return answer
+
+    def _failed(self, request: web.Request, status: int, text: str) -> web.Response:
+        if request.path.endswith(".json"):
+            return web.json_response({"error": text}, status=status)
+        return self._show(request, "failed.html", {"text": text}, status=status)
+
+    def _show(
+        self, request: web.Request, template: str, found: Mapping[str, Any], *, status: int = 200
+    ) -> web.Response:
+        person = request.get(PERSON)
+        at = self._seen.at if self._seen is not None else self._clock()
+        text = self._templates.get_template(template).render(
+            **found,
+            person=person.name if person is not None else "",
+            here=request.path,
+            address=request.path_qs,
+            refreshes=template in REFRESHED and status == 200,
+            title=self._title,
+            looked_at=at,
+            one_key=isinstance(self._access, OneKey),
+        )
+        return web.Response(text=text, content_type="text/html", status=status)
+
+
+def _own_path(to: str) -> str:
+    """An address of this page, whatever was asked for."""
+    return to if re.fullmatch(r"/[A-Za-z0-9._~%/-]*", to) and not to.startswith("//") else "/"
+
+
+def _see(address: str) -> web.Response:
+    """Go on to another address of this page."""
+    return web.Response(status=303, headers={"Location": address})
+
+
+def _templates(clock: Callable[[], float]) -> Environment:
+    environment = Environment(
+        loader=PackageLoader("ballast_operator.page"),
+        autoescape=True,
+        finalize=_seen_as_written,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "ago": lambda at: f"{duration(clock() - at)} ago",
+        "clock": lambda at: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)),
+        "duration": duration,
+        "amount": lambda value: "-" if value is None else f"{value:,.2f}",
+        "number": _number,
+        "percent": lambda value: "-" if value is None else f"{value:.0%}",
+    }
+    return environment
+
+
+def _number(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
+
+
+def _seen_as_written(value: Any) -> Any:
+    """A text without characters that hide something; markup of the page's own as it is."""
+    return _HIDDEN.sub("\ufffd", value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+@contextlib.asynccontextmanager
+async def serving(page: Page, *, host: str, port: int) -> AsyncIterator[int]:
+    """Serve the page within it; yields the port (chosen free where ``port`` is 0).
+
+    Raises:
+        OSError: the port is taken.
+    """
+    runner = web.AppRunner(page.application, access_log=None, handle_signals=False)
+    await runner.setup()
+    keeping_up = asyncio.create_task(page.work_out())
+    try:
+        await web.TCPSite(runner, host, port).start()
+        yield int(runner.addresses[0][1])
+    finally:
+        keeping_up.cancel()
+        await asyncio.gather(keeping_up, return_exceptions=True)
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def beside_the_operator(
+    caches: Caches,
+    *,
+    connected: Coroutine[Any, Any, Cluster],
+    on_answer: Callable[[str, Kind, OperatorError | None], None],
+    host: str,
+    port: int,
+) -> AsyncIterator[int]:
+    """Serve the operator's page within it, on a loop of its own: nothing else waits for who looks.
+
+    Args:
+        caches: of the operator.
+        connected: makes a connection of its own, for reviews.
+        on_answer: hears of each answer of the API server.
+        host: where, an address of this machine.
+        port: there; 0: one that is free. It is yielded.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    recent = Recent(caches, clock=time.time)
+    async with LoopThread("page") as side:
+        cluster = await side.run(connected)
+        cluster.on_answer = on_answer
+        page = serving(Page(caches, recent, Reviews(cluster.ask, clock=time.monotonic)), host=host, port=port)
+        try:
+            served = await side.run(_entered(page))
+            try:
+                yield served
+            finally:
+                await side.run(_left(page))
+        finally:
+            caches.store_listeners.remove(recent.note)
+            await side.run(cluster.close())
+
+
+async def _entered(page: contextlib.AbstractAsyncContextManager[int]) -> int:
+    return await page.__aenter__()
+
+
+async def _left(page: contextlib.AbstractAsyncContextManager[int]) -> None:
+    await page.__aexit__(None, None, None)

@@ -1,0 +1,243 @@
+"""Who is let in: by a real API server's reviews, and how often it is asked."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ballast_operator.api.rbac import page_rules
+from ballast_operator.kube.client import connect
+from ballast_operator.kube.kinds import SUBJECT_ACCESS_REVIEW, TOKEN_REVIEW
+from ballast_operator.page.access import (
+    KEPT_SECONDS,
+    LONGEST_TOKEN,
+    MOST_LOGINS,
+    OneKey,
+    Person,
+    Reviews,
+    Sessions,
+    TooManyLoginsError,
+)
+from kubernetes import client
+
+from tests.operator.page.test_page import looked_at, plain, text_of
+from tests.operator.page.world import World, runs
+from tests.support.control_plane import ControlPlane
+from tests.support.waiting import eventually
+
+
+class Server:
+    """Counts what it is asked; knows the token "good"."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.allowed: set[tuple[str, str]] = set()
+
+    async def ask(self, kind: Any, body: Any) -> Any:
+        self.asked.append(kind.kind)
+        if kind is TOKEN_REVIEW:
+            good = body["spec"]["token"].startswith("good")
+            return {"status": {"authenticated": good, "user": {"username": "ann"} if good else {}}}
+        assert kind is SUBJECT_ACCESS_REVIEW
+        what = body["spec"]["resourceAttributes"]
+        return {"status": {"allowed": (what["resource"], what["namespace"]) in self.allowed}}
+
+
+async def test_answers_count_for_a_minute():
+    """Then a token that was withdrawn, and a right that was taken, are gone."""
+    now, server = [0.0], Server()
+    reviews = Reviews(server.ask, clock=lambda: now[0])
+    server.allowed = {("trainingjobs", "a")}
+    for _ in range(5):
+        person = await reviews.person("good")
+        assert person == Person(name="ann")
+        assert await reviews.namespaces(person, {"a", "b"}) == {"a"}
+    assert server.asked.count("TokenReview") == 1
+    assert server.asked.count("SubjectAccessReview") == 3  # of all namespaces, and of each
+    server.allowed = set()
+    now[0] = KEPT_SECONDS + 1
+    assert await reviews.namespaces(person, {"a", "b"}) == frozenset()
+    assert await reviews.person("good") is not None
+    assert server.asked.count("TokenReview") == 2
+
+
+async def test_who_may_see_all_jobs_costs_one_review():
+    """However many namespaces there are."""
+    server = Server()
+    server.allowed = {("trainingjobs", "")}
+    reviews = Reviews(server.ask, clock=lambda: 0.0)
+    many = {f"ns-{number}" for number in range(500)}
+    assert await reviews.namespaces(Person(name="ann"), many) == many
+    assert server.asked == ["SubjectAccessReview"]
+
+
+async def test_guesses_are_limited_and_do_not_lock_out_who_was_let_in():
+    """The API server is asked of so many tokens that are not known; one that was good is asked of again."""
+    now, server = [0.0], Server()
+    reviews = Reviews(server.ask, clock=lambda: now[0])
+    await reviews.person("good")
+    with pytest.raises(TooManyLoginsError):
+        for number in range(1000):
+            await reviews.person(f"guess-{number}")
+    assert len(server.asked) <= MOST_LOGINS
+    now[0] = 1.0
+    assert await reviews.person("good") is not None
+    now[0] = KEPT_SECONDS + 2
+    with pytest.raises(TooManyLoginsError):
+        for number in range(1000):
+            await reviews.person(f"more-{number}")
+    assert await reviews.person("good") is not None  # asked anew, whatever others do
+
+
+@pytest.mark.parametrize("token", ["", "x" * (LONGEST_TOKEN + 1), "a\nb", "\N{SKULL}"])
+async def test_what_is_no_token_is_not_asked_of(token: str):
+    """It is nobody's."""
+    server = Server()
+    assert await Reviews(server.ask, clock=lambda: 0.0).person(token) is None
+    assert server.asked == []
+
+
+async def test_a_user_without_a_name_is_nobody():
+    """So is one of whom the API server says anything but yes."""
+
+    async def answer(kind: Any, body: Any) -> Any:
+        return answers.pop()
+
+    answers = [{}, {"status": None}, {"status": {"authenticated": "true", "user": {"username": "a"}}}]
+    answers.append({"status": {"authenticated": True, "user": {"username": ""}}})
+    reviews = Reviews(answer, clock=lambda: 0.0)
+    for number in range(len(answers)):
+        assert await reviews.person(f"token-{number}") is None
+
+
+async def test_the_key_of_a_local_page_is_the_only_one():
+    """It changes with each start."""
+    one, other = OneKey(), OneKey()
+    assert await one.person(one.key) is not None
+    for wrong in ("", other.key, one.key + "x", "\N{SKULL}", "\udc80"):
+        assert await one.person(wrong) is None
+
+
+async def test_sessions_end_and_are_bounded():
+    """After eight hours, and the oldest where there are too many."""
+    now = [0.0]
+    sessions = Sessions(lambda: now[0])
+    names = [sessions.begin(f"token-{number}") for number in range(1200)]
+    assert sessions.token(names[0]) == "" and sessions.token(names[-1]) == "token-1199"
+    now[0] = 9 * 3600
+    assert sessions.token(names[-1]) == ""
+
+
+def token_of(core: Any, account: str, namespace: str) -> str:
+    asked = client.AuthenticationV1TokenRequest(spec=client.V1TokenRequestSpec(audiences=[]))
+    answer = core.create_namespaced_service_account_token(account, namespace, asked)
+    return str(answer.status.token)
+
+
+@pytest.fixture
+def reviewer(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Path]:
+    """A kubeconfig of an account that has the page's rules and no others."""
+    with control_plane.client() as api:
+        rbac, core, name = client.RbacAuthorizationV1Api(api), client.CoreV1Api(api), f"page-{namespace}"
+        core.create_namespaced_service_account(namespace, {"metadata": {"name": "reviewer"}})
+        rbac.create_cluster_role({"metadata": {"name": name}, "rules": page_rules()})
+        subject = {"kind": "ServiceAccount", "name": "reviewer", "namespace": namespace}
+        rbac.create_cluster_role_binding(
+            {
+                "metadata": {"name": name},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+                "subjects": [subject],
+            }
+        )
+        content = yaml.safe_load(control_plane.kubeconfig.read_text())
+        (context,) = [c for c in content["contexts"] if c["name"] == content["current-context"]]
+        context["context"]["user"] = "reviewer"
+        content["users"] = [{"name": "reviewer", "user": {"token": token_of(core, "reviewer", namespace)}}]
+        path = tmp_path / "kubeconfig"
+        path.write_text(yaml.safe_dump(content))
+        yield path
+        rbac.delete_cluster_role_binding(name)
+        rbac.delete_cluster_role(name)
+
+
+@pytest.mark.api
+async def test_a_real_token_shows_what_its_account_may_get(
+    control_plane: ControlPlane, reviewer: Path, namespace: str
+) -> None:
+    """A service account's token: its namespace's jobs, no other's, and no pools; a wrong one: nothing."""
+    with control_plane.client() as api:
+        core, rbac = client.CoreV1Api(api), client.RbacAuthorizationV1Api(api)
+        core.create_namespaced_service_account(namespace, {"metadata": {"name": "ann"}})
+        rule = {"apiGroups": ["ballast.dev"], "resources": ["trainingjobs"], "verbs": ["get"]}
+        rbac.create_namespaced_role(namespace, {"metadata": {"name": "see"}, "rules": [rule]})
+        rbac.create_namespaced_role_binding(
+            namespace,
+            {
+                "metadata": {"name": "see"},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "see"},
+                "subjects": [{"kind": "ServiceAccount", "name": "ann", "namespace": namespace}],
+            },
+        )
+        token = token_of(core, "ann", namespace)
+        asked = client.AuthorizationV1Api(api)
+
+        def knows() -> bool:
+            spec = {
+                "user": f"system:serviceaccount:{namespace}:ann",
+                "resourceAttributes": {
+                    "group": "ballast.dev",
+                    "resource": "trainingjobs",
+                    "verb": "get",
+                    "namespace": namespace,
+                },
+            }
+            allowed: bool = asked.create_subject_access_review({"spec": spec}).status.allowed
+            return allowed
+
+        eventually(knows, "the account's right")
+    loop = asyncio.get_running_loop()
+    async with await connect(str(reviewer)) as cluster:
+        world = World(Reviews(cluster.ask, clock=loop.time))
+        world.policy()
+        world.job(namespace, "mine", runs())
+        world.job("elsewhere", "theirs", runs())
+        async with looked_at(world, login=False) as page:
+            async with page.post("/login", data={"token": f"{token[:-4]}AAAA"}) as answer:
+                assert answer.status == 401
+            async with page.post("/login", data={"token": token}) as answer:
+                assert answer.status == 200
+                assert f"system:serviceaccount:{namespace}:ann" in await answer.text()
+            listed = await text_of(page, "/jobs")
+            assert f"{namespace}/mine" in listed and "theirs" not in listed
+            await text_of(page, "/jobs/elsewhere/theirs", 404)
+            assert "You may not get ClusterPolicies" in plain(await text_of(page, "/"))
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path) -> Path:
+    """A kubeconfig of an API server that does not answer."""
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "away",
+        "contexts": [{"name": "away", "context": {"cluster": "away", "user": "away"}}],
+        "clusters": [{"name": "away", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "away", "user": {"token": "t"}}],
+    }
+    path = tmp_path / "away"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+async def test_an_api_server_that_does_not_answer_lets_nobody_in(nowhere: Path) -> None:
+    """The page says so, and serves nothing."""
+    async with await connect(str(nowhere), request_seconds=5.0) as cluster:
+        world = World(Reviews(cluster.ask, clock=asyncio.get_running_loop().time))
+        world.job("team", "one", runs())
+        asked = {"Authorization": "Bearer good"}
+        async with looked_at(world, login=False) as page, page.get("/jobs", headers=asked) as answer:
+            assert answer.status == 503
+            html = await answer.text()
+    assert "the API server did not answer" in html and "team/one" not in html

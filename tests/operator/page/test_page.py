@@ -1,0 +1,317 @@
+"""The page, asked over HTTP: what each screen shows, to whom, and what it never lets through."""
+
+import contextlib
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import CookieJar
+from aiohttp.test_utils import TestClient, TestServer
+from ballast_operator.page.server import COOKIE, HEADERS
+
+from tests.operator.page.world import HOSTILE, Everybody, World, runs, time_of, waits
+
+LOGIN = {"token": "good", "to": "/"}
+
+
+@contextlib.asynccontextmanager
+async def looked_at(world: World, *, login: bool = True) -> AsyncIterator[TestClient]:
+    jar = CookieJar(unsafe=True)
+    async with TestClient(TestServer(world.page.application), cookie_jar=jar) as client:
+        if login:
+            assert (await client.post("/login", data=LOGIN)).status == 200
+        yield client
+
+
+async def text_of(client: TestClient, path: str, status: int = 200) -> str:
+    async with client.get(path) as answer:
+        text = await answer.text()
+        assert answer.status == status, text
+        assert HEADERS.items() <= dict(answer.headers).items()
+        return text
+
+
+def plain(html: str) -> str:
+    """Its words, without markup."""
+    return " ".join(re.sub(r"<[^>]*>", " ", html).split())
+
+
+SCREENS = ("/", "/jobs", "/jobs/team/one", "/jobs/team/one/yaml", "/teams", "/decisions")
+
+
+async def test_nobody_sees_anything_without_a_token():
+    """Each screen leads to the login, each number is refused; a wrong token is told so."""
+    world = World()
+    world.policy()
+    world.job("team", "one", runs())
+    async with looked_at(world, login=False) as client:
+        for path in SCREENS:
+            async with client.get(path, allow_redirects=False) as answer:
+                assert (answer.status, answer.headers["Location"].partition("?")[0]) == (303, "/login")
+                assert HEADERS.items() <= dict(answer.headers).items()
+        for path in ("/cluster/curves.json", "/jobs/team/one/curves.json"):
+            await text_of(client, path, 401)
+        async with client.post("/login", data={"token": "bad"}) as answer:
+            assert answer.status == 401
+            assert "does not know this token" in await answer.text()
+        async with client.get("/jobs", headers={"Authorization": "Bearer bad"}) as answer:
+            assert answer.status == 401
+
+
+async def test_a_login_is_a_cookie_that_no_script_and_no_other_site_has():
+    """HttpOnly, SameSite=Strict, without the token; behind TLS, for TLS alone; logging out ends it."""
+    world = World()
+    async with looked_at(world, login=False) as client:
+        for proto, secure in (("http", False), ("https", True)):
+            answer = await client.post(
+                "/login", data=LOGIN, headers={"X-Forwarded-Proto": proto}, allow_redirects=False
+            )
+            said = answer.headers["Set-Cookie"]
+            assert "HttpOnly" in said and "SameSite=Strict" in said and "good" not in said
+            assert ("Secure" in said) is secure
+        client.session.cookie_jar.clear()
+        await client.post("/login", data=LOGIN)
+        session = {cookie.key: cookie.value for cookie in client.session.cookie_jar}[COOKIE]
+        await text_of(client, "/jobs")
+        await client.post("/logout")
+        async with client.get(
+            "/jobs", headers={"Cookie": f"{COOKIE}={session}"}, allow_redirects=False
+        ) as answer:
+            assert answer.status == 303
+
+
+@pytest.mark.parametrize(
+    "to", ["https://evil.example/", "//evil.example/", "/\\evil.example", "javascript:alert(1)"]
+)
+async def test_a_login_leads_to_this_page_alone(to: str):
+    """Wherever an address says that it should lead."""
+    async with looked_at(World(), login=False) as client:
+        answer = await client.post("/login", data={"token": "good", "to": to}, allow_redirects=False)
+        assert answer.headers["Location"] == "/"
+
+
+async def test_a_form_of_another_site_is_refused():
+    """A browser says where it comes from."""
+    async with looked_at(World(), login=False) as client:
+        answer = await client.post("/login", data=LOGIN, headers={"Sec-Fetch-Site": "cross-site"})
+        assert answer.status == 403
+        assert "Set-Cookie" not in answer.headers
+
+
+async def test_the_cluster_shows_pools_prices_hazard_and_who_ran_where():
+    """GPUs that train, that are held otherwise, and that are free; by pool and by type."""
+    world = World()
+    world.policy(held=3, pools=("fast", "slow"))
+    world.job("team", "one", runs())
+    world.job("team", "two", {**runs(gpus=1), "state": "Starting"})
+    world.job("team", "three", waits())
+    async with looked_at(world) as client:
+        html = await text_of(client, "/")
+        words = plain(html)
+    assert "fast v100 , spot 2 8 2 1 5 2.50 0.04 (0.01 to 0.2)" in words
+    assert "v100 4 16 2 1 10 2.50 -" in words
+    assert "3 jobs: 1 Waiting , 1 Starting , 1 Running . Waiting: 1 WaitingForCapacity" in words
+    assert "team/one: 2 GPUs of fast, launch 1, 10 min" in html
+
+
+async def test_jobs_are_filtered_and_paged():
+    """By namespace, state, reason, pool and name; a page beyond the last is the last."""
+    world = World()
+    for number in range(130):
+        world.job("many", f"job-{number:03}", waits())
+    world.job("team", "one", runs())
+    world.job("team", "held", waits("BudgetExhausted"))
+    async with looked_at(world) as client:
+
+        async def listed(query: str) -> tuple[list[str], str]:
+            html = await text_of(client, f"/jobs?{query}")
+            return re.findall(r'<th scope="row"><a href="/jobs/([^"]*)"', html), plain(html)
+
+        names, words = await listed("")
+        assert len(names) == 100 and "1 to 100 of 132 jobs" in words and "page 1 of 2" in words
+        names, words = await listed("page=999")
+        assert len(names) == 32 and "101 to 132 of 132" in words
+        assert (await listed("namespace=team"))[0] == ["team/held", "team/one"]
+        assert (await listed("state=Running"))[0] == ["team/one"]
+        assert (await listed("reason=BudgetExhausted"))[0] == ["team/held"]
+        assert (await listed("pool=fast"))[0] == ["team/one"]
+        assert (await listed("text=JOB-12"))[0] == [f"many/job-{number}" for number in range(120, 130)]
+        assert (await listed("namespace=none&page=%FF"))[1].count("No job is like that") == 1
+
+
+async def test_a_job_shows_its_life_its_layers_its_cost_and_why():
+    """A launch, a move of layers, a growth, an end, each at its time; where layers were before and after."""
+    world = World()
+    world.policy()
+    world.job("team", "one", runs())
+    world.report("team", "one", [(0, 0, 3), (1, 3, 8)])
+    world.recent.work_out()
+    world.now += 30
+    world.report("team", "one", [(0, 0, 5), (1, 5, 8)], step=50)
+    moved = {"time": time_of(20), "step": 50, "imbalanceBefore": 0.3, "imbalanceAfter": 0.04, "pauseMs": 12.0}
+    world.job("team", "one", runs(step=50, rebalances=[moved]))
+    world.recent.work_out()
+    world.now += 30
+    world.job("team", "one", runs(gpus=4, step=60, rebalances=[moved]))
+    world.recent.work_out()
+    async with looked_at(world) as client:
+        html = await text_of(client, "/jobs/team/one")
+        curves = await (await client.get("/jobs/team/one/curves.json")).json()
+        stored = await text_of(client, "/jobs/team/one/yaml")
+    words = plain(html)
+    for told in (
+        "Launched launch 1 on 2 x v100 of pool fast",
+        "LayersMoved at step 50: imbalance 30% to 4%, pause 12 ms",
+        "Grown from 2 to 4 GPUs",
+        "next best 4 x k80: 1 steps/s",
+        "its share is 57 %",
+    ):
+        assert told in words
+    assert re.findall(r"rank (\d): layers ([\d-]+)", html) == [
+        ("0", "0-2"),
+        ("1", "3-7"),
+        ("0", "0-4"),
+        ("1", "5-7"),
+    ]
+    assert curves["data"][0] == [world.now - 60, world.now - 30, world.now]
+    assert curves["data"][2] == [2.0, 2.0, 2.0]
+    assert "totalSteps: 100" in plain(stored)
+
+
+async def test_teams_show_what_they_are_owed_have_and_may_spend():
+    """Owed by weights, level by level, among teams with jobs; only where the policy reads teams."""
+    world = World()
+    entities = {"vision": {"weight": 3}, "speech": {"weight": 1}, "idle": {"weight": 9}}
+    objective = {"policy": "hierarchical", "entities": entities}
+    teams = [{"team": "vision", "since": time_of(-900), "cost": 40.0}]
+    world.policy(objective=objective, budgets={"vision": {"amount": 80.0}}, status={"teams": teams})
+    world.job("team", "one", runs(), entity="vision")
+    world.job("team", "two", waits(), entity="speech")
+    async with looked_at(world) as client:
+        words = plain(await text_of(client, "/teams"))
+    assert "vision 1 0 6 2 12.54" in words and "40.00 80.00 (50%)" in words
+    assert "speech 1 1 2 0 0.00" in words
+    plainly = World()
+    plainly.policy()
+    plainly.job("team", "one", runs(), entity="vision")
+    async with looked_at(plainly) as client:
+        assert "vision 1 0 - 2" in plain(await text_of(client, "/teams"))
+
+
+async def test_decisions_are_stepped_through_round_by_round():
+    """The newest first; each has its gap, what was chosen, and the next best; an unknown one is said."""
+    world = World()
+    world.policy(round_="round-1")
+    world.job("team", "one", runs())
+    world.recent.work_out()
+    world.now += 300
+    world.policy(round_="round-2")
+    second = {"planId": "round-2", "chosen": "4 x k80", "nextBest": "2 x v100", "why": "v100 is dear now"}
+    world.job("team", "one", {**runs(), "lastDecision": second})
+    async with looked_at(world) as client:
+        newest = plain(await text_of(client, "/decisions"))
+        assert "team/one 4 x k80 2 x v100 v100 is dear now" in newest and "gap 2%" in newest
+        before = plain(await text_of(client, "/decisions?round=round-1"))
+        assert "team/one 2 x v100 2 x k80: 1 steps/s its share is 57 %" in before and "round after" in before
+        assert "not among those that are remembered" in plain(await text_of(client, "/decisions?round=<b>"))
+        world.now += 2 * 3600
+        assert "Nothing was decided lately" in plain(await text_of(client, "/decisions"))
+
+
+async def test_texts_of_users_are_shown_and_never_obeyed():
+    """Markup, templates, scripts and characters that turn a text around, in every field that people write."""
+    world = World()
+    world.policy(pools=(HOSTILE,))
+    decision = {"planId": HOSTILE, "chosen": HOSTILE, "nextBest": HOSTILE, "why": HOSTILE}
+    status = {**runs(HOSTILE), "lastDecision": decision, "restarts": {HOSTILE: 1}}
+    world.job("team", "one", status, entity=HOSTILE, model={"name": HOSTILE})
+    world.job("team", "two", waits(HOSTILE, HOSTILE))
+    async with looked_at(world) as client:
+        for path in (
+            *SCREENS,
+            "/jobs/team/two",
+            "/jobs/%3Cscript%3E/x",
+            "/jobs?text=%3Cscript%3E&pool=%22%3E",
+        ):
+            async with client.get(path) as answer:
+                html = await answer.text()
+            assert answer.status in (200, 404), html
+            assert (
+                "<script>" not in html and "\u202e" not in html and "49" not in re.findall(r"alert.*", html)
+            )
+            assert len(re.findall("<script ", html)) == 3
+            assert not re.findall(r"\son\w+=|\sstyle=|javascript:", re.sub(r">[^<]*<", "><", html))
+
+
+async def test_a_namespace_that_may_not_be_seen_is_nowhere():
+    """Not its jobs, their names, decisions or GPUs' owners; a job there is like one that is none."""
+    world = World(Everybody({"open"}, policies=True))
+    world.policy()
+    world.job("open", "mine", runs())
+    world.job(
+        "secret", "theirs", {**runs(), "lastDecision": {"planId": "round-9", "chosen": "x", "why": "y"}}
+    )
+    async with looked_at(world) as client:
+        for path in ("/", "/?window=all", "/jobs", "/teams", "/decisions", "/jobs/open/mine"):
+            html = await text_of(client, path)
+            assert "secret" not in html and "theirs" not in html, path
+        for path in ("/jobs/secret/theirs", "/jobs/secret/none"):
+            assert "or you may not see it" in await text_of(client, path, 404)
+        await text_of(client, "/jobs/secret/theirs/yaml", 404)
+        await text_of(client, "/jobs/secret/theirs/curves.json", 404)
+        assert "1 jobs: 1 Running" in plain(await text_of(client, "/"))
+
+
+async def test_pools_are_not_shown_to_who_may_not_see_the_policy():
+    """And the page says what is missing."""
+    world = World(Everybody(policies=False))
+    world.policy(budgets={"vision": {"amount": 80.0}})
+    world.job("team", "one", runs(), entity="vision")
+    async with looked_at(world) as client:
+        words = plain(await text_of(client, "/"))
+        assert "You may not get ClusterPolicies" in words and "2.50" not in words
+        assert "80.00" not in plain(await text_of(client, "/teams"))
+        assert "gap" not in plain(await text_of(client, "/decisions"))
+        assert (await (await client.get("/cluster/curves.json")).json())["data"] == [[]]
+
+
+async def test_what_was_deleted_is_in_the_timeline_and_no_longer_a_link():
+    """Its GPUs are free from then on."""
+    world = World()
+    world.policy()
+    world.job("team", "gone", runs())
+    world.recent.work_out()
+    world.now += 60
+    world.delete("team", "gone")
+    async with looked_at(world) as client:
+        html = await text_of(client, "/")
+    assert "team/gone: 2 GPUs of fast, launch 1, 11 min" in html
+    assert '"/jobs/team/gone"' not in html
+
+
+async def test_a_page_that_fails_says_so_and_the_others_live():
+    """What cannot be read is one answer's fault."""
+    world = World()
+    world.job("team", "one", {**runs(), "costSoFar": "much"})
+    world.job("team", "two", waits())
+    async with looked_at(world) as client:
+        assert "this page failed" in await text_of(client, "/jobs/team/one", 500)
+        await text_of(client, "/jobs/team/two")
+
+
+async def test_five_thousand_jobs_are_a_bounded_page():
+    """No screen grows with the number of jobs."""
+    world = World()
+    world.policy(pools=[f"pool-{number}" for number in range(40)])
+    for number in range(5000):
+        status = runs(f"pool-{number % 40}") if number % 2 else waits(f"Reason{number % 700}")
+        world.job(f"ns-{number % 300}", f"job-{number}", status, entity=f"team-{number % 90}")
+    async with looked_at(world) as client:
+        sizes = {path: len(await text_of(client, path)) for path in ("/", "/jobs", "/decisions", "/teams")}
+    assert max(sizes.values()) < 500_000, sizes
+    assert "4901 to 5000 of 5000 jobs" in plain(await _page(world, "/jobs?page=50"))
+
+
+async def _page(world: World, path: str) -> str:
+    async with looked_at(world) as client:
+        return await text_of(client, path)
