@@ -11,6 +11,7 @@ from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_price
 from ballast_operator.allocator.decider import Decider, MadeDecision, PendingDecision
 from ballast_operator.allocator.gauges import set_cost_gauges, set_gauges
 from ballast_operator.allocator.problem.capacity import in_todays_pools
+from ballast_operator.allocator.problem.snapshot import Observed
 from ballast_operator.allocator.reporting.policy_status import PolicyReport
 from ballast_operator.allocator.reporting.reporter import Failures, PolicyReporter
 from ballast_operator.allocator.saved_state import SavedState, StateStore
@@ -212,19 +213,19 @@ class Allocator:
         spent = await asyncio.to_thread(
             self.decider.look, policy, jobs, seen=seen, started=started, item=item, pools=pools
         )
+        observed = Observed(
+            now=started,
+            nodes=nodes,
+            pods=pods,
+            jobs=jobs,
+            measurements=self.decider.measurements,
+            spent=spent,
+            regions={name: info.region for name, info in pools.items()},
+        )
 
         async def attempt(left_out: Mapping[Key, Exception]) -> tuple[PendingDecision, Solve, MadeDecision]:
             pending = await asyncio.to_thread(
-                self.decider.build_problem,
-                policy,
-                jobs,
-                nodes=nodes,
-                pods=pods,
-                started=started,
-                spent=spent,
-                item=item,
-                pools=pools,
-                left_out=left_out,
+                self.decider.build_problem, policy, observed, item=item, left_out=left_out
             )
             clock.lap("prepare")
             solve = await self._answers.solve(

@@ -23,10 +23,8 @@ from ballast_operator.allocator.costs.bill import written_bill
 from ballast_operator.allocator.costs.paid import Paid
 from ballast_operator.allocator.costs.teams import SpentBudget, next_change, next_team_costs, spent_budgets
 from ballast_operator.allocator.faults import Faults
-from ballast_operator.allocator.problem.admission import Admissions
 from ballast_operator.allocator.problem.hazards import SeenNodes, at_useful_prices
-from ballast_operator.allocator.problem.snapshot import Snapshot, take_snapshot
-from ballast_operator.allocator.problem.snapshot_job import SnapshotJobs
+from ballast_operator.allocator.problem.snapshot import Observed, Snapshot, SnapshotMemory, take_snapshot
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.reporting.policy_status import PolicyReport
 from ballast_operator.allocator.scheduling_policy import scheduling_policy
@@ -38,7 +36,6 @@ from ballast_operator.report.team_costs import team_costs
 from ballast_operator.views.assignment import Assignment, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
-from ballast_operator.views.nodes import NodeView
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +96,7 @@ class Decider:
         self.growth_at: float | None = None
         self.seen_nodes = SeenNodes()
         self.paid = Paid()
-        self._admissions = Admissions()
-        self._made = SnapshotJobs()
+        self._snapshots = SnapshotMemory()
 
     def look(
         self,
@@ -139,52 +135,30 @@ class Decider:
     def build_problem(
         self,
         policy: ClusterPolicy,
-        jobs: list[JobView],
+        seen: Observed,
         *,
-        nodes: Mapping[str, NodeView],
-        pods: list[Object],
-        started: Time,
-        spent: Mapping[str, SpentBudget],
         item: Object | None = None,
-        pools: Mapping[str, PoolInfo] | None = None,
         left_out: Mapping[Key, Exception] | None = None,
     ) -> PendingDecision:
         """The problem to be solved.
 
         Args:
             policy: in force, with the prices of feeds.
-            jobs: all.
-            nodes: all.
-            pods: of others.
-            started: now.
-            spent: teams that have spent their budget.
+            seen: the cluster now.
             item: the ClusterPolicy as it is stored; its status has how often machines are lost.
-            pools: with the regions of their nodes.
             left_out: jobs at fault, with their errors.
         """
-        snapshot = take_snapshot(
-            policy.spec,
-            nodes=nodes,
-            pods=pods,
-            jobs=jobs,
-            measurements=self.measurements,
-            admissions=self._admissions,
-            made=self._made,
-            now=started,
-            spent=spent,
-            regions={name: info.region for name, info in (pools or {}).items()},
-            left_out=left_out,
-        )
+        snapshot = take_snapshot(policy.spec, seen, self._snapshots, left_out=left_out)
         useful = at_useful_prices(snapshot.capacity.pools, policy.spec.node_pools, (item or {}).get("status"))
         snapshot = dataclasses.replace(snapshot, useful_prices=useful)
         faulty = {job.key for job in snapshot.faulty}
-        considered = [view for view in jobs if view.key not in faulty]
+        considered = [view for view in seen.jobs if view.key not in faulty]
         chosen = scheduling_policy(policy)
         return PendingDecision(
             snapshot=snapshot,
             policy=chosen,
-            request=build_problem(snapshot, chosen, now=started.timestamp()),
-            seen_nodes=self.seen_nodes.next(snapshot.capacity, nodes, considered),
+            request=build_problem(snapshot, chosen, now=seen.now.timestamp()),
+            seen_nodes=self.seen_nodes.next(snapshot.capacity, seen.nodes, considered),
         )
 
     def apply_allocation(

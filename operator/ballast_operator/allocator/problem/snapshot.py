@@ -56,41 +56,52 @@ class Snapshot(ClusterState):
         return {job.name: job for job in self.jobs}
 
 
-def take_snapshot(
-    spec: ClusterPolicySpec,
-    *,
-    nodes: Mapping[str, NodeView],
-    pods: Sequence[Object],
-    jobs: Sequence[JobView],
-    measurements: Measurements,
-    now: Time,
-    spent: Mapping[str, SpentBudget] | None = None,
-    admissions: Admissions | None = None,
-    made: SnapshotJobs | None = None,
-    regions: Mapping[str, str] | None = None,
-    left_out: Mapping[Key, Exception] | None = None,
-) -> Snapshot:
-    """What the policy ``spec`` has to decide on, without the jobs for which that raises.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """The cluster as it is seen at one moment.
 
-    Args:
-        spec: of the ClusterPolicy.
+    Attributes:
+        now: the moment.
         nodes: all.
         pods: of others.
         jobs: all.
         measurements: what trainers have reported.
-        now: the time.
         spent: teams that have spent their budget.
-        admissions: of earlier snapshots; None: there are none.
-        made: likewise.
         regions: pool -> where its nodes were.
-        left_out: jobs that are known to be at fault, with their errors.
     """
-    admissions, made, out = admissions or Admissions(), made or SnapshotJobs(), dict(left_out or {})
+
+    now: Time
+    nodes: Mapping[str, NodeView]
+    pods: Sequence[Object]
+    jobs: Sequence[JobView]
+    measurements: Measurements
+    spent: Mapping[str, SpentBudget] = dataclasses.field(default_factory=dict)
+    regions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SnapshotMemory:
+    """Parts of earlier snapshots, which are made again only where something has changed."""
+
+    admissions: Admissions = dataclasses.field(default_factory=Admissions)
+    jobs: SnapshotJobs = dataclasses.field(default_factory=SnapshotJobs)
+
+
+def take_snapshot(
+    spec: ClusterPolicySpec,
+    seen: Observed,
+    memory: SnapshotMemory | None = None,
+    *,
+    left_out: Mapping[Key, Exception] | None = None,
+) -> Snapshot:
+    """What the policy ``spec`` has to decide on, without the jobs for which that raises.
+
+    ``memory``: of earlier snapshots. ``left_out``: jobs that are known to be at fault, with their errors.
+    """
+    memory, out = memory or SnapshotMemory(), dict(left_out or {})
     while True:
         try:
-            return _take(
-                spec, nodes, pods, jobs, measurements, now, spent or {}, admissions, made, regions, out
-            )
+            return _take(spec, seen, memory, out)
         except JobFaults as faults:
             if faults.by_job.keys() <= out.keys():
                 raise
@@ -98,37 +109,28 @@ def take_snapshot(
 
 
 def _take(
-    spec: ClusterPolicySpec,
-    nodes: Mapping[str, NodeView],
-    pods: Sequence[Object],
-    every_job: Sequence[JobView],
-    measurements: Measurements,
-    now: Time,
-    spent: Mapping[str, SpentBudget],
-    admissions: Admissions,
-    made: SnapshotJobs,
-    regions: Mapping[str, str] | None,
-    left_out: Mapping[Key, Exception],
+    spec: ClusterPolicySpec, seen: Observed, memory: SnapshotMemory, left_out: Mapping[Key, Exception]
 ) -> Snapshot:
-    at_fault = [view for view in every_job if view.key in left_out]
-    jobs = [view for view in every_job if view.key not in left_out]
-    wanting, over = without_suspended_teams(_wanting(jobs, now), spent)
+    now, measurements = seen.now, seen.measurements
+    at_fault = [view for view in seen.jobs if view.key in left_out]
+    jobs = [view for view in seen.jobs if view.key not in left_out]
+    wanting, over = without_suspended_teams(_wanting(jobs, now), seen.spent)
     capacity = read_capacity(
         spec.node_pools,
-        nodes=nodes,
-        pods=pods,
+        nodes=seen.nodes,
+        pods=seen.pods,
         jobs=jobs,
         wanting=wanting,
-        known=regions,
+        known=seen.regions,
         left_out=at_fault,
     )
     _leave_out_partners(jobs, left_out, capacity.left_out.keys() & capacity.shared.keys())
     capacity = dataclasses.replace(capacity, data_prices=data_prices(spec.data_prices))
-    admitted, refused = admissions.admit(spec, capacity, wanting, measurements.profiles)
+    admitted, refused = memory.admissions.admit(spec, capacity, wanting, measurements.profiles)
     refused += over
     shrinkable = frozenset(one.view.key for one in admitted if one.shrinks)
     tenants = admit_tenants(
-        spec.tenants, [(one.view, one.gpus) for one in admitted], every_job, shrinkable=shrinkable
+        spec.tenants, [(one.view, one.gpus) for one in admitted], seen.jobs, shrinkable=shrinkable
     )
     refused += [
         RefusedJob(key=one.view.key, launches=one.view.status.launches, refusal=tenants.refused[one.view.key])
@@ -144,7 +146,7 @@ def _take(
     speeds = measurements.estimates(requests, capacity.gpu_types)
     shared = colocation_candidates(admitted, capacity, measurements.kinds)
     reads = find_policy(spec.objective.policy).reads
-    found = made.of(
+    found = memory.jobs.of(
         admitted,
         requests,
         speeds,
@@ -168,7 +170,7 @@ def _take(
         jobs=found,
         refused=tuple(refused),
         tenants=tenants.rooms,
-        spent=spent,
+        spent=seen.spent,
         shared=shared,
         spot=limits,
         faulty=tuple(

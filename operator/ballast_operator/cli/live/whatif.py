@@ -169,16 +169,6 @@ async def _read(kubeconfig: str | None, cluster_policy: str) -> LiveCluster:
         return await read_cluster(cluster, cluster_policy)
 
 
-async def read_snapshot(cluster: "Cluster", cluster_policy: str = "") -> tuple["Snapshot", "Objective"]:
-    """The snapshot that the operator would decide on now, and the objective in force.
-
-    Raises:
-        ProblemError: as :func:`read_cluster`.
-    """
-    live = await read_cluster(cluster, cluster_policy)
-    return live.snapshot, live.policy.spec.objective
-
-
 async def read_cluster(cluster: "Cluster", cluster_policy: str = "") -> LiveCluster:
     """All that the operator would decide on now.
 
@@ -189,7 +179,7 @@ async def read_cluster(cluster: "Cluster", cluster_policy: str = "") -> LiveClus
 
     from ballast_operator.allocator.costs.price_feeds import saved_prices, with_prices
     from ballast_operator.allocator.problem.capacity import in_todays_pools
-    from ballast_operator.allocator.problem.snapshot import take_snapshot
+    from ballast_operator.allocator.problem.snapshot import Observed, take_snapshot
     from ballast_operator.allocator.problem.throughput import Measurements
     from ballast_operator.api.read import InvalidObject, read_cluster_policy
     from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
@@ -215,14 +205,10 @@ async def read_cluster(cluster: "Cluster", cluster_policy: str = "") -> LiveClus
     jobs = in_todays_pools(observer.jobs(), policy, observer.nodes())
     for view in jobs:
         measurements.record(view)
-    snapshot = take_snapshot(
-        policy.spec,
-        nodes=observer.nodes(),
-        pods=list(caches[POD]),
-        jobs=jobs,
-        measurements=measurements,
-        now=now,
+    seen = Observed(
+        now=now, nodes=observer.nodes(), pods=list(caches[POD]), jobs=jobs, measurements=measurements
     )
+    snapshot = take_snapshot(policy.spec, seen)
     resizable = {
         job_id(view.key)
         for view in jobs

@@ -5,9 +5,7 @@ import datetime
 
 import pytest
 from ballast_operator.allocator.problem import admission, snapshot_job
-from ballast_operator.allocator.problem.admission import Admissions
-from ballast_operator.allocator.problem.snapshot import take_snapshot
-from ballast_operator.allocator.problem.snapshot_job import SnapshotJobs
+from ballast_operator.allocator.problem.snapshot import Observed, SnapshotMemory, take_snapshot
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.kube.caches import Caches
@@ -64,7 +62,7 @@ class Decisions(RuleBasedStateMachine):
         super().__init__()
         self.clock, self.caches, self.version = Clock(), Caches(), 0
         self.observer = Observer(self.caches, clock=self.clock)
-        self.measurements, self.admissions, self.made = Measurements(), Admissions(), SnapshotJobs()
+        self.measurements, self.memory = Measurements(), SnapshotMemory()
         self.policy = {"memory": None, "spot": False}
         self.items = {}
         for index, pool in enumerate(POOLS):
@@ -180,15 +178,15 @@ class Decisions(RuleBasedStateMachine):
             if self.policy["memory"] is not None and pool["name"] == "fast":
                 pool["memoryPerGpu"] = self.policy["memory"]
         spec = read_cluster_policy(item).spec
-        asked = {
-            "nodes": self.observer.nodes(),
-            "pods": self.observer.caches[POD].of_no_job(),
-            "jobs": self.observer.jobs(),
-            "measurements": self.measurements,
-            "now": START + datetime.timedelta(seconds=self.clock.now),
-        }
-        kept = take_snapshot(spec, **asked, admissions=self.admissions, made=self.made)
-        fresh = take_snapshot(spec, **asked)
+        seen = Observed(
+            now=START + datetime.timedelta(seconds=self.clock.now),
+            nodes=self.observer.nodes(),
+            pods=self.observer.caches[POD].of_no_job(),
+            jobs=self.observer.jobs(),
+            measurements=self.measurements,
+        )
+        kept = take_snapshot(spec, seen, self.memory)
+        fresh = take_snapshot(spec, seen)
         assert without_times(kept) == without_times(fresh)
 
 
@@ -222,16 +220,10 @@ def test_a_decision_looks_at_the_jobs_that_have_changed_and_no_others(monkeypatc
     def decide():
         looked_at.clear()
         spec = read_cluster_policy(policy(*POOLS)).spec
-        take_snapshot(
-            spec,
-            nodes=decisions.observer.nodes(),
-            pods=[],
-            jobs=decisions.observer.jobs(),
-            measurements=decisions.measurements,
-            now=START,
-            admissions=decisions.admissions,
-            made=decisions.made,
-        )
+        observer, measurements = decisions.observer, decisions.measurements
+        jobs, nodes = observer.jobs(), observer.nodes()
+        seen = Observed(now=START, nodes=nodes, pods=[], jobs=jobs, measurements=measurements)
+        take_snapshot(spec, seen, decisions.memory)
         assert made == looked_at
         made.clear()
         return list(looked_at)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ballast_operator.cli.live.whatif import as_text, pose, read_cluster, read_snapshot, whatif
+from ballast_operator.cli.live.whatif import as_text, pose, read_cluster, whatif
 from ballast_operator.cli.main import main
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_policies.allocation.problem import ProblemError
@@ -66,7 +66,8 @@ def cluster(policies=1):
 
 
 def read(found, other="max-min-fairness", name="", **how):
-    snapshot, objective = asyncio.run(read_snapshot(found, name))
+    live = asyncio.run(read_cluster(found, name))
+    snapshot, objective = live.snapshot, live.policy.spec.objective
     return pose(snapshot, objective, other, **how)
 
 
@@ -98,7 +99,8 @@ def test_two_more_v100_help_the_job_that_has_to_share_them():
 
 def test_policies_of_prices_choose_between_the_pools_of_a_type():
     """P100s on spot cost 0.43, others 1.46: min-cost pays for the spot ones, and names the GPU type."""
-    snapshot, objective = asyncio.run(read_snapshot(cluster()))
+    live = asyncio.run(read_cluster(cluster()))
+    snapshot, objective = live.snapshot, live.policy.spec.objective
     problem, _ = pose(snapshot, objective, "min-cost")
     before, after = Setup(policy="max-min-fairness"), Setup(policy="min-cost")
     mean = compare(problem, before, after)

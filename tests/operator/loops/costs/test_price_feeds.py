@@ -9,7 +9,7 @@ import pytest
 from ballast_operator.allocator.costs.price_feeds import READ_SECONDS
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.policy_conditions import PolicyReason
-from ballast_operator.cli.live.whatif import read_snapshot
+from ballast_operator.cli.live.whatif import read_cluster
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POLICY
 from ballast_operator.report.costs import costs
 from ballast_operator.views.clock import show
@@ -79,7 +79,7 @@ async def test_whatif_counts_the_price_of_the_feed():
     simulation = cluster()
     write(simulation, 1.0)
     await simulation.tick()
-    snapshot, _ = await read_snapshot(simulation.cluster)
+    snapshot = (await read_cluster(simulation.cluster)).snapshot
     assert snapshot.problem.prices == {"sure": 2.0, "spot": 1.0}
 
 

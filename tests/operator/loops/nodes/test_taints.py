@@ -1,7 +1,7 @@
 """Gangs and tainted nodes: what is started where, and what a job that waits says of it."""
 
 import pytest
-from ballast_operator.allocator.problem.snapshot import take_snapshot
+from ballast_operator.allocator.problem.snapshot import Observed, take_snapshot
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.kube.kinds import NODE
@@ -125,7 +125,8 @@ def test_a_snapshot_of_thousands_of_tainted_nodes_and_jobs_looks_at_each_kind_on
         return original(*arguments)
 
     monkeypatch.setattr(taints, "tolerates", counted)
-    snapshot = take_snapshot(spec, nodes=nodes, pods=[], jobs=jobs, measurements=Measurements(), now=START)
+    seen = Observed(now=START, nodes=nodes, pods=[], jobs=jobs, measurements=Measurements())
+    snapshot = take_snapshot(spec, seen)
     assert len(snapshot.problem.jobs) == 2000
     assert len(set(snapshot.not_tolerated.values())) == 4
     assert len(compared) <= 5000 + 4 * 5
