@@ -20,6 +20,7 @@ FROM workspace AS build-operator
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv sync --locked --no-dev --package ballast-operator --extra aws --extra gcp --extra ui --no-install-workspace
 COPY policies policies
+COPY client client
 COPY operator operator
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv sync --locked --no-dev --package ballast-operator --extra aws --extra gcp --extra ui --no-editable

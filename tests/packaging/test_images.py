@@ -15,7 +15,7 @@ PACKAGES = {
     "policies": "ballast_policies",
     "operator": "ballast_operator",
     "trainer-image": "ballast_trainer",
-    "client": "ballast_client",
+    "client": "ballast ballast_client",
     "localcluster": "ballast_localcluster",
     "lab": "ballast_lab",
 }
@@ -107,6 +107,7 @@ def test_the_operators_image_has_the_operator_and_the_policies_alone(operator_im
     """No local cluster, no trainer, no torch, nothing of the tests; and the files that commands read."""
     (packages,) = operator_image.glob("lib/python*/site-packages")
     assert {entry.name for entry in packages.glob("ballast_*") if "-" not in entry.name} == {
+        "ballast_client",
         "ballast_operator",
         "ballast_policies",
     }
@@ -162,7 +163,7 @@ def test_a_wheel_holds_its_package_its_data_and_the_license(folder, tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     tracked = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", PACKAGES[folder]],
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES[folder].split()],
         cwd=ROOT / folder,
         capture_output=True,
         text=True,

@@ -1,12 +1,33 @@
 """The cluster that a command looks at: its option, and what is said where it cannot be reached."""
 
 import contextlib
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
+from ballast_operator.cli.terminal import printable
+
+
+def _of_local_cluster(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """The file of ``ballast up``'s cluster, where no other is given and none is at its usual place."""
+    usual = Path("~/.kube/config").expanduser()
+    if value is not None or os.environ.get("KUBECONFIG") or usual.exists():
+        return value
+    try:
+        from ballast_localcluster.background import clusters_folder
+    except ModuleNotFoundError:
+        return None
+    found = clusters_folder() / "ballast" / "credentials" / "admin.kubeconfig"
+    return str(found) if found.exists() else None
+
+
 kubeconfig_option = click.option(
-    "--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="Default: $KUBECONFIG."
+    "--kubeconfig",
+    type=click.Path(exists=True, dir_okay=False),
+    callback=_of_local_cluster,
+    help="Default: $KUBECONFIG, ~/.kube/config, or the cluster of `ballast up`.",
 )
 
 
@@ -17,12 +38,15 @@ def cluster_errors() -> Iterator[None]:
     Raises:
         click.ClickException: in place of an error of the operator's or of the connection's settings.
     """
+    from ballast.client import BallastError
     from kubernetes.aio.config import ConfigException
 
     from ballast_operator.errors import OperatorError
 
     try:
         yield
+    except BallastError as error:
+        raise click.ClickException(printable(str(error))) from error
     except ConfigException as error:
         fix = "give --kubeconfig, or set KUBECONFIG; `ballast up` starts a cluster here and prints its file"
         raise click.ClickException(f"{error}. To fix: {fix}") from error

@@ -1,0 +1,1 @@
+"""Ballast from Python: :mod:`ballast.client`."""

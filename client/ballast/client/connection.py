@@ -1,0 +1,246 @@
+"""The connection to an API server: its credentials, requests, and errors in the client's own words."""
+
+import json
+import os
+import re
+import urllib.parse
+import urllib.request
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ballast.client.errors import (
+    AlreadyExists,
+    BallastError,
+    Forbidden,
+    NotConnected,
+    NotFound,
+    Refused,
+)
+
+try:
+    import aiohttp
+    import yaml
+    from kubernetes.aio import client as kubernetes_client
+    from kubernetes.aio import config as kubernetes_config
+    from kubernetes.aio.dynamic import DynamicClient
+    from kubernetes.aio.dynamic.exceptions import DynamicApiError
+except ModuleNotFoundError as error:  # pragma: no cover - an installation without the extra
+    raise ModuleNotFoundError(
+        f"ballast.client needs the package {error.name}. To fix: pip install 'ballast-client[cluster]'",
+        name=error.name,
+    ) from error
+
+MOST_LINE = 2**22
+"""Bytes of a line of a log or of an event, after which it is cut."""
+
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_MOST_LEVELS = 100
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+
+
+def checked(name: str, what: str) -> str:
+    """``name``, which an object can have: it becomes a part of a URL.
+
+    Raises:
+        NotFound: none can.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise NotFound(
+            f"there is no {what} {name!r:.80}: names are lower case letters, digits and hyphens. "
+            f"To fix: give the name of a {what}"
+        )
+    return name
+
+
+def _there(kubeconfigs: str) -> bool:
+    return any(Path(file).expanduser().exists() for file in kubeconfigs.split(os.pathsep))
+
+
+def _in_pod() -> bool:
+    return _ACCOUNT.exists()
+
+
+async def _configuration(kubeconfig: str | None) -> Any:
+    configuration = kubernetes_client.Configuration()
+    if kubeconfig is None and not os.environ.get("KUBECONFIG") and _in_pod():
+        kubernetes_config.load_incluster_config(client_configuration=configuration)
+    else:
+        name = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+        fix = "give a kubeconfig, or set KUBECONFIG; `ballast up` starts a cluster here and prints its file"
+        try:
+            if not _there(name):
+                raise kubernetes_config.ConfigException(f"there is no kubeconfig: {name} does not exist")
+            await kubernetes_config.load_kube_config(
+                config_file=name, client_configuration=configuration, persist_config=False
+            )
+        except kubernetes_config.ConfigException as error:
+            raise NotConnected(f"{error}. To fix: {fix}") from error
+        # What the loader lets through where a file is no kubeconfig at all, or names files that are none.
+        except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, OSError) as error:
+            raise NotConnected(f"{name} is not a kubeconfig: {error}. To fix: {fix}") from error
+    configuration.client_session_kwargs = {"trust_env": False}
+    url = urllib.parse.urlsplit(configuration.host)
+    if not configuration.proxy and url.hostname and not urllib.request.proxy_bypass(url.hostname):
+        configuration.proxy = urllib.request.getproxies().get(url.scheme)
+    return configuration
+
+
+class Connection:
+    """One API server. It is connected to at the first request.
+
+    Args:
+        kubeconfig: a file; None: ``$KUBECONFIG``, else the pod's account, else ``~/.kube/config``.
+        timeout: seconds for an answer.
+    """
+
+    def __init__(self, kubeconfig: str | None, timeout: float) -> None:
+        self._kubeconfig, self._timeout = kubeconfig, timeout
+        self._api: Any = None
+
+    async def close(self) -> None:
+        """Close what is open."""
+        if self._api is not None:
+            await self._api.close()
+            self._api = None
+
+    async def request(
+        self,
+        verb: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        patch: str = "",
+    ) -> Any:
+        """The JSON of an answer.
+
+        Args:
+            verb: get, post, patch or delete.
+            path: of the API server.
+            query: options.
+            body: what is sent.
+            patch: media type of ``body``, of a patch.
+
+        Raises:
+            BallastError: it was refused, or there was none.
+        """
+        answer = await self._open(verb, path, query, body, patch, self._timeout)
+        try:
+            return read_json(await answer.read(), path)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise _unreachable(path, error) from error
+
+    async def lines(
+        self, path: str, query: Mapping[str, str], *, silence: float | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """The lines of an answer as they come, each without its end.
+
+        Args:
+            path: of the API server.
+            query: options.
+            silence: seconds without data after which the connection counts as lost.
+
+        Raises:
+            BallastError: it was refused, or the connection was lost.
+        """
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=silence)
+        answer = await self._open("get", path, query, None, "", limits)
+        rest = b""
+        try:
+            async for data in answer.content.iter_any():
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    yield line
+                if len(rest) > MOST_LINE:
+                    yield rest
+                    rest = b""
+            if rest:
+                yield rest
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise _unreachable(path, error) from error
+        finally:
+            answer.close()
+
+    async def _open(
+        self, verb: str, path: str, query: Mapping[str, str] | None, body: Any, patch: str, limits: Any
+    ) -> Any:
+        if self._api is None:
+            self._api = kubernetes_client.ApiClient(await _configuration(self._kubeconfig))
+        try:
+            return await DynamicClient(self._api).request(
+                verb,
+                path,
+                body=body,
+                query_params=list((query or {}).items()),
+                content_type=patch or None,
+                serialize=False,
+                _request_timeout=limits,
+            )
+        except DynamicApiError as error:
+            raise _translated(path, error) from error
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise _unreachable(path, error) from error
+        except ValueError as error:  # NaN in a body, or an address that is none
+            raise Refused(f"{path}: {error}") from error
+
+
+def _unreachable(path: str, error: Exception) -> NotConnected:
+    return NotConnected(
+        f"no answer to {path}: {type(error).__name__} {error}. "
+        "To fix: check the kubeconfig and the connection"
+    )
+
+
+def _translated(path: str, error: Any) -> BallastError:
+    try:
+        said = str(json.loads(error.body)["message"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        said = str(error.reason)
+    text, status = f"{said} (HTTP {error.status})", error.status
+    if status == 404 and "could not find the requested resource" in said:
+        return NotFound(f"{text}. To fix: install Ballast's custom resource definitions (`ballast crds`)")
+    if status == 404:
+        return NotFound(text)
+    if status == 409 and "already exists" in said:
+        return AlreadyExists(f"{text}. To fix: delete it, or choose another name")
+    if status == 401:
+        return NotConnected(f"{text}. To fix: log in again, or give another kubeconfig")
+    if status == 403 and re.search(r"cannot \w+ resource", said):
+        return Forbidden(f"{text}. To fix: ask for the right, or name a namespace where you have it")
+    if status is None or status == 429 or status >= 500:
+        return NotConnected(f"{path}: {text}. To fix: try again")
+    return Refused(text)
+
+
+def read_json(data: bytes, path: str) -> Any:
+    """A value of JSON, whatever it is nested in.
+
+    Raises:
+        NotConnected: it is none.
+    """
+    try:
+        text = data.decode()
+        try:
+            return json.loads(text)
+        except RecursionError:  # an object of somebody may hold JSON of any depth
+            return json.loads(_shallow(text))
+    except ValueError as error:
+        raise NotConnected(f"{path}: what was answered is no JSON: {error}") from error
+
+
+def _shallow(text: str) -> str:
+    """JSON with null in place of what is nested too deeply for Python's decoder."""
+    parts, kept_from, level = [], 0, 0
+    for token in _TOKEN.finditer(text):
+        if token[0] in ("[", "{"):
+            level += 1
+            if level == _MOST_LEVELS + 1:
+                parts.append(text[kept_from : token.start()])
+        elif token[0] in ("]", "}"):
+            if level == _MOST_LEVELS + 1:
+                parts.append("null")
+                kept_from = token.end()
+            level -= 1
+    return "".join([*parts, text[kept_from:] if level <= _MOST_LEVELS else ""])

@@ -1,0 +1,43 @@
+"""Errors of the client, one tree.
+
+BallastError
+├── NotConnected     no kubeconfig that can be used, or no answer from the API server
+├── NotFound         there is no such job, or namespace
+├── AlreadyExists    a job has the name already
+├── Refused          the content is wrong, or the cluster does not allow it
+│   └── Forbidden    the account lacks the right
+├── JobFailed        the job that was waited for has failed, or was stopped for good
+└── WaitedTooLong    also a TimeoutError
+"""
+
+
+class BallastError(Exception):
+    """Base of all errors of this package; its text says what to change."""
+
+
+class NotConnected(BallastError):  # noqa: N818 - reads as a sentence where it is raised
+    """No kubeconfig can be used, or the API server does not answer."""
+
+
+class NotFound(BallastError):  # noqa: N818
+    """There is no such object."""
+
+
+class AlreadyExists(BallastError):  # noqa: N818
+    """An object has the name already."""
+
+
+class Refused(BallastError):  # noqa: N818
+    """The API server refused the content, or the cluster does not allow it."""
+
+
+class Forbidden(Refused):
+    """The account lacks the right."""
+
+
+class JobFailed(BallastError):  # noqa: N818
+    """A job that was waited for ended in another way."""
+
+
+class WaitedTooLong(BallastError, TimeoutError):  # noqa: N818
+    """What was waited for has not happened in time."""

@@ -1,0 +1,265 @@
+"""``ballast.client`` and the commands on it, against what is wrong: no cluster, no answer, hostile values."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+import yaml
+from ballast.client import AsyncClient, Client, Job, Jobs, NotConnected, NotFound, Refused, training_job
+from ballast.client.connection import Connection, read_json
+from ballast.client.logs import Pod, merged
+from ballast_operator.cli.main import main
+from click.testing import CliRunner
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def answers(tmp_path):
+    """``answers(body, ...)``: an API server that says this to each request; the path of its kubeconfig."""
+    servers = []
+
+    def start(body, status=200):
+        def answer(handler):
+            handler.send_response(status)
+            handler.send_header("Content-Length", str(len(body)))
+            handler.end_headers()
+            handler.wfile.write(body)
+
+        verbs = {f"do_{verb}": answer for verb in ("GET", "POST", "PATCH", "DELETE")}
+        handler = type("Handler", (BaseHTTPRequestHandler,), {**verbs, "log_message": lambda *_: None})
+        servers.append(server := HTTPServer(("127.0.0.1", 0), handler))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return kubeconfig(tmp_path, server.server_port)
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def kubeconfig(folder, port):
+    path = folder / f"kubeconfig-{port}"
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+def refused(*words, code=1, file=None):
+    """What a command says on standard error, which is a message and not a traceback."""
+    done = CliRunner().invoke(main, words, input=file)
+    assert done.exit_code == code, (done.output, done.exception)
+    assert "Traceback" not in done.output and "To fix: " in done.stderr
+    return " ".join(done.stderr.split())
+
+
+COMMANDS = [
+    ("jobs",),
+    ("logs", "one"),
+    ("suspend", "one"),
+    ("resume", "one"),
+    ("delete", "one"),
+    ("submit", "--name", "one", "--image", "i", "--steps", "1", "--", "true"),
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_without_a_cluster_each_command_says_so(words, tmp_path, monkeypatch):
+    """No kubeconfig, one that is none, and a server that does not answer."""
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "there is no kubeconfig: ~/.kube/config does not exist" in refused(*words)
+    for text in ("{", "[1]", "a: b", "\x00"):
+        (tmp_path / "broken").write_text(text)
+        refused(words[0], "--kubeconfig", str(tmp_path / "broken"), *words[1:])
+    said = refused(words[0], "--kubeconfig", kubeconfig(tmp_path, 1), *words[1:])
+    assert "no answer to /apis/ballast.dev" in said
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"\xff", b"[" * 5000, b'{"items": "', b""], ids=repr)
+def test_an_answer_that_is_no_json_is_an_error(answers, body):
+    """As of a proxy, or torn."""
+    with Client(answers(body)) as client, pytest.raises(NotConnected, match="no JSON"):
+        client.list()
+
+
+def test_one_deep_object_does_not_hide_the_others(answers):
+    """A custom resource may hold JSON of any depth: it is cut, and the list is read."""
+    deep = b'{"metadata": {"name": "deep"}, "x": ' + b"[" * 9000 + b"]" * 9000 + b"}"
+    where = answers(b'{"items": [' + deep + b', {"metadata": {"name": "one"}}]}')
+    with Client(where) as client:
+        assert {job.name for job in client.list()} == {"deep", "one"}
+    assert read_json(b'{"a": [1, "]"]}', "x") == {"a": [1, "]"]}
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a?b", "Ä", "UPPER", "a" * 300, "a\n"], ids=repr)
+def test_a_name_that_no_object_has_is_not_sent(name, answers):
+    """It would be a part of a URL: of another object, or of all."""
+    with Client(answers(b"{}")) as client:
+        for call in (client.get, client.delete, client.suspend):
+            with pytest.raises(NotFound, match="To fix: "):
+                call(name)
+        with pytest.raises(NotFound):
+            client.get("one", namespace=name or "..")
+        with pytest.raises(NotFound):
+            client.submit(training_job(name, image="i", command=["true"], steps=1))
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "error", "says"),
+    [
+        (
+            403,
+            'trainingjobs.ballast.dev is forbidden: User "u" cannot list resource',
+            "Forbidden",
+            "ask for the",
+        ),
+        (403, "exceeded quota", "Refused", "quota"),
+        (404, "the server could not find the requested resource", "NotFound", "ballast crds"),
+        (401, "Unauthorized", "NotConnected", "log in"),
+        (409, 'trainingjobs.ballast.dev "one" already exists', "AlreadyExists", "another name"),
+        (422, "spec.totalSteps: Required value", "Refused", "spec.totalSteps"),
+        (500, "etcdserver: no leader", "NotConnected", "try again"),
+    ],
+)
+def test_what_the_api_server_refuses_is_one_of_the_clients_errors(answers, status, message, error, says):
+    """Each with the server's words, and with what to do where they do not say it."""
+    where = answers(json.dumps({"kind": "Status", "message": message}).encode(), status)
+    with Client(where) as client, pytest.raises(Exception, match=says) as caught:
+        client.list()
+    assert type(caught.value).__name__ == error and message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds no manifest"),
+        ("{", "is not YAML"),
+        ("- 1", "is no manifest"),
+        ("kind: Pod\napiVersion: v1\nmetadata: {name: a}", "it is not a TrainingJob"),
+        ("kind: TrainingJob\napiVersion: v1\nmetadata: {name: a}", "apiVersion: 'v1'"),
+        ("kind: TrainingJob\napiVersion: ballast.dev/v1alpha1\nspec: {totalSteps: .nan}", "nan is no number"),
+        ("kind: TrainingJob\n1: 2", "the key 1 is no text"),
+        ("a: !!binary aGVsbG8=", "bytes is no value"),
+        ("a: " + "[" * 80 + "]" * 80, "50 levels"),
+        ("a: &a [1, 1]\nb: &b [*a, *a]\n" + "".join(
+            f"{chr(c + 1)}: &{chr(c + 1)} [{', '.join([f'*{chr(c)}'] * 9)}]\n" for c in range(98, 110)
+        ), "200000 values"),
+        ("a: " + "[" * 2000, "is not YAML"),
+        ("a: " + "9" * 9000, "is not YAML"),
+        ("x" * (2 << 20), "more than 1 MiB"),
+        ("a: \ud800", "is not YAML"),
+    ],
+    ids=range(14),
+)  # fmt: skip
+def test_a_file_that_holds_no_training_job_is_refused(text, says, tmp_path, answers):
+    """Before anything is sent, in a time that its size explains."""
+    file = tmp_path / "job.yaml"
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    assert says in refused("submit", "--kubeconfig", answers(b"{}"), "-f", str(file))
+    assert "No such file" in refused("submit", "--kubeconfig", answers(b"{}"), "-f", str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--name", "a"), "--image, --steps, COMMAND: not given"),
+        (("-f", "x", "--gpus", "2"), "-f: not with COMMAND or options of a job"),
+        (("--gpus", "²"), "--gpus: '²' is no number"),
+        (("--gpus", "4-2"), "fewest above most"),
+        (("--gpus", "0"), "has no GPU"),
+        (("--env", "=x"), "has no name"),
+        (("--budget", "nan"), "nan is no amount"),
+        (("--budget", "-1"), "-1.0 is no amount"),
+    ],
+)
+def test_flags_that_make_no_job_are_a_wrong_use(words, says):
+    """Exit code 2, as for every option that is wrong."""
+    base = () if words[0] in ("-f", "--name") else ("--name", "a", "--image", "i", "--steps", "1")
+    command = () if words[0] in ("-f", "--name") else ("--", "true")
+    assert says in refused("submit", *base, *words, *command, code=2)
+
+
+def test_a_manifest_of_flags_is_a_training_job():
+    """It is what the operator reads, with nothing that was not asked for."""
+    from ballast_operator.api.read import read_training_job
+
+    made = training_job("a", image="i", command=["true"], steps=5, gpus=(1, 4), volume="claim", team="t")
+    spec = read_training_job(made).spec
+    assert (spec.pipeline.min_stages, spec.pipeline.max_stages, spec.entity) == (1, 4, "t")
+    assert spec.checkpoint.path == "/checkpoints/a" and spec.is_script
+
+
+def test_a_notebook_shows_jobs_as_a_table_whatever_they_hold():
+    """Texts of users are texts there; statuses that no operator writes are no error."""
+    hostile = "<script>alert(1)</script>"
+    raw = {"metadata": {"namespace": "n", "name": "a"}, "spec": {"entity": hostile}}
+    odd = {"metadata": {}, "status": {"progress": [1], "conditions": None, "allocation": "x", "restarts": 3}}
+    html = Jobs((Job(raw), Job(odd)))._repr_html_()
+    assert "<script>" not in html and "&lt;script&gt;" in html
+    assert html.count("<tr>") == 3
+    assert Job(odd).restarts == 0 and Job(odd).loss is None
+
+
+def test_lines_of_several_pods_are_one_log_by_time(answers):
+    """Each as it is; what has no time stays behind the line before it."""
+    logs = {
+        "a": [b"2026-01-01T00:00:00.5Z one", b"no time", b"2026-01-01T00:00:02Z four"],
+        "b": [b"2026-01-01T00:00:00.25Z zero", b"2026-01-01T00:00:01.000000001Z \xff three"],
+    }
+
+    class Spoken(Connection):
+        async def lines(self, path, query, *, silence=None):
+            for line in logs[path.split("/")[-2]]:
+                yield line
+
+    def pod(name, rank):
+        return Pod("n", name, name, launch=1, rank=rank, container="c", started=True)
+
+    async def read():
+        return [line.text async for line in merged(Spoken(None, 1), [pod("a", 0), pod("b", 1)], None)]
+
+    assert asyncio.run(read()) == ["zero", "one", "no time", "\ufffd three", "four"]
+
+
+def test_a_closed_client_and_a_wrong_timeout_say_so(answers):
+    """And a client that nobody closes ends with the program."""
+    client = Client(answers(b"{}"))
+    client.close()
+    client.close()
+    with pytest.raises(Exception, match="the client is closed"):
+        client.list()
+
+    async def wait():
+        async with AsyncClient(answers(b"{}")) as other:
+            await other.wait("a", timeout=float("nan"))
+
+    with pytest.raises(Refused, match="nan is not a number of seconds"):
+        asyncio.run(wait())
+
+
+def test_importing_the_client_brings_no_operator():
+    """Neither kopf nor solvers nor the operator: it runs in notebooks."""
+    code = "import sys, ballast.client; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert not loaded & {
+        "kopf",
+        "numpy",
+        "scipy",
+        "torch",
+        "ballast_operator",
+        "ballast_policies",
+    }

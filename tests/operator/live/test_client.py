@@ -1,0 +1,168 @@
+"""``ballast.client`` and the commands on it, with an operator, an API server and pods that are processes."""
+
+import asyncio
+import json
+import sys
+import textwrap
+
+import pytest
+from ballast.client import AsyncClient, Client, JobFailed, NotFound, Refused, WaitedTooLong, training_job
+from ballast_operator.cli.main import main
+from click.testing import CliRunner
+
+from tests.support.waiting import WAIT_SECONDS, eventually
+
+pytestmark = [pytest.mark.api, pytest.mark.slow]
+
+TALKS = textwrap.dedent(
+    """
+    import os, pathlib, time
+    for step in range(1, 4):
+        print(f"step {step} of rank {os.environ['RANK']}", flush=True)
+    while not pathlib.Path(os.environ["UNTIL"]).exists():
+        time.sleep(0.05)
+    print("step 4, the end", flush=True)
+    """
+)
+
+
+@pytest.fixture
+def ballast(live_cluster, stage):
+    """The command, in the test's namespace."""
+
+    def call(*words):
+        where = ("--kubeconfig", str(live_cluster.kubeconfig))
+        if words[0] != "jobs":
+            where += ("--namespace", stage.namespace)
+        return CliRunner().invoke(main, [words[0], *where, *words[1:]])
+
+    return call
+
+
+@pytest.fixture
+def client(live_cluster, stage):
+    """The Python client, in the test's namespace."""
+    with Client(str(live_cluster.kubeconfig), namespace=stage.namespace) as found:
+        yield found
+
+
+def talking(name, until, **more):
+    return training_job(
+        name,
+        image="not-read",
+        command=[sys.executable, "-c", TALKS],
+        steps=4,
+        environment={"UNTIL": str(until)},
+        **more,
+    )
+
+
+def test_a_job_is_submitted_followed_and_deleted_by_commands(stage, ballast, tmp_path):
+    """From flags; its ranks' lines come as one log by step; it is listed by namespace, state and team."""
+    until = tmp_path / "until"
+    with stage.operator():
+        flags = [
+            "--name",
+            "one",
+            "--image",
+            "not-read",
+            "--steps",
+            "4",
+            "--gpus",
+            "2",
+            "--env",
+            f"UNTIL={until}",
+        ]
+        done = ballast("submit", *flags, "--", sys.executable, "-c", TALKS)
+        assert done.exit_code == 0, done.output
+        assert f"{stage.namespace}/one submitted" in done.stdout
+        said = [f"step {step} of rank {rank}" for step in (1, 2, 3) for rank in (0, 1)]
+        eventually(
+            lambda: [line[6:] for line in ballast("logs", "one").stdout.splitlines()] == said,
+            "both ranks' lines",
+        )
+        assert ballast("logs", "one", "--rank", "1", "--tail", "1").stdout == "[1-1] step 3 of rank 1\n"
+        (listed,) = json.loads(ballast("jobs", "-n", stage.namespace, "--output", "json").stdout)["items"]
+        assert listed["metadata"]["name"] == "one" and listed["kind"] == "TrainingJob"
+        row = ballast(
+            "jobs", "-n", stage.namespace, "--state", "starting", "--state", "running", "--output", "wide"
+        ).stdout.splitlines()
+        assert len(row) == 2 and stage.pods("one")["one-1-0"].spec.node_name in row[1]
+        assert "no such jobs" in ballast("jobs", "-n", stage.namespace, "--team", "vision").stdout
+        until.touch()
+        followed = ballast("logs", "one", "--follow")
+        assert followed.exit_code == 0, followed.output
+        assert sum("the end" in line for line in followed.stdout.splitlines()) == 2
+        assert stage.state("one") == "Succeeded"
+        refused = ballast("suspend", "one")
+        assert refused.exit_code == 1 and "it has ended. To fix: " in refused.stderr
+        assert ballast("delete", "one").exit_code == 0
+        eventually(lambda: stage.job("one") is None, "the job to go")
+        assert "not found" in ballast("delete", "one").stderr
+
+
+def test_a_job_is_waited_for_suspended_and_resumed_from_python(stage, client, tmp_path):
+    """Each change is seen; a wait ends with the state, an error, or its time."""
+    until = tmp_path / "until"
+    with stage.operator():
+        assert client.submit(talking("two", until, gpus=2), dry_run=True).name == "two"
+        with pytest.raises(NotFound):
+            client.get("two")
+        client.submit(talking("two", until, gpus=2))
+        job = client.wait("two", states=["Starting", "Running"], timeout=WAIT_SECONDS)
+        assert (job.gpus, job.total_steps, job.finished) == (2, 4, False)
+        with pytest.raises(WaitedTooLong):
+            client.wait("two", timeout=0.1)
+        client.suspend("two")
+        client.wait("two", states=["Suspended"], timeout=WAIT_SECONDS)
+        client.resume("two")
+        until.touch()
+        states = [job.state for job in client.watch("two")]
+        assert states[-1] == "Succeeded"
+        assert client.cost("two").so_far >= 0
+        assert "two" in client.list()._repr_html_()
+        failing = training_job("three", image="no", command=[sys.executable, "-c", "exit(3)"], steps=1)
+        failing["spec"]["backoffLimit"] = 0
+        client.submit(failing)
+        with pytest.raises(JobFailed, match="three: Failed"):
+            client.wait("three", timeout=WAIT_SECONDS)
+        shown = []
+
+        class Handle:
+            update = staticmethod(shown.append)
+
+        client.show(every=0.01, display=lambda jobs, display_id: shown.append(jobs) or Handle())
+        assert {job.name for job in shown[-1]} == {"two", "three"}
+
+
+async def test_the_asynchronous_client_has_the_same_methods(live_cluster, stage, tmp_path):
+    """Several jobs are waited for at once."""
+    until = tmp_path / "until"
+    until.touch()
+    with stage.operator():
+        async with AsyncClient(str(live_cluster.kubeconfig), namespace=stage.namespace) as client:
+            for name in ("a", "b"):
+                await client.submit(talking(name, until))
+            waits = (client.wait(name, timeout=WAIT_SECONDS) for name in ("a", "b"))
+            assert [job.state for job in await asyncio.gather(*waits)] == ["Succeeded"] * 2
+            # What is left of a job that has ended: its pods, or the reason that there is no log.
+            try:
+                assert [line.text async for line in client.logs("a")][-1] == "step 4, the end"
+            except NotFound as error:
+                assert "has a log" in str(error)
+            with pytest.raises(Refused, match="unknown field"):
+                await client.submit({**talking("c", until), "spec": {"totalStep": 1}})
+
+
+def test_the_quick_start_in_python_does_what_it_says(live_cluster, stage, monkeypatch, capsys):
+    """The page's own lines, unchanged."""
+    from tests.docs.blocks import ROOT
+
+    text = (ROOT / "docs/quickstart.md").read_text()
+    (lines,) = [part.partition("```")[0] for part in text.split("```python\n")[1:]]
+    monkeypatch.setenv("KUBECONFIG", str(live_cluster.kubeconfig))
+    with stage.operator():
+        exec(compile(lines, "quickstart.md", "exec"), {})
+    said = capsys.readouterr().out.splitlines()
+    assert {"0 step 20", "1 step 20"} <= set(said)
+    assert said[-1].startswith("Succeeded ")
