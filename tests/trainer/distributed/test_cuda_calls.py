@@ -1,5 +1,6 @@
 """Calls on a GPU that would make training wait, or connect late, seen in what is asked of torch."""
 
+import os
 import types
 
 import pytest
@@ -64,9 +65,12 @@ def test_a_process_group_is_bound_to_its_gpu(monkeypatch, device, backend, bound
     made = []
     monkeypatch.setattr(dist, "init_process_group", lambda name, **options: made.append((name, options)))
     monkeypatch.setattr(dist, "new_group", lambda *args, **options: None)
+    for name in ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
     ranks = tuple(Rank(rank=i, pod=f"pod-{i}", address="10.0.0.1", gpu_type="h100") for i in range(2))
     plan = Plan(job="job", epoch=1, launch=1, directive=Directive.RUN, ranks=ranks)
     join(store=dist.HashStore(), plan=plan, rank=0, device=device, timeout_seconds=5.0)
     ((name, options),) = made
     assert name == backend
     assert options["device_id"] == bound
+    assert ("TORCH_NCCL_DUMP_ON_TIMEOUT" in os.environ) == (backend == "nccl")

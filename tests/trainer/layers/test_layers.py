@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from ballast_policies.contract import Stage
 from ballast_policies.contract.job import DynamicConfig, TrainingConfig
 from ballast_trainer.data.corpus import text_batch
@@ -200,8 +201,13 @@ class FakeStore(dict):
         return all(key in self for key in keys)
 
 
-def test_a_rank_that_stops_counting_is_hung(monkeypatch):
-    """Reported once, by name; a rank that beats is not."""
+def test_a_rank_that_stops_counting_is_hung(monkeypatch, capfd, tmp_path):
+    """Reported once, by name; a rank that beats is not. Who finds it leaves its stacks and collectives."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(dist, "get_rank", lambda: 3)
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_nccl_trace", lambda: b"recorded")
+    monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(tmp_path / "trace-"))
     monkeypatch.setattr("ballast_trainer.distributed.heartbeat.BEAT_SECONDS", 0.01)
     store, found = FakeStore(), []
     alive = RankHeartbeat(store, process="alive", hang_seconds=60, lost=found.append, patience_seconds=60)
@@ -213,6 +219,8 @@ def test_a_rank_that_stops_counting_is_hung(monkeypatch):
     eventually(lambda: found, "the silent rank is noticed")
     assert len(found) == 1
     assert found[0].startswith("silent has not been heard of")
+    assert "in test_a_rank_that_stops_counting_is_hung" in capfd.readouterr().err
+    assert (tmp_path / "trace-3").read_bytes() == b"recorded"
     watcher.close()
     alive.close()
 

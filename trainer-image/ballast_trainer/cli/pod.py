@@ -1,6 +1,7 @@
 """``ballast-train pod``: the ranks of a TrainingJob in one pod, driven by its plan."""
 
 import contextlib
+import faulthandler
 import importlib
 import json
 import logging
@@ -124,6 +125,7 @@ def _count(name: str) -> int:
 
 def _run_rank(local_rank: int, log: Path | None) -> int:
     """Train as one rank of the pod; returns its exit code."""
+    faulthandler.enable(2)
     stop = StopSignal()
     try:
         stop = StopSignal(handover_seconds=handover_seconds())

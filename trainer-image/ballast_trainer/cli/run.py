@@ -1,6 +1,7 @@
 """``ballast-train run``: train from a configuration file; alone, with local ranks, or under torchrun."""
 
 import contextlib
+import faulthandler
 import logging
 import multiprocessing
 import os
@@ -110,6 +111,8 @@ def _run(
     from ballast_trainer.launch import RankLaunch, TraceRequest, ValidatedJob, train
     from ballast_trainer.reporting.console import JsonReporter, TextReporter
 
+    # Where torch aborts, e.g. on a collective of NCCL that hangs.
+    faulthandler.enable(2)
     stop = StopSignal()
     stop.install(interactive=True, seconds=stop_seconds(), overdue=end_on_lost_peer())
     if single_process:
@@ -196,14 +199,17 @@ def run(
     """Train from a file: alone, with --ranks, or under torchrun."""
     # On a terminal a message takes the place of the line that moves.
     erase = ProgressLine.ERASE if sys.stdout.isatty() and sys.stderr.isatty() else ""
-    form = f"{erase}%(levelname)s %(name)s %(message)s"
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form)
+    form = "%(levelname)s %(name)s %(message)s"
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"{erase}{form}")
 
     # Local ranks share it.
     unsaid = multiprocessing.get_context("fork").Lock()
     causes = Causes()
 
     def body() -> int:
+        if "RANK" in os.environ:
+            for handler in logging.root.handlers:
+                handler.setFormatter(logging.Formatter(f"{erase}[rank {os.environ['RANK']}] {form}"))
         try:
             if trace is not None and not trace.parent.is_dir():
                 reason = f"no folder {trace.parent}. To fix: make it, or write elsewhere"

@@ -5,17 +5,21 @@ others.  A dead rank closes its connections and is seen at once by its neighbour
 stopped, or whose machine is gone without closing them, is detected here.  The main thread may be waiting for
 that rank inside torch and cannot be interrupted there, so the watcher ends the process.
 
-With its count a rank tells what it is busy with: ranks that have waited too long name it.
+With its count a rank tells what it is busy with: ranks that have waited too long name it.  Where a rank
+hangs, the others leave their stacks, and on NCCL what its flight recorder has of the last collectives.
 """
 
 import contextlib
 import faulthandler
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ballast_trainer.distributed.activity import ACTIVITY
@@ -31,6 +35,19 @@ _TELLS_AFTER = 0.25
 
 _STACKS = "heartbeat-stacks"
 _STANDARD_ERROR = 2
+
+_RECORDED = "2000"
+"""Collectives that NCCL's flight recorder keeps, by torchtitan's default an order more than a step has."""
+
+_FOLDER_ENV = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+_FOLDER = "/tmp/nccl_trace_rank_"
+"""Torch's own default, where its tools look."""
+
+
+def record_collectives() -> None:
+    """Have NCCL keep its last collectives, and write them where one times out; before the first group."""
+    os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", _RECORDED)
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
 
 
 class RankHeartbeat:
@@ -119,6 +136,7 @@ class RankHeartbeat:
                 hung = f"rank 0's store is gone: {error}"
             self._answered = self._clock()
             if hung and not self._closed.wait(BEAT_SECONDS):
+                self._show_stacks()
                 self._lost(hung)
                 return
 
@@ -146,12 +164,21 @@ class RankHeartbeat:
         if not self._shown:
             self._shown = True
             faulthandler.dump_traceback(_STANDARD_ERROR)
+            with contextlib.suppress(Exception):  # the process is ending, and says why by itself
+                self._dump_collectives()
+
+    def _dump_collectives(self) -> None:
+        if dist.is_initialized() and dist.get_backend() == "nccl":
+            path = Path(f"{os.environ.get(_FOLDER_ENV, _FOLDER)}{dist.get_rank()}")
+            path.write_bytes(torch._C._distributed_c10d._dump_nccl_trace())  # type: ignore[attr-defined]
+            logger.error("NCCL's last collectives are in %s (read them with torchfrtrace)", path)
 
     def _watch_store(self) -> None:
         # The store hangs with rank 0, and a call to it then never returns.
         while not self._closed.wait(BEAT_SECONDS):
             silent = self._clock() - self._answered
             if silent > self._hang_seconds:
+                self._show_stacks()
                 self._lost(f"rank 0's store has not answered for {silent:.0f} s")
                 return
 

@@ -21,6 +21,7 @@ from ballast_policies.contract import Plan
 
 from ballast_trainer.causes import notes_of, root_cause
 from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.distributed.heartbeat import record_collectives
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.distributed.tree_sum import tree_sum
@@ -234,6 +235,8 @@ def join(
         if address.startswith("127."):
             # Gloo binds the address of the host name, which need not be a loopback address.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if device.type == "cuda":
+            record_collectives()
         with peer_failures():
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",

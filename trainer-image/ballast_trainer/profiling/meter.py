@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
+from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.profiling.activations import SavedTensors, weight_gradient_bytes
 
@@ -158,6 +159,8 @@ class Meter:
         self.microbatch = microbatch
         self._into = into
         self._layer = layer if self.by_layer else None
+        if into is self.backward:
+            ACTIVITY.now = ("the backward of the stage that ends with layer", layer)
         if self._speed is not None:
             self._chunk_wall = time.perf_counter()
         if self._timed:
@@ -173,7 +176,7 @@ class Meter:
 
     def end(self) -> None:
         """Work on the microbatch ends; pads it where a slower device is emulated."""
-        self.microbatch = None
+        self.microbatch = ACTIVITY.now = None
         if not self._timed:
             return
         now = self._now()
