@@ -4,7 +4,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ballast_trainer.errors import TrainerError
+from ballast_trainer.trees import tensors_of
 
 _OURS = Path(__file__).parent
 
@@ -87,7 +90,13 @@ def _of_memory(error: BaseException) -> bool:
     return "OutOfMemory" in type(error).__name__
 
 
-def _shown(tensor: Any) -> str:
+def _shown(value: Any) -> str:
+    tensors = tensors_of(value)
+    text = ", ".join(map(_shown_tensor, tensors))
+    return text if tensors[0] is value else f"{type(value).__name__} of {text}"
+
+
+def _shown_tensor(tensor: torch.Tensor) -> str:
     text = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
     try:
         return f"{text} from {tensor.min().item():.6g} to {tensor.max().item():.6g}"

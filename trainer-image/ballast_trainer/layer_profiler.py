@@ -18,6 +18,7 @@ from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.activations import SavedTensors, weight_gradient_bytes
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import Profile
+from ballast_trainer.trees import Tree, mapped
 
 
 def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str, Any]:
@@ -105,12 +106,10 @@ def _whole_model(config: JobConfig, model: Model) -> TrainingState:
 def _passing_bytes(training: TrainingState) -> tuple[list[int], list[int]]:
     """By layer, of one microbatch: all that its forward keeps, and gradients that flow into its weights."""
     inputs, _ = training.batch()
-    value = inputs.chunk(training.microbatches)[0]
+    value: Tree = inputs.chunk(training.microbatches)[0]
     kept, waiting = [], []
     for layer in training.layers:
-        if value.is_floating_point():
-            # No leaf, so that layers may change it in place.
-            value = value.detach().requires_grad_().clone()
+        value = mapped(_learning, value)
         counter = SavedTensors(value)
         with counter.saving(layer.index):
             output = layer.module(value)
@@ -118,6 +117,11 @@ def _passing_bytes(training: TrainingState) -> tuple[list[int], list[int]]:
         waiting.append(weight_gradient_bytes(output))
         value = output
     return kept, waiting
+
+
+def _learning(value: torch.Tensor) -> torch.Tensor:
+    # No leaf, so that layers may change it in place.
+    return value.detach().requires_grad_().clone() if value.is_floating_point() else value
 
 
 def _step(training: TrainingState, step: int) -> None:

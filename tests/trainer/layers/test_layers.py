@@ -227,17 +227,17 @@ def test_a_rank_that_stops_counting_is_hung(monkeypatch, capfd, tmp_path):
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("by_layer", [False, True])
-def test_a_layer_that_returns_no_tensor_is_named(recompute, by_layer):
+def test_a_layer_that_returns_more_than_tensors_is_named(recompute, by_layer):
     """In a measured step too, which looks at what layers return."""
 
     class Pair(nn.Linear):
         def forward(self, value):
-            return super().forward(value), value
+            return super().forward(value), {1, 2}
 
     model = Model(layer_count=2, build_layer=lambda index: Pair(4, 4), loss=nn.functional.mse_loss)
     layers = LayerSet(model, TrainingConfig(recompute=recompute), CPU, lambda index, module: module)
     meter = Meter(2, CPU, None)
     meter.start_step(0, by_layer=by_layer)
     stack = LayerStack([layers.make(index) for index in range(2)], meter, 0, CPU)
-    with pytest.raises(TrainerError, match=r"^layer 0 returns tuple, not a tensor\. To fix: "):
+    with pytest.raises(TrainerError, match=r"^layer 0 returns tuple: a set beside tensors\. To fix: "):
         stack(torch.ones(2, 4))

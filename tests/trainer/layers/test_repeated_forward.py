@@ -33,8 +33,8 @@ def gradients(layer, value, *, halves, repeats=True):
     result = forward_to_repeat(layer, layer, value) if repeats else layer(value)
     loss = result.square().sum()
     if halves:
-        split = SplitBackward(loss, value, layer.parameters())
-        split.for_input(None)
+        split = SplitBackward([loss], [value], layer.parameters())
+        split.for_input([None])
         split.for_weights()
     else:
         loss.backward()

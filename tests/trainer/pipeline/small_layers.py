@@ -1,5 +1,7 @@
 """Small layers in double precision, and their batches: what an executor computes is known to 1e-12."""
 
+import typing
+
 import torch
 from torch import nn
 
@@ -33,6 +35,25 @@ class Line(nn.Module):
 
     def forward(self, value):
         return value + self.second(torch.tanh(self.first(value)))
+
+
+class Carried(typing.NamedTuple):
+    """What :class:`Carrying` hands on: of three tensors, one has no gradient; a constant."""
+
+    hidden: torch.Tensor
+    skips: dict
+    mask: torch.Tensor
+    factor: int = 2
+
+
+class Carrying(Line):
+    """A small layer that hands on a tree; the first one takes a tensor."""
+
+    def forward(self, value):
+        if isinstance(value, torch.Tensor):
+            value = Carried(value, {"first": super().forward(value)}, value[..., :1] > 0)
+        hidden = super().forward(value.hidden) + value.factor * value.mask * value.skips["first"]
+        return value._replace(hidden=hidden)
 
 
 def curve_batch(step):

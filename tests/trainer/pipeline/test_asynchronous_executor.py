@@ -9,7 +9,7 @@ from ballast_policies.planning.schedules import (
     validate,
     weight_versions,
 )
-from ballast_trainer.pipeline.executor.boundaries import Boundary
+from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.pipeline.executor.order import RankOrder
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,7 +52,7 @@ def trained_quadratic(schedule, steps, told_after=None):
         torch.zeros(microbatches, 1, dtype=torch.float64),
         torch.ones(microbatches, 1, dtype=torch.float64),
     )
-    boundary = Boundary(shape=(1, 1), dtype=torch.float64, requires_grad=True)
+    boundary = Boundary.of(torch.ones(1, 1, dtype=torch.float64, requires_grad=True))
     _, peak_usage = run(
         schedule,
         modules,
@@ -160,7 +160,7 @@ def test_a_model_with_a_recurrent_layer_learns_by_the_versions_of_the_schedule(n
                 parameter.sub_(RATE * parameter.grad / microbatches)
                 parameter.grad = None
 
-    boundary = Boundary(shape=(2, 3, 4), dtype=torch.float64, requires_grad=True)
+    boundary = Boundary.of(torch.ones(2, 3, 4, dtype=torch.float64, requires_grad=True))
     losses, _ = run(
         schedule, modules, steps=steps, batch=curve_batch, boundary=boundary, apply_gradients=apply_gradients
     )

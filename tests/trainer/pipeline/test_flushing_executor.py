@@ -6,14 +6,14 @@ from ballast_policies.planning.schedules import (
     SCHEDULES,
     build_schedule,
 )
-from ballast_trainer.pipeline.executor.boundaries import Boundary
+from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.pipeline.executor.groups import link_of, links_of
 from ballast_trainer.pipeline.executor.order import RankOrder
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.pipeline.executor_threads import half_square, run
-from tests.trainer.pipeline.small_layers import Curve, Line, curve_batch
+from tests.trainer.pipeline.small_layers import Carrying, Curve, Line, curve_batch
 
 
 def gradients_of(schedule, layer):
@@ -23,7 +23,7 @@ def gradients_of(schedule, layer):
         for rank in range(schedule.ranks)
     ]
     each = 8 // schedule.microbatches
-    boundary = Boundary(shape=(each, 3, 4), dtype=torch.float64, requires_grad=True)
+    boundary = Boundary.of(layer(0)(torch.ones(each, 3, 4, dtype=torch.float64, requires_grad=True)))
     losses, _ = run(schedule, modules, steps=1, batch=curve_batch, boundary=boundary)
     summed = {}
     for held in modules:
@@ -48,9 +48,9 @@ def gradients_of(schedule, layer):
         ("GPipe", 4, (2, 2)),
     ],
 )
-@pytest.mark.parametrize("layer", [Curve, Line])
+@pytest.mark.parametrize("layer", [Curve, Line, Carrying])
 def test_a_schedule_with_a_flush_gives_the_gradients_of_one_process(name, ranks, replicas, layer):
-    """Also with replicas of a stage, several stages a rank, and split backwards."""
+    """Also with replicas of a stage, several stages a rank, split backwards, and trees of tensors."""
     schedule = build_schedule(name, ranks=ranks, microbatches=8, chunks=2, replicas=replicas)
     loss, gradients = gradients_of(schedule, layer)
     modules = [layer(stage) for stage in range(schedule.stages)]

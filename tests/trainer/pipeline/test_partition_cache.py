@@ -7,9 +7,9 @@ import pytest
 import torch
 from ballast_policies.contract import Stage
 from ballast_policies.contract.job import TrainingConfig
+from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.gpt import build_gpt
-from ballast_trainer.pipeline.executor.boundaries import Boundary
 from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.pipeline.partition_cache import Findings, PartitionCache
 from ballast_trainer.pipeline.stages import PipelineBuilder
@@ -76,7 +76,7 @@ def test_a_new_stage_runs_once_and_the_others_do_not(rank, ran):
     gradients = [parameter.grad for parameter in job.layers.parameters()]
     boundaries, forwards = job.probe_partition(AFTER, rank=rank, in_force=BEFORE)
     assert forwards == ran
-    assert [boundary.shape for boundary in boundaries] == [(1, 4, 8), (1, 4, 8)]
+    assert [boundary.tensors[0].shape for boundary in boundaries] == [(1, 4, 8), (1, 4, 8)]
     assert [parameter.grad for parameter in job.layers.parameters()] == gradients
 
 
@@ -96,7 +96,7 @@ def test_independent_layers_move_without_a_trial():
     job.learn(BEFORE)
     boundaries, forwards = job.probe_partition(AFTER, rank=1, in_force=BEFORE, independent=True)
     assert forwards == []
-    assert [boundary.shape for boundary in boundaries] == [(1, 4, 8), (1, 4, 8)]
+    assert [boundary.tensors[0].shape for boundary in boundaries] == [(1, 4, 8), (1, 4, 8)]
     _, forwards = job.probe_partition(AFTER, rank=1, in_force=BEFORE)
     assert forwards == [2, 3, 4]
 
@@ -111,7 +111,7 @@ def test_ranks_that_join_try_their_stages(rank, ran, independent):
         (0, 2, 4, 6), rank=rank, in_force=(0, 2, 6), joined={1, 2}, independent=independent
     )
     assert forwards == ran
-    assert [boundary.shape for boundary in boundaries] == [(1, 4, 8), (1, 4, 8)]
+    assert [boundary.tensors[0].shape for boundary in boundaries] == [(1, 4, 8), (1, 4, 8)]
 
 
 def test_fewer_ranks_take_over_without_a_trial():
@@ -120,7 +120,7 @@ def test_fewer_ranks_take_over_without_a_trial():
     job.learn((0, 2, 4, 6))
     boundaries, forwards = job.probe_partition((0, 4, 6), in_force=(0, 2, 4, 6))
     assert forwards == []
-    assert [boundary.shape for boundary in boundaries] == [(1, 4, 8)]
+    assert [boundary.tensors[0].shape for boundary in boundaries] == [(1, 4, 8)]
 
 
 def test_a_new_stage_that_cannot_run_is_refused():
@@ -184,7 +184,7 @@ def test_cuts_between_stages_of_one_rank_separate_nothing():
 def test_what_is_forgotten_is_tried_again():
     """Layers that changed may send something else."""
     known = PartitionCache()
-    sent = Boundary(shape=(1, 4, 8), dtype=torch.float32, requires_grad=True)
+    sent = Boundary.of(torch.ones(1, 4, 8, requires_grad=True))
     known.add(stages_at(BEFORE), [Findings({1: sent}, {}), Findings({3: sent}, {})])
     assert known.boundaries(stages_at(BEFORE)) == (sent, sent)
     assert known.boundaries(stages_at(AFTER)) is None

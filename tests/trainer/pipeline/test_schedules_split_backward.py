@@ -39,9 +39,9 @@ def gradients(module, *, wants_input, split, rounds=2):
         source = torch.randn(2, 8, 16).requires_grad_(wants_input)
         result, gradient = module(source), torch.randn(2, 8, 16)
         if split:
-            backward = SplitBackward(result, source, module.parameters())
+            backward = SplitBackward([result], [source], module.parameters())
             before = weights(module)
-            backward.for_input(gradient)
+            backward.for_input([gradient])
             halves.append(weights(module) is not None and same(before, weights(module)))
             backward.for_weights()
         else:

@@ -2,10 +2,11 @@
 
 Independent of the job's schedule: every rank runs the microbatches of its first stage, then of its next one.
 A rank waits for its inputs and never for a receiver before the end of the batch, so no order of stages can
-stall.  An activation is sent after its shape and type, which may differ from those in training.
+stall.  An activation is sent after its form, which may differ from that in training, where it is a new one.
 """
 
 import dataclasses
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,26 +17,14 @@ from ballast_policies.planning.schedules import Action, Kind, Schedule
 
 from ballast_trainer.causes import note_input, note_layer
 from ballast_trainer.distributed.activity import ACTIVITY
-from ballast_trainer.errors import TrainerError
+from ballast_trainer.layers.boundaries import Boundary, wire
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import computing_in
 from ballast_trainer.layers.running import CURRENT_FORWARD
-from ballast_trainer.pipeline.executor.groups import link_groups
+from ballast_trainer.pipeline.executor.groups import Link, link_groups
 from ballast_trainer.seeding import mixed_key, seed_layer
+from ballast_trainer.trees import Tree, flatten, tensors_of, unflatten
 
-_MOST_DIMENSIONS = 14
-_TYPES = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float64,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-)
 _EVALUATION = 0xE7A1
 
 
@@ -108,19 +97,20 @@ class ForwardOnly:
         count, last = self.microbatches, len(self.holders) - 1
         sources = inputs.chunk(count) if inputs is not None else ()
         wanted = targets.chunk(count) if targets is not None else ()
-        kept: dict[tuple[int, int], torch.Tensor] = {}
+        kept: dict[tuple[int, int], Tree] = {}
         sending: list[tuple[torch.Tensor, Any]] = []
+        forms: dict[Link, Boundary] = {}
         totals = [0.0] * len(self.scores)
         for stage in range(last + 1):
             for microbatch in range(count):
                 if self._holder(stage, microbatch) != self.position:
                     continue
                 if stage == 0:
-                    value = sources[microbatch]
+                    value: Tree = sources[microbatch]
                 elif self._holder(stage - 1, microbatch) == self.position:
                     value = kept.pop((stage, microbatch))
                 else:
-                    value = self._receive(groups, stage, self._holder(stage - 1, microbatch))
+                    value = self._receive(groups, forms, stage, self._holder(stage - 1, microbatch))
                 value = self._compute(stage, microbatch, number, value)
                 if stage == last:
                     found = [score(value, wanted[microbatch]) for score in self.scores]
@@ -128,7 +118,7 @@ class ForwardOnly:
                 elif self._holder(stage + 1, microbatch) == self.position:
                     kept[stage + 1, microbatch] = value
                 else:
-                    sending += self._send(groups, stage, self._holder(stage + 1, microbatch), value)
+                    sending += self._send(groups, forms, stage, self._holder(stage + 1, microbatch), value)
         for _, work in sending:
             work.wait()
         return [total / count for total in totals]
@@ -137,7 +127,7 @@ class ForwardOnly:
         holders = self.holders[stage]
         return holders[microbatch % len(holders)]
 
-    def _compute(self, stage: int, microbatch: int, number: int, value: torch.Tensor) -> torch.Tensor:
+    def _compute(self, stage: int, microbatch: int, number: int, value: Tree) -> Tree:
         device = self.layers.device
         key = mixed_key(self.layers.seed, _EVALUATION, number, self.first_microbatch + microbatch)
         # None of a step's own microbatches: what the layers note for the next step stays as it is.
@@ -149,8 +139,7 @@ class ForwardOnly:
                 try:
                     with ACTIVITY.doing("an evaluation's forward of layer", index):
                         value = module(value)
-                    if not isinstance(value, torch.Tensor):
-                        raise TypeError(f"it returns {type(value).__name__}, not a tensor")
+                        flatten(value)
                 except Exception as error:
                     note_layer(error, index, type(module).__name__)
                     note_input(error, index, value)
@@ -158,25 +147,29 @@ class ForwardOnly:
         return value
 
     def _send(
-        self, groups: Any, stage: int, target: int, value: torch.Tensor
+        self, groups: Any, forms: dict[Link, Boundary], stage: int, target: int, value: Tree
     ) -> list[tuple[torch.Tensor, Any]]:
-        group, value = groups[stage, False, self.position, target], value.detach().contiguous()
-        if value.dtype not in _TYPES or value.dim() > _MOST_DIMENSIONS:
-            raise TrainerError(
-                f"stage {stage} sends {value.dtype} {list(value.shape)} in an evaluation. To fix: let its "
-                f"last layer return one of {', '.join(map(str, _TYPES))}, of at most {_MOST_DIMENSIONS} "
-                "dimensions"
-            )
-        head = [_TYPES.index(value.dtype), value.dim(), *value.shape]
-        head += [0] * (_MOST_DIMENSIONS + 2 - len(head))
-        header = torch.tensor(head, dtype=torch.int64, device=value.device)
-        return [(part, dist.isend(part, dst=self.line[target], group=group)) for part in (header, value)]
+        link = stage, False, self.position, target
+        form, device = Boundary.of(value), self.layers.device
+        told = b"" if forms.get(link) == form else pickle.dumps(form)
+        forms[link] = form
+        parts = [torch.tensor([len(told)], device=device)]
+        if told:
+            parts.append(torch.frombuffer(bytearray(told), dtype=torch.uint8).to(device))
+        parts += [wire(tensor.detach().contiguous()) for tensor in tensors_of(value) if tensor.numel() > 0]
+        return [(part, dist.isend(part, dst=self.line[target], group=groups[link])) for part in parts]
 
-    def _receive(self, groups: Any, stage: int, source: int) -> torch.Tensor:
-        group, device = groups[stage - 1, False, source, self.position], self.layers.device
-        header = torch.empty(_MOST_DIMENSIONS + 2, dtype=torch.int64, device=device)
-        dist.recv(header, src=self.line[source], group=group)
-        kind, dimensions, *shape = header.tolist()
-        value = torch.empty(shape[:dimensions], dtype=_TYPES[kind], device=device)
-        dist.recv(value, src=self.line[source], group=group)
-        return value
+    def _receive(self, groups: Any, forms: dict[Link, Boundary], stage: int, source: int) -> Tree:
+        link, device = (stage - 1, False, source, self.position), self.layers.device
+
+        def received(into: torch.Tensor) -> torch.Tensor:
+            if into.numel() > 0:
+                dist.recv(wire(into), src=self.line[source], group=groups[link])
+            return into
+
+        told = int(received(torch.zeros(1, dtype=torch.int64, device=device)))
+        if told:
+            sent = received(torch.empty(told, dtype=torch.uint8, device=device))
+            forms[link] = pickle.loads(sent.cpu().numpy().tobytes())
+        form = forms[link]
+        return unflatten(form.structure, (received(one.empty(device)) for one in form.tensors))

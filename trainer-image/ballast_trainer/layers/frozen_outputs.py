@@ -13,6 +13,8 @@ from typing import Protocol
 
 import torch
 
+from ballast_trainer.trees import Tree
+
 logger = logging.getLogger(__name__)
 
 _ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -24,7 +26,7 @@ _ROUNDING_BELOW = 5e-2
 class Compute(Protocol):
     """Frozen layers of a stack."""
 
-    def __call__(self, rows: torch.Tensor, first: int, *, redraw: bool = False) -> torch.Tensor:
+    def __call__(self, rows: Tree, first: int, *, redraw: bool = False) -> Tree:
         """The output of the last one, given the inputs of layer ``first``; ``redraw``: by other seeds."""
 
 
@@ -73,14 +75,12 @@ class FrozenOutputs:
             found[layer] = found.get(layer, 0) + 1
         return found
 
-    def output(
-        self, microbatch: int, source: torch.Tensor, layers: Sequence[int], compute: Compute
-    ) -> torch.Tensor:
+    def output(self, microbatch: int, source: Tree, layers: Sequence[int], compute: Compute) -> Tree:
         """The output of frozen layers, computed for samples of which nothing is kept.
 
         Args:
             microbatch: of the step that runs.
-            source: inputs of the first of them, by sample.
+            source: input of the first of them; kept by sample where it is a tensor.
             layers: the frozen layers, consecutive.
             compute: runs them.
         """
@@ -132,11 +132,15 @@ class FrozenOutputs:
             self._kept[name] = layer, row.detach().to("cpu", copy=True)
             self._bytes += row.nbytes
 
-    def _unsuited(self, source: torch.Tensor, first: int, samples: int, compute: Compute) -> str:
+    def _unsuited(self, source: Tree, first: int, samples: int, compute: Compute) -> str:
         """Why the layers' output is no function of the sample alone, as one sample shows; empty: it is."""
+        if not isinstance(source, torch.Tensor):
+            return f"their input is a {type(source).__name__}, no single tensor"
         if source.dim() == 0 or len(source) != samples:
             return f"their input has shape {tuple(source.shape)}, and the microbatch {samples} samples"
         together, alone = compute(source, first), compute(source[:1], first, redraw=True)
+        if not isinstance(together, torch.Tensor):
+            return f"their output is a {type(together).__name__}, no single tensor"
         if together.dim() == 0 or len(together) != samples or alone.shape[1:] != together.shape[1:]:
             return f"their output has shape {tuple(together.shape)}, and the microbatch {samples} samples"
         largest = float(together.abs().max())

@@ -11,6 +11,7 @@ from torch import nn
 from ballast_trainer.causes import note_input, note_layer
 from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.errors import TrainerError
+from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.buffers import copies_of, in_place
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import Layer
@@ -20,6 +21,7 @@ from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.profiling.activations import SavedTensors
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.seeding import mixed_key, seed_layer
+from ballast_trainer.trees import Tree, byte_count, flatten, learns, mapped, tensors_of
 
 _NOTHING = contextlib.nullcontext()
 
@@ -49,38 +51,35 @@ class LayerStack(nn.Module):
         """Converts the last layer's output to the message to the next stage; None: no conversion."""
         self.sends = False
         """Whether the output goes to another stage: gloo sends contiguous tensors only."""
-        self.sent_as: tuple[tuple[int, ...], torch.dtype] | None = None
-        """Shape and type of the message to the next stage, which waits for that many bytes; None: any."""
+        self.sent_as: Boundary | None = None
+        """The message to the next stage, which waits for that many bytes; None: any."""
         self.owns_output = False
         """Whether the output must not be a view: torch's split backward detaches it in place."""
 
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
+    def forward(self, value: Tree) -> Tree:
         """Run the layers; outside of a schedule's chunk (shape inference) nothing is measured."""
         meter = self._meter
         microbatch = meter.microbatch
-        if self.input_learns != value.requires_grad:
-            # A module's attributes are slow to set.
-            self.input_learns = value.requires_grad
-        if value.requires_grad:
-            value = _Entrance.apply(value)  # type: ignore[no-untyped-call]
+        value = self._entered(value)
         key = mixed_key(self._seed, meter.step, meter.first_microbatch + (microbatch or 0))
         frozen = 0
         measured = meter.by_layer and microbatch is not None
         CURRENT_FORWARD.set(meter.step, microbatch)
-        if self.entrance is not None:
+        if self.entrance is not None and isinstance(value, torch.Tensor):
             value = self.entrance(value)
         kept = meter.start_count(self.indices[0], value)
         with computing_in(self._precision, self._device):
-            if microbatch is not None and self.frozen_outputs is not None and not value.requires_grad:
+            if microbatch is not None and self.frozen_outputs is not None and not self.input_learns:
                 frozen = self._frozen_layers()
             if frozen and self.frozen_outputs is not None and microbatch is not None:
                 layers = self.indices[:frozen]
                 value = self.frozen_outputs.output(
                     microbatch, value, layers, functools.partial(self._run_frozen, frozen, key, measured)
                 )
-                meter.add_output(layers[-1], value, None)
+                meter.add_output(layers[-1], value, ())
             for held, layer in self._layers[frozen:]:
-                index, source = held.index, value.grad_fn
+                index = held.index
+                sources = _nodes(value) if kept is not None or measured else ()
                 ACTIVITY.now = ("the forward of layer", index)
                 if measured:
                     meter.enter(index)
@@ -93,34 +92,39 @@ class LayerStack(nn.Module):
                 finally:
                     ACTIVITY.now = None
                 if kept is not None:
-                    meter.add_output(index, value, source)
-                if measured and value.requires_grad:
-                    # Runs when the gradient of this output is known: layer index's backward begins.
-                    value.register_hook(functools.partial(_enter_backward, meter, index))
+                    meter.add_output(index, value, sources)
+                if measured:
+                    _tell_backward(meter, index, value, sources)
         meter.add_kept(list(self.stack))
         if self.indices[-1] < meter.layer_count - 1:
             # No loss to count with it.
             meter.kept = None
-        if self.exit is not None:
+        if self.exit is not None and isinstance(value, torch.Tensor):
             value = self.exit(value)
         if self.sends:
-            value = value.contiguous()
-            if self.sent_as is not None and microbatch is not None:
-                self._refuse_other_message(value, self.sent_as)
+            value = mapped(torch.Tensor.contiguous, value)
+            if microbatch is not None:
+                self._refuse_other_message(value)
         if self.owns_output:
-            value = own_storage(value)
-        meter.message_bytes = value.nbytes
+            value = mapped(own_storage, value)
+        meter.message_bytes = byte_count(value)
         return value
 
-    def _refuse_other_message(self, value: torch.Tensor, built: tuple[tuple[int, ...], torch.dtype]) -> None:
-        if (tuple(value.shape), value.dtype) == built:
+    def _entered(self, value: Tree) -> Tree:
+        if self.input_learns != learns(value):
+            # A module's attributes are slow to set.
+            self.input_learns = not self.input_learns
+        return mapped(_enter, value) if self.input_learns else value
+
+    def _refuse_other_message(self, value: Tree) -> None:
+        built, (tensors, structure) = self.sent_as, flatten(value)
+        if built is None or built.takes(tensors, structure):
             return
-        shape, dtype = built
+        what = "" if structure == built.structure else ", in another structure or with other constants"
         raise TrainerError(
-            f"layer {self.indices[-1]} gives {value.dtype} {list(value.shape)} in step "
-            f"{self._meter.step + 1}, and the stage after it waits for {dtype} {list(shape)}, as in the "
-            "first step. To fix: batches of data.name that have one shape, e.g. padded to one length, or "
-            "one rank"
+            f"layer {self.indices[-1]} gives {Boundary.of(value)} in step {self._meter.step + 1}, and the "
+            f"stage after it waits for {built}, as in the first step{what}. To fix: batches of data.name "
+            "that have one shape, e.g. padded to one length, or one rank"
         )
 
     def _frozen_layers(self) -> int:
@@ -137,8 +141,8 @@ class LayerStack(nn.Module):
         return self._frozen
 
     def _run_frozen(
-        self, frozen: int, key: int, measured: bool, value: torch.Tensor, first: int, *, redraw: bool = False
-    ) -> torch.Tensor:
+        self, frozen: int, key: int, measured: bool, value: Tree, first: int, *, redraw: bool = False
+    ) -> Tree:
         """The output of the first ``frozen`` layers from layer ``first`` on."""
         for held, layer in self._layers[first - self.indices[0] : frozen]:
             if measured:
@@ -151,30 +155,29 @@ class LayerStack(nn.Module):
         return value
 
     def _run_layer(
-        self, held: Layer, layer: nn.Module, key: int, value: torch.Tensor, kept: SavedTensors | None
-    ) -> torch.Tensor:
+        self, held: Layer, layer: nn.Module, key: int, value: Tree, kept: SavedTensors | None
+    ) -> Tree:
         """The output of one layer; tensors that it saves for its backward are noted in ``kept``."""
         index = held.index
         if self._recompute and torch.is_grad_enabled():
-            if kept is not None and (value.requires_grad or _learns(layer)):
-                kept.keep(index, value)
+            if kept is not None and (learns(value) or _learns(layer)):
+                for tensor in tensors_of(value):
+                    kept.keep(index, tensor)
             counts = kept is not None
             return self._recomputed(held, layer, key, value, counts=counts)
         seed_layer(self._device, key, index)
         with kept.saving(index) if kept is not None else _NOTHING:
-            return _tensor(index, layer(value))
+            return _sendable(index, layer(value))
 
-    def _recomputed(
-        self, held: Layer, layer: nn.Module, key: int, value: torch.Tensor, *, counts: bool
-    ) -> torch.Tensor:
+    def _recomputed(self, held: Layer, layer: nn.Module, key: int, value: Tree, *, counts: bool) -> Tree:
         found = copies_of(held.stateful)
         step, microbatch = CURRENT_FORWARD.step, CURRENT_FORWARD.microbatch
 
-        def run(value: torch.Tensor) -> torch.Tensor:
+        def run(value: Tree) -> Tree:
             seed_layer(self._device, key, held.index)
-            return _tensor(held.index, layer(value))
+            return _sendable(held.index, layer(value))
 
-        def again(value: torch.Tensor) -> torch.Tensor:
+        def again(value: Tree) -> Tree:
             CURRENT_FORWARD.set(step, microbatch)
             # Starts from the buffers that the first forward found, and leaves them unchanged.
             try:
@@ -211,18 +214,38 @@ def own_storage(value: torch.Tensor) -> torch.Tensor:
     return value.clone() if value._is_view() else value
 
 
-def _tensor(layer: int, output: object) -> torch.Tensor:
-    """What a layer has returned, which is one tensor."""
+def _enter(value: torch.Tensor) -> torch.Tensor:
+    entered: torch.Tensor = _Entrance.apply(value) if value.requires_grad else value  # type: ignore[no-untyped-call]
+    return entered
+
+
+def _nodes(value: Tree) -> tuple[Any, ...]:
+    """The nodes that have computed what a layer takes; its input may be none."""
+    return tuple(tensor.grad_fn for tensor in tensors_of(value) if tensor.grad_fn is not None)
+
+
+def _sendable(layer: int, output: Tree) -> Tree:
+    """What a layer has returned: a tensor, or a tree of them."""
     if not isinstance(output, torch.Tensor):
-        raise TrainerError(
-            f"layer {layer} returns {type(output).__name__}, not a tensor. To fix: one tensor between "
-            "layers, e.g. all that the next layer needs side by side (torch.cat) in its last dimension"
-        )
+        try:
+            flatten(output)
+        except TypeError as error:
+            raise TrainerError(
+                f"layer {layer} returns {type(output).__name__}: {error}. To fix: a tensor, or tensors, "
+                "None, numbers and text in tuples, lists, dicts and dataclasses"
+            ) from None
     return output
 
 
 def _learns(layer: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in layer.parameters())
+
+
+def _tell_backward(meter: Meter, index: int, value: Tree, sources: tuple[Any, ...]) -> None:
+    """Tell the meter when a gradient of what the layer has computed is known: its backward begins."""
+    for tensor in tensors_of(value):
+        if tensor.requires_grad and tensor.grad_fn not in sources:
+            tensor.register_hook(functools.partial(_enter_backward, meter, index))
 
 
 def _enter_backward(meter: Meter, index: int, gradient: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from ballast_trainer.causes import note_given
 from ballast_trainer.errors import ConfigurationError, TrainerError
+from ballast_trainer.trees import Tree, mapped
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -45,15 +46,18 @@ def computing_in(precision: str, device: torch.device) -> contextlib.AbstractCon
 def in_full_precision(loss: Loss) -> Loss:
     """``loss`` of outputs in full precision; its errors tell what it was given."""
 
-    def full(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        half = output.dtype in (torch.bfloat16, torch.float16)
+    def full(output: Tree, target: torch.Tensor) -> torch.Tensor:
         try:
-            return loss(output.float() if half else output, target)
+            return loss(mapped(_full, output), target)
         except Exception as error:
             note_given(error, outputs=output, targets=target)
             raise
 
     return full
+
+
+def _full(value: torch.Tensor) -> torch.Tensor:
+    return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
 
 
 class LossScale:
@@ -85,7 +89,7 @@ class LossScale:
         """``loss`` of outputs in full precision, multiplied by the factor in force when it is called."""
         whole = in_full_precision(loss)
 
-        def scaled_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        def scaled_loss(output: Tree, target: torch.Tensor) -> torch.Tensor:
             value = whole(output, target)
             return value * self.value if self._moves else value
 

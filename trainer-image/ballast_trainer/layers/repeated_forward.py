@@ -11,13 +11,15 @@ from collections.abc import Callable
 
 import torch
 
+from ballast_trainer.trees import Tree, mapped, tensors_of
+
 
 def forward_to_repeat(
-    run: Callable[[torch.Tensor], torch.Tensor],
-    again: Callable[[torch.Tensor], torch.Tensor],
-    value: torch.Tensor,
+    run: Callable[[Tree], Tree],
+    again: Callable[[Tree], Tree],
+    value: Tree,
     count: Callable[[list[torch.Tensor]], None] | None = None,
-) -> torch.Tensor:
+) -> Tree:
     """``run(value)``, whose graph keeps ``value`` alone until the backward needs more.
 
     Args:
@@ -52,11 +54,12 @@ class _Repeat:
 
     def __init__(
         self,
-        again: Callable[[torch.Tensor], torch.Tensor],
-        value: torch.Tensor,
+        again: Callable[[Tree], Tree],
+        value: Tree,
         count: Callable[[list[torch.Tensor]], None] | None,
     ) -> None:
-        self._again, self._value, self._version, self._count = again, value, value._version, count
+        self._again, self._value, self._count = again, value, count
+        self._versions = [tensor._version for tensor in tensors_of(value)]
         self._places: list[weakref.ref[_Place]] = []
         self._kinds: list[tuple[torch.Size, torch.dtype]] = []
 
@@ -76,7 +79,7 @@ class _Repeat:
 
     def _fill(self) -> None:
         value = self._value
-        if value._version != self._version:
+        if [tensor._version for tensor in tensors_of(value)] != self._versions:
             raise RuntimeError(
                 "training.recompute repeats a layer's forward from its input, but the layer has changed its "
                 "input in place. To fix: let it compute a new tensor, or set training.recompute: false"
@@ -100,13 +103,17 @@ class _Repeat:
 
         try:
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(fill, lambda kept: kept):
-                self._again(value.detach().requires_grad_(value.requires_grad))
+                self._again(mapped(_leaf, value))
         except _AllRepeatedError:
             if self._count is not None:
                 found = [place.tensor for place in (each() for each in self._places) if place is not None]
                 self._count([tensor for tensor in found if tensor is not None])
             return
         raise RuntimeError(_other(f"it keeps {filled} tensors, at first {len(self._places)}"))
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _named(shape: torch.Size, kind: torch.dtype) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from ballast_trainer.trees import Tree, tensors_of
+
 IGNORED = -100
 """The target that PyTorch's cross entropy leaves out."""
 
@@ -32,11 +34,16 @@ def weights_of(weight: LossWeight | None, targets: torch.Tensor, microbatches: i
     return [float(weight(part)) for part in targets.chunk(microbatches)]
 
 
-def weighted(value: torch.Tensor, output: torch.Tensor, factor: float) -> torch.Tensor:
+def weighted(value: torch.Tensor, output: Tree, factor: float) -> torch.Tensor:
     """The mean loss ``value`` of a microbatch times ``factor``; 0, with zero gradients, where that is 0.
 
     A mean over no target is NaN, and stays NaN times 0.
     """
     if factor == 1.0:
         return value
-    return value * factor if factor > 0 else output[:0].sum().to(value.dtype)
+    if factor > 0:
+        return value * factor
+    nothing = [
+        tensor.flatten()[:0].sum().to(value.dtype) for tensor in tensors_of(output) if tensor.requires_grad
+    ]
+    return torch.stack(nothing).sum() if nothing else value.new_zeros(())

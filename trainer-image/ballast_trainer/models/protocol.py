@@ -2,9 +2,9 @@
 
 ``build_layer(index)`` makes one layer, and ``loss(output, targets)`` scores the output of the
 last.  The model is the composition of layers 0 to ``layer_count`` - 1, each taking the output of the one
-before it (one tensor); the first takes the batch's inputs.  A rank builds only the layers
-it holds; the trainer seeds torch's generator per layer before it calls ``build_layer``, so that a
-layer starts with the same weights wherever it is built.
+before it (a tensor or a tree of them, see ``ballast_trainer.trees``); the first takes the batch's inputs.
+A rank builds only the layers it holds; the trainer seeds torch's generator per layer before it calls
+``build_layer``, so that a layer starts with the same weights wherever it is built.
 
 A model that is a list of modules is given as that list: :meth:`Model.from_layers`.
 """
@@ -48,8 +48,8 @@ class Model:
             dimension is ``size``; a pure function, so that every rank sees the same order.  Needed
             where the configuration names no ``data``.
         family: kind of model (``transformer``, ``recurrent``, ...), on which throughput depends.
-        independent_layers: a promise that a layer, and the loss, read nothing of other layers but the tensor
-            that comes in, so that layers can move without a trial of the new stages.
+        independent_layers: a promise that a layer, and the loss, read nothing of other layers but what
+            comes in, so that layers can move without a trial of the new stages.
         parameter_name: name of a layer's parameter or buffer in the whole model, from the layer's index and
             the name that it has there, for exports; None: ``index.name``, as ``nn.Sequential`` of the layers
             has it.

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.contract import Stage
 
+from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.layer import Layer
-from ballast_trainer.pipeline.executor.boundaries import Boundary
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from ballast_policies.planning.schedules import Kind, Schedule
 
 from ballast_trainer.data.batch import Batch
 from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.layer_stack import LayerStack, own_storage
-from ballast_trainer.pipeline.executor.boundaries import Boundary
 from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline, ExecutedPipeline
 from ballast_trainer.pipeline.executor.split_backward import backward_in_halves as executor_halves
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
@@ -69,6 +69,17 @@ class _MeteredLoss:
         return own_storage(value)
 
 
+def _halves_of_torch(
+    stack: LayerStack,
+    sources: Sequence[torch.Tensor],
+    results: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
+) -> None:
+    """See :data:`BackwardTrial`; several tensors are ours to split."""
+    halves = backward_in_halves if len(sources) == len(results) == 1 else executor_halves
+    halves(stack, sources, results, gradients)
+
+
 class LocalPipeline:
     """All layers on one rank: a loop over the microbatches."""
 
@@ -100,7 +111,8 @@ class LocalPipeline:
 class PipelineBuilder:
     """Builds the pipeline of one rank; every rank must build its own at the same step.
 
-    Replicas of stages, and schedules without a flush, run in our own executor, all others in torch's.
+    Replicas of stages, schedules without a flush, and trees of tensors between stages run in our own
+    executor, all others in torch's.
 
     Attributes:
         stages: the partition; their ranks count pipeline positions.
@@ -205,7 +217,7 @@ class PipelineBuilder:
             return boundaries
         backward: BackwardTrial | None = None
         if self._splits_backward:
-            backward = executor_halves if self._in_executor else backward_in_halves
+            backward = executor_halves if self._in_executor else _halves_of_torch
         trial = Trial(
             stacks=self.stacks(),
             holders=self.holders,
@@ -241,7 +253,8 @@ class PipelineBuilder:
             ConfigurationError: the counts do not suit the schedule.
         """
         loss = _MeteredLoss(self.loss, self.meter, self.stages[-1].end_layer - 1)
-        if self._in_executor:
+        trees = any(boundary.structure is not None for boundary in boundaries)
+        if self._in_executor or (trees and self.schedule.ranks > 1):
             return self._executed(loss, boundaries)
         if self.schedule.ranks == 1:
             stack = self._stack(self.layers.indices())
@@ -280,7 +293,7 @@ class PipelineBuilder:
         held = self.stacks()
         for number, stack in held.items():
             if number < len(boundaries):
-                stack.sent_as = boundaries[number].shape, boundaries[number].dtype
+                stack.sent_as = boundaries[number]
         return held
 
     def _stack(self, indices: Iterable[int]) -> LayerStack:

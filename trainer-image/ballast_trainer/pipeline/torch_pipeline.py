@@ -12,8 +12,8 @@ import torch
 from ballast_policies.planning.schedules import SCHEDULES, Schedule
 
 from ballast_trainer.data.batch import Batch
+from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.layer_stack import LayerStack
-from ballast_trainer.pipeline.executor.boundaries import Boundary
 from ballast_trainer.profiling.meter import Meter
 
 
@@ -95,6 +95,7 @@ def _metered_stage_class() -> Any:
 
 
 _stage_class: Any = None
+_META = torch.device("meta")
 
 
 def preload() -> None:
@@ -157,16 +158,20 @@ def build_torch_pipeline(
 
 
 def backward_in_halves(
-    stack: LayerStack, source: torch.Tensor, result: torch.Tensor, gradient: torch.Tensor | None
+    stack: LayerStack,
+    sources: Sequence[torch.Tensor],
+    results: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
 ) -> None:
     """The backward of a stage as torch's split schedules compute it, to try whether it can be split."""
     if not stack.input_learns or _has_frozen(stack):
-        torch.autograd.backward(result, gradient)
+        torch.autograd.backward(results, gradients)
         return
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-    gradients = None if gradient is None else [gradient]
-    _, groups = stage_backward_input([result], gradients, [source], stack.parameters())
+    _, groups = stage_backward_input(
+        list(results), [g for g in gradients if g is not None], list(sources), stack.parameters()
+    )
     stage_backward_weight(stack.parameters(), groups)
 
 
@@ -191,8 +196,8 @@ def _stage(
         number,
         last + 1,
         device,
-        input_args=boundaries[number - 1].example() if number > 0 else outside,
-        output_args=boundaries[number].example() if number < last else outside,
+        input_args=boundaries[number - 1].example(_META) if number > 0 else outside,
+        output_args=boundaries[number].example(_META) if number < last else outside,
         group=group,
     )
     made.meter, made.last_layer = meter, stack.indices[-1]

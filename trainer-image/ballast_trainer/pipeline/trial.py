@@ -20,21 +20,24 @@ from ballast_trainer.causes import describe
 from ballast_trainer.data.batch import Batch
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import TrainerError
+from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.buffers import copies_of, in_place
 from ballast_trainer.layers.layer_stack import LayerStack
-from ballast_trainer.pipeline.executor.boundaries import Boundary
 from ballast_trainer.pipeline.partition_cache import Findings
 from ballast_trainer.seeding import host_seeded
+from ballast_trainer.trees import Tree, tensors_of
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 Gather = Callable[[Any], list[Any]]
 
-_Run = tuple[LayerStack, torch.Tensor, torch.Tensor, bool]
+_Run = tuple[LayerStack, Tree, Tree, bool]
 """A forward: stage, input, output, and whether its backward may be split."""
 
-BackwardTrial = Callable[[LayerStack, torch.Tensor, torch.Tensor, torch.Tensor | None], None]
-"""Computes a stage's gradients as its schedule will: ``(stack, source, result, gradient or None)``."""
+BackwardTrial = Callable[
+    [LayerStack, Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor | None]], None
+]
+"""Computes a stage's gradients as its schedule will: ``(stack, sources, results, gradients or None)``."""
 
 
 class TrialFailed(TrainerError):  # noqa: N818
@@ -141,7 +144,7 @@ class Trial:
         outputs: dict[int, Boundary] = {}
 
         def note(layer: int, module: nn.Module, given: Any, output: Any) -> None:
-            if isinstance(output, torch.Tensor):
+            with contextlib.suppress(TypeError):
                 outputs[layer] = Boundary.of(output)
 
         layers = {
@@ -170,29 +173,28 @@ class Trial:
         boundaries: Sequence[Boundary],
         runs: list["_Run"],
     ) -> Boundary:
-        source = batch[0]
+        source: Tree = batch[0]
         if stage > 0:
-            before = boundaries[-1]
-            source = torch.zeros(before.shape, dtype=before.dtype, device=self.device)
-            source.requires_grad_(before.requires_grad)
+            source = boundaries[-1].example(self.device)
         stack, last = self.stacks[stage], stage + 1 == len(self.holders)
         with torch.enable_grad():
             result = stack(source)
             if last:
                 result = self.loss(result, batch[1])
-        if not isinstance(result, torch.Tensor):
+        if last and not isinstance(result, torch.Tensor):
             raise TypeError(f"the loss is {type(result).__name__}, not a tensor")
         runs.append((stack, source, result, stage > 0))
         return Boundary.of(result)
 
-    def _backward(self, stack: LayerStack, source: torch.Tensor, result: torch.Tensor, halves: bool) -> None:
-        if not result.requires_grad:
+    def _backward(self, stack: LayerStack, source: Tree, result: Tree, halves: bool) -> None:
+        results = [tensor for tensor in tensors_of(result) if tensor.requires_grad]
+        if not results:
             return
-        gradient = None if result.dim() == 0 else torch.zeros_like(result)
+        gradients = [torch.zeros_like(tensor) for tensor in results]
         if halves and self.backward is not None:
-            self.backward(stack, source, result, gradient)
+            self.backward(stack, tensors_of(source), results, gradients)
         else:
-            torch.autograd.backward(result, gradient)
+            torch.autograd.backward(results, gradients)
 
     def _share(self, stage: int, found: Boundary | str | None) -> Boundary | str:
         """The result of the first holder of a stage, on all ranks of the pipeline."""

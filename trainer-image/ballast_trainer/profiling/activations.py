@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ballast_trainer.trees import Tree, tensors_of
+
 
 class SavedTensors:
     """Tensors that the layers of one stage keep of the running microbatch.
@@ -20,17 +22,18 @@ class SavedTensors:
     kept alive, so that no other tensor takes its address, until the counter is released.
     """
 
-    def __init__(self, part: torch.Tensor) -> None:
+    def __init__(self, part: Tree) -> None:
         """Begin with the stage's input, which may be part of a larger storage."""
         self._noted: list[tuple[int, torch.Tensor]] = []
         self._counted: dict[int, torch.Tensor] = {}
         self._parts: dict[int, torch.Tensor] = {}
         self.add_part(part)
 
-    def add_part(self, part: torch.Tensor) -> None:
-        """Of this tensor's storage only the tensor counts."""
-        if part.layout is torch.strided:
-            self._parts.setdefault(part.untyped_storage().data_ptr(), part)
+    def add_part(self, part: Tree) -> None:
+        """Of these tensors' storages only the tensors count."""
+        for tensor in tensors_of(part):
+            if tensor.layout is torch.strided:
+                self._parts.setdefault(tensor.untyped_storage().data_ptr(), tensor)
 
     def saving(self, layer: int) -> torch.autograd.graph.saved_tensors_hooks:
         """A context in which all that autograd saves is noted for ``layer``; nothing else changes."""
@@ -77,19 +80,18 @@ class SavedTensors:
         return storage.nbytes() if part is None else part.nbytes
 
 
-def weight_gradient_bytes(output: torch.Tensor, source: Any = None) -> int:
+def weight_gradient_bytes(output: Tree, sources: Iterable[Any] = ()) -> int:
     """Bytes of the gradients from which those of weights are computed, of one layer's graph.
 
     They flow into the nodes on the way to the layer's input that have weights beside them.
 
     Args:
         output: of the layer.
-        source: node whose output is its input; None: its input is a leaf, or has no gradient.
+        sources: nodes whose outputs are its input; none: its input is a leaf, or has no gradient.
     """
     leads_to_input: dict[Any, bool] = {None: False}
-    if source is not None:
-        leads_to_input[source] = True
-    total, waiting = 0, [output.grad_fn]
+    leads_to_input.update(dict.fromkeys(sources, True))
+    total, waiting = 0, [tensor.grad_fn for tensor in tensors_of(output)]
     while waiting:
         node = waiting[-1]
         following = [] if node is None else [child for child, _ in node.next_functions if child is not None]

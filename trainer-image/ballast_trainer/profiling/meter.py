@@ -17,6 +17,7 @@ from torch import nn
 from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.profiling.activations import SavedTensors, weight_gradient_bytes
+from ballast_trainer.trees import Tree, byte_count
 
 
 class Meter:
@@ -91,7 +92,7 @@ class Meter:
         self.passing_bytes = [0.0] * (3 * self.layer_count)
         self._counted: set[int] = set()
 
-    def start_count(self, first_layer: int, source: torch.Tensor) -> SavedTensors | None:
+    def start_count(self, first_layer: int, source: Tree) -> SavedTensors | None:
         """A stage's forward begins; returns its record of kept tensors, once in a step measured by layer."""
         self.kept = None
         if self.by_layer and self.microbatch is not None and first_layer not in self._counted:
@@ -107,16 +108,14 @@ class Meter:
             for layer, count in self.kept.count(modules).items():
                 self.activation_bytes[layer] += count
 
-    def add_output(self, layer: int, output: torch.Tensor, source: object) -> None:
-        """Count a layer's output, and the gradients into its weights; ``source`` is its input's node."""
-        self.output_bytes[layer] = output.nbytes
+    def add_output(self, layer: int, output: Tree, sources: Sequence[object]) -> None:
+        """Count a layer's output, and the gradients into its weights; ``sources`` are its input's nodes."""
+        self.output_bytes[layer] = byte_count(output)
         with self._aside():
-            self.passing_bytes[layer] = float(output.nbytes)
-            self.passing_bytes[self.layer_count + layer] = float(weight_gradient_bytes(output, source))
+            self.passing_bytes[layer] = float(self.output_bytes[layer])
+            self.passing_bytes[self.layer_count + layer] = float(weight_gradient_bytes(output, sources))
 
-    def add_repeated(
-        self, layer: int, module: nn.Module, source: torch.Tensor, kept: Sequence[torch.Tensor]
-    ) -> None:
+    def add_repeated(self, layer: int, module: nn.Module, source: Tree, kept: Sequence[torch.Tensor]) -> None:
         """Count what a layer's repeated forward keeps; ``source`` is its input."""
         with self._aside():
             counter = SavedTensors(source)

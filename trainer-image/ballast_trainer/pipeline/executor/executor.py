@@ -6,20 +6,21 @@ Microbatches in flight and weight versions held are counted while it runs.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from ballast_policies.planning.schedules import Action, Kind, ScheduleError, WeightRule
 
 from ballast_trainer.data.batch import Batch
+from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.layer_stack import LayerStack
-from ballast_trainer.pipeline.executor.boundaries import Boundary
 from ballast_trainer.pipeline.executor.links import Links, Transport
 from ballast_trainer.pipeline.executor.order import BACKWARDS, LAST_OF_MICROBATCH, RankOrder
 from ballast_trainer.pipeline.executor.split_backward import SplitBackward
 from ballast_trainer.pipeline.executor.versions import WeightVersions
 from ballast_trainer.profiling.meter import Meter
+from ballast_trainer.trees import Tree, tensors_of, unflatten
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -48,8 +49,8 @@ class PeakUsage:
 class _Kept:
     """From a microbatch's forward to its backward."""
 
-    source: torch.Tensor
-    result: torch.Tensor
+    sources: Sequence[torch.Tensor]
+    results: Sequence[torch.Tensor]
 
 
 class Executor:
@@ -91,7 +92,7 @@ class Executor:
         self._last_step = order.steps - 1
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._halves: dict[tuple[int, int], SplitBackward] = {}
-        self._local: dict[Action, torch.Tensor] = {}
+        self._local: dict[Action, Sequence[torch.Tensor]] = {}
         self._chunks: dict[int, tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] = {}
         self._losses: dict[int, list[torch.Tensor]] = {}
         self._in_flight = dict.fromkeys(self._stacks, 0)
@@ -187,40 +188,48 @@ class Executor:
         within = k % self._order.microbatches
         if stage == 0:
             # A batch may want a gradient; its microbatches are then computed apart.
-            source = inputs[within].detach().requires_grad_(inputs[within].requires_grad)
+            value: Tree = inputs[within].detach().requires_grad_(inputs[within].requires_grad)
+            sources: Sequence[torch.Tensor] = [value]
         else:
-            source = self._activation(action)
+            sources = self._activation(action)
+            value = unflatten(self._boundaries[stage - 1].structure, iter(sources))
         with self._weights(action):
             meter.begin(within, meter.forward, None)
-            result = stack(source)
+            value = stack(value)
             meter.end()
             if stage + 1 == self._order.schedule.stages:
-                result = self._loss(result, targets[within])
-                self._losses.setdefault(self._order.step_of(action), []).append(result.detach())
-        self._kept[stage, k] = _Kept(source, result)
+                value = self._loss(value, targets[within])
+                self._losses.setdefault(self._order.step_of(action), []).append(value.detach())
+        results = tensors_of(value)
+        self._kept[stage, k] = _Kept(sources, results)
         self._in_flight[stage] += 1
         self._most_in_flight[stage] = max(self._most_in_flight[stage], self._in_flight[stage])
-        self._hand_on(action, result)
+        self._hand_on(action, results)
 
     def _backward(self, action: Action) -> None:
         stage, k = action.stage, action.microbatch
         kept, meter = self._kept.pop((stage, k)), self._meter
         last = stage + 1 == self._order.schedule.stages
-        gradient = None if last else self._gradient(action)
+        waited = kept.results if last else [t for t, sent in self._sent(stage, kept.results) if sent]
+        gradients: Sequence[torch.Tensor | None] = [None] if last else self._gradient(action)
+        # What a microbatch has computed may need no gradient although others did.
+        pairs = [(t, g) for t, g in zip(waited, gradients, strict=True) if t.requires_grad]
+        results, gradients = [t for t, _ in pairs], [g for _, g in pairs]
         with self._weights(action):
             meter.begin(k % self._order.microbatches, meter.backward, self._stacks[stage].indices[-1])
-            if kept.result.requires_grad and action.kind is Kind.BACKWARD_INPUT:
-                halves = SplitBackward(kept.result, kept.source, self._stacks[stage].parameters())
-                halves.for_input(gradient)
+            if results and action.kind is Kind.BACKWARD_INPUT:
+                halves = SplitBackward(results, kept.sources, self._stacks[stage].parameters())
+                halves.for_input(gradients)
                 self._halves[stage, k] = halves
-            elif kept.result.requires_grad:
-                torch.autograd.backward(kept.result, gradient)
+            elif results:
+                torch.autograd.backward(results, gradients)
             meter.end()
         if stage in self._versions and action.kind is Kind.BACKWARD:
             self._versions[stage].done(self._order.versions[stage, k])
-        if stage > 0 and kept.source.requires_grad:
-            learnt = kept.source.grad
-            self._hand_on(action, torch.zeros_like(kept.source) if learnt is None else learnt)
+        learning = [source for source in kept.sources if source.requires_grad]
+        if stage > 0 and learning:
+            found = [torch.zeros_like(s) if s.grad is None else s.grad for s in learning]
+            self._hand_on(action, found)
 
     def _backward_weights(self, action: Action) -> None:
         stage, k = action.stage, action.microbatch
@@ -261,30 +270,34 @@ class Executor:
             self._chunks[step] = (inputs.chunk(count), targets.chunk(count))
         return self._chunks[step]
 
-    def _activation(self, action: Action) -> torch.Tensor:
+    def _sent(self, stage: int, results: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, bool]]:
+        """A stage's outputs, each with whether its gradient comes back."""
+        sent = self._boundaries[stage].tensors
+        return ((result, one.requires_grad) for result, one in zip(results, sent, strict=True))
+
+    def _activation(self, action: Action) -> Sequence[torch.Tensor]:
         """The output of the stage before."""
         message = self._order.received_by(action)
         if message is None:
             return self._local.pop(action)
-        tensor = self._links.receive(message)
-        assert tensor is not None, "activations always travel"
-        return tensor.requires_grad_(self._boundaries[message.boundary].requires_grad)
+        received = self._links.receive(message)
+        return [tensor.requires_grad_(sent) for tensor, sent in self._sent(action.stage - 1, received)]
 
-    def _gradient(self, action: Action) -> torch.Tensor | None:
-        """The gradient from the stage after; None where no layer below it is trained."""
+    def _gradient(self, action: Action) -> Sequence[torch.Tensor]:
+        """The gradients from the stage after; none where no layer below it is trained."""
         message = self._order.received_by(action)
-        return self._local.pop(action, None) if message is None else self._links.receive(message)
+        return self._local.pop(action, ()) if message is None else self._links.receive(message)
 
-    def _hand_on(self, action: Action, tensor: torch.Tensor) -> None:
+    def _hand_on(self, action: Action, tensors: Sequence[torch.Tensor]) -> None:
         """To another rank, or to a stage of this one."""
         consumer = self._order.consumer_of(action)
         if consumer is None:
             return
         message = self._order.sent_by(action)
         if message is not None:
-            self._links.send(message, tensor)
+            self._links.send(message, tensors)
+        elif action.kind is Kind.FORWARD:
+            pairs = self._sent(action.stage, tensors)
+            self._local[consumer] = [tensor.detach().requires_grad_(sent) for tensor, sent in pairs]
         else:
-            handed = tensor.detach()
-            if action.kind is Kind.FORWARD:
-                handed.requires_grad_(tensor.requires_grad)
-            self._local[consumer] = handed
+            self._local[consumer] = [tensor.detach() for tensor in tensors]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ballast_trainer.pipeline.executor.boundaries import Boundary
+from ballast_trainer.layers.boundaries import Boundary, wire
 from ballast_trainer.pipeline.executor.groups import Link, link_of
 from ballast_trainer.pipeline.executor.order import Message, RankOrder
 
@@ -56,8 +56,12 @@ class ProcessTransport:
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Sending:
     message: Message
-    tensor: torch.Tensor
-    work: Any
+    tensors: Sequence[torch.Tensor]
+    works: Sequence[Any]
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
 
 
 class Links:
@@ -75,7 +79,8 @@ class Links:
         self._sending: dict[int, deque[_Sending]] = {}
         self._coming: Iterator[Message] = iter([m for m in order.messages() if self._travels(m)])
         self._next: Message | None = next(self._coming, None)
-        self._posted: dict[Message, tuple[torch.Tensor, Any]] = {}
+        self._posted: dict[Message, tuple[Sequence[torch.Tensor], Sequence[Any]]] = {}
+        self._most = max((len(boundary.tensors) for boundary in boundaries), default=1)
         self._admitted = 0
         self._end: int | None = None
 
@@ -88,31 +93,35 @@ class Links:
         """Microbatches from this number on will not run: their messages do not come."""
         self._end = microbatch
 
-    def send(self, message: Message, tensor: torch.Tensor) -> None:
+    def send(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
         """Send the result of an action."""
         if self._travels(message):
-            tensor = tensor.detach().contiguous()
-            work = self._transport.send(tensor, message, self._tag(message))
+            tensors = [tensor.detach().contiguous() for tensor in tensors]
+            works = [
+                self._transport.send(wire(tensor), message, tag)
+                for tag, tensor in self._tagged(message, tensors)
+            ]
             pending = self._sending.setdefault(message.target, deque())
-            pending.append(_Sending(message, tensor, work))
+            pending.append(_Sending(message, tensors, works))
 
-    def receive(self, message: Message) -> torch.Tensor | None:
-        """The input of an action, once received; None for a gradient that is not computed."""
+    def receive(self, message: Message) -> Sequence[torch.Tensor]:
+        """The input of an action, once received; nothing of gradients that are not computed."""
         if not self._travels(message):
-            return None
-        tensor, work = self._posted.pop(message)
-        work.wait()
+            return ()
+        tensors, works = self._posted.pop(message)
+        for work in works:
+            work.wait()
         self._post()
         pending = self._sending.get(message.source, deque())
         while pending and self._order.delivered_with(message, pending[0].message):
-            pending.popleft().work.wait()
-        return tensor
+            pending.popleft().wait()
+        return tensors
 
     def finish(self) -> None:
         """Wait until all messages sent have been received."""
         for pending in self._sending.values():
             while pending:
-                pending.popleft().work.wait()
+                pending.popleft().wait()
 
     def _post(self) -> None:
         while self._next is not None and len(self._posted) < AHEAD:
@@ -120,14 +129,20 @@ class Links:
             if self._end is None or message.producer.microbatch < self._end:
                 if message.producer.microbatch >= self._admitted:
                     return
-                buffer = self._boundaries[message.boundary].empty(self._device)
-                work = self._transport.receive(buffer, message, self._tag(message))
-                self._posted[message] = (buffer, work)
+                coming = self._boundaries[message.boundary].travelling(backward=message.backward)
+                buffers = [sent.empty(self._device) for sent in coming]
+                works = [
+                    self._transport.receive(wire(buffer), message, tag)
+                    for tag, buffer in self._tagged(message, buffers)
+                ]
+                self._posted[message] = (buffers, works)
             self._next = next(self._coming, None)
 
     def _travels(self, message: Message) -> bool:
         return not message.backward or self._boundaries[message.boundary].requires_grad
 
-    def _tag(self, message: Message) -> int:
+    def _tagged(self, message: Message, tensors: Sequence[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
+        """The tensors of a message that have bytes to send, each with its tag."""
         stages = self._order.schedule.stages
-        return (message.producer.microbatch * stages + message.boundary) * 2 + message.backward
+        tag = (message.producer.microbatch * stages + message.boundary) * 2 + message.backward
+        return [(tag * self._most + i, tensor) for i, tensor in enumerate(tensors) if tensor.numel() > 0]

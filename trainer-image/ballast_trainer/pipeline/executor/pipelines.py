@@ -7,9 +7,9 @@ import torch
 from ballast_policies.planning.schedules import Schedule, ScheduleError, ScheduleFacts, validate
 
 from ballast_trainer.data.batch import Batch
+from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.buffers import StepBuffers
 from ballast_trainer.layers.layer_stack import LayerStack
-from ballast_trainer.pipeline.executor.boundaries import Boundary
 from ballast_trainer.pipeline.executor.executor import ApplyGradients, Executor, Loss, PeakUsage
 from ballast_trainer.pipeline.executor.groups import link_groups, replica_group
 from ballast_trainer.pipeline.executor.links import ProcessTransport

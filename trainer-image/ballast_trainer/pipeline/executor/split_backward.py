@@ -8,7 +8,7 @@ does not work: no gradient of the input is needed, or a weight is used in severa
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,35 +20,40 @@ class SplitBackward:
     """One microbatch's backward through one stage."""
 
     def __init__(
-        self, result: torch.Tensor, source: torch.Tensor, parameters: Iterable[nn.Parameter]
+        self,
+        results: Sequence[torch.Tensor],
+        sources: Sequence[torch.Tensor],
+        parameters: Iterable[nn.Parameter],
     ) -> None:
         """Analyse the graph.
 
         Args:
-            result: the stage's output, or the loss.
-            source: the stage's input.
+            results: the stage's outputs that have a gradient, or the loss.
+            sources: the stage's inputs.
             parameters: whose gradients to compute.
         """
-        self._result: torch.Tensor | None = result
-        self._source = source
+        self._results: Sequence[torch.Tensor] = results
+        self._sources = [source for source in sources if source.requires_grad]
         self._learning = {id(parameter): parameter for parameter in parameters if parameter.requires_grad}
         self._starts: dict[Node, list[Node]] | None = None
         self._flowing_in: dict[Node, tuple[torch.Tensor | None, ...]] = {}
-        if source.requires_grad and result.grad_fn is not None:
-            self._starts = self._find_starts(result.grad_fn)
+        roots = [result.grad_fn for result in results if result.grad_fn is not None]
+        if self._sources and len(roots) == len(results):
+            self._starts = self._find_starts(roots)
 
-    def for_input(self, gradient: torch.Tensor | None) -> None:
-        """Fill the input's ``grad``, given the result's (None for a loss)."""
-        assert self._result is not None
-        result, self._result = self._result, None
+    def for_input(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Fill the inputs' ``grad``, given those of the results (None for a loss)."""
+        results, self._results = self._results, ()
         if self._starts is None:
-            torch.autograd.backward(result, gradient)
+            torch.autograd.backward(results, gradients)
             return
         hooks = [node.register_prehook(self._noting(node)) for node in self._starts]
         try:
-            (self._source.grad,) = torch.autograd.grad(
-                result, [self._source], gradient, retain_graph=True, allow_unused=True
+            found = torch.autograd.grad(
+                results, self._sources, gradients, retain_graph=True, allow_unused=True
             )
+            for source, one in zip(self._sources, found, strict=True):
+                source.grad = one
         finally:
             for hook in hooks:
                 hook.remove()
@@ -90,13 +95,14 @@ class SplitBackward:
         """The parameter that a node adds gradients to, if it is a leaf and one of ours."""
         return self._learning.get(id(getattr(node, "variable", None)))
 
-    def _find_starts(self, root: Node) -> dict[Node, list[Node]] | None:
+    def _find_starts(self, roots: Sequence[Node]) -> dict[Node, list[Node]] | None:
         """Nodes on the way to the input that have weights behind them; None where a weight has several."""
-        parents = _parents(root)
+        parents = _parents(roots)
+        inputs = {id(source) for source in self._sources}
         leaves = [node for node in parents if self._parameter(node) is not None]
-        input_leaves = [node for node in parents if getattr(node, "variable", None) is self._source]
+        input_leaves = [node for node in parents if id(getattr(node, "variable", None)) in inputs]
         on_the_way = _ancestors(input_leaves, parents, stop=set())
-        if root not in on_the_way:
+        if not on_the_way.issuperset(roots):
             return None
         starts: dict[Node, list[Node]] = {}
         for leaf in leaves:
@@ -108,18 +114,21 @@ class SplitBackward:
 
 
 def backward_in_halves(
-    stack: nn.Module, source: torch.Tensor, result: torch.Tensor, gradient: torch.Tensor | None
+    stack: nn.Module,
+    sources: Sequence[torch.Tensor],
+    results: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
 ) -> None:
     """The backward of a stage in both halves, to try whether it can be split."""
-    halves = SplitBackward(result, source, stack.parameters())
-    halves.for_input(gradient)
+    halves = SplitBackward(results, sources, stack.parameters())
+    halves.for_input(gradients)
     halves.for_weights()
 
 
-def _parents(root: Node) -> dict[Node, list[Node]]:
+def _parents(roots: Iterable[Node]) -> dict[Node, list[Node]]:
     """Each node of the graph with those whose backward flows into it."""
-    parents: dict[Node, list[Node]] = {root: []}
-    waiting = deque([root])
+    parents: dict[Node, list[Node]] = {root: [] for root in roots}
+    waiting = deque(parents)
     while waiting:
         node = waiting.popleft()
         for child, _ in node.next_functions:

@@ -1,0 +1,180 @@
+"""Layers hand on tuples, dicts and dataclasses of tensors, and the curve is that of one process."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from ballast_policies.contract import Stage
+from ballast_policies.planning.schedules import trained_schedules
+from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.layers.boundaries import Boundary, wire
+from ballast_trainer.seeding import host_seeded
+from ballast_trainer.trees import flatten, mapped, tensors_of, unflatten
+
+from tests.support.examples import first_daily
+from tests.support.held_data import Gates
+from tests.support.one_process import train_here
+from tests.trainer.models import tree_models
+
+MODULE = "tests.trainer.models.tree_models"
+
+
+def job(name, steps=8, **fields):
+    return {
+        "totalSteps": steps,
+        "model": {"name": f"{MODULE}:{name}"},
+        "pipeline": {"microbatches": 4, "globalBatchSize": 8},
+        "rebalance": {"enabled": False},
+        "training": {"learningRate": 0.02, "clipNorm": 0.5},
+        **fields,
+    }
+
+
+def assert_same_curve(losses, reference):
+    assert sorted(losses) == sorted(reference)
+    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
+    assert losses[max(losses)] < losses[1]
+
+
+def losses_of_plain_modules(name, steps=8):
+    """Losses by step without Ballast, without dropout: the layers in a loop, by microbatches."""
+    with host_seeded(0):
+        model = getattr(tree_models, name)()
+    layers = [model.kept_layer(index) for index in range(model.layer_count)]
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    optimizer, losses = torch.optim.AdamW(parameters, lr=0.02), {}
+    for step in range(steps):
+        inputs, targets = model.batch(0, step, 8)
+        total = 0.0
+        for source, target in zip(inputs.chunk(4), targets.chunk(4), strict=True):
+            loss = model.loss(torch.nn.Sequential(*layers)(source), target) / 4
+            loss.backward()
+            total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses[step + 1] = total
+    return losses
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_one_process_learns_as_plain_modules_do(recompute):
+    """Skips, and gradients that meet in one tensor; with repeated forwards, too."""
+    config = job("unet")
+    config["training"] |= {"recompute": recompute, "weightDecay": 0.01}
+    assert_same_curve(train_here(config).losses, losses_of_plain_modules("unet"))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("name", "recompute"),
+    first_daily([("packed", True), ("masked", False), ("masked", True), ("unet", False), ("packed", False)]),
+)
+def test_layers_move_and_a_rank_leaves_as_in_one_process(gang, tmp_path, name, recompute):
+    """Masks, positions and documents travel beside hidden states through moves, repack and evaluations."""
+    data = {"name": f"{MODULE}:data_of", "args": {"name": name}}
+    config = job(name, steps=12, data=data, evaluation={"everySteps": 4, "batches": 1, "data": data})
+    config["training"]["recompute"] = recompute
+    channel = DirectoryChannel(tmp_path / "channel")
+    gates = Gates(tmp_path / "gates", 3, 7)
+    held = gates.hold_own(config)
+    running = gang(held, ranks=3, options=["--channel", str(tmp_path / "channel")])
+    running.wait_for_step(2)
+    layers = getattr(tree_models, name)().layer_count
+    for epoch, bounds in ((2, (0, layers - 2, layers - 1, layers)), (3, (0, 2, layers))):
+        plan = channel.read_plan()
+        if len(bounds) == 3:
+            plan = plan.keep(plan.pods[:2], "another job waits")
+        else:
+            stages = (Stage(rank=rank, first_layer=a, end_layer=b) for rank, (a, b) in cuts(bounds))
+            plan = plan.replace(epoch=epoch, stages=tuple(stages))
+        channel.publish(plan)
+        running.wait_for_plan(epoch)
+        gates.open()
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert running.events("migrate")
+    plain = train_here(held)
+    assert_same_curve(running.losses(), plain.losses)
+    found = {event["step"]: event["validation_loss"] for event in running.events("evaluation")}
+    assert found == pytest.approx(plain.evaluations(), abs=1e-5)
+    assert sorted(found) == [4, 8, 12]
+
+
+def cuts(bounds):
+    return enumerate(itertools.pairwise(bounds))
+
+
+@pytest.mark.nightly
+@pytest.mark.processes
+@pytest.mark.parametrize("schedule", trained_schedules(asynchronous=False))
+@pytest.mark.parametrize("name", ["masked", "unet", "packed"])
+def test_every_schedule_keeps_the_curve(gang, name, schedule):
+    """Split backwards and several stages a rank, too."""
+    config = job(name, steps=6)
+    config["pipeline"]["schedule"] = schedule
+    running = gang(config, ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    del config["pipeline"]["schedule"]
+    assert_same_curve(running.losses(), train_here(config).losses)
+
+
+def test_a_tree_comes_back_as_it_was_taken_apart():
+    """Containers, their order and classes, and constants."""
+    tree = tree_models.packed().kept_layer(0)(torch.ones(2, 4, dtype=torch.int64))
+    tensors, structure = flatten((tree, [None, {"b": 1, "a": torch.ones(2)}], "text"))
+    again, (nothing, named), text = unflatten(structure, iter(tensors))
+    assert (type(again), again.shape, again.cache, text, nothing) == (
+        tree_models.Carried,
+        tree_models.Shape(2, "pairs"),
+        None,
+        "text",
+        None,
+    )
+    assert list(named) == ["b", "a"]
+    assert again.hidden is tree.hidden
+    assert mapped(torch.neg, tree).rates["first"] == -1
+    assert len(tensors_of(tree)) == 4
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((torch.ones(2), 1), (torch.ones(2), True)),
+        ((torch.ones(2), 1), (torch.ones(2), 1.0)),
+        ((torch.ones(2), 1), [torch.ones(2), 1]),
+        ((torch.ones(2), None), (torch.ones(2),)),
+        ({"a": torch.ones(2)}, {"b": torch.ones(2)}),
+        ((torch.ones(2), 1), (torch.ones(3), 1)),
+    ],
+)
+def test_a_message_of_another_form_is_told_from_the_one_agreed(one, other):
+    """The next rank would make something else of it."""
+    boundary = Boundary.of(one)
+    assert boundary.takes(*flatten(one))
+    assert boundary == Boundary.of(mapped(torch.zeros_like, one))
+    assert not boundary.takes(*flatten(other))
+
+
+def test_what_another_rank_could_not_make_is_refused():
+    """Classes that only this process knows, objects that are no constants, trees without tensors."""
+
+    @dataclasses.dataclass
+    class Local:
+        hidden: torch.Tensor
+
+    with pytest.raises(TypeError, match=r"^Local cannot go to another rank: .* To fix: define the classes"):
+        Boundary.of(Local(torch.ones(2)))
+    with pytest.raises(TypeError, match=r"^a Linear beside tensors$"):
+        flatten((torch.ones(2), torch.nn.Linear(2, 2)))
+    with pytest.raises(TypeError, match=r"^dict without a tensor$"):
+        flatten({"a": None})
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64, torch.uint16, torch.bfloat16, torch.float64])
+def test_tensors_of_every_type_travel_as_their_bits(dtype):
+    """Types that a backend does not know are sent as bytes."""
+    sent = torch.tensor([[1, 0], [3, 1]]).to(dtype)
+    into = torch.zeros_like(sent)
+    wire(into).copy_(wire(sent))
+    assert torch.equal(into, sent)

@@ -1,0 +1,100 @@
+"""Shapes and types of what goes from stage to stage, agreed once per pipeline."""
+
+import dataclasses
+import pickle
+from collections.abc import Sequence
+
+import torch
+
+from ballast_trainer.trees import Structure, Tree, flatten, unflatten
+
+_SENT_AS_THEY_ARE = frozenset(
+    {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+    | {torch.int64, torch.int32, torch.int8, torch.uint8}
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sent:
+    """One tensor of a message.
+
+    Attributes:
+        shape, dtype: of the tensor, and of its gradient.
+        requires_grad: whether a gradient comes back; not below the first layer that is trained.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    def empty(self, device: torch.device) -> torch.Tensor:
+        """Room to receive it in."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        return f"{self.dtype} {list(self.shape)}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Boundary:
+    """One microbatch's activations between two stages: a tensor, or a tree of them.
+
+    Attributes:
+        tensors: in order.
+        structure: of the tree; None: it is one tensor.
+    """
+
+    tensors: tuple[Sent, ...]
+    structure: Structure = None
+
+    @classmethod
+    def of(cls, value: Tree) -> "Boundary":
+        """Of activations.
+
+        Raises:
+            TypeError: another rank could not make the same tree.
+        """
+        tensors, structure = flatten(value)
+        if structure is not None:
+            try:
+                pickle.dumps(structure)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise TypeError(
+                    f"{type(value).__name__} cannot go to another rank: {error}. To fix: define the "
+                    "classes of what layers return at the top of a module"
+                ) from None
+        return cls(tuple(Sent(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors), structure)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether any gradient comes back."""
+        return any(sent.requires_grad for sent in self.tensors)
+
+    def travelling(self, *, backward: bool) -> list[Sent]:
+        """The tensors of a message, or of the message back."""
+        return [sent for sent in self.tensors if sent.requires_grad or not backward]
+
+    def example(self, device: torch.device) -> Tree:
+        """Zeros in its form; on the meta device without memory."""
+        made = (
+            torch.zeros(sent.shape, dtype=sent.dtype, device=device).requires_grad_(sent.requires_grad)
+            for sent in self.tensors
+        )
+        return unflatten(self.structure, made)
+
+    def takes(self, tensors: Sequence[torch.Tensor], structure: Structure) -> bool:
+        """Whether these fill the room that the next stage has for them."""
+        return structure == self.structure and all(
+            tuple(tensor.shape) == sent.shape and tensor.dtype == sent.dtype
+            for tensor, sent in zip(tensors, self.tensors, strict=True)
+        )
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        return ", ".join(map(str, self.tensors))
+
+
+def wire(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as it is sent or received: bytes, of types that a backend may not know."""
+    return tensor if tensor.dtype in _SENT_AS_THEY_ARE else tensor.view(-1).view(torch.uint8)
