@@ -16,8 +16,6 @@ def bytes_on_positions(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray
     flying, between = found.numbers[..., 0].max(axis=1), found.numbers[..., 1].max(axis=1)
     weights = np.asarray(layers.weights(form.optimizer))
     step = np.outer(flying, kept) + np.outer(between, _passing(layers))
-    if form.averaged:
-        step = np.maximum(step, np.minimum(weights, held))
     rows: np.ndarray = held + step + np.outer(found.versions - 1.0, weights)
     return rows
 
@@ -28,6 +26,7 @@ def reserves(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray:
     Outputs that start backwards, messages, and what is there while one layer's backward runs.
     """
     positions, count, reserved = form.positions, len(layers.held_bytes), []
+    gradients = np.minimum(layers.weights(form.optimizer), layers.held_bytes)
     outputs, passing, found = _values(layers, layers.output_bytes), _passing(layers), _moments(form)
     for at, (flying, _, sent, _, running) in enumerate(found.numbers.max(axis=1)):
         end = max(at, count - positions + at) + 1  # layers at..end - 1 may be there
@@ -43,6 +42,8 @@ def reserves(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray:
         if runs_in_torch(form):
             needed += max(0.0, form.microbatches - found.in_flight[at]) * received
             needed += form.microbatches * handed_on
+        if form.averaged:
+            needed = max(needed, float(gradients[at:end].max(initial=0.0)))
         reserved.append(needed)
     return np.array(reserved)
 

@@ -18,8 +18,8 @@ those of inputs n_s in flight are activations:
     (m - n_s) input_s + m output_s
 
 Its runtime for schedules other than GPipe and 1F1B waits for what it sends at the end of the step: outputs,
-and gradients of inputs, are there until then. After the last backward there is a copy of all gradients where
-they are averaged over replicas of the pipeline.
+and gradients of inputs, are there until then. After a layer's last backward there is a copy of its gradients
+where they are averaged over replicas of the pipeline.
 """
 
 import dataclasses
@@ -108,7 +108,7 @@ def rank_bytes(
         sizes = {stage: _StageBytes.of(rows, cuts, stage) for stage in own}
         step = _fullest(schedule, rank, sizes, keeps_sent=buffered and not sends_at_once(schedule.name))
         if averaged:
-            step = max(step, sum(of_stage.weights for of_stage in sizes.values()))
+            step = max(step, *(of_stage.largest_weights for of_stage in sizes.values()))
         if buffered:
             count = schedule.microbatches
             for stage, of_stage in sizes.items():
@@ -124,6 +124,7 @@ class _StageBytes:
 
     Attributes:
         weights: as many bytes as their gradients, not of one microbatch.
+        largest_weights: those of one layer.
         kept: from the forward to the backward.
         received: of its input, which another stage sends.
         output: of its output.
@@ -134,6 +135,7 @@ class _StageBytes:
     """
 
     weights: float
+    largest_weights: float
     kept: float
     received: float
     output: float
@@ -146,8 +148,10 @@ class _StageBytes:
         """Those of a stage of the whole model."""
         first, end = cuts[stage]
         layers = rows[first:end]
+        weights = [min(row.weight_bytes, row.held_bytes) for row in layers]
         return cls(
-            weights=sum(min(row.weight_bytes, row.held_bytes) for row in layers),
+            weights=sum(weights),
+            largest_weights=max(weights),
             kept=sum(row.activation_bytes for row in layers) + layers[-1].output_bytes,
             received=rows[first - 1].output_bytes if first else 0.0,
             output=layers[-1].output_bytes,

@@ -34,16 +34,10 @@ class LayerSums:
         # [j]: of layer j - 1, received where a stage begins with layer j.
         self.output = np.concatenate([[0.0], np.asarray(outputs, dtype=float)])
         self.held, self.weights, self.activations = _sums(held), _sums(weights), _sums(activations)
-        self.gradient_of_weights = _sums(np.minimum(weights, held))
+        self.each_gradient = np.minimum(weights, held).astype(float)
+        self.gradient_of_weights = _sums(self.each_gradient)
         self.each_passing = np.add(repeated, gradients)
         self.all_passing = _sums(self.each_passing)
-        # [k][l]: the largest of 2^k layers from l on.
-        self._largest = [self.each_passing]
-        while 2 ** len(self._largest) <= self.layers:
-            half = 2 ** (len(self._largest) - 1)
-            wider = self._largest[-1].copy()
-            wider[:-half] = np.maximum(wider[:-half], self._largest[-1][half:])
-            self._largest.append(wider)
 
     @classmethod
     def of(cls, rows: Sequence[LayerBytes]) -> "LayerSums":
@@ -64,10 +58,7 @@ class LayerSums:
 
     def largest_passing(self, first: Layers, end: Layers) -> np.ndarray:
         """The most of one of the layers ``first`` to ``end - 1``, at least one."""
-        level = np.frexp(np.subtract(end, first))[1] - 1
-        table = self._stacked
-        both: np.ndarray = np.maximum(table[level, first], table[level, end - (1 << level)])
-        return both
+        return _largest_between(self._passing_table, first, end)
 
     def handed_on(self, end: Layers) -> np.ndarray:
         """The output of layer ``end - 1``, where there is a next one."""
@@ -108,14 +99,18 @@ class LayerSums:
                     moment = moment + at[..., number] * size
             step = np.maximum(step, moment)
         if averaged:
-            step = np.maximum(step, weights)
+            step = np.maximum(step, _largest_between(self._gradient_table, first, end))
         taken: np.ndarray = self.held[end] - self.held[first] + step
         further = np.subtract(versions, 1)
         return taken + further * (self.weights[end] - self.weights[first]) if further.any() else taken
 
     @functools.cached_property
-    def _stacked(self) -> np.ndarray:
-        return np.stack(self._largest)
+    def _passing_table(self) -> np.ndarray:
+        return _largest_table(self.each_passing)
+
+    @functools.cached_property
+    def _gradient_table(self) -> np.ndarray:
+        return _largest_table(self.each_gradient)
 
 
 class StageBytes:
@@ -171,6 +166,24 @@ class StageBytes:
 
 _CELLS = 1 << 17
 """Stages that are looked at in one array operation."""
+
+
+def _largest_table(values: np.ndarray) -> np.ndarray:
+    """[k][l]: the largest of 2^k values from l on."""
+    rows = [values]
+    while 2 ** len(rows) <= len(values):
+        half = 2 ** (len(rows) - 1)
+        wider = rows[-1].copy()
+        wider[:-half] = np.maximum(wider[:-half], rows[-1][half:])
+        rows.append(wider)
+    return np.stack(rows)
+
+
+def _largest_between(table: np.ndarray, first: Layers, end: Layers) -> np.ndarray:
+    """The largest value from ``first`` to ``end - 1``, at least one."""
+    level = np.frexp(np.subtract(end, first))[1] - 1
+    both: np.ndarray = np.maximum(table[level, first], table[level, end - (1 << level)])
+    return both
 
 
 def _sums(values: Numbers) -> np.ndarray:
