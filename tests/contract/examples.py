@@ -60,6 +60,7 @@ EXAMPLES = {
             data=2,
             gpus_per_pod=4,
             scatter_gather=False,
+            zero_stage=1,
             stragglers=StragglersConfig(
                 policy=StragglerPolicy.SEMI,
                 selection=Selection.RANDOM,

@@ -129,6 +129,17 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
         "To fix: policy: resize",
     ),
     ({"parallelism": {"data": 3}}, "parallelism.data", "pipeline.microbatches: 8, parallelism.data: 3"),
+    ({"parallelism": {"zeroStage": 1}}, "parallelism.zeroStage", "To fix: parallelism.data: 2 or more"),
+    (
+        {"parallelism": {"data": 2, "zeroStage": 1}, "pipeline": {"schedule": "PipeDream"}},
+        "parallelism.zeroStage",
+        "a schedule without a flush",
+    ),
+    (
+        {"parallelism": {"data": 2, "zeroStage": 1}, "dynamics": [PRUNING]},
+        "parallelism.zeroStage",
+        "use whole gradients",
+    ),
     (
         {"pipeline": {"schedule": "ZeroBubbleH1", "replicas": [2, 1]}},
         "pipeline.replicas",

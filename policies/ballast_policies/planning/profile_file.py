@@ -60,6 +60,11 @@ class ProfiledLayer(Model):
             raise ContractError(Problem("overheadSeconds", f"{reason}, of which it is a part"))
         return self
 
+    def shared_by(self, replicas: int) -> "ProfiledLayer":
+        """The layer on one of some replicas that share its optimizer's state (ZeRO-1) alike."""
+        state = max(0.0, self.held_bytes - 2 * self.weight_bytes)
+        return self.replace(held_bytes=self.held_bytes - state + state / replicas)
+
     def step_seconds(self, microbatches: int) -> float:
         """Seconds of a step, as a rebalance weighs them: the optimizer included."""
         return microbatches * (self.forward_seconds + self.backward_seconds) + self.optimizer_seconds

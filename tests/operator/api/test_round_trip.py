@@ -48,6 +48,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
     changes = draw(dynamics())
     pruned = any(change["kind"] == "pruning" for change in changes)
     shrunk = draw(st.integers(1, most))
+    replicas = draw(st.sampled_from([n for n in range(1, 9) if microbatches % n == 0]))
     spec = {
         "totalSteps": draw(st.integers(1, 2**53)),
         "model": {
@@ -66,7 +67,8 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
         },
         "parallelism": {
             "tensor": draw(st.integers(1, 1 if pruned else 8)),
-            "data": draw(st.sampled_from([n for n in range(1, 9) if microbatches % n == 0])),
+            "data": replicas,
+            "zeroStage": draw(st.integers(0, int(replicas > 1 and not pruned))),
             "scatterGather": draw(st.booleans()),
             "stragglers": {
                 "policy": draw(st.sampled_from(["none", "resize"])),

@@ -24,6 +24,7 @@ MESHES = {
     "pipeline 2 x tensor 2": (4, {"tensor": 2}),
     "data 2 x tensor 2": (4, {"tensor": 2, "data": 2}),
     "pipeline 2 x data 2": (4, {"data": 2}),
+    "data 2 x tensor 2, ZeRO-1": (4, {"tensor": 2, "data": 2, "zeroStage": 1}),
 }
 
 
@@ -89,9 +90,9 @@ def acked(folder):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("axis", ["tensor", "data"])
+@pytest.mark.parametrize("column", [{"tensor": 2}, {"data": 2}, {"data": 2, "zeroStage": 1}], ids=str)
 def test_layers_move_and_ranks_leave_by_whole_columns(
-    gang, small_config, single_process_losses, tmp_path, axis
+    gang, small_config, single_process_losses, tmp_path, column
 ):
     """A rebalance moves the same layers in every column; a shrink keeps or releases a position's two ranks.
 
@@ -102,7 +103,7 @@ def test_layers_move_and_ranks_leave_by_whole_columns(
     folder = tmp_path / "channel"
     channel = DirectoryChannel(folder)
     gates = Gates(tmp_path / "gates", 3, 7, 11)
-    held = gates.hold({**config, "parallelism": {axis: 2, "gpusPerPod": 1}})
+    held = gates.hold({**config, "parallelism": {**column, "gpusPerPod": 1}})
     running = gang(held, ranks=4, options=["--channel", str(folder)])
     eventually(lambda: acked(folder) >= 1, "the ranks train", running.errors)
     first = channel.read_plan()
@@ -168,6 +169,13 @@ def test_replicas_with_fewer_microbatches_than_stages_are_refused(small_config):
         ({"parallelism": {"tensor": 3}}, "4 heads do not divide over 3"),
         ({"parallelism": {"data": 3}}, "pipeline.microbatches: 4, parallelism.data: 3"),
         ({"parallelism": {"tensor": 0}}, "below 1"),
+        (
+            {
+                "parallelism": {"data": 2, "zeroStage": 1},
+                "dynamics": [{"kind": "freezing", "target": 0.5, "freezing": {"criterion": "gradientNorm"}}],
+            },
+            "gradientNorm reads whole gradients",
+        ),
         ({"parallelism": {"tensor": 2}, "model": {"name": "recurrent", "layers": 4}}, "can be cut"),
         (
             {
@@ -188,15 +196,19 @@ def test_settings_that_a_mesh_cannot_have_are_refused_with_the_reason(small_conf
 def test_a_checkpoint_of_one_mesh_continues_on_another(gang, small_config, single_process_losses, tmp_path):
     """Saved by tensor 2 x data 2, continued by pipeline 2 x tensor 2, then by one process: the same curve.
 
+    In between the optimizer's state is shared by four replicas (ZeRO-1), then by two of them on another cut.
+
     Each part is written once: four ranks' checkpoint is about as large as one process's.
     """
     config = with_heads(small_config(totalSteps=9))
     expected = single_process_losses(config)
-    config["checkpoint"] = {"path": str(tmp_path / "saved"), "everySteps": 3, "keep": 9}
+    config["checkpoint"] = {"path": str(tmp_path / "saved"), "everySteps": 1, "keep": 9}
     losses = {}
     for steps, ranks, parallelism in (
         (3, 4, {"tensor": 2, "data": 2}),
-        (6, 4, {"tensor": 2}),
+        (5, 4, {"data": 4, "zeroStage": 1}),
+        (6, 4, {"tensor": 2, "data": 2, "zeroStage": 1}),
+        (7, 4, {"tensor": 2}),
         (9, 1, {}),
     ):
         running = gang({**config, "totalSteps": steps, "parallelism": parallelism}, ranks=ranks)
@@ -206,10 +218,11 @@ def test_a_checkpoint_of_one_mesh_continues_on_another(gang, small_config, singl
     assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5
     sizes = {
         step: sum(file.stat().st_size for file in (tmp_path / f"saved/step-{step:08d}").glob("*.distcp"))
-        for step in (3, 9)
+        for step in (3, 6, 9)
     }
     # Each tensor has a kilobyte of its own beside its numbers.
     assert sizes[3] < 1.25 * sizes[9]
+    assert sizes[6] < 1.6 * sizes[9], "shares are tensors of their own"
 
 
 @pytest.mark.processes

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from ballast_trainer.checkpoints.manifest import Patience
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import as_remembered
 from ballast_trainer.dynamics.pruning.orientation import as_pruned_now
 from ballast_trainer.errors import CheckpointError
 from ballast_trainer.layers.layer import OPTIMIZER, LayerSet
-from ballast_trainer.tensor_parallel.shards import assembled, needed_keys, stored_tensors
+from ballast_trainer.tensor_parallel.shards import assembled, is_share, needed_keys, stored_tensors
 
 
 class WriteFailed(Exception):  # noqa: N818
@@ -29,12 +30,12 @@ def save(world: World, layers: LayerSet, path: Path) -> None:
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.api import CheckpointException
 
-    # A replica of the pipeline holds nothing that the first one does not.
-    mine = list(layers) if world.data.index == 0 else []
+    # A replica of the pipeline holds nothing that the first one does not, but its share of the optimizer's.
     state = {
         _layer_key(layer.index, name): value
-        for layer in mine
+        for layer in layers
         for name, value in stored_tensors(layer, world.tensor).items()
+        if world.data.index == 0 or is_share(name)
     }
     with warnings.catch_warnings():
         # DCP warns that it assumes one process where there is one.
@@ -65,7 +66,9 @@ def load(world: World, layers: LayerSet, path: Path, patience: Patience, *, opti
     """
     metadata = patience.read(lambda: _tensors_in(path))
     held = tuple(_layer_key(index, "") for index in layers.indices())
-    needed = needed_keys((key for key in metadata if key.startswith(held)), world.tensor)
+    shared = any(layer.shares for layer in layers)
+    replicas = world.data if shared else Axis()
+    needed = needed_keys((key for key in metadata if key.startswith(held)), world.tensor, replicas)
     if not optimizer:
         needed = {key for key in needed if not key.startswith(tuple(prefix + OPTIMIZER for prefix in held))}
     state: dict[str, Any] = {}
@@ -77,7 +80,7 @@ def load(world: World, layers: LayerSet, path: Path, patience: Patience, *, opti
         prefix = _layer_key(layer.index, "")
         stored = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         try:
-            fitting = as_pruned_now(assembled(stored, layer, world.tensor), layer.module)
+            fitting = as_pruned_now(assembled(stored, layer, world.tensor, replicas), layer.module)
             layer.load(as_remembered(fitting, layer.module))
         except (RuntimeError, ValueError, KeyError) as error:
             reason = " ".join(str(error).split()[:40])

@@ -74,9 +74,16 @@ def forecast_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def profiled_layers(
-    config: dict[str, Any], path: Path | None, *, at_step: int, microbatches: int
+    config: dict[str, Any], path: Path | None, *, at_step: int, microbatches: int, shares: int = 1
 ) -> tuple[ProfiledLayer, ...]:
     """The layers of the profile in a file, or of one that is measured now.
+
+    Args:
+        config: of the job.
+        path: the file, if any.
+        at_step: measure with changes as of it.
+        microbatches: of a step, which a report's seconds are of.
+        shares: replicas that share a layer's optimizer. A report has the bytes of the job that ran.
 
     Raises:
         ConfigurationError: the file is no profile, or a field cannot work.
@@ -84,9 +91,12 @@ def profiled_layers(
     if path is None:
         from ballast_trainer.layer_profiler import layer_rows
 
-        return read_profile(layer_rows(config, steps=4, at_step=at_step)).each_layer(microbatches)
+        profile = read_profile(layer_rows(config, steps=4, at_step=at_step))
+        return tuple(layer.shared_by(shares) for layer in profile.each_layer(microbatches))
     try:
-        return read_profile(parse_json(path.read_text())).each_layer(microbatches)
+        profile = read_profile(parse_json(path.read_text()))
+        rows = profile.each_layer(microbatches)
+        return tuple(layer.shared_by(shares) for layer in rows) if profile.layers else rows
     except (OSError, ValueError) as error:
         reason = (
             f"{path} is not a profile: {error}. "

@@ -85,7 +85,11 @@ def simulate(
             click.echo(text)
             return
         rows = profiled_layers(
-            value, profile_path, at_step=at_step, microbatches=config.pipeline.microbatches
+            value,
+            profile_path,
+            at_step=at_step,
+            microbatches=config.pipeline.microbatches,
+            shares=config.parallelism.optimizer_shares,
         )
         count = ranks_of(config, ranks, len(rows))
         found = forecasts(

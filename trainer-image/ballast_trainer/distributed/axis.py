@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -52,6 +53,42 @@ class Axis:
             self._count("all_reduce", tensor)
             dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self.group)
         return tensor
+
+    def begin_sum(
+        self, parts: torch.Tensor, lengths: Sequence[int] | None = None
+    ) -> tuple[torch.Tensor, list[Any]]:
+        """Start a sum over the axis, which is there once the works have ended; ``parts`` is used up.
+
+        Args:
+            parts: one-dimensional.
+            lengths: by rank, of its part of them: each gets the sum of its own alone.  None: all get all.
+
+        Returns:
+            Where the sum will be, and the works to wait for.
+        """
+        if lengths is None:
+            self._count("all_reduce", parts)
+            return parts, [dist.all_reduce(parts, group=self.group, async_op=True)]
+        self._count("reduce_scatter", parts)
+        if len(set(lengths)) == 1:
+            own = parts.new_empty(lengths[0])
+            return own, [dist.reduce_scatter_single(own, parts, group=self.group, async_op=True)]
+        pieces = list(zip(self.ranks, parts.split(list(lengths)), strict=True))
+        works = [dist.reduce(part, rank, group=self.group, async_op=True) for rank, part in pieces]
+        return pieces[self.index][1], works
+
+    def gather_parts(self, own: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """The one-dimensional parts of all ranks, of these lengths, one after the other."""
+        self._count("all_gather", own)
+        parts = own.new_empty(sum(lengths))
+        if len(set(lengths)) == 1:
+            dist.all_gather_single(parts, own, group=self.group)
+            return parts
+        for rank, part in zip(self.ranks, parts.split(list(lengths)), strict=True):
+            if rank == self.ranks[self.index]:
+                part.copy_(own)
+            dist.broadcast(part, src=rank, group=self.group)
+        return parts
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
         """The tensor of the rank with index ``source``, in place on the others."""

@@ -4,13 +4,16 @@ Each layer has its own optimizer, so that a layer's whole state is one dictionar
 that can be moved, saved and loaded without looking at other layers.
 """
 
+import functools
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
 from ballast_policies.contract.job import TrainingConfig
 from torch import nn
 
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.optimizer_state import (
     as_tensors,
@@ -18,6 +21,7 @@ from ballast_trainer.layers.optimizer_state import (
     group_settings,
     refuse_state_in_groups,
 )
+from ballast_trainer.layers.zero import Share, mixes_parameters, shares_of, take_part
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import load_callable
 from ballast_trainer.seeding import host_seeded, seed_build
@@ -66,6 +70,7 @@ class Layer:
     Attributes:
         tied: names of its parameters that other layers have too, by the number of the tie in the model.
         copies: those of them that another layer owns: its optimizer updates them, this one's does not.
+        shares: by parameter, the part that this replica's optimizer updates; empty where it updates all.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class Layer:
         *,
         tied: Mapping[int, str] | None = None,
         copies: Collection[str] = (),
+        replicas: Axis | None = None,
     ) -> None:
         self.index = index
         self.module = module
@@ -84,18 +90,30 @@ class Layer:
         self.copies = frozenset(copies)
         self.stateful: tuple[nn.Module, ...] = ()
         """Modules in it whose buffers its forward changes, as the last trial of a plan has seen."""
+        self.shares: dict[str, Share] = {}
+        self._replicas = replicas
         self._arrival: Callable[[], Mapping[str, torch.Tensor]] | None = None
         self._optimizer = self._new_optimizer()
+
+    def learnt(self, name: str) -> nn.Parameter | None:
+        """What has a parameter's gradient after a step: itself, or this replica's share, if any."""
+        return self.shares[name].own if self.shares else self.module.get_parameter(name)
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """This rank's gradients by parameter, after a step: whole ones, or those of its shares."""
+        learnt = ((name, self.learnt(name)) for name, _ in self.module.named_parameters())
+        return {name: p.grad for name, p in learnt if p is not None and p.grad is not None}
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """Its optimizer; waits for the state that is still on its way from another rank."""
         if self._arrival is not None:
             assert self._optimizer is not None
-            parameters = dict(self.module.named_parameters())
             for name, value in self._arrival().items():
                 parameter, key = _parameter_and_key(name)
-                self._optimizer.state[parameters[parameter]][key].copy_(value)
+                held = self.learnt(parameter)
+                assert held is not None, "only its state was sent"
+                self._optimizer.state[held][key].copy_(value)
             self._arrival = None
         return self._optimizer
 
@@ -104,10 +122,22 @@ class Layer:
         self._arrival, self._optimizer = None, optimizer
 
     def _new_optimizer(self) -> torch.optim.Optimizer | None:
-        parameters = [p for name, p in self.module.named_parameters() if name not in self.copies]
-        if not parameters:
+        parameters = dict(self.module.named_parameters())
+        owned = [p for name, p in parameters.items() if name not in self.copies]
+        if self._replicas is not None and parameters:
+            every = list(parameters.values())
+            optimizer = _make_optimizer(every, self.config)
+            _refuse_mixing(every, self.config)
+            self.shares = shares_of(parameters, optimizer, self._replicas, layer=self.index, tied=self.tied)
+            take_part(
+                optimizer,
+                {parameter: self.shares[name] for name, parameter in parameters.items()},
+                [parameters[name] for name in self.copies],
+            )
+        if not owned:
             return None
-        optimizer = _make_optimizer(parameters, self.config)
+        if self._replicas is None:
+            optimizer = _make_optimizer(owned, self.config)
         self._group_settings = group_settings(optimizer)
         return optimizer
 
@@ -120,8 +150,10 @@ class Layer:
         tensors = {MODULE + name: value for name, value in self.module.state_dict().items()}
         if self.optimizer is not None:
             refuse_state_in_groups(self.optimizer, self._group_settings)
-            for name, parameter in self.module.named_parameters():
-                kept = as_tensors(self.optimizer, self.optimizer.state.get(parameter, {}))
+            for name, _ in self.module.named_parameters():
+                held = self.learnt(name)
+                kept = {} if held is None else self.optimizer.state.get(held, {})
+                kept = as_tensors(self.optimizer, kept)
                 tensors |= {f"{OPTIMIZER}{name}.{key}": value for key, value in kept.items()}
         return tensors
 
@@ -138,11 +170,12 @@ class Layer:
         self._optimizer = self._new_optimizer()
         if self._optimizer is None:
             return
-        parameters = dict(self.module.named_parameters())
         for name, value in tensors.items():
             if name.startswith(OPTIMIZER):
                 parameter, key = _parameter_and_key(name)
-                held = parameters[parameter]
+                held = self.learnt(parameter)
+                if held is None:
+                    continue
                 plain, restored = from_tensor(key, value, held.device)
                 self._optimizer.state[held][plain] = restored
 
@@ -175,6 +208,33 @@ class Layer:
         return state + sum(p.nbytes for p in self.module.parameters() if p.requires_grad)
 
 
+@functools.lru_cache(maxsize=64)
+def _mixes(name: str, rate: float, shapes: tuple[tuple[int, ...], ...]) -> bool:
+    maker = load_callable("training.optimizer", name)
+    with host_seeded(0):
+        return mixes_parameters(
+            lambda parameters: maker(parameters, rate), [nn.Parameter(torch.randn(shape)) for shape in shapes]
+        )
+
+
+def _refuse_mixing(parameters: list[nn.Parameter], config: TrainingConfig) -> None:
+    """Refuse an optimizer of the user's that cannot have some of the parameters alone.
+
+    Raises:
+        ConfigurationError: it updates a parameter by others' gradients, too.
+    """
+    if config.optimizer in ("adamw", "sgd"):
+        return
+    smallest = sorted((tuple(p.shape) for p in parameters), key=lambda shape: (math.prod(shape), shape))[:2]
+    if _mixes(config.optimizer, config.learning_rate, tuple(smallest)):
+        reason = (
+            f"{config.optimizer} updates a parameter by the gradients of others, too, and with "
+            "parallelism.zeroStage a replica has a part of them. To fix: zeroStage: 0, or an optimizer of "
+            "one parameter at a time"
+        )
+        raise ConfigurationError("training.optimizer", reason)
+
+
 def _parameter_and_key(name: str) -> tuple[str, str]:
     """Of a tensor of the optimizer, by its name in :meth:`Layer.state`."""
     parameter, _, key = name.removeprefix(OPTIMIZER).rpartition(".")
@@ -196,8 +256,20 @@ class LayerSet:
         config: TrainingConfig,
         device: torch.device,
         prepare: Callable[[int, nn.Module], nn.Module],
+        *,
+        replicas: Axis | None = None,
     ) -> None:
+        """Hold nothing yet.
+
+        Args:
+            model: whose layers.
+            config: seed and optimizer.
+            device: where they live.
+            prepare: makes a newly built layer able to change.
+            replicas: the ranks over which each layer's optimizer is shared (ZeRO-1); None: it is whole.
+        """
         self._model = model
+        self._replicas = replicas
         self._config = config
         self.device = device
         self.seed = config.seed
@@ -234,7 +306,7 @@ class LayerSet:
             module.compile()
         now = {number: names[id(parameter)] for number, parameter in tied.items()}
         copies = [name for number, name in now.items() if self._model.tied[number][0][0] != index]
-        return Layer(index, module, self._config, tied=now, copies=copies)
+        return Layer(index, module, self._config, tied=now, copies=copies, replicas=self._replicas)
 
     def hold(self, layers: Iterable[Layer]) -> None:
         """Hold these layers too."""

@@ -53,6 +53,8 @@ class LayerStack(nn.Module):
         """Whether the output goes to another stage: gloo sends contiguous tensors only."""
         self.sent_as: Boundary | None = None
         """The message to the next stage, which waits for that many bytes; None: any."""
+        self.layer_ended: tuple[int, Callable[[int], None]] | None = None
+        """The microbatch whose backward is a step's last, and what is told that it has gone past a layer."""
         self.owns_output = False
         """Whether the output must not be a view: torch's split backward detaches it in place."""
 
@@ -159,6 +161,8 @@ class LayerStack(nn.Module):
     ) -> Tree:
         """The output of one layer; tensors that it saves for its backward are noted in ``kept``."""
         index = held.index
+        if self.layer_ended is not None and self._meter.microbatch == self.layer_ended[0]:
+            _tell_end(value, index, self.layer_ended[1])
         if self._recompute and torch.is_grad_enabled():
             if kept is not None and (learns(value) or _learns(layer)):
                 for tensor in tensors_of(value):
@@ -246,6 +250,14 @@ def _tell_backward(meter: Meter, index: int, value: Tree, sources: tuple[Any, ..
     for tensor in tensors_of(value):
         if tensor.requires_grad and tensor.grad_fn not in sources:
             tensor.register_hook(functools.partial(_enter_backward, meter, index))
+
+
+def _tell_end(value: Tree, index: int, ended: Callable[[int], None]) -> None:
+    """Call ``ended`` once autograd has left layer ``index``: it goes on to what computed its input."""
+    for tensor in tensors_of(value):
+        if tensor.requires_grad:
+            # Also where a later layer takes it: autograd's nodes run in the reverse order of their forwards.
+            tensor.register_hook(lambda _: ended(index))
 
 
 def _enter_backward(meter: Meter, index: int, gradient: torch.Tensor) -> None:

@@ -102,7 +102,7 @@ def optimizer_step(
     for layer in layers:
         if layer.optimizer is None:
             continue
-        gradients = [p.grad for p in layer.module.parameters() if p.grad is not None]
+        gradients = list(layer.gradients().values())
         if gradients:
             if scale != 1.0:
                 torch._foreach_mul_(gradients, scale)
@@ -119,3 +119,5 @@ def drop_gradients(layers: LayerSet) -> None:
     layers.settle()
     for layer in layers:
         layer.module.zero_grad(set_to_none=True)
+        if layer.optimizer is not None:
+            layer.optimizer.zero_grad(set_to_none=True)

@@ -37,7 +37,8 @@ def gather_gradients(ties: Sequence[Tie], world: World, layers: LayerSet, holder
         holders: of each layer.
     """
     for number, tie in enumerate(ties):
-        held = _held(number, tie, layers)
+        learnt = [layers[layer].learnt(layers[layer].tied[number]) for layer in _held(tie, layers)]
+        held = [parameter for parameter in learnt if parameter is not None]
         if not held:
             continue
         total = _sum_of([parameter.grad for parameter in held])
@@ -68,7 +69,9 @@ def send_weights(ties: Sequence[Tie], world: World, layers: LayerSet, holders: H
         holders: of each layer.
     """
     for number, tie in enumerate(ties):
-        held = _held(number, tie, layers)
+        held = [
+            layers[layer].module.get_parameter(layers[layer].tied[number]) for layer in _held(tie, layers)
+        ]
         if not held:
             continue
         owners = holders[tie[0][0]]
@@ -84,12 +87,10 @@ def send_weights(ties: Sequence[Tie], world: World, layers: LayerSet, holders: H
             copied.copy_(held[0])
 
 
-def _held(number: int, tie: Tie, layers: LayerSet) -> list[torch.nn.Parameter]:
-    """The parameter in each of this rank's layers that have it, in the order of the layers."""
+def _held(tie: Tie, layers: LayerSet) -> list[int]:
+    """This rank's layers that have the parameter, in their order."""
     mine = set(layers.indices())
-    return [
-        layers[index].module.get_parameter(layers[index].tied[number]) for index, _ in tie if index in mine
-    ]
+    return [index for index, _ in tie if index in mine]
 
 
 def _sum_of(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

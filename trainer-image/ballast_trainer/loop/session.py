@@ -28,7 +28,7 @@ from ballast_trainer.loop.reshape import enter_grown
 from ballast_trainer.loop.saving import Saver, check_export_place
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.pipeline.executor.drains import REBALANCE_EVERY
-from ballast_trainer.pipeline.gradients import buffers_at_start
+from ballast_trainer.pipeline.gradients import buffers_at_start, gather_weights
 from ballast_trainer.pipeline.layout import is_asynchronous
 from ballast_trainer.reporting.callback import EndRequest
 from ballast_trainer.reporting.console import Reporter
@@ -213,6 +213,7 @@ class Session:
                 squared_norm=agreed.squared_norm,
                 loss_scale=loss_scale,
             )
+            gather_weights(training.world, training.layers)
             training.send_tied_weights()
         else:
             drop_gradients(training.layers)

@@ -5,7 +5,7 @@ import logging
 
 import torch
 from ballast_policies.contract import Plan, Stage
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job import JobConfig, StragglerPolicy
 
 from ballast_trainer.data.batch import Batch
 from ballast_trainer.data.read_ahead import ReadAhead
@@ -32,7 +32,7 @@ from ballast_trainer.layers.tied_messages import gather_gradients, send_weights
 from ballast_trainer.models.loss_weights import weighted, weights_of
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor.drains import steps_between_drains
-from ballast_trainer.pipeline.gradients import average_over_replicas
+from ballast_trainer.pipeline.gradients import GradientBuckets
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of, is_asynchronous
 from ballast_trainer.pipeline.partition_cache import PartitionCache
 from ballast_trainer.pipeline.stages import Boundaries, Pipeline, PipelineBuilder
@@ -108,6 +108,7 @@ class TrainingState:
     _newest: tuple[tuple[int, int, int], Batch] | None = None
     _shape: tuple[int, ...] | None = None  # of the inputs that the pipeline is for; None: any
     _pipelines: dict[tuple[int, ...] | None, Pipeline] = dataclasses.field(default_factory=dict)
+    _buckets: GradientBuckets | None = None
 
     def __post_init__(self) -> None:
         # A tensor group compares how long its ranks are busy.
@@ -137,6 +138,7 @@ class TrainingState:
     def train_pipeline(self) -> float | None:
         """Forward and backward of the next step; the mean loss on the rank of the last stage."""
         assert self.pipeline is not None
+        self._buckets = GradientBuckets(self.world.data, self.layers, self.microbatches)
         if self.frozen_outputs is None and not is_read_in_order(self.model.batch):
             return self.pipeline.run(self.batch)
         # On every rank: one that did not read along with a loader would have to read all steps again later.
@@ -275,7 +277,23 @@ class TrainingState:
             meets=self._met is not self.world.pipeline,
             independent_layers=self.model.independent_layers and all(map(is_built_in, self.dynamics)),
             frozen_outputs=self.frozen_outputs,
+            layer_ended=self._layer_ended if self._reduces_early else None,
         )
+
+    @property
+    def _reduces_early(self) -> bool:
+        """Whether nothing but backwards adds to gradients, or talks to the replicas while these run."""
+        tensor, stragglers = self.config.parallelism.tensor, self.config.parallelism.stragglers
+        experts = (change.experts for change in self.config.dynamics)
+        return (
+            self.world.data.size > 1
+            and (tensor == 1 or stragglers.policy is StragglerPolicy.NONE)
+            and not any(of is not None and of.parallel for of in experts)
+        )
+
+    def _layer_ended(self, index: int) -> None:
+        if self._buckets is not None:
+            self._buckets.layer_ended(index)
 
     @property
     def microbatches(self) -> int:
@@ -385,7 +403,8 @@ class TrainingState:
 
     def complete_gradients(self) -> None:
         """Average over the replicas, and sum those of tied weights on the ranks that own them; collective."""
-        average_over_replicas(self.world, self.layers)
+        buckets, self._buckets = self._buckets or GradientBuckets(self.world.data, self.layers), None
+        buckets.finish()
         gather_gradients(self.model.tied, self.world, self.layers, self._layer_holders)
 
     def send_tied_weights(self) -> None:

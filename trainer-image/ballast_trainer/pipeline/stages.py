@@ -127,6 +127,8 @@ class PipelineBuilder:
         meets: whether neighbours connect; not where these ranks have run a pipeline before.
         independent_layers: no layer reads what others leave in this process.
         frozen_outputs: keeps what frozen layers put out; None: nothing is kept.
+        layer_ended: is told when a step's last backward has gone past a layer, where the schedule lets that
+            be seen: not where backwards are split or stages have replicas.
     """
 
     stages: Sequence[Stage]
@@ -141,6 +143,7 @@ class PipelineBuilder:
     meets: bool = True
     independent_layers: bool = False
     frozen_outputs: FrozenOutputs | None = None
+    layer_ended: Callable[[int], None] | None = None
 
     @property
     def holders(self) -> tuple[tuple[int, ...], ...]:
@@ -300,5 +303,10 @@ class PipelineBuilder:
         held = [self.layers[index] for index in indices]
         stack = LayerStack(held, self.meter, self.layers.seed, self.layers.device)
         stack.frozen_outputs = self.frozen_outputs
+        if self.layer_ended is not None and not (
+            self._splits_backward or self.schedule.asynchronous or any(len(r) > 1 for r in self.holders)
+        ):
+            # Every schedule takes microbatches in order.
+            stack.layer_ended = self.schedule.microbatches - 1, self.layer_ended
         stack.train()
         return stack

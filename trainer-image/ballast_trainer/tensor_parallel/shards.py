@@ -1,7 +1,8 @@
 """A layer's tensors by key for checkpoints: each part is stored once, any number of ranks can load it.
 
 A whole tensor keeps its name; a part is called ``name@index/size:dimxblocks``, which is enough
-to assemble the whole and to cut it differently.
+to assemble the whole and to cut it differently.  A replica's share of the optimizer's state of either
+(ZeRO-1) adds ``%index/size``: its shares, flat, one after the other are the tensor.
 """
 
 import re
@@ -12,49 +13,95 @@ import torch
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.layer import MODULE, OPTIMIZER, Layer
 from ballast_trainer.layers.slicing import Slicing, slicings
+from ballast_trainer.layers.zero import Share
 
 _PART = re.compile(r"(?P<name>.+)@(?P<index>\d+)/(?P<size>\d+):(?P<dim>\d+)x(?P<blocks>\d+)")
+_SHARE = re.compile(r"(?P<key>.+)%(?P<index>\d+)/(?P<size>\d+)")
+
+
+def _parameter_of(name: str) -> str:
+    """The parameter of a tensor of a layer's state."""
+    if name.startswith(OPTIMIZER):
+        return name.removeprefix(OPTIMIZER).rpartition(".")[0]
+    return name.removeprefix(MODULE)
 
 
 def _slicing_of(name: str, value: torch.Tensor, cut: dict[str, Slicing]) -> Slicing | None:
     """How a tensor of a layer's state is cut: as its parameter, unless it is a mere number."""
-    if value.dim() == 0:
-        return None
-    parameter = name.removeprefix(MODULE)
-    if name.startswith(OPTIMIZER):
-        parameter = name.removeprefix(OPTIMIZER).rpartition(".")[0]
-    return cut.get(parameter)
+    return None if value.dim() == 0 else cut.get(_parameter_of(name))
+
+
+def _share_of(name: str, layer: Layer) -> Share | None:
+    """How the replicas share a tensor of a layer's state; None: each of them has it."""
+    return layer.shares.get(_parameter_of(name)) if name.startswith(OPTIMIZER) else None
 
 
 def stored_tensors(layer: Layer, axis: Axis) -> dict[str, torch.Tensor]:
-    """The tensors of a layer that this rank stores: its parts, and on the first rank also the whole ones."""
+    """The tensors of a layer that this rank stores: its parts, and on the first rank also the whole ones.
+
+    Those of :func:`is_share` no other replica has; of the others each has all.
+    """
     cut, stored = slicings(layer.module), {}
     for name, value in layer.state().items():
-        slicing = _slicing_of(name, value, cut)
+        share, slicing = _share_of(name, layer), _slicing_of(name, value, cut)
+        suffix = "" if share is None else "%{}/{}".format(*share.place)
         if slicing is not None:
-            stored[f"{name}@{axis.index}/{axis.size}:{slicing.dim}x{slicing.blocks}"] = value
+            stored[f"{name}@{axis.index}/{axis.size}:{slicing.dim}x{slicing.blocks}{suffix}"] = value
         elif axis.index == 0:
-            stored[name] = value
+            stored[name + suffix] = value
     return stored
 
 
-def needed_keys(keys: Iterable[str], axis: Axis) -> set[str]:
-    """Of a layer's stored keys, those that this rank has to read: its own parts, or all of other sizes."""
+def is_share(key: str) -> bool:
+    """Whether a stored key is of a tensor that one replica has alone."""
+    return _SHARE.fullmatch(key) is not None
+
+
+def needed_keys(keys: Iterable[str], axis: Axis, replicas: Axis) -> set[str]:
+    """Of a layer's stored keys, those that this rank has to read: its own parts, or all of other sizes.
+
+    Args:
+        keys: of a checkpoint.
+        axis: the tensor group.
+        replicas: those that share the optimizer's state now; one rank where they do not.
+    """
     needed = set()
     for key in keys:
-        part = _PART.fullmatch(key)
-        if part is None or int(part["size"]) != axis.size or int(part["index"]) == axis.index:
+        share = _SHARE.fullmatch(key)
+        part = _PART.fullmatch(key if share is None else share["key"])
+        if part is not None and int(part["size"]) == axis.size and int(part["index"]) != axis.index:
+            continue
+        if share is None or not _fits(part, share, axis, replicas) or int(share["index"]) == replicas.index:
             needed.add(key)
     return needed
 
 
-def assembled(stored: dict[str, torch.Tensor], layer: Layer, axis: Axis) -> dict[str, torch.Tensor]:
+def assembled(
+    stored: dict[str, torch.Tensor], layer: Layer, axis: Axis, replicas: Axis
+) -> dict[str, torch.Tensor]:
     """The tensors that ``layer`` loads on this rank, from those that :func:`needed_keys` names."""
-    whole: dict[str, torch.Tensor] = {}
-    mine: dict[str, torch.Tensor] = {}
+    found: dict[str, torch.Tensor] = {}
+    shares: dict[str, dict[int, torch.Tensor]] = {}
     parts: dict[str, dict[int, torch.Tensor]] = {}
     ways: dict[str, Slicing] = {}
+    whole: dict[str, torch.Tensor] = {}
+    as_it_is: dict[str, torch.Tensor] = {}
     for key, value in stored.items():
+        share = _SHARE.fullmatch(key)
+        part = _PART.fullmatch(key if share is None else share["key"])
+        if share is None:
+            found[key] = value
+        elif _fits(part, share, axis, replicas):
+            found_name = share["key"] if part is None else part["name"]
+            as_it_is[found_name] = value
+        else:
+            shares.setdefault(share["key"], {})[int(share["index"])] = value
+    for key, of in shares.items():
+        joined = [of[index] for index in sorted(of)]
+        # A mere number is the same in all shares.
+        found[key] = _joined(joined, found[_module_key(key)].shape) if joined[0].dim() else joined[0]
+    mine: dict[str, torch.Tensor] = {}
+    for key, value in found.items():
         part = _PART.fullmatch(key)
         if part is None:
             whole[key] = value
@@ -69,4 +116,27 @@ def assembled(stored: dict[str, torch.Tensor], layer: Layer, axis: Axis) -> dict
     for name, value in whole.items():
         slicing = _slicing_of(name, value, cut)
         mine[name] = value if slicing is None else slicing.part(value, axis.index, axis.size)
-    return mine
+    for name, value in mine.items():
+        share_now = _share_of(name, layer)
+        if share_now is not None and share_now.is_cut and value.dim():
+            mine[name] = share_now.part(value, replicas.index)
+    return mine | as_it_is
+
+
+def _fits(part: re.Match[str] | None, share: re.Match[str], axis: Axis, replicas: Axis) -> bool:
+    """Whether a replica's own share of a tensor is what it has now: neither is cut in another way."""
+    as_cut_now = (1 if part is None else int(part["size"])) == axis.size
+    return as_cut_now and 1 < int(share["size"]) == replicas.size
+
+
+def _module_key(key: str) -> str:
+    """The stored key of the parameter of a tensor of the optimizer's, given by its key."""
+    part = _PART.fullmatch(key)
+    name = key if part is None else part["name"]
+    return MODULE + _parameter_of(name) + key.removeprefix(name)
+
+
+def _joined(shares: list[torch.Tensor], shape: torch.Size) -> torch.Tensor:
+    """A tensor of the optimizer's from its shares, in the parameter's shape if it has as many numbers."""
+    value = shares[0] if len(shares) == 1 else torch.cat([share.reshape(-1) for share in shares])
+    return value.reshape(shape) if value.numel() == shape.numel() else value

@@ -94,6 +94,39 @@ def comparing_sequences() -> tuple[Rule, ...]:
     )
 
 
+def sharing_optimizers() -> tuple[Rule, ...]:
+    """Changes that read gradients or state of the optimizer, of which a replica may have a part alone."""
+    shared = at("parallelism.zero_stage") == 0
+    reason = (
+        "freezing.criterion gradientNorm reads whole gradients, of which a replica has a part with zeroStage"
+    )
+    return (
+        Rule(
+            condition=shared | each_row("dynamics", "kind", DYNAMICS, _needs_no_gradients),
+            field="parallelism.zero_stage",
+            reason="pruning and changes of your own use whole gradients and the optimizer's whole state, of "
+            "which a replica has a part with zeroStage",
+            fix="zeroStage: 0, or leave the change out",
+        ),
+        Rule(
+            condition=lambda config: shared.holds(config) or not _compares_gradients(config),
+            field="parallelism.zero_stage",
+            reason=reason,
+            fix="freezing.criterion: weightChange, or zeroStage: 0",
+            explain=lambda _: reason,
+        ),
+    )
+
+
+def _needs_no_gradients(case: Any) -> bool:
+    return any(case is row for row in DYNAMICS.builtin.values()) and not case.compares_ranks
+
+
+def _compares_gradients(config: Any) -> bool:
+    changes = (change.freezing for change in config.dynamics)
+    return any(f is not None and f.criterion is FreezingCriterion.GRADIENT_NORM for f in changes)
+
+
 def _compares_sequences(config: Any) -> bool:
     changes = (change.freezing for change in config.dynamics)
     return any(f is not None and f.criterion is FreezingCriterion.PLASTICITY for f in changes)

@@ -14,6 +14,7 @@ from ballast_policies.contract.job.exclusions import (
     comparing_sequences,
     exclusions,
     sharing_experts,
+    sharing_optimizers,
     suiting_families,
 )
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
@@ -162,6 +163,19 @@ _RULES = (
         reason="pipeline.microbatches is not a multiple of parallelism.data, whose replicas share them",
         fix="choose a multiple",
     ),
+    Rule(
+        condition=(at("parallelism.zero_stage") == 0) | (at("parallelism.data") != 1),
+        field="parallelism.zero_stage",
+        reason="zeroStage shares the optimizer's state between replicas, and parallelism.data is 1",
+        fix="parallelism.data: 2 or more, or leave zeroStage out",
+    ),
+    Rule(
+        condition=(at("parallelism.zero_stage") == 0) | _FLUSHES,
+        field="parallelism.zero_stage",
+        reason="a schedule without a flush has several versions of the weights, each whole on every replica",
+        fix="a schedule with a flush, e.g. 1F1B, or leave zeroStage out",
+    ),
+    *sharing_optimizers(),
     Rule(
         condition=_ONE_EACH | _REPLICABLE,
         field="pipeline.replicas",

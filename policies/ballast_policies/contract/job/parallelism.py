@@ -65,6 +65,9 @@ class ParallelismConfig(Settings):
     """Ranks that share the matrices of each layer."""
     data: int = Field(1, ge=1, le=1024)
     """Replicas of the pipeline; each takes its share of the microbatches."""
+    zero_stage: int = Field(0, ge=0, le=1)
+    """What the replicas (``data``) have a part of each instead of all: 0, nothing; 1, the optimizer's state
+    (ZeRO-1): each updates its part of the weights and gets the other parts."""
     gpus_per_pod: int | None = Field(None, ge=1, le=1024)
     """GPUs of each pod, one process for each: as many as a node has, so that its ranks reach each other over
     NVLink and shared memory. The job has, takes and releases whole pods. Absent: ``tensor``, so
@@ -79,6 +82,11 @@ class ParallelismConfig(Settings):
     def ranks_per_position(self) -> int:
         """Ranks at one position of the pipeline."""
         return self.tensor * self.data
+
+    @property
+    def optimizer_shares(self) -> int:
+        """How many replicas share a layer's optimizer."""
+        return self.data if self.zero_stage else 1
 
     @property
     def ranks_per_pod(self) -> int:

@@ -1,0 +1,95 @@
+"""Gradients are averaged over the replicas while earlier layers' backwards still run."""
+
+import pytest
+import torch
+from ballast_policies.contract import Stage
+from ballast_policies.contract.job import TrainingConfig
+from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.errors import TrainerError
+from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.models.gpt import build_gpt
+from ballast_trainer.pipeline.gradients import GradientBuckets
+from ballast_trainer.pipeline.layout import ScheduleRequest
+from ballast_trainer.pipeline.stages import PipelineBuilder
+from ballast_trainer.profiling.meter import Meter
+
+CPU, LAYERS, MICROBATCHES = torch.device("cpu"), 5, 3
+
+
+class RecordedAxis(Axis):
+    """Two replicas, of which the other has no gradients; what goes over it is noted."""
+
+    def begin_sum(self, parts, lengths=None):
+        EVENTS.append(("sum", parts))
+        return parts, []
+
+
+EVENTS: list = []
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "recompute"])
+def trained(request):
+    """A replica's layers and buckets after a step's backwards, and the layers of a job without replicas."""
+    EVENTS.clear()
+    model = build_gpt(layers=LAYERS, dim=16, heads=2, context=6, dropout=0.1)
+    found = []
+    for axis in (RecordedAxis(ranks=(0, 1)), Axis()):
+        config = TrainingConfig(recompute=request.param)
+        layers = LayerSet(model, config, CPU, lambda _, module: module)
+        layers.hold(layers.make(index) for index in range(LAYERS))
+        buckets = GradientBuckets(axis, layers, MICROBATCHES)
+        builder = PipelineBuilder(
+            stages=(Stage(rank=0, first_layer=0, end_layer=LAYERS),),
+            schedule=ScheduleRequest(name="1F1B", ranks=1, microbatches=MICROBATCHES),
+            rank=0,
+            layers=layers,
+            meter=Meter(LAYERS, CPU, None),
+            loss=model.loss,
+            layer_ended=buckets.layer_ended,
+        )
+        if axis.size > 1:
+            for layer in layers:
+                first = next(layer.module.parameters())
+                first.register_post_accumulate_grad_hook(
+                    lambda _, index=layer.index: EVENTS.append(("backward", index))
+                )
+        pipeline = builder.build(())
+        batch = model.batch(0, 0, 2 * MICROBATCHES)
+        pipeline.run(lambda batch=batch: batch)
+        found.append((layers, buckets))
+    (layers, buckets), (alone, _) = found
+    return layers, buckets, alone
+
+
+def test_a_layer_s_bucket_starts_before_the_backward_of_the_layers_before_it(trained):
+    """All buckets but the first layer's start in the last microbatch's backward, from the back."""
+    layers, buckets, _ = trained
+    names = [name for name, _ in EVENTS]
+    backwards = [index for name, index in EVENTS if name == "backward"]
+    assert backwards == list(range(LAYERS))[::-1] * MICROBATCHES
+    assert names == ["backward"] * (LAYERS * (MICROBATCHES - 1) + 1) + ["sum", "backward"] * (LAYERS - 1)
+    buckets.finish()
+    assert [name for name, _ in EVENTS[len(names) :]] == ["sum"]
+    assert all(parameter.grad is not None for parameter in layers.parameters())
+
+
+def test_gradients_are_copied_once_and_one_layer_at_a_time(trained):
+    """A sum holds one layer's gradients and a flag each; the mean stays where it was added up."""
+    layers, buckets, alone = trained
+    buckets.finish()
+    sums = [parts for name, parts in EVENTS if name == "sum"]
+    sizes = [[p.numel() for p in layer.module.parameters()] for layer in layers]
+    assert [len(parts) for parts in sums] == [sum(of) + len(of) for of in reversed(sizes)]
+    storages = {parts.untyped_storage().data_ptr() for parts in sums}
+    for mine, reference in zip(layers.parameters(), alone.parameters(), strict=True):
+        assert mine.grad.untyped_storage().data_ptr() in storages
+        torch.testing.assert_close(mine.grad, reference.grad / 2)
+
+
+def test_gradients_that_come_after_their_bucket_are_refused(trained):
+    """They would be lost: the error names the layer and the parameter."""
+    layers, buckets, _ = trained
+    name, parameter = next(layers[3].module.named_parameters())
+    parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(TrainerError, match=f"layer 3 got gradients of {name} after"):
+        buckets.finish()

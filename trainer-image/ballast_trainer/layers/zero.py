@@ -1,0 +1,138 @@
+"""ZeRO-1 in a layer: the parts of its parameters whose optimizer each data replica has.
+
+Every replica has all weights and gradients of its layers, and the optimizer's state of its part (P_os of
+Rajbhandari et al., arXiv 1910.02054, section 5.1).  An optimizer that updates each number by itself has an
+equal part of every parameter.  Of any other a replica has whole parameters, so that matrices stay matrices.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.seeding import host_seeded
+
+_BY_NUMBER: frozenset[type] = frozenset(
+    getattr(torch.optim, name)
+    for name in (
+        *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax"),
+        *("NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
+    )
+)
+"""Optimizers whose update of a number reads that number, its gradient and its state alone."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Share:
+    """A parameter over the replicas.
+
+    Attributes:
+        bounds: by replica, where its part of the flattened parameter begins and ends.
+        own: this replica's part, whose gradient is the mean over the replicas: the parameter itself, or a
+            view of it; None where it has nothing of it.
+        place: which of how many parts this replica has: of a parameter that one replica has whole, 0 of 1.
+    """
+
+    bounds: tuple[tuple[int, int], ...]
+    own: nn.Parameter | None
+    place: tuple[int, int]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether each replica has a part."""
+        return self.place[1] > 1
+
+    def part(self, state: torch.Tensor, index: int) -> torch.Tensor:
+        """Of a tensor of the parameter's optimizer state, flat or in its shape, the part of a replica."""
+        begin, end = self.bounds[index]
+        return state.reshape(-1)[begin:end]
+
+
+def shares_of(
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    replicas: Axis,
+    *,
+    layer: int,
+    tied: Mapping[int, str],
+) -> dict[str, Share]:
+    """The share of this replica in each parameter of a layer, the same on every rank of the axis.
+
+    Args:
+        parameters: of the layer, by name.
+        optimizer: that is to update them.
+        replicas: the data axis.
+        layer: its index: layers of one matrix have their owners in turn.
+        tied: of :class:`~ballast_trainer.layers.layer.Layer`: all layers that have a tied parameter share it
+            alike.
+    """
+    by_number = type(optimizer) in _BY_NUMBER
+    number_of = {name: number for number, name in tied.items()}
+    loads, found = [0] * replicas.size, {}
+    for name, parameter in sorted(parameters.items(), key=lambda item: (-item[1].numel(), item[0])):
+        count = parameter.numel()
+        # A parameter whose numbers lie in another order has no flat view.
+        if by_number and parameter.is_contiguous():
+            length = -(-count // replicas.size)
+            ends = [min(length * at, count) for at in range(replicas.size + 1)]
+            bounds = tuple(itertools.pairwise(ends))
+            begin, end = bounds[replicas.index]
+            own = nn.Parameter(parameter.detach().view(-1)[begin:end]) if end > begin else None
+            place = replicas.index, replicas.size
+        else:
+            owner = min(range(replicas.size), key=lambda at: (loads[at], (at - layer) % replicas.size))
+            owner = number_of[name] % replicas.size if name in number_of else owner
+            loads[owner] += count
+            bounds = tuple((0, count if at == owner else 0) for at in range(replicas.size))
+            own = parameter if owner == replicas.index else None
+            place = 0, 1
+        found[name] = Share(bounds, own, place)
+    return found
+
+
+def take_part(
+    optimizer: torch.optim.Optimizer, shares: Mapping[nn.Parameter, Share], copies: Sequence[nn.Parameter]
+) -> None:
+    """Let an optimizer update a replica's shares of its parameters, and none of the ``copies``."""
+    left_out = {id(parameter) for parameter in copies}
+    for group in optimizer.param_groups:
+        mine = [(p, shares[p].own) for p in group["params"] if id(p) not in left_out]
+        group["params"] = [own for _, own in mine if own is not None]
+        for parameter, own in mine:
+            if own is parameter or parameter not in optimizer.state:
+                continue
+            # Some make their state at once.
+            state = optimizer.state.pop(parameter)
+            if own is None:
+                continue
+            begin = own.storage_offset() - parameter.storage_offset()
+            optimizer.state[own] = {
+                key: value.reshape(-1)[begin : begin + own.numel()].clone()
+                if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dim()
+                else value
+                for key, value in state.items()
+            }
+
+
+def mixes_parameters(
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], parameters: Sequence[nn.Parameter]
+) -> bool:
+    """Whether an optimizer's update of one of these parameters depends on the others' gradients, tried."""
+
+    def after(updated: Sequence[int]) -> list[torch.Tensor]:
+        with host_seeded(0):
+            tried = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+            gradients = [torch.randn_like(parameter) for parameter in tried]
+            optimizer = make(tried)
+            for _ in range(2):
+                for number in updated:
+                    tried[number].grad = gradients[number].clone()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        return [parameter.detach() for parameter in tried]
+
+    together = after(range(len(parameters)))
+    return not all(torch.allclose(after((at,))[at], value) for at, value in enumerate(together))
