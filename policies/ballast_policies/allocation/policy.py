@@ -62,6 +62,8 @@ class Surplus(enum.StrEnum):
     """The one that is delayed most against its isolated share."""
     THROUGHPUT = "throughput"
     """The one that gains the most steps per second a GPU."""
+    COMPLETION_TIME = "completion time"
+    """The one whose size and GPU type the choice of the least total completion time says."""
     COST = "cost"
     """None, unless its steps become no dearer, or its deadline needs them."""
 

@@ -9,6 +9,7 @@ from ballast_policies.allocation.heterogeneity_agnostic import agnostic_view, sp
 from ballast_policies.allocation.instance import Instance, instance
 from ballast_policies.allocation.policies import (
     allox,
+    completion_time,
     fifo,
     finish_time_fairness,
     gandiva,
@@ -98,6 +99,18 @@ POLICIES = Registry(
             compares_speeds=True,
             takes_configurations=True,
             surplus=Surplus.SHORTEST,
+        ),
+        "completion-time": Policy(
+            summary="least average completion time: whole jobs, sizes of elastic ones by what "
+            "progress is worth (heSRPT, 2020)",
+            solve=completion_time.solve,
+            objective=completion_time.objective,
+            reads=frozenset({Reads.STEPS}),
+            compares_speeds=True,
+            space_sharing=SpaceSharing.NEVER,
+            proves_gap=False,
+            takes_configurations=True,
+            surplus=Surplus.COMPLETION_TIME,
         ),
         "max-throughput": Policy(
             summary="maximise `sum_m throughput(m, X)` (5.3.1)",

@@ -1,6 +1,7 @@
 """The best configuration for each job: an exact choice within the GPUs of each type."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,8 @@ from ballast_policies.elastic.job import ElasticCluster
 
 MOST_CELLS = 200_000
 """Numbers of GPUs of all types, multiplied, up to which the choice is exact."""
+MOST_CELLS_KEPT = 20_000_000
+"""That, times the jobs: 160 MB."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +31,8 @@ def best_assignment(jobs: Sequence[Sequence[Option]], cluster: ElasticCluster) -
     clusters with more than MOST_CELLS combinations of GPUs left the jobs choose one after the other, in order
     of worth per part of the cluster: not exact.
     """
-    cells = 1
-    for gpus in cluster.gpus.values():
-        cells *= gpus + 1
-    choose = _exact if cells <= MOST_CELLS else _one_by_one
+    cells = combinations(cluster)
+    choose = _exact if cells <= MOST_CELLS and cells * len(jobs) <= MOST_CELLS_KEPT else _one_by_one
     chosen = choose(jobs, cluster)
     if cluster.fits(sizes_of(chosen)):
         return chosen
@@ -40,6 +41,11 @@ def best_assignment(jobs: Sequence[Sequence[Option]], cluster: ElasticCluster) -
         cluster,
     )
     return again if any(each is not None for each in again) else _side_by_side(jobs, chosen, cluster)
+
+
+def combinations(cluster: ElasticCluster) -> int:
+    """Numbers of GPUs of all types that may be left, multiplied."""
+    return math.prod(gpus + 1 for gpus in cluster.gpus.values())
 
 
 def _side_by_side(

@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.configuration import Configuration
-from ballast_policies.elastic.assignment import Option, best_assignment
+from ballast_policies.elastic.assignment import Option, best_assignment, combinations
 from ballast_policies.elastic.job import ElasticCluster, ElasticJob, JobState
 
 
@@ -54,6 +54,8 @@ LEAST_PART = 0.2
 MOST_WORK = 100_000
 """Jobs x configurations x changes x candidates that the rollouts of one decision may cost; beyond it the base
 preference decides."""
+MOST_CELLS_TRIED = 500_000_000
+"""That, times the combinations of GPUs left: about half a second of one core."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,32 +75,46 @@ class CompletionTime:
         """The configuration of each job from now on, as long as none arrives or ends."""
         del now
         units = {state.job.name: unit_of_speed(state.job, self.cluster) for state in jobs}
-        base = self._choice(jobs, BASE, units)
+        base = self.choice(jobs, BASE, units)
         options = sum(len(state.job.configurations) for state in jobs)
-        if len(jobs) < 2 or options * len(jobs) // 2 * len(CANDIDATES) > MOST_WORK:
+        work = options * len(jobs) // 2 * len(CANDIDATES)
+        if len(jobs) < 2 or work > MOST_WORK or work * combinations(self.cluster) > MOST_CELLS_TRIED:
             return base
         firsts: dict[tuple[Configuration | None, ...], None] = {tuple(base): None}
         for preference in CANDIDATES:
-            firsts.setdefault(tuple(self._choice(jobs, preference, units)))
+            firsts.setdefault(tuple(self.choice(jobs, preference, units)))
         firsts.setdefault(tuple(state.current for state in jobs))
         if len(firsts) == 1:
             return base
         return min(map(list, firsts), key=lambda first: self._total_completion_time(jobs, first, units))
 
-    def _choice(
-        self, jobs: Sequence[JobState], preference: Preference, units: Mapping[str, float]
+    def choice(
+        self,
+        jobs: Sequence[JobState],
+        preference: Preference,
+        units: Mapping[str, float] | None = None,
     ) -> list[Configuration | None]:
-        """The best choice by ``preference``; ``units``: job -> its unit of speed."""
-        own = [units[state.job.name] for state in jobs]
+        """The best choice by ``preference`` alone; ``units``: job -> its unit of speed, if it is known."""
+        own = [
+            unit_of_speed(state.job, self.cluster) if units is None else units[state.job.name]
+            for state in jobs
+        ]
         left = [state.remaining / unit for state, unit in zip(jobs, own, strict=True)]
         weights = hesrpt_weights(left, preference.exponent)
-        return best_assignment(
-            [
-                _options(state, weight / unit, preference)
-                for state, weight, unit in zip(jobs, weights, own, strict=True)
-            ],
-            self.cluster,
-        )
+        options = [
+            _options(state, weight / unit, preference)
+            for state, weight, unit in zip(jobs, weights, own, strict=True)
+        ]
+        if any(state.held_to for state in jobs):
+            # Worth more than all others together.
+            first = sum(max((option.worth for option in row), default=0.0) for row in options)
+            options = [
+                [dataclasses.replace(option, worth=option.worth + first) for option in row]
+                if state.held_to
+                else row
+                for state, row in zip(jobs, options, strict=True)
+            ]
+        return best_assignment(options, self.cluster)
 
     def _total_completion_time(
         self,
@@ -115,12 +131,14 @@ class CompletionTime:
             if math.isinf(until):
                 return math.inf
             length = max(1.0, math.ceil(until / self.round_seconds - 1e-9)) * self.round_seconds
-            total += sum(min(need, length) for need in needs)
+            total += sum(
+                state.job.weight * min(need, length) for state, need in zip(states, needs, strict=True)
+            )
             states = [
                 advanced(state, length) for state, need in zip(states, needs, strict=True) if need > length
             ]
             if states:
-                chosen = self._choice(states, BASE, units)
+                chosen = self.choice(states, BASE, units)
         return total
 
 
@@ -157,15 +175,14 @@ def unit_of_speed(job: ElasticJob, cluster: ElasticCluster) -> float:
 def _options(state: JobState, weight: float, preference: Preference) -> list[Option]:
     job = state.job
     options = []
-    for configuration in job.configurations:
-        worth = weight * configuration.throughput
+    for configuration in state.held_to or job.configurations:
+        worth = job.weight * weight * configuration.throughput
         if configuration == state.current:
             worth *= 1 + preference.keep
         else:
-            stay = min(
-                state.remaining / configuration.throughput + job.restart_seconds, preference.expected_stay
-            )
-            lost = job.restart_seconds / stay
+            change = job.change_seconds(state.current, configuration)
+            stay = min(state.remaining / configuration.throughput + change, preference.expected_stay)
+            lost = change / stay
             worth *= max(1 - lost, LEAST_PART / (1 + lost))
         options.append(Option(configuration=configuration, worth=worth))
     return options
@@ -179,7 +196,7 @@ def changed(state: JobState, to: Configuration | None) -> JobState:
     return dataclasses.replace(
         state,
         current=to,
-        restart_left=0.0 if to is None else state.job.restart_seconds,
+        restart_left=0.0 if to is None else state.job.change_seconds(state.current, to),
         restarts=state.restarts + (1 if to is not None and begun else 0),
     )
 
@@ -200,4 +217,5 @@ def advanced(state: JobState, seconds: float) -> JobState:
         state,
         restart_left=state.restart_left - waited,
         remaining=state.remaining - (seconds - waited) * state.current.throughput,
+        held_to=(),
     )

@@ -21,6 +21,8 @@ class ElasticJob:
         work: units, of the user's choice.
         restart_seconds: from a change of configuration, or a start, to the next step.
         configurations: at least one.
+        resize_seconds: pause of a change to other numbers of the same GPU types; None: it is a restart.
+        weight: of its completion time, above 0.
     """
 
     name: str
@@ -28,6 +30,8 @@ class ElasticJob:
     work: float
     restart_seconds: float
     configurations: tuple[Configuration, ...]
+    resize_seconds: float | None = None
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         problems = []
@@ -54,6 +58,11 @@ class ElasticJob:
                 Problem("work", f"{reason}. To fix: between {LEAST_SECONDS:g} and {MOST_SECONDS:g} s")
             )
 
+    def change_seconds(self, before: Configuration | None, after: Configuration) -> float:
+        """From the change, or start, to the next step."""
+        live = before is not None and before.gpus.keys() == after.gpus.keys()
+        return self.resize_seconds if live and self.resize_seconds is not None else self.restart_seconds
+
     def fastest_seconds(self) -> float:
         """Completion time alone on the cluster, the first start included."""
         return self.restart_seconds + self.work / max(each.throughput for each in self.configurations)
@@ -69,6 +78,7 @@ class JobState:
         current: what it runs on; None: it waits.
         restart_left: s until its next step, where it runs.
         restarts: so far; the first start is none.
+        held_to: it keeps its GPUs until the next change, in one of these configurations; empty: it need not.
     """
 
     job: ElasticJob
@@ -76,6 +86,7 @@ class JobState:
     current: Configuration | None = None
     restart_left: float = 0.0
     restarts: int = 0
+    held_to: tuple[Configuration, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

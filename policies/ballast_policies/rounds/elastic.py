@@ -239,10 +239,14 @@ def grant_elastic(question: Question) -> Draft:
         kept.keep_what_is_held(at for at, seat in enumerate(seats) if seat.runs)
     kept.share_out()
     chosen = kept
-    if sizes.surplus is not Surplus.COST and (decided.changes.started or not settings.within_round):
+    # Where the policy has chosen the sizes, it has weighed their pauses.
+    by_choice = sizes.surplus is Surplus.COMPLETION_TIME
+    if by_choice or (
+        sizes.surplus is not Surplus.COST and (decided.changes.started or not settings.within_round)
+    ):
         best = _SizeAssignment(seats, Ledger.of(question, decided.placements), sizes)
         best.share_out()
-        if _wins(seats, kept, best, sizes, settings):
+        if by_choice or _wins(seats, kept, best, sizes, settings):
             chosen = best
     return _resized(dataclasses.replace(decided, question=question), seats, chosen)
 

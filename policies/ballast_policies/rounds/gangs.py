@@ -24,6 +24,7 @@ class ElasticGang:
         may_move: it may be stopped and started in another pool now.
         pause_seconds: how long training stands still when the gang shrinks or grows.
         restart_seconds: from its stop to its first step elsewhere.
+        wanted: size that the policy has chosen, which comes before what others might grow to; None: none.
     """
 
     speeds: Mapping[str, Mapping[int, float]]
@@ -34,6 +35,7 @@ class ElasticGang:
     may_move: bool = True
     pause_seconds: float = 1.0
     restart_seconds: float = 30.0
+    wanted: int | None = None
 
     @property
     def least(self) -> int:

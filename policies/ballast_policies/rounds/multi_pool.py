@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
+from ballast_policies.rounds.by_completion_time import grant_sizes
 from ballast_policies.rounds.claims import priorities
 from ballast_policies.rounds.divisions import best_parts
 from ballast_policies.rounds.draft import Draft
-from ballast_policies.rounds.elastic import grant_elastic
 from ballast_policies.rounds.explanations import Reason
 from ballast_policies.rounds.gangs import MixedGang
 from ballast_policies.rounds.hysteresis import exempt_newest, keeps_free, moves_left, within_min_run
@@ -213,13 +213,13 @@ MOST_TURNS = 64
 
 
 def grant_multi_pool(question: Question) -> Draft:
-    """Decide the round; without gangs that may run in several pools as ``grant_elastic`` does.
+    """Decide the round; without gangs that may run in several pools as ``grant_sizes`` does.
 
     A gang in several pools has whole pods and consecutive ranks in each, and keeps its size until it is
     launched again.
     """
     if not question.mixed and not any(at.parts for at in question.state.running.values()):
-        return grant_elastic(question)
+        return grant_sizes(question)
     return _MultiPoolPlacer(question).round()
 
 
@@ -269,7 +269,7 @@ class _MultiPoolPlacer:
         for name, why in pinned.items():
             self._place(name, self._held[name], f"keeps {self._held[name]}: it {why}")
         self._undecided = len(self._held.keys() - pinned.keys())
-        first = decided = grant_elastic(q.without(self._deferred, self._taken(), moves=self._undecided))
+        first = decided = grant_sizes(q.without(self._deferred, self._taken(), moves=self._undecided))
         turns = sorted(
             self._deferred - self._placed.keys(),
             key=lambda name: (-self._urgency.get(name, 0.0), name not in self._held, self._order[name]),
@@ -282,7 +282,7 @@ class _MultiPoolPlacer:
         if len(self._placed) > len(pinned) or self._kept or self._moves:
             moves = self._moves + self._displaced(self._placed, self._stops)
             taken, tenants = self._taken() + self._kept, self._of_tenants()
-            decided = grant_elastic(q.without(self._deferred, taken, moves=moves, tenants=tenants))
+            decided = grant_sizes(q.without(self._deferred, taken, moves=moves, tenants=tenants))
         placements = {**decided.placements, **self._placed}
         reasons = {**decided.reasons, **self._reasons}
         ledger = self._ledger(placements)

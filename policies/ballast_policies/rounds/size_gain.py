@@ -80,6 +80,11 @@ def urgency(surplus: Surplus, one: SizeCandidate, now: int, more: int) -> float:
             return -one.delay(slow)
         case Surplus.THROUGHPUT:
             return -(fast - slow) / (more - now)
+        case Surplus.COMPLETION_TIME:
+            seconds = one.seconds(slow)
+            return (
+                -1.0 / (1.0 + seconds) if one.gang.wanted is not None and more <= one.gang.wanted else seconds
+            )
         case Surplus.COST:
             return one.index if one.is_late(slow) or fast / more >= AS_CHEAP * slow / now else math.inf
     return slow / one.unit if one.unit > 0 else slow
@@ -123,6 +128,7 @@ _GAINS: Mapping[Surplus, Callable[[Speeds], float]] = {
     Surplus.ARRIVAL: _of_the_first,
     Surplus.THROUGHPUT: _of_sums,
     Surplus.SHORTEST: functools.partial(_of_times, sum, SizeCandidate.seconds),
+    Surplus.COMPLETION_TIME: functools.partial(_of_times, sum, SizeCandidate.seconds),
     Surplus.LONGEST: functools.partial(_of_times, max, SizeCandidate.seconds),
     Surplus.FINISH_TIME: functools.partial(_of_times, max, SizeCandidate.delay),
 }

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from collections import Counter
 
+import pytest
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.rounds import (
     Question,
@@ -18,6 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policies.rounds.elastic.gangs import at, decide, gang, job, node, sizes_of
+
+BY_SHARES = [surplus for surplus in Surplus if surplus is not Surplus.COMPLETION_TIME]
+"""Who runs is decided by shares; by completion time, with the sizes."""
 
 
 @st.composite
@@ -93,7 +97,7 @@ def test_no_gpu_is_idle_that_a_gang_could_use(question, within_round):
         assert lost or not larger or min(larger) - now > free[placement.pool]
 
 
-@given(questions(), st.sampled_from(Surplus))
+@given(questions(), st.sampled_from(BY_SHARES))
 def test_who_runs_is_decided_at_the_least_sizes(question, surplus):
     """A gang that waits at its least size is not kept out by another one's extra GPUs."""
     jobs, nodes, elastic, running = question
@@ -133,7 +137,7 @@ def test_a_decision_that_is_carried_out_is_made_again(question, surplus):
     assert sizes_of(decided) == sizes_of(last)
 
 
-@given(questions(), st.sampled_from(Surplus), st.booleans())
+@given(questions(), st.sampled_from(BY_SHARES), st.booleans())
 def test_without_elastic_gangs_the_round_is_as_ever(question, surplus, within_round):
     """Fixed sizes are the special case."""
     jobs, nodes, _, running = question
@@ -159,6 +163,25 @@ def test_the_policy_says_who_is_served_first():
     assert found[Surplus.ARRIVAL] == found[Surplus.SHORTEST] == {"x": 3, "y": 1}
     assert found[Surplus.LONGEST] == {"x": 1, "y": 3}
     assert found[Surplus.COST] == {"x": 1, "y": 1}
+    assert found[Surplus.COMPLETION_TIME] == {"x": 3, "y": 1}
+
+
+@pytest.mark.parametrize(("left", "stops"), [(40.0, True), (5.0, False)])
+def test_by_completion_time_a_long_gang_waits_for_a_short_one_where_that_pays_its_restart(left, stops):
+    """One GPU, where the long one runs: also of gangs of one size; within a round it is not stopped."""
+    jobs = [job("long", steps_remaining=9000.0), job("short", steps_remaining=left)]
+    running = {"long": at("a")}
+    for within_round in (True, False):
+        decided = decide(
+            jobs,
+            [node("a", 1)],
+            {},
+            running=running,
+            surplus=Surplus.COMPLETION_TIME,
+            within_round=within_round,
+        )
+        assert sizes_of(decided) == {"short" if stops and not within_round else "long": 1}
+        assert "0 of 1 v100 free" in decided.reasons["long" if "short" in decided.placements else "short"]
 
 
 def test_a_deadline_is_worth_its_price():

@@ -42,6 +42,16 @@ def test_jobs_that_may_change_their_size_end_sooner_on_average(policy, every):
     assert elastic.average_completion_time < 0.9 * fixed.average_completion_time
 
 
+@pytest.mark.parametrize("every", [30.0, 100.0], ids=["contended", "busy"])
+def test_by_completion_time_jobs_end_sooner_than_by_the_other_policies(every):
+    """Their lengths are known; sizes, GPU types and restarts are weighed together."""
+    chosen, *others = (
+        run(25, 0, policy=policy, every=every).average_completion_time
+        for policy in ("completion-time", "max-min-fairness", "shortest-job-first", "makespan")
+    )
+    assert chosen < min(others)
+
+
 def test_no_single_size_for_all_jobs_is_better():
     """Nor the best of them, known only afterwards."""
     elastic = run(25, 0)
@@ -131,7 +141,7 @@ def test_the_command_runs_any_policy_of_a_cluster_policy(path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--rules", "ballast", "--policy", "completion-time"], "completion-time"),
+        (["--rules", "ballast", "--policy", "sia"], "'sia'"),
         (["--rules", "ballast", "--policy", "gandiva"], "always shares"),
         (["--rules", "published", "--policy", "sia"], "To fix: --rules ballast"),
         (["--policy", "max-min-fairness"], "or --rules ballast"),

@@ -1,0 +1,240 @@
+"""Rounds of the policy that chooses sizes and pools itself, by the completion times that follow.
+
+1. :class:`~ballast_policies.elastic.completion_time.CompletionTime` chooses a pool and a size for each gang,
+   or that it waits, within the GPUs of the pools and what gangs may do now: one that must not be disturbed
+   keeps its pool, and of its sizes those that it may have. Within a round, where none may be stopped, its
+   choice is taken as it is; whether restarts pay is tried out at the ends of rounds.
+2. The chosen gangs are granted their least sizes in these pools, and grow to the chosen ones first.
+3. What is left goes to the gangs that were not chosen, those that run first.
+"""
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+
+from ballast_policies.allocation.instance import DEFAULT_SECONDS
+from ballast_policies.allocation.policy import Surplus
+from ballast_policies.allocation.problem import Job
+from ballast_policies.configuration import Configuration
+from ballast_policies.contract.limits import MOST_SECONDS
+from ballast_policies.elastic.completion_time import BASE, CompletionTime
+from ballast_policies.elastic.job import LEAST_SECONDS, ElasticCluster, ElasticJob, JobState
+from ballast_policies.rounds.draft import Draft
+from ballast_policies.rounds.elastic import grant_elastic
+from ballast_policies.rounds.explanations import Explained, pool_rooms
+from ballast_policies.rounds.gangs import ElasticGang
+from ballast_policies.rounds.hysteresis import exempt_newest, moves_left, within_min_run
+from ballast_policies.rounds.ledger import Ledger
+from ballast_policies.rounds.packing import in_its_pools
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.values import Placement
+
+RESTART_SECONDS = 30.0
+"""Of a gang of one size, whose restart nobody has stated."""
+
+STAYS, STARTS = 1.0, 0.999
+"""Shares in the chosen pool: of two pools alike a gang keeps its own."""
+
+GRANTED = ("", "stays on ")
+"""What leads the reason of a gang that was granted its GPUs by its share."""
+
+
+def grant_sizes(question: Question) -> Draft:
+    """The round of gangs in one pool each, with the sizes that the policy chooses if it chooses some."""
+    if question.sizes.surplus is not Surplus.COMPLETION_TIME or not question.jobs:
+        return grant_elastic(question)
+    chosen = _choice(question)
+    first = grant_elastic(_chosen_alone(question, chosen))
+    placed, running = first.placements, question.state.running
+    reasons = {
+        name: dataclasses.replace(
+            why, text=f"{chosen[name][1]} GPUs are to be its, by the jobs' completion times"
+        )
+        if why.lead in GRANTED
+        else why
+        for name, why in first.reasons.items()
+    }
+    if len(placed) == len(question.jobs):
+        return dataclasses.replace(first, question=question, reasons=reasons)
+    tenants: Counter[str] = Counter()
+    for name, at in placed.items():
+        runs = name in running and name not in question.pending
+        before = question.least(name, running[name]) if runs else ()
+        tenants[question.tenants.get(name, "")] += len(at.nodes) - len(before)
+    rest = question.without(
+        placed,
+        Counter(node for at in placed.values() for node in at.nodes),
+        moves=len(first.changes.moved),
+        tenants=tenants,
+    )
+    shares = {
+        job.name: {rest.columns.get(held.pool, held.gpu_type): STAYS}
+        for job in rest.jobs
+        if (held := running.get(job.name)) is not None
+    }
+    second = grant_elastic(_of_these_shares(rest, shares))
+    placements = {**second.placements, **placed}
+    free = Ledger(question.nodes, (at.nodes for at in placements.values())).left
+    explained = Explained(pool_rooms(question.nodes, free), {})
+    waiting = {
+        job.name: explained.waiting(
+            job,
+            question.not_tolerated.get(job.name, frozenset()),
+            question.gpus_per_pod.get(job.name, 1),
+        )
+        for job in rest.jobs
+        if job.name not in placements
+    }
+    return Draft(question=question, placements=placements, reasons={**reasons, **second.reasons, **waiting})
+
+
+def _of_these_shares(question: Question, shares: dict[str, dict[str, float]]) -> Question:
+    """The question with shares that no account counts for or against."""
+    state = dataclasses.replace(question.state, received={}, promised=None)
+    return dataclasses.replace(question, shares=shares, state=state)
+
+
+def _chosen_alone(question: Question, chosen: dict[str, tuple[str, int]]) -> Question:
+    """The question of the chosen gangs alone, each on the GPU type of its pool; ``chosen``: pool and size."""
+    types = {node.pool: node.gpu_type for node in question.nodes}
+    jobs, shares, elastic = [], {}, {}
+    for job in question.jobs:
+        if job.name not in chosen:
+            continue
+        pool, size = chosen[job.name]
+        gpu_type, at = types[pool], question.state.running.get(job.name)
+        jobs.append(dataclasses.replace(job, throughput={gpu_type: job.throughput[gpu_type]}))
+        stays = at is not None and at.pool == pool
+        shares[job.name] = {question.columns.get(pool, gpu_type): STAYS if stays else STARTS}
+        gang = question.elastic.get(job.name)
+        if gang is not None:
+            elastic[job.name] = dataclasses.replace(
+                gang, speeds={gpu_type: gang.speeds.get(gpu_type, {})}, wanted=size
+            )
+    alone = dataclasses.replace(question, jobs=jobs, elastic=elastic, parts=question.claimed_parts())
+    return _of_these_shares(alone, shares)
+
+
+def _choice(question: Question) -> dict[str, tuple[str, int]]:
+    """Job -> (pool, GPUs), of the gangs that are to run."""
+    nodes = {node.name: node for node in question.nodes}
+    gpus: Counter[str] = Counter()
+    for node in question.nodes:
+        gpus[node.pool] += node.gpus
+    policy = CompletionTime(
+        cluster=ElasticCluster(nodes=gpus, gpus_per_node=dict.fromkeys(gpus, 1)), round_seconds=1.0
+    )
+    held = {
+        name: at for name, at in question.state.running.items() if not at.parts and in_its_pools(at, nodes)
+    }
+    kept = within_min_run(question, held)
+    found = [_state(job, question, held.get(job.name), job.name in kept, gpus) for job in question.jobs]
+    states = [state for state in found if state is not None]
+    if question.settings.within_round:
+        return _by_name(states, policy.choice(states, BASE))
+    chosen = policy(states, question.now)
+    disturbed = {
+        state.job.name: held[state.job.name]
+        for state, to in zip(states, chosen, strict=True)
+        if state.job.name in held and (to is None or held[state.job.name].pool not in to.gpus)
+    }
+    limit = moves_left(question)
+    if len(disturbed) > limit:
+        stay = kept.keys() | exempt_newest(disturbed, question.state, limit, "").keys()
+        found = [_state(job, question, held.get(job.name), job.name in stay, gpus) for job in question.jobs]
+        states = [state for state in found if state is not None]
+        chosen = policy(states, question.now)
+    return _by_name(states, chosen)
+
+
+def _by_name(
+    states: Sequence[JobState], chosen: Sequence[Configuration | None]
+) -> dict[str, tuple[str, int]]:
+    return {
+        state.job.name: next(iter(to.gpus.items()))
+        for state, to in zip(states, chosen, strict=True)
+        if to is not None
+    }
+
+
+def _state(
+    job: Job, question: Question, at: Placement | None, keeps: bool, gpus: Counter[str]
+) -> JobState | None:
+    """The job as the choice sees it; None: no pool can hold it.
+
+    ``at``: where it runs; ``keeps``: it must not be stopped or moved; ``gpus``: of the pools.
+    """
+    gang = question.elastic.get(job.name)
+    by_pool = {
+        pool: [
+            Configuration(name=f"{size} in {pool}", gpus={pool: size}, throughput=speed)
+            for size, speed in _sizes(job, gang, gpu_type).items()
+            if size <= room and speed > 0
+        ]
+        for pool, (gpu_type, room) in _open_pools(job, question, at, gpus).items()
+    }
+    now = None
+    if at is not None:
+        here, size = by_pool.setdefault(at.pool, []), len(at.nodes)
+        now = next((each for each in here if each.total == size), None)
+        if now is None and (speed := _speed(job, gang, at)) > 0:
+            now = Configuration(name=f"{size} in {at.pool}", gpus={at.pool: size}, throughput=speed)
+            here.append(now)
+    every = tuple(itertools.chain.from_iterable(by_pool.values()))
+    if not every:
+        return None
+    fastest = max(each.throughput for each in every)
+    steps = DEFAULT_SECONDS * fastest if job.steps_remaining is None else job.steps_remaining
+    work = min(max(steps, 2 * LEAST_SECONDS * fastest), MOST_SECONDS / 2 * fastest)
+    held_to: tuple[Configuration, ...] = ()
+    if now is not None and keeps:
+        assert at is not None
+        held_to = tuple(each for each in by_pool[at.pool] if _may_become(each.total, now.total, gang))
+    pause = gang.restart_seconds if gang is not None else RESTART_SECONDS
+    return JobState(
+        job=ElasticJob(
+            name=job.name,
+            arrival=0.0,
+            work=work,
+            restart_seconds=min(pause, MOST_SECONDS),
+            configurations=every,
+            resize_seconds=None if gang is None else gang.pause_seconds,
+            weight=job.weight,
+        ),
+        remaining=work,
+        current=now,
+        held_to=held_to,
+    )
+
+
+def _may_become(size: int, now: int, gang: ElasticGang | None) -> bool:
+    if size == now or gang is None:
+        return size == now
+    return gang.may_grow if size > now else gang.may_shrink
+
+
+def _sizes(job: Job, gang: ElasticGang | None, gpu_type: str) -> dict[int, float]:
+    """GPUs -> steps/s, of what it may have there; least sizes are those of all types."""
+    rate = job.throughput.get(gpu_type, 0.0)
+    if gang is None or rate <= 0:
+        return {job.gpus: rate}
+    by_size = gang.speeds.get(gpu_type, {})
+    return dict(by_size) if job.gpus in by_size else {}
+
+
+def _speed(job: Job, gang: ElasticGang | None, at: Placement) -> float:
+    rate = job.throughput.get(at.gpu_type, 0.0)
+    return (gang.speed(at.gpu_type, len(at.nodes)) or rate) if gang is not None and rate > 0 else rate
+
+
+def _open_pools(
+    job: Job, question: Question, at: Placement | None, gpus: Counter[str]
+) -> dict[str, tuple[str, int]]:
+    """Pool -> (GPU type, GPUs of nodes on which it may be started, or all where it runs)."""
+    barred = question.not_tolerated.get(job.name, frozenset())
+    found: dict[str, tuple[str, int]] = {}
+    for pool, nodes in Ledger(question.nodes).pools.items():
+        room = sum(node.gpus for node in nodes if not node.closed and node.group not in barred)
+        found[pool] = nodes[0].gpu_type, gpus[pool] if at is not None and at.pool == pool else room
+    return found
