@@ -148,6 +148,7 @@ class Solver(ApiModel):
 
 
 _Limit = Annotated[int, Field(ge=0, le=1_000_000)]
+_ByType = Annotated[dict[str, _Limit], Field(max_length=64)]
 
 
 class NamespaceLimits(ApiModel):
@@ -155,6 +156,8 @@ class NamespaceLimits(ApiModel):
 
     max_gpus: _Limit | None = None
     """GPUs that its jobs may hold at a time; 0: none."""
+    max_gpus_by_type: _ByType | None = None
+    """GPU type -> GPUs of it that its jobs may hold at a time; other types have no limit of their own."""
     max_running_jobs: _Limit | None = None
     """Jobs that may hold GPUs at a time."""
     max_waiting_jobs: _Limit | None = None
@@ -166,6 +169,8 @@ class EachNamespace(ApiModel):
 
     max_gpus: _Limit | None = None
     """GPUs that its jobs may hold at a time; absent: no limit."""
+    max_gpus_by_type: _ByType | None = None
+    """GPU type -> GPUs of it that its jobs may hold at a time; absent: no limit."""
     max_running_jobs: _Limit | None = None
     """Jobs that may hold GPUs at a time; absent: no limit."""
     max_waiting_jobs: _Limit = 10_000

@@ -15,6 +15,7 @@ class TenantLimit(enum.StrEnum):
     """The limits, by the name of their field."""
 
     GPUS = "maxGpus"
+    GPUS_BY_TYPE = "maxGpusByType"
     RUNNING_JOBS = "maxRunningJobs"
     WAITING_JOBS = "maxWaitingJobs"
 
@@ -154,3 +155,73 @@ def _admit(job: TenantJob, left: _Left) -> int | TenantLimit:
     if left.waiting_jobs is not None:
         left.waiting_jobs -= 1
     return size
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TypedGang:
+    """A gang that takes part, of a tenant with limits by GPU type.
+
+    Attributes:
+        sizes: GPUs that it may have, fewest first.
+        types: that it may use.
+        held: GPU type -> its GPUs now, those of an ended launch too.
+        runs_on: types on which it runs and stays unless it is moved.
+    """
+
+    name: str
+    tenant: str
+    sizes: tuple[int, ...]
+    types: tuple[str, ...]
+    held: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    runs_on: frozenset[str] = frozenset()
+
+
+def most_by_type(
+    gangs: Sequence[TypedGang],
+    limits: Mapping[str, Mapping[str, int]],
+    held_by_others: Mapping[str, Mapping[str, int]],
+) -> dict[str, dict[str, int]]:
+    """Gang -> GPU type -> most GPUs that it may have there, so that no choice of types exceeds a limit.
+
+    Each gang counts on every limited type that it may use: first where it runs, then the least sizes of those
+    that wait, oldest first, of running ones that could move there, and then what they may grow by. A waiting
+    gang that gets no type keeps the types that it waits for from the younger ones of its tenant.
+
+    Args:
+        gangs: in order of arrival.
+        limits: tenant -> GPU type -> GPUs that its jobs may hold; absent: no limit.
+        held_by_others: tenant -> GPU type -> GPUs held by jobs that are not among them.
+    """
+    left = {
+        (tenant, gpu_type): most - held_by_others.get(tenant, {}).get(gpu_type, 0)
+        for tenant, by_type in limits.items()
+        for gpu_type, most in by_type.items()
+    }
+    for gang in gangs:
+        for gpu_type, count in gang.held.items():
+            if (gang.tenant, gpu_type) in left:
+                left[gang.tenant, gpu_type] -= count
+    found: dict[str, dict[str, int]] = {}
+    waited_for: set[tuple[str, str]] = set()
+    for gang in sorted(gangs, key=lambda gang: bool(gang.runs_on)):
+        least, most = gang.sizes[0], dict[str, int]()
+        for gpu_type in gang.types:
+            key, own = (gang.tenant, gpu_type), gang.held.get(gpu_type, 0)
+            if key not in left:
+                most[gpu_type] = gang.sizes[-1]
+            elif gpu_type in gang.runs_on:
+                most[gpu_type] = max(own, least)
+            elif least - own <= left[key] and (gang.runs_on or key not in waited_for):
+                left[key] -= max(0, least - own)
+                most[gpu_type] = least
+        if not most:
+            waited_for |= {(gang.tenant, t) for t in gang.types if least <= limits[gang.tenant][t]}
+        found[gang.name] = most
+    for gang in gangs:
+        for gpu_type, most_there in found[gang.name].items():
+            key = gang.tenant, gpu_type
+            if key in left and most_there < gang.sizes[-1]:
+                more = max(0, min(gang.sizes[-1] - most_there, left[key]))
+                left[key] -= more
+                found[gang.name][gpu_type] += more
+    return found

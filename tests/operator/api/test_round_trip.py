@@ -188,7 +188,8 @@ def objectives(draw: st.DrawFn) -> dict[str, Any]:
 @st.composite
 def tenants(draw: st.DrawFn) -> dict[str, Any]:
     fields = {name: st.integers(0, 10**6) for name in ("maxGpus", "maxRunningJobs", "maxWaitingJobs")}
-    limits = st.fixed_dictionaries({}, optional=fields)
+    by_type = st.dictionaries(NAMES, st.integers(0, 10**6), max_size=3)
+    limits = st.fixed_dictionaries({}, optional={**fields, "maxGpusByType": by_type})
     return {
         "eachNamespace": {"maxWaitingJobs": 10_000, **draw(limits)},
         "namespaces": draw(st.dictionaries(NAMES, limits, max_size=3)),

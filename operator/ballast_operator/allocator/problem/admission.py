@@ -64,6 +64,7 @@ class Admitted:
         left_out: pools that it is not offered, by these or for lack of memory, as text.
         mixed: where it could be in several pools at once; None: it may not.
         fits_one_pool: whether some pool can hold its least size.
+        most_of_type: GPU type -> most GPUs that its namespace's limits leave it there; absent: any number.
     """
 
     view: JobView
@@ -78,6 +79,7 @@ class Admitted:
     left_out: str = ""
     mixed: MixedRoom | None = None
     fits_one_pool: bool = True
+    most_of_type: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def request(self, nodes: NodeSizes) -> GangRequest:
         """Its least gang, whose speed is asked; ``nodes``: of the pools."""
@@ -263,10 +265,14 @@ def _admit_one(
 def sizes_that_fit(
     one: Admitted, by_size: Mapping[str, Mapping[int, float]], capacity: ClusterCapacity
 ) -> dict[str, dict[int, float]]:
-    """GPU type -> size -> steps/s, without sizes that do not fit the memory of a pool of the type.
+    """GPU type -> size -> steps/s, without sizes above its namespace's limit, or above a pool's memory.
 
     Of pools that are closed to the job nothing is asked; the size that it has stays.
     """
+    by_size = {
+        gpu_type: {size: rate for size, rate in found.items() if size <= one.most_of_type.get(gpu_type, size)}
+        for gpu_type, found in by_size.items()
+    }
     if not one.memory.limits:
         return {gpu_type: dict(found) for gpu_type, found in by_size.items()}
     held = one.view.held_placement

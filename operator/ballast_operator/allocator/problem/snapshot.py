@@ -20,7 +20,7 @@ from ballast_operator.allocator.problem.sharing import (
     speeds_beside,
 )
 from ballast_operator.allocator.problem.snapshot_job import SnapshotJob, SnapshotJobs
-from ballast_operator.allocator.problem.tenants import admit_tenants
+from ballast_operator.allocator.problem.tenants import admit_tenants, within_types
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
@@ -142,6 +142,8 @@ def _take(
         for one in admitted
         if (gpus := tenants.gpus.get(one.view.key)) is not None
     ]
+    admitted, beyond = within_types(spec.tenants, admitted, seen.jobs)
+    refused += beyond
     requests = [one.request(capacity.node_sizes) for one in admitted]
     speeds = measurements.estimates(requests, capacity.gpu_types)
     shared = colocation_candidates(admitted, capacity, measurements.kinds)

@@ -9,10 +9,13 @@ from ballast_policies.rounds.tenants import (
     TenantJob,
     TenantLimit,
     TenantLimits,
+    TypedGang,
     admit_by_tenant,
+    most_by_type,
 )
 from ballast_policies.scheduling import TenantRooms
 
+from ballast_operator.allocator.problem.admission import Admitted, RefusedJob
 from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.cluster_policy import Tenants
 from ballast_operator.api.conditions import JobReason
@@ -85,6 +88,101 @@ def admit_tenants(
     )
 
 
+def within_types(
+    tenants: Tenants, admitted: Sequence[Admitted], jobs: Sequence[JobView]
+) -> tuple[list[Admitted], list[RefusedJob]]:
+    """(jobs with the GPU types and sizes that ``maxGpusByType`` leaves them, jobs that it leaves none).
+
+    ``admitted``: by age. ``jobs``: all there are.
+    """
+    namespaces = {one.view.key[0] for one in admitted}
+    limits = {name: by_type for name in namespaces if (by_type := _by_type(tenants, name))}
+    if not limits:
+        return list(admitted), []
+    asked = {one.view.key: _typed(one) for one in admitted if one.view.key[0] in limits}
+    others: dict[str, Counter[str]] = {}
+    for view in jobs:
+        if view.key not in asked and view.key[0] in limits:
+            others.setdefault(view.key[0], Counter()).update(_held_by_type(view))
+    found = most_by_type(list(asked.values()), limits, others)
+    within, refused = [], []
+    for one in admitted:
+        gang = asked.get(one.view.key)
+        if gang is None:
+            within.append(one)
+        elif most := found[gang.name]:
+            within.append(_with_most(one, most))
+        else:
+            refusal = _no_type(tenants, gang, limits[gang.tenant])
+            refused.append(RefusedJob(key=one.view.key, launches=one.view.status.launches, refusal=refusal))
+    return within, refused
+
+
+def _by_type(tenants: Tenants, namespace: str) -> Mapping[str, int]:
+    own = tenants.namespaces.get(namespace)
+    found = own.max_gpus_by_type if own is not None else None
+    return (tenants.each_namespace.max_gpus_by_type if found is None else found) or {}
+
+
+def _typed(one: Admitted) -> TypedGang:
+    running = one.view.running_allocation
+    sizes = one.sizes if len(one.sizes) > 1 or running is not None else _sizes(one.view, one.gpus)[::-1]
+    return TypedGang(
+        name=job_id(one.view.key),
+        tenant=one.view.key[0],
+        sizes=sizes,
+        types=one.gpu_types,
+        held=_held_by_type(one.view),
+        runs_on=frozenset() if running is None else frozenset(part.gpu_type for part in running.by_pool),
+    )
+
+
+def _held_by_type(view: JobView) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for part in view.status.allocation.by_pool if view.status.allocation is not None else ():
+        found[part.gpu_type] += part.gpus
+    return found
+
+
+def _with_most(one: Admitted, most: Mapping[str, int]) -> Admitted:
+    """The job on these types only, with at most so many GPUs there."""
+    largest = max(most.values())
+    fitting = tuple(size for size in one.sizes if size <= largest)
+    gpus = one.gpus
+    if len(one.sizes) == 1 and one.view.running_allocation is None:
+        gpus = next(size for size in _sizes(one.view, one.gpus) if size <= largest)
+        fitting = (gpus,)
+    types = tuple(name for name in one.gpu_types if most.get(name, 0) >= gpus)
+    closed = [name for name in one.gpu_types if name not in types]
+    told = f"{' and '.join(closed)}: no room within its namespace's maxGpusByType" if closed else ""
+    mixed = one.mixed
+    if mixed is not None and any(most.get(name, 0) < mixed.sizes[-1] for name in mixed.gpu_types):
+        mixed = None
+    return dataclasses.replace(
+        one,
+        gpus=gpus,
+        sizes=fitting or one.sizes,
+        gpu_types=types,
+        left_out="; ".join(filter(None, (one.left_out, told))),
+        most_of_type=most,
+        mixed=mixed,
+    )
+
+
+def _no_type(tenants: Tenants, gang: TypedGang, limits: Mapping[str, int]) -> Refusal:
+    own = tenants.namespaces.get(gang.tenant)
+    part = "eachNamespace" if own is None or own.max_gpus_by_type is None else f"namespaces.{gang.tenant}"
+    bounds = ", ".join(f"{limits[name]} {name}" for name in gang.types if name in limits)
+    never = all(gang.sizes[0] > limits[name] for name in gang.types)
+    message = (
+        f"namespace {gang.tenant} may have {bounds} at a time, and "
+        + (f"the job needs {gang.sizes[0]}" if never else "its older jobs have them or come first")
+        + f". To fix: {'' if never else 'wait, '}allow other gpuTypes, or ask the cluster's administrator "
+        f"to raise tenants.{part}.{TenantLimit.GPUS_BY_TYPE} of the ClusterPolicy"
+    )
+    return Refusal(reason=JobReason.NAMESPACE_LIMIT, message=message)
+
+
 def _limits_nothing(tenants: Tenants, jobs: int) -> bool:
     """Whether there are so few jobs that all take part, of whichever tenant."""
     every = tenants.each_namespace
@@ -120,7 +218,7 @@ def limits_of(tenants: Tenants, namespace: str) -> TenantLimits:
 
 
 def _limits(tenants: Tenants, namespace: str) -> dict[str, int]:
-    """Field -> limit, for those that there are."""
+    """Field -> limit, for those that there are, in numbers."""
     own = tenants.namespaces.get(namespace)
     return {**tenants.each_namespace.to_dict(), **(own.to_dict() if own is not None else {})}
 

@@ -35,6 +35,7 @@ from ballast_operator.observation.events import EventToPost, flips
 from ballast_operator.observation.status_changes import plain
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
+from ballast_operator.views.names import some_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +191,12 @@ def _valid(capacity: ClusterCapacity, policy: ClusterPolicy) -> Verdict:
             "To fix: make the node selectors exclude each other, or change the nodes' labels"
         )
         return PolicyCondition.VALID, True, PolicyReason.OVERLAPPING_POOLS, message
+    tenants = policy.spec.tenants
+    limited = {name for own in tenants.namespaces.values() for name in own.max_gpus_by_type or ()}
+    limited |= {*(tenants.each_namespace.max_gpus_by_type or ())}
+    if unknown := sorted(limited - {pool.gpu_type for pool in policy.spec.node_pools}):
+        message = f"tenants limit {some_of(unknown)} by maxGpusByType, of which no pool is"
+        return PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message
     if capacity.empty_pools:
         message = f"no node matches pool {', '.join(capacity.empty_pools)} at present"
         return PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message
