@@ -34,6 +34,7 @@ class JobForecast:
         ends: when it has done its steps; None: not within the time.
         starts: how often it is started or moved.
         gpu_hours, cost: of the GPUs that it holds from now on.
+        first: the GPUs on which it begins, as people read them; empty: it has them now, or gets none.
     """
 
     job: str
@@ -42,6 +43,7 @@ class JobForecast:
     starts: int = 0
     gpu_hours: float = 0.0
     cost: float = 0.0
+    first: str = ""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -56,7 +58,7 @@ class _ForecastJob(SimulatedGang):
         of_price: the part of its GPUs' price that it pays.
         isolated: as ``Job`` has it.
         isolated_rate: by how much a second of training raises it.
-        begins, gpu_hours, cost: as its forecast has them.
+        begins, gpu_hours, cost, first: as its forecast has them.
     """
 
     one: SnapshotJob
@@ -69,6 +71,7 @@ class _ForecastJob(SimulatedGang):
     begins: float | None = None
     gpu_hours: float = 0.0
     cost: float = 0.0
+    first: str = ""
 
     def advance(self, seconds: float) -> float:
         at, speed = self.placement, self.speed
@@ -87,7 +90,7 @@ class _ForecastJob(SimulatedGang):
         ActiveJob.follow(self, decided, now)
         self.of_price = price_part(shared=self.name in decided.beside)
         if self.placement is not None and self.begins is None:
-            self.begins = now
+            self.begins, self.first = now, str(self.placement)
 
     def as_cluster_job(self, now: float) -> SnapshotJob:
         one, job, gang = self.one, self.one.job, self.one.elastic
@@ -122,6 +125,7 @@ class _ForecastJob(SimulatedGang):
             starts=self.starts,
             gpu_hours=self.gpu_hours,
             cost=self.cost,
+            first=self.first,
         )
 
 
@@ -147,23 +151,34 @@ def forecast(
     Raises:
         ProblemError: the policy cannot be used on what is there at some moment.
     """
+    jobs = _active_jobs(snapshot, now, live)
+    ends = dict[str, float]()
+    Clock(
+        arrivals=[(0.0, job) for job in jobs],
+        decide=_decisions(snapshot, policy, now, agnostic=agnostic),
+        ended=lambda job, at: ends.update({job.name: at}),
+    ).run(seconds)
+    return tuple(job.as_forecast(ends.get(job.name)) for job in jobs)
+
+
+def next_round(snapshot: Snapshot, policy: ClusterPolicy, *, now: float, live: Collection[str] = ()) -> Round:
+    """The round that the operator would begin at once; arguments and errors as of :func:`forecast`."""
+    jobs = {job.name: job for job in _active_jobs(snapshot, now, live)}
+    agnostic = policy.spec.objective.heterogeneity_agnostic
+    return _decisions(snapshot, policy, now, agnostic=agnostic)(jobs, 0.0).round
+
+
+def _decisions(snapshot: Snapshot, policy: ClusterPolicy, now: float, *, agnostic: bool) -> "_Decisions":
+    by = dataclasses.replace(scheduling_policy(policy), heterogeneity_agnostic=agnostic)
+    return _Decisions(snapshot, by, began=now, first_round_ends=0.0)
+
+
+def _active_jobs(snapshot: Snapshot, now: float, live: Collection[str]) -> list[_ForecastJob]:
     prices = {
         pool.pool: pool.price or snapshot.capacity.prices.get(pool.gpu_type, 0.0)
         for pool in snapshot.capacity.pools
     }
-    jobs = [_active(one, prices, now, live=one.name in live) for one in snapshot.jobs]
-    ends = dict[str, float]()
-    Clock(
-        arrivals=[(0.0, job) for job in jobs],
-        decide=_Decisions(
-            snapshot,
-            dataclasses.replace(scheduling_policy(policy), heterogeneity_agnostic=agnostic),
-            began=now,
-            first_round_ends=0.0,
-        ),
-        ended=lambda job, at: ends.update({job.name: at}),
-    ).run(seconds)
-    return tuple(job.as_forecast(ends.get(job.name)) for job in jobs)
+    return [_active(one, prices, now, live=one.name in live) for one in snapshot.jobs]
 
 
 def _active(one: SnapshotJob, prices: Mapping[str, float], now: float, *, live: bool) -> _ForecastJob:

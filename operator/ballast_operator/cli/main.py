@@ -11,6 +11,7 @@ COMMANDS = {
         "ballast_operator.cli.allocate.command:allocate",
         "Solve one allocation from a file of jobs.",
     ),
+    "completion": ("ballast_operator.cli.completion:completion", "Print a shell's completion of commands."),
     "cost": ("ballast_operator.cli.live.cost:cost", "What jobs, teams and pools of a live cluster cost."),
     "crds": ("ballast_operator.cli.crds:crds", "Write the custom resource definitions."),
     "delete": ("ballast_operator.cli.live.jobs:delete", "Delete a training job."),
@@ -22,6 +23,7 @@ COMMANDS = {
     "logs": ("ballast_operator.cli.live.jobs:logs", "Print the logs of a job's ranks as one."),
     "operator": ("ballast_operator.cli.operator:operator", "Run the operator (as its image does)."),
     "plan": ("ballast_operator.cli.plan.command:plan", "Plan a pipeline: layers to stages to ranks."),
+    "policy": ("ballast_operator.cli.live.policy_diff:policy", "Show what a changed ClusterPolicy would do."),
     "resume": ("ballast_operator.cli.live.jobs:resume", "Have a suspended job take part again."),
     "simulate": (
         "ballast_operator.cli.simulate.command:simulate",

@@ -101,6 +101,23 @@ def test_a_job_is_submitted_followed_and_deleted_by_commands(stage, ballast, tmp
         assert "not found" in ballast("delete", "one").stderr
 
 
+def test_a_dry_run_says_where_and_when_a_job_would_run(stage, ballast):
+    """By the operator's own decisions, with the other jobs; nothing is kept. What can never run says why."""
+    words = ["--name", "dry", "--image", "i", "--steps", "3600", "--dry-run"]
+    done = ballast("submit", *words, "--gpus", "2", "--", "true")
+    assert done.exit_code == 0, done.output
+    assert "dry: valid; starts now on 2 x " in done.stdout and "its speed is a guess" in done.stdout
+    (row,) = json.loads(ballast("submit", *words, "--output", "json", "--", "true").stdout)["jobs"]
+    assert (row["begins_seconds"], row["speed_measured"]) == (0.0, False)
+    assert row["gpu_hours"] == pytest.approx(row["ends_seconds"] / 3600)
+    done = ballast("submit", *words, "--gpus", "64", "--", "true")
+    assert "where it would run is not known: " in done.stdout and "64" in done.stdout
+    done = ballast("submit", *words, "--gpu-type", "UPPER CASE", "--", "true")
+    assert done.exit_code == 1 and "spec.gpuTypes" in done.stderr
+    assert stage.job("dry") is None
+    assert ballast("submit", *words, "--within", "nan", "--", "true").exit_code == 2
+
+
 def test_a_job_is_waited_for_suspended_and_resumed_from_python(stage, client, tmp_path):
     """Each change is seen; a wait ends with the state, an error, or its time."""
     until = tmp_path / "until"

@@ -12,7 +12,11 @@ from ballast_operator.cli.live.manifests import read_manifests
 from ballast_operator.cli.terminal import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ballast.client import Job
+
+    from ballast_operator.cli.live.whatif import LiveCluster
 
 FLAGS = (
     "name",
@@ -43,6 +47,19 @@ FLAGS = (
 @click.option("--budget", type=float, help="What it may cost.")
 @click.option("-n", "--namespace", help="Where; default: the manifest's, else default.")
 @kubeconfig_option
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Submit nothing: say whether the cluster takes them, where and when they would run, at what cost.",
+)
+@click.option(
+    "--within",
+    "hours",
+    default=24.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True, max=8760),
+    help="Hours that --dry-run looks ahead, without further jobs.",
+)
 @click.option("--wait", is_flag=True, help="Until the jobs have ended; exit code 1: one has failed.")
 @click.option("--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
 def submit(
@@ -50,6 +67,8 @@ def submit(
     file: str | None,
     namespace: str | None,
     kubeconfig: str | None,
+    dry_run: bool,
+    hours: float,
     wait: bool,
     output: str,
     **flags: Any,
@@ -60,6 +79,8 @@ def submit(
     ballast submit -f job.yaml
     ballast submit --name mine --image mine:1 --gpus 2 --steps 1000 -- python train.py
     """
+    if math.isnan(hours):
+        raise click.UsageError("--within: nan is no number of hours. To fix: a number above 0")
     if file is None:
         manifests = [_manifest(command, flags)]
     elif command or any(flags[name] not in (None, ()) for name in FLAGS):
@@ -67,7 +88,10 @@ def submit(
     else:
         manifests = read_manifests(file)
     with connected(kubeconfig) as client:
-        made = [client.submit(manifest, namespace=namespace) for manifest in manifests]
+        made = [client.submit(manifest, namespace=namespace, dry_run=dry_run) for manifest in manifests]
+        if dry_run:
+            _foretell(made, kubeconfig, hours, output)
+            return
         if output in ("json", "yaml"):
             items = [job.raw for job in made]
             print_objects(items[0] if len(items) == 1 else {"kind": "List", "items": items}, output)
@@ -78,6 +102,70 @@ def submit(
             with contextlib.suppress(KeyboardInterrupt):
                 for job in made:
                     client.wait(job.name, namespace=job.namespace, each=_tell)
+
+
+def _foretell(made: "list[Job]", kubeconfig: str | None, hours: float, output: str) -> None:
+    """Where, when and at what cost the jobs would run, by the operator's own decisions."""
+    import asyncio
+
+    from ballast_policies.allocation.problem import ProblemError
+
+    from ballast_operator.cli.live.whatif_over_time import course
+    from ballast_operator.errors import Forbidden
+
+    names = [f"{job.namespace}/{job.name}" for job in made]
+    rows: list[dict[str, Any]] = [{"job": name, "valid": True} for name in names]
+    try:
+        live = asyncio.run(_with(made, kubeconfig))
+        refused = {"/".join(one.key): one.refusal.message for one in live.snapshot.refused}
+        courses = {one.job: one for one in course(live, hours)}
+    except (Forbidden, ProblemError) as error:
+        rows = [{**row, "unknown": str(error)} for row in rows]
+    else:
+        for row in rows:
+            found = courses.get(row["job"])
+            if found is None:
+                row["unknown"] = refused.get(row["job"]) or "it takes no part in decisions"
+                continue
+            row |= {"where": found.first or None, "begins_seconds": found.begins, "ends_seconds": found.ends}
+            row |= {"gpu_hours": found.gpu_hours, "cost": found.cost}
+            row["speed_measured"] = row["job"] not in live.snapshot.unmeasured
+    if output in ("json", "yaml"):
+        print_objects({"within_hours": hours, "jobs": rows}, output)
+    else:
+        click.echo(printable("\n".join(_row_text(row, hours) for row in rows)))
+
+
+def _row_text(row: dict[str, Any], hours: float) -> str:
+    if "unknown" in row:
+        return f"{row['job']}: valid; where it would run is not known: {row['unknown']}"
+    if row["begins_seconds"] is None:
+        return f"{row['job']}: valid; it would not start within {hours:g} h"
+    start, end = row["begins_seconds"] / 3600, row["ends_seconds"]
+    ends = f"done after {end / 3600:.2f} h" if end is not None else f"not done within {hours:g} h"
+    guess = (
+        "" if row["speed_measured"] else "; its speed is a guess: state spec.throughput for better figures"
+    )
+    begins = "now" if start < 0.01 else f"in {start:.2f} h"
+    return (
+        f"{row['job']}: valid; starts {begins} on {row['where']}, {ends}, "
+        f"costs {row['cost']:.2f} ({row['gpu_hours']:.2f} GPU h){guess}"
+    )
+
+
+async def _with(made: "list[Job]", kubeconfig: str | None) -> "LiveCluster":
+    from ballast_operator.cli.live.whatif import read_cluster
+    from ballast_operator.kube.client import connect
+
+    async with await connect(kubeconfig) as cluster:
+        return await read_cluster(
+            cluster, more=[_as_if_kept(job.raw, number) for number, job in enumerate(made)]
+        )
+
+
+def _as_if_kept(raw: "Mapping[str, Any]", number: int) -> dict[str, Any]:
+    metadata = {"uid": f"not-kept-{number}", "generation": 1, **raw["metadata"], "resourceVersion": "1"}
+    return {"apiVersion": "ballast.dev/v1alpha1", "kind": "TrainingJob", **raw, "metadata": metadata}
 
 
 def _tell(job: "Job") -> None:

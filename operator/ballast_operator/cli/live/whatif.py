@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     from ballast_operator.allocator.problem.snapshot import Snapshot
     from ballast_operator.api.cluster_policy import ClusterPolicy, Objective
+    from ballast_operator.kube.caches import Caches
     from ballast_operator.kube.client import Cluster
+    from ballast_operator.kube.kinds import Object
 
 
 @click.command()
@@ -169,12 +171,59 @@ async def _read(kubeconfig: str | None, cluster_policy: str) -> LiveCluster:
         return await read_cluster(cluster, cluster_policy)
 
 
-async def read_cluster(cluster: "Cluster", cluster_policy: str = "") -> LiveCluster:
-    """All that the operator would decide on now.
+async def read_cluster(
+    cluster: "Cluster", cluster_policy: str = "", *, more: Sequence["Object"] = ()
+) -> LiveCluster:
+    """All that the operator would decide on now, with ``more`` jobs.
 
     Raises:
         ProblemError: there is no such ClusterPolicy, or several and none was named, or it is not usable.
     """
+    from ballast_operator.kube.kinds import JOB
+
+    caches = await _read_caches(cluster)
+    for job in more:
+        caches[JOB].put(job)
+    return _decided_on(caches, _policy_in(caches, cluster_policy))
+
+
+async def read_change(cluster: "Cluster", changed: "Object") -> tuple[LiveCluster, LiveCluster]:
+    """The cluster under the ClusterPolicy in force, and under ``changed``.
+
+    Raises:
+        ProblemError: as :func:`read_cluster`, or ``changed`` cannot be used.
+    """
+    caches = await _read_caches(cluster)
+    name = str((changed.get("metadata") or {}).get("name") or "")
+    there = _policy_in(caches, name)
+    return _decided_on(caches, there), _decided_on(caches, {**there, "spec": changed.get("spec")})
+
+
+async def _read_caches(cluster: "Cluster") -> "Caches":
+    from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
+
+    caches = Caches()
+    for kind in WATCHED:
+        items, version = await cluster.list(kind, label_selector=SELECTORS.get(kind, ""))
+        caches.listed(kind, items, version)
+    return caches
+
+
+def _policy_in(caches: "Caches", name: str) -> "Object":
+    from ballast_policies.allocation.problem import ProblemError
+
+    from ballast_operator.kube.kinds import POLICY
+
+    policies = {item["metadata"]["name"]: item for item in caches[POLICY]}
+    name = name or (next(iter(policies)) if len(policies) == 1 else "")
+    if name not in policies:
+        there = ", ".join(sorted(policies)) or "none"
+        raise ProblemError(f"--cluster-policy: {name or 'not given'}; the cluster has {there}")
+    return policies[name]
+
+
+def _decided_on(caches: "Caches", item: "Object") -> LiveCluster:
+    """What the operator would decide on under the ClusterPolicy ``item``."""
     from ballast_policies.allocation.problem import ProblemError
 
     from ballast_operator.allocator.costs.price_feeds import saved_prices, with_prices
@@ -182,24 +231,14 @@ async def read_cluster(cluster: "Cluster", cluster_policy: str = "") -> LiveClus
     from ballast_operator.allocator.problem.snapshot import Observed, take_snapshot
     from ballast_operator.allocator.problem.throughput import Measurements
     from ballast_operator.api.read import InvalidObject, read_cluster_policy
-    from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
-    from ballast_operator.kube.kinds import POD, POLICY, job_id
+    from ballast_operator.kube.kinds import POD, job_id
     from ballast_operator.observation.observer import Observer
 
-    caches = Caches()
-    for kind in WATCHED:
-        items, version = await cluster.list(kind, label_selector=SELECTORS.get(kind, ""))
-        caches.listed(kind, items, version)
-    policies = {item["metadata"]["name"]: item for item in caches[POLICY]}
-    name = cluster_policy or (next(iter(policies)) if len(policies) == 1 else "")
-    if name not in policies:
-        there = ", ".join(sorted(policies)) or "none"
-        raise ProblemError(f"--cluster-policy: {name or 'not given'}; the cluster has {there}")
     try:
-        policy = read_cluster_policy({**policies[name], "status": {}})
+        policy = read_cluster_policy({**item, "status": {}})
     except InvalidObject as error:
-        raise ProblemError(f"ClusterPolicy {name} cannot be used: {error}") from error
-    policy = with_prices(policy, saved_prices(policies[name].get("status")))
+        raise ProblemError(f"ClusterPolicy {item['metadata']['name']} cannot be used: {error}") from error
+    policy = with_prices(policy, saved_prices(item.get("status")))
     observer, measurements = Observer(caches), Measurements()
     now = datetime.datetime.now(datetime.UTC)
     jobs = in_todays_pools(observer.jobs(), policy, observer.nodes())

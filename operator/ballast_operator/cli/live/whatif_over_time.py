@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ballast_operator.allocator.forecast import JobForecast
     from ballast_operator.allocator.problem.snapshot import Snapshot
     from ballast_operator.api.cluster_policy import ClusterPolicy
+    from ballast_operator.cli.live.whatif import LiveCluster
 
 HOUR = 3600.0
 
@@ -103,6 +104,30 @@ def over_time(
         jobs=tuple(zip(before, after, strict=True)),
         left_out=tuple(f"{'/'.join(one.key)}: {one.refusal.message}" for one in snapshot.refused),
     )
+
+
+def course(live: "LiveCluster", hours: float) -> "tuple[JobForecast, ...]":
+    """The forecast of each job under the policy in force, whether or not it only says what it would do.
+
+    Raises:
+        ProblemError: the policy cannot be used on what is there at some moment.
+    """
+    from ballast_operator.allocator.forecast import forecast
+    from ballast_operator.cli.live.whatif_spot import limited
+
+    return forecast(
+        limited(live.snapshot, live.policy),
+        in_force(live.policy),
+        now=live.at.timestamp(),
+        seconds=hours * HOUR,
+        live=live.resizable,
+        agnostic=live.policy.spec.objective.heterogeneity_agnostic,
+    )
+
+
+def in_force(policy: "ClusterPolicy") -> "ClusterPolicy":
+    """The ClusterPolicy as if it did not only say what it would do."""
+    return _under(policy, policy.spec.objective.policy)
 
 
 def changed(snapshot: "Snapshot", setup: "Setup") -> "Snapshot":

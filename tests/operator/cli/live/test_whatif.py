@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ballast_operator.cli.live.whatif import as_text, pose, read_cluster, whatif
+from ballast_operator.cli.live.policy_diff import as_text as policy_text
+from ballast_operator.cli.live.policy_diff import difference
+from ballast_operator.cli.live.whatif import as_text, pose, read_change, read_cluster, whatif
 from ballast_operator.cli.main import main
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_policies.allocation.problem import ProblemError
@@ -82,6 +84,26 @@ def test_the_problem_is_the_operators_with_the_pools_prices():
     }
     assert problem.prices["p100"] == pytest.approx((2 * 1.46 + 2 * 0.43) / 4)
     assert notes == ()
+
+
+def test_a_changed_policy_says_what_the_next_round_would_do():
+    """Each field and job that differs; the same policy changes nothing."""
+    found = cluster()
+    (item,) = found._objects[POLICY]
+    changed = {**item, "spec": {**item["spec"], "objective": {"policy": "min-cost"}}}
+    differs = difference(*asyncio.run(read_change(found, changed)))
+    assert differs["fields"] == {"spec.objective.policy": ["max-min-fairness", "min-cost"]}
+    assert differs["jobs"] and differs["same"] + len(differs["jobs"]) == 3
+    assert 'spec.objective.policy: "max-min-fairness" -> "min-cost"' in policy_text(differs)
+    pools = [pool for pool in item["spec"]["nodePools"] if pool["name"] != "v100"]
+    without = {**item, "spec": {**item["spec"], "nodePools": pools}}
+    differs = difference(*asyncio.run(read_change(found, without)))
+    assert "spec.nodePools[v100].gpuType" in differs["fields"]
+    assert difference(*asyncio.run(read_change(found, item))) == {"fields": {}, "jobs": [], "same": 3}
+    with pytest.raises(ProblemError, match="cannot be used"):
+        asyncio.run(read_change(found, {**item, "spec": {"objective": float("nan")}}))
+    with pytest.raises(ProblemError, match="the cluster has"):
+        asyncio.run(read_change(found, {"metadata": {"name": "other"}}))
 
 
 def test_two_more_v100_help_the_job_that_has_to_share_them():
