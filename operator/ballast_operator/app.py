@@ -15,11 +15,15 @@ import signal
 import socket
 import time
 import uuid
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.errors import Forbidden, LeaseLapsed, NotLeader, OperatorError, Unavailable
 from ballast_operator.health import serve, stale_streams
+from ballast_operator.history.recent import Recent
+from ballast_operator.history.store import HistoryWriter, Keep
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster, connect
 from ballast_operator.kube.informers import Informers
@@ -49,6 +53,8 @@ class Options:
         lease_namespace: where the leader's Lease is.
         health_host, health_port: where ``/healthz`` and ``/metrics`` are served; port 0: one that is free.
         page_port: where the page is served, on the same address; None: nowhere.
+        history: file in which it is kept what jobs did; None: nowhere.
+        keep: how much of it.
     """
 
     kubeconfig: str | None = None
@@ -57,6 +63,8 @@ class Options:
     health_host: str = "0.0.0.0"
     health_port: int = 8080
     page_port: int | None = None
+    history: Path | None = None
+    keep: Keep = dataclasses.field(default_factory=Keep)
 
 
 class Operator:
@@ -134,7 +142,7 @@ class Operator:
                 waits=self.waits,
             )
             page = contextlib.AsyncExitStack()
-            await self._serve_page(page, informers.caches)
+            await self._remember(page, informers.caches, lambda: leadership.leads)
             decoded = DecodedJobs(informers.caches)
             decoding = keep_running("decoding", decoded.run, metrics=self._metrics)
             parts = (self.waits.run(), self._beat(), decoding, solver.warm_up())
@@ -150,25 +158,38 @@ class Operator:
                 await side.run(runner.cleanup())
                 await side.run(own.close())
 
-    async def _serve_page(self, within: contextlib.AsyncExitStack, caches: Caches) -> None:
-        """Serve the page, where it is asked for.
+    async def _remember(
+        self, within: contextlib.AsyncExitStack, caches: Caches, leads: Callable[[], bool]
+    ) -> None:
+        """Serve the page, and keep what jobs did, where that is asked for.
 
         Raises:
-            OSError: its port is taken.
+            OSError: the page's port is taken.
         """
-        if self._options.page_port is None:
+        options = self._options
+        if options.page_port is None and options.history is None:
             return
-        from ballast_operator.page.server import beside_the_operator
+        recent = Recent(caches, clock=time.time)
+        if options.history is not None:
+            alone = options.page_port is None
+            writer = HistoryWriter(
+                options.history, recent, self._metrics, keep=options.keep, leads=leads, work_out=alone
+            )
+            writer.start()
+            within.push_async_callback(asyncio.to_thread, writer.stop)
+        if options.page_port is not None:
+            from ballast_operator.page.server import beside_the_operator
 
-        seconds = self._settings.api.request_seconds
-        page = beside_the_operator(
-            caches,
-            connected=connect(self._options.kubeconfig, request_seconds=seconds),
-            on_answer=self._answered,
-            host=self._options.health_host,
-            port=self._options.page_port,
-        )
-        logger.info("serving the page on port %d", await within.enter_async_context(page))
+            page = beside_the_operator(
+                caches,
+                recent,
+                history=options.history,
+                connected=connect(options.kubeconfig, request_seconds=self._settings.api.request_seconds),
+                on_answer=self._answered,
+                host=options.health_host,
+                port=options.page_port,
+            )
+            logger.info("serving the page on port %d", await within.enter_async_context(page))
 
     def _leadership(self, own: Cluster) -> Leadership:
         return Leadership(

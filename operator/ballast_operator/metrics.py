@@ -10,6 +10,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         r = self.registry
         self.jobs = Gauge("ballast_jobs", "Training jobs by state.", ["state"], registry=r)
+        self.jobs_waiting = Gauge(
+            "ballast_jobs_waiting", "Jobs that wait, by the reason why.", ["reason"], registry=r
+        )
         self.gpus_capacity = Gauge(
             "ballast_gpus_capacity", "GPUs usable for training.", ["pool", "gpu_type"], registry=r
         )
@@ -111,6 +114,12 @@ class Metrics:
             "that was read from other regions.",
             ["kind"],
             registry=r,
+        )
+        self.history_dropped = Counter(
+            "ballast_history_dropped", "Rows of history that could not be written in time.", registry=r
+        )
+        self.history_failures = Counter(
+            "ballast_history_failures", "Writes of history that failed.", registry=r
         )
         self.leader = Gauge("ballast_leader", "1 where this replica leads.", registry=r)
         self.watch_age_seconds = Gauge(

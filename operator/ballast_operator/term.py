@@ -17,7 +17,7 @@ from ballast_operator.allocator.reporting.reporter import PolicyReporter
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.allocator.throttle import DecisionThrottle
-from ballast_operator.api.conditions import JobState
+from ballast_operator.api.conditions import JobCondition, JobState
 from ballast_operator.errors import OperatorError
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.informers import Informers
@@ -172,6 +172,15 @@ class LeaderTerm:
             unfinished = sum(not view.status.finished for view in self._observer.jobs())
             for state in JobState:
                 self._metrics.jobs.labels(state).set(states[state])
+            reasons = Counter(
+                admitted.reason
+                for view in self._observer.jobs()
+                if view.status.summary_state is JobState.WAITING
+                and (admitted := view.status.condition(JobCondition.ADMITTED)) is not None
+            )
+            self._metrics.jobs_waiting.clear()
+            for reason, count in reasons.items():
+                self._metrics.jobs_waiting.labels(reason).set(count)
             self._metrics.jobs_failing.set(self._worker.failing)
             recent = sum(1 for at in self._writes if moment - at < 60)
             self._metrics.writes_per_job.set(recent / unfinished if unfinished else 0)

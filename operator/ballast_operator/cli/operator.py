@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,6 +51,13 @@ COLLECT_AFTER = (20_000, 10, 10)
     "--ui-port", type=click.IntRange(0, 65535), help="Serve the page here; 0: a free port. Default: no page."
 )
 @click.option(
+    "--history",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep in this SQLite file what jobs did, after they are deleted. Default: nowhere.",
+)
+@click.option("--history-days", type=click.FloatRange(min=0, min_open=True), default=90, show_default=True)
+@click.option("--history-jobs", type=click.IntRange(min=1), default=100_000, show_default=True)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -63,6 +71,9 @@ def operator(
     metrics_host: str,
     metrics_port: int,
     ui_port: int | None,
+    history: Path | None,
+    history_days: float,
+    history_jobs: int,
     log_level: str,
 ) -> None:
     """Run the operator until SIGTERM."""
@@ -72,6 +83,7 @@ def operator(
 
     from ballast_operator.app import Options
     from ballast_operator.errors import LeaseLapsed, NotLeader
+    from ballast_operator.history.store import Keep
     from ballast_operator.settings import from_environment
 
     logging.basicConfig(
@@ -89,6 +101,8 @@ def operator(
         health_host=metrics_host,
         health_port=metrics_port,
         page_port=ui_port,
+        history=history,
+        keep=Keep(days=history_days, jobs=history_jobs),
     )
     # Decisions are computed in a thread; the event loop must not wait long for it.
     sys.setswitchinterval(SWITCH_SECONDS)

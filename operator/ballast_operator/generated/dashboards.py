@@ -69,6 +69,13 @@ GPUS = Dashboard(
             queries=one(f"max by (state) (ballast_jobs{HERE})", "{{state}}"),
         ),
         Panel(
+            title="Waiting jobs by reason",
+            description="Jobs that hold no GPUs, by the reason of their condition Admitted.",
+            unit="short",
+            stacked=True,
+            queries=one(f"max by (reason) (ballast_jobs_waiting{HERE})", "{{reason}}"),
+        ),
+        Panel(
             title="GPUs handed back and taken",
             description="By pipelines that shrank or grew while they trained, an hour.",
             unit="short",
@@ -179,6 +186,15 @@ OPERATOR = Dashboard(
             unit="short",
             stacked=True,
             queries=one(rate("ballast_api_writes_total", "verb, kind"), "{{verb}} {{kind}}"),
+        ),
+        Panel(
+            title="History not written",
+            description="Writes of history that failed, and rows that were dropped, a second.",
+            unit="short",
+            queries=(
+                *one(f"sum(rate(ballast_history_failures_total{HERE}[$__rate_interval]))", "failed"),
+                *one(f"sum(rate(ballast_history_dropped_total{HERE}[$__rate_interval]))", "dropped"),
+            ),
         ),
     ),
 )

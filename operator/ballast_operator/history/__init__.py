@@ -1,1 +1,1 @@
-"""What has happened: lately, in memory (:mod:`.recent`)."""
+"""What has happened: lately, in memory (:mod:`.recent`), and before that, in a file (:mod:`.store`)."""

@@ -136,6 +136,8 @@ class Recent:
         spans, events, decisions, rounds: oldest first.
         samples: (time, pool -> (GPUs, held, price)).
         dropped: changes that nobody worked out in time.
+        told: hears, when it is worked out, of (time, a job as it is now or what happened to it, whether it is
+            deleted).
     """
 
     def __init__(
@@ -150,6 +152,7 @@ class Recent:
         self.rounds: deque[RoundLine] = deque(maxlen=MOST_ROUNDS)
         self.samples: deque[tuple[float, dict[str, tuple[float, float, float]]]] = deque(maxlen=MOST_SAMPLES)
         self.dropped = 0
+        self.told: Callable[[float, Object | Happened, bool], None] = lambda at, news, deleted: None
         caches.store_listeners.append(self.note)
 
     def note(self, kind: Kind, old: Object | None, new: Object | None) -> None:
@@ -225,6 +228,7 @@ class Recent:
         for span in job.open.values() if job is not None else ():
             span.end = at
         self._happened(at, item, "Deleted", "the job was deleted")
+        self.told(at, item, True)
 
     def _job(self, at: float, old: Object | None, new: Object) -> None:
         uid = _uid(new)
@@ -234,6 +238,7 @@ class Recent:
             self._jobs[uid] = job
         before: Any = (old or {}).get("status") or {}
         after: Any = new.get("status") or {}
+        self.told(at, new, False)
         self._held(at, job, uid, after, first=old is None)
         self._changes(at, new, before, after, first=old is None)
         decision = after.get("lastDecision") or {}
@@ -305,7 +310,9 @@ class Recent:
 
     def _happened(self, at: float, item: Object, what: str, text: str) -> None:
         key = key_of(item)
-        self.events.append(Happened(at=at, key=key, uid=_uid(item), what=what, text=text[:LONGEST_TEXT]))
+        happened = Happened(at=at, key=key, uid=_uid(item), what=what, text=text[:LONGEST_TEXT])
+        self.events.append(happened)
+        self.told(at, happened, False)
 
     def _partition(self, at: float, job: _Job) -> None:
         found = partition_now(self._caches, job.key, at)

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -17,6 +19,7 @@ from markupsafe import Markup
 
 from ballast_operator.errors import OperatorError
 from ballast_operator.history.recent import Recent
+from ballast_operator.history.store import HistoryError, JobRecord, read_events, read_jobs, read_namespaces
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import Kind
@@ -62,6 +65,8 @@ STATIC = {
     "icon.svg": "image/svg+xml",
 }
 
+SCREENS = (("/", "Cluster"), ("/jobs", "Jobs"), ("/teams", "Teams"), ("/decisions", "Decisions"))
+
 REFRESHED = frozenset({"cluster.html", "jobs.html", "job.html", "teams.html", "decisions.html"})
 
 _HIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -80,6 +85,7 @@ class Page:
         recent: of the same caches.
         access: who may see what.
         title: beside the name, e.g. the cluster.
+        history: file of what deleted jobs did; None: none is kept.
         window: of time that the first screen shows, unless another is chosen.
         clock: epoch seconds.
     """
@@ -92,10 +98,12 @@ class Page:
         *,
         title: str = "",
         window: str = "1h",
+        history: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._caches, self._recent, self._access = caches, recent, access
         self._title, self._window, self._clock = title, window, clock
+        self._history = history
         self._sessions = Sessions(time.monotonic)
         self._seen: screens.Seen | None = None
         self._templates = _templates(clock)
@@ -113,6 +121,10 @@ class Page:
         add("/jobs/{namespace}/{name}/yaml", self._job_yaml)
         add("/teams", self._teams)
         add("/decisions", self._decisions)
+        if self._history is not None:
+            add("/history", self._past_jobs)
+            add("/history.json", self._past_jobs_json)
+            add("/history/{uid}", self._past_job)
         add("/static/{file}", self._static)
         add("/login", self._login_form)
         application.router.add_post("/login", self._login)
@@ -139,6 +151,8 @@ class Page:
             text = "there were too many logins with tokens that are not known. To fix: wait a moment"
             answer = self._failed(request, 429, text)
             answer.headers["Retry-After"] = "5"
+        except HistoryError as error:
+            answer = self._failed(request, 503, str(error))
         except OperatorError as error:
             logger.warning("page: %s", error)
             text = "the API server did not answer, so it is not known what you may see. To fix: try again"
@@ -231,6 +245,46 @@ class Page:
         view, chosen = await self._view(request), request.query.get("round", "")[:253]
         return self._show(request, "decisions.html", screens.decisions(view, chosen, self._window))
 
+    async def _past(self, request: web.Request) -> tuple[list[JobRecord], bool, int]:
+        """Jobs of history that may be seen, whether there are more, and the number of the page."""
+        assert self._history is not None
+        chosen, person = screens.Filter.of(request.query), request[PERSON]
+        there_are = await asyncio.to_thread(read_namespaces, self._history)
+        seen = await self._access.namespaces(person, there_are)
+        asked = seen & {chosen.namespace} if chosen.namespace else seen
+        rows = screens.PAGE_ROWS
+        found = await asyncio.to_thread(
+            read_jobs,
+            self._history,
+            namespaces=asked,
+            name=chosen.text,
+            most=rows + 1,
+            skip=(chosen.page - 1) * rows,
+        )
+        return found[:rows], len(found) > rows, chosen.page
+
+    async def _past_jobs(self, request: web.Request) -> web.Response:
+        found, more, page = await self._past(request)
+        chosen = screens.Filter.of(request.query)
+        told = {"jobs": found, "more": more, "page": page, "chosen": chosen}
+        return self._show(request, "history.html", told)
+
+    async def _past_jobs_json(self, request: web.Request) -> web.Response:
+        found, more, page = await self._past(request)
+        return web.json_response(
+            {"jobs": [dataclasses.asdict(job) for job in found], "page": page, "more": more}
+        )
+
+    async def _past_job(self, request: web.Request) -> web.Response:
+        assert self._history is not None
+        uid = request.match_info["uid"]
+        found = await asyncio.to_thread(read_jobs, self._history, uid=uid, most=1)
+        namespaces = await self._access.namespaces(request[PERSON], {job.namespace for job in found})
+        if not found or found[0].namespace not in namespaces:
+            raise web.HTTPNotFound(text="there is no such job in history, or you may not see it")
+        events = await asyncio.to_thread(read_events, self._history, uid)
+        return self._show(request, "past_job.html", {"job": found[0], "events": events})
+
     async def _static(self, request: web.Request) -> web.Response:
         name = request.match_info["file"]
         if name not in STATIC:
@@ -290,6 +344,7 @@ class Page:
             title=self._title,
             looked_at=at,
             one_key=isinstance(self._access, OneKey),
+            screens=SCREENS + ((("/history", "History"),) if self._history is not None else ()),
         )
         return web.Response(text=text, content_type="text/html", status=status)
 
@@ -357,7 +412,9 @@ async def serving(page: Page, *, host: str, port: int) -> AsyncIterator[int]:
 @contextlib.asynccontextmanager
 async def beside_the_operator(
     caches: Caches,
+    recent: Recent,
     *,
+    history: Path | None,
     connected: Coroutine[Any, Any, Cluster],
     on_answer: Callable[[str, Kind, OperatorError | None], None],
     host: str,
@@ -367,6 +424,8 @@ async def beside_the_operator(
 
     Args:
         caches: of the operator.
+        recent: of the same; it is worked out here.
+        history: file of what deleted jobs did; None: none is kept.
         connected: makes a connection of its own, for reviews.
         on_answer: hears of each answer of the API server.
         host: where, an address of this machine.
@@ -375,11 +434,11 @@ async def beside_the_operator(
     Raises:
         OSError: the port is taken.
     """
-    recent = Recent(caches, clock=time.time)
     async with LoopThread("page") as side:
         cluster = await side.run(connected)
         cluster.on_answer = on_answer
-        page = serving(Page(caches, recent, Reviews(cluster.ask, clock=time.monotonic)), host=host, port=port)
+        reviews = Reviews(cluster.ask, clock=time.monotonic)
+        page = serving(Page(caches, recent, reviews, history=history), host=host, port=port)
         try:
             served = await side.run(_entered(page))
             try:
@@ -387,7 +446,6 @@ async def beside_the_operator(
             finally:
                 await side.run(_left(page))
         finally:
-            caches.store_listeners.remove(recent.note)
             await side.run(cluster.close())
 
 

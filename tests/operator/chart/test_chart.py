@@ -194,6 +194,31 @@ def test_the_page_is_off_unless_it_is_asked_for(chart: Any) -> None:
 
 
 @pytest.mark.slow
+def test_history_is_a_file_on_a_volume_that_outlives_the_release(chart: Any) -> None:
+    """Of one replica, which ends before its successor begins; `ballast history` in the pod knows the file."""
+    from ballast_operator.cli.operator import operator
+
+    values = {"history": {"enabled": True, "days": 30, "volume": {"storageClass": "ssd"}}}
+    items = render(chart, values)
+    (claim,) = of_kind(items, "PersistentVolumeClaim")
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert claim["spec"]["storageClassName"] == "ssd"
+    (deployment,) = of_kind(items, "Deployment")
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    context = operator.make_context("operator", container["args"][1:])
+    folder = Path(container["volumeMounts"][-1]["mountPath"])
+    assert (context.params["history"].parent, context.params["history_days"]) == (folder, 30)
+    assert {"name": "BALLAST_HISTORY", "value": str(context.params["history"])} in container["env"]
+    assert pod["volumes"][-1]["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
+    mine = {"history": {"enabled": True, "volume": {"existingClaim": "mine"}}}
+    assert of_kind(render(chart, mine), "PersistentVolumeClaim") == []
+    with pytest.raises(helm.HelmError, match="To fix: replicas: 1"):
+        render(chart, {**values, "replicas": 2})
+
+
+@pytest.mark.slow
 def test_an_image_digest_wins_over_the_tag(chart: Any) -> None:
     """Whatever the tag is."""
     digest = "sha256:" + "0" * 64
