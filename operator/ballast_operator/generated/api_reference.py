@@ -1,8 +1,7 @@
-"""``docs/api.md``: every field, rule, condition and reason, from the models and their docstrings."""
+"""``docs/api.md``: every field, condition and reason, from the models and their docstrings."""
 
 import enum
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,8 @@ _HEAD = """<!-- Generated from the models in ballast_operator.api by `make gener
 
 `kubectl get ballast` lists both. `kubectl explain tj.spec` shows the same texts as this page.
 
-An object that is wrong is refused when it is applied, with the field, the reason and what to change.
+An object that is wrong is refused when it is applied, with the field, the reason and what to change; so are
+fields that exclude each other (`kubectl apply --dry-run=server` tries it).
 What only the cluster can know (a GPU type that no pool has, overlapping pools, too many stages) is in
 its conditions.
 """
@@ -37,7 +37,6 @@ A reason is never renamed; a finer one extends it as a prefix. Events carry the 
 Succeeded and Failed exclude each other. Programs should read conditions; `status.state` is for people.
 """
 
-_RULES_HEAD = "Each message also says what to change; here it stands where the reason alone is short.\n"
 _AS_KUBERNETES = frozenset(
     f"template.spec.{field}"
     for field in ("containers[].env", "containers[].resources", "tolerations", "affinity")
@@ -74,11 +73,6 @@ def _kind(resource: Resource, schema: dict[str, Any]) -> str:
     lines.append(f"\n### {resource.kind}.status\n")
     lines += [_item(row.path, row.type, row.meaning) for row in _rows(schema["properties"]["status"], "", {})]
     lines.append("")
-    rules = list(_grouped(_rules(schema, "")))
-    if rules:
-        lines += [f"### {resource.kind}: rules\n", _RULES_HEAD]
-        lines += [f"- {where}: {message}" for where, message in rules]
-        lines.append("")
     return "\n".join(lines)
 
 
@@ -155,28 +149,6 @@ def _range(field: dict[str, Any]) -> str:
     if high is None or high >= 2**31 - 1:
         return f", {above}{low:g}"
     return f", >{low:g}, ≤{high:g}" if above == ">" else f", {low:g}-{high:g}"
-
-
-def _rules(schema: dict[str, Any], path: str) -> Iterator[tuple[str, str]]:
-    for rule in schema.get("x-kubernetes-validations", []):
-        yield (path + rule.get("fieldPath", "")).lstrip(".") or "metadata.name", rule["message"]
-    for name, field in schema.get("properties", {}).items():
-        yield from _rules(field, f"{path}.{name}")
-    if isinstance(schema.get("items"), dict):
-        yield from _rules(schema["items"], f"{path}[]")
-
-
-def _grouped(rules: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Rows of rules: fields without an effect share one; lists of values and long remedies are left out."""
-    fields: dict[str, list[str]] = {}
-    for where, message in rules:
-        text = re.sub(r"is not one of ([^,.]+, ){5,}[^.]+\.", "is not one of its values.", message)
-        text = re.sub(r"\w+ has no effect\.", "this field has no effect.", text)
-        reason = text.partition(". To fix:")[0]
-        text = reason if len(reason.split()) >= 9 else text
-        fields.setdefault(text, []).append(f"`{where}`")
-    for message, paths in fields.items():
-        yield ", ".join(paths), message
 
 
 def _names(title: str, page: str, names: Iterable[str]) -> str:
