@@ -93,11 +93,15 @@ class Connection:
     Args:
         kubeconfig: a file; None: ``$KUBECONFIG``, else the pod's account, else ``~/.kube/config``.
         timeout: seconds for an answer.
+
+    Attributes:
+        date: when the API server gave its last answer, as HTTP has it; empty: it did not say.
     """
 
     def __init__(self, kubeconfig: str | None, timeout: float) -> None:
         self._kubeconfig, self._timeout = kubeconfig, timeout
         self._api: Any = None
+        self.date = ""
 
     async def close(self) -> None:
         """Close what is open."""
@@ -169,7 +173,7 @@ class Connection:
         if self._api is None:
             self._api = kubernetes_client.ApiClient(await _configuration(self._kubeconfig))
         try:
-            return await DynamicClient(self._api).request(
+            answer = await DynamicClient(self._api).request(
                 verb,
                 path,
                 body=body,
@@ -178,6 +182,8 @@ class Connection:
                 serialize=False,
                 _request_timeout=limits,
             )
+            self.date = str(answer.headers.get("Date", ""))
+            return answer
         except DynamicApiError as error:
             raise _translated(path, error) from error
         except (TimeoutError, aiohttp.ClientError, OSError) as error:

@@ -16,6 +16,7 @@ COMMANDS = {
     "crds": ("ballast_operator.cli.crds:crds", "Write the custom resource definitions."),
     "delete": ("ballast_operator.cli.live.jobs:delete", "Delete a training job."),
     "demo": ("ballast_operator.cli.local.demo:demo", "Run the demo on a local cluster."),
+    "doctor": ("ballast_operator.cli.live.doctor:doctor", "Check what Ballast needs of a cluster."),
     "down": ("ballast_operator.cli.local.down:down", "Stop a local cluster."),
     "explain": ("ballast_operator.cli.live.explain:explain", "Explain why a job runs on its GPUs, or waits."),
     "gpus": ("ballast_operator.cli.gpus:gpus", "List the catalogue of GPUs, or look one up."),
@@ -31,6 +32,10 @@ COMMANDS = {
         "Replay a trace of jobs on a cluster of values.",
     ),
     "submit": ("ballast_operator.cli.live.submit:submit", "Submit training jobs from a file or flags."),
+    "support-bundle": (
+        "ballast_operator.cli.live.bundle:support_bundle",
+        "Write what somebody needs who looks for a fault.",
+    ),
     "suspend": ("ballast_operator.cli.live.jobs:suspend", "Have a job save and give its GPUs back."),
     "top": ("ballast_operator.cli.live.top:top", "Watch pools and jobs of a live cluster."),
     "ui": ("ballast_operator.cli.live.ui:ui", "Look at a cluster, or at a simulation, in a browser."),

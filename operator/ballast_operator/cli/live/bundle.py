@@ -1,0 +1,167 @@
+"""``ballast support-bundle``: what somebody else needs who looks for a fault, without secrets."""
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime
+import io
+import json
+import os
+import tarfile
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
+
+if TYPE_CHECKING:
+    from ballast.client import AsyncClient
+
+LEFT_OUT = "(left out)"
+MOST_ITEMS = 5000
+MOST_LOG = 10 * 1024 * 1024
+OBJECTS = {
+    "clusterpolicies": "/apis/ballast.dev/v1alpha1/clusterpolicies",
+    "trainingjobs": "/apis/ballast.dev/v1alpha1/trainingjobs",
+    "nodes": "/api/v1/nodes",
+    "pods": "/api/v1/pods?labelSelector=ballast.dev/job",
+    "events": "/api/v1/events",
+    "leases": "/apis/coordination.k8s.io/v1/leases?labelSelector=ballast.dev/job",
+}
+
+
+@click.command("support-bundle")
+@click.option(
+    "-n", "--namespace", default="ballast-system", show_default=True, help="Where the operator runs."
+)
+@click.option(
+    "--file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="What to write. [default: ballast-support-TIME.tar.gz]",
+)
+@kubeconfig_option
+def support_bundle(namespace: str, file: Path | None, kubeconfig: str | None) -> None:
+    """Write a tar.gz of policies, jobs, nodes, pods, events, the operator's logs, and `ballast doctor`.
+
+    Secrets are not read; values of environment variables and what was applied last are left out.
+    """
+    now = datetime.datetime.now(datetime.UTC)
+    file = file or Path(f"ballast-support-{now:%Y%m%d-%H%M%S}.tar.gz")
+    with cluster_errors():
+        parts = asyncio.run(_collect(kubeconfig, namespace))
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as handle, tarfile.open(fileobj=handle, mode="w:gz") as archive:  # noqa: PTH123
+            for name, data in parts.items():
+                entry = tarfile.TarInfo(f"ballast-support/{name}")
+                entry.size, entry.mtime = len(data), int(now.timestamp())
+                archive.addfile(entry, io.BytesIO(data))
+    except OSError as error:
+        raise click.ClickException(
+            f"{file}: {error.strerror}. To fix: --file names one that can be written"
+        ) from error
+    click.echo(
+        f"{file}: {len(parts)} files. Look through it before you send it: names and messages are in it"
+    )
+
+
+async def _collect(kubeconfig: str | None, namespace: str) -> dict[str, bytes]:
+    from ballast.client import AsyncClient, BallastError
+
+    from ballast_operator.cli.live.doctor import examine
+
+    findings = [dataclasses.asdict(one) for one in await examine(kubeconfig, namespace)]
+    parts = {"doctor.json": _json(findings)}
+    async with AsyncClient(kubeconfig, namespace=namespace) as client:
+        server = await client.connection.request("get", "/version")
+        own = {name: version(name) for name in ("ballast-operator", "ballast-policies", "ballast-client")}
+        parts["versions.json"] = _json({"server": server, "here": own})
+        where = {"operator-pods": f"/api/v1/namespaces/{namespace}/pods", **OBJECTS}
+        where["operator-deployments"] = f"/apis/apps/v1/namespaces/{namespace}/deployments"
+        for name, path in where.items():
+            try:
+                parts[f"{name}.json"] = _json(without_secrets(await _list(client, path)))
+            except BallastError as error:
+                parts[f"{name}.error.txt"] = str(error).encode()
+        parts |= await _logs(client, namespace)
+    return parts | _local_log(kubeconfig)
+
+
+async def _list(client: "AsyncClient", path: str) -> list[Any]:
+    path, _, selector = path.partition("?labelSelector=")
+    query = {"limit": "500", **({"labelSelector": selector} if selector else {})}
+    items: list[Any] = []
+    while len(items) < MOST_ITEMS:
+        page = await client.connection.request("get", path, query=query)
+        items += page.get("items") or []
+        query["continue"] = (page.get("metadata") or {}).get("continue") or ""
+        if not query["continue"]:
+            break
+    return items
+
+
+def without_secrets(value: Any) -> Any:
+    """Objects without values of environment variables, and without what is only a copy of them."""
+    if isinstance(value, list):
+        return [without_secrets(part) for part in value]
+    if not isinstance(value, Mapping):
+        return value
+    kept = {}
+    for key, part in value.items():
+        if key == "managedFields" or key.startswith("kubectl.kubernetes.io/last-applied"):
+            continue
+        if key == "env" and isinstance(part, list):
+            kept[key] = [_variable(one) for one in part]
+        else:
+            kept[key] = without_secrets(part)
+    return kept
+
+
+def _variable(one: Any) -> Any:
+    if isinstance(one, Mapping) and "value" in one:
+        return {**one, "value": LEFT_OUT}
+    return one if isinstance(one, Mapping) else LEFT_OUT
+
+
+async def _logs(client: "AsyncClient", namespace: str) -> dict[str, bytes]:
+    """Of each of the operator's containers, now and before its last restart."""
+    from ballast.client import BallastError
+
+    found: dict[str, bytes] = {}
+    with contextlib.suppress(BallastError):
+        for pod in await _list(client, f"/api/v1/namespaces/{namespace}/pods"):
+            name = pod["metadata"]["name"]
+            for container in pod["spec"]["containers"]:
+                for previous in ("false", "true"):
+                    query = {
+                        "container": container["name"],
+                        "previous": previous,
+                        "limitBytes": str(MOST_LOG),
+                    }
+                    lines = []
+                    with contextlib.suppress(BallastError):
+                        path = f"/api/v1/namespaces/{namespace}/pods/{name}/log"
+                        async for line in client.connection.lines(path, query):
+                            lines.append(line)  # noqa: PERF401 - what came before an error is kept
+                    if lines:
+                        end = ".previous.log" if previous == "true" else ".log"
+                        found[f"logs/{name}-{container['name']}{end}"] = b"\n".join(lines) + b"\n"
+    return found
+
+
+def _local_log(kubeconfig: str | None) -> dict[str, bytes]:
+    """The log of the operator of ``ballast up``, whose kubeconfig this is."""
+    name = kubeconfig or os.environ.get("KUBECONFIG") or ""
+    log = Path(name).parent.parent / "logs" / "operator.log"
+    if Path(name).name != "admin.kubeconfig" or not log.is_file():
+        return {}
+    with log.open("rb") as handle:
+        handle.seek(max(0, log.stat().st_size - MOST_LOG))
+        return {"logs/operator.log": handle.read()}
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=1, ensure_ascii=False).encode("utf-8", "replace")

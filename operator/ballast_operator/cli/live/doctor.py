@@ -1,0 +1,381 @@
+"""``ballast doctor``: what of a cluster keeps Ballast from working, and what to do about it."""
+
+import asyncio
+import dataclasses
+import datetime
+import email.utils
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
+from ballast_operator.cli.terminal import printable
+
+if TYPE_CHECKING:
+    from ballast.client import AsyncClient
+
+    from ballast_operator.api.node_pool import NodePool
+
+OLDEST = (1, 30)
+"""Kubernetes; the chart's kubeVersion."""
+
+MOST_SKEW_SECONDS = 5.0
+"""Between two clocks: Leases and notices are compared with minutes."""
+
+SERVICE_ACCOUNT = "ballast-operator"
+_AT_ONCE = 8
+_NAMED = 5
+"""Nodes, claims or rights that a line names."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        check: its name.
+        status: ok, warning, failed, or skipped where the account may not look.
+        message: what was found.
+        fix: what to do; empty: nothing.
+    """
+
+    check: str
+    status: str
+    message: str
+    fix: str = ""
+
+
+@click.command()
+@click.option(
+    "-n", "--namespace", default="ballast-system", show_default=True, help="Where the operator runs."
+)
+@kubeconfig_option
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def doctor(namespace: str, kubeconfig: str | None, output: str) -> None:
+    """Check what Ballast needs of the cluster: a line each, with what to do. Exit code 1: one failed."""
+    with cluster_errors():
+        found = asyncio.run(examine(kubeconfig, namespace))
+    if output == "json":
+        click.echo(json.dumps([dataclasses.asdict(one) for one in found], indent=2))
+    else:
+        for one in found:
+            fix = f" To fix: {one.fix}" if one.fix else ""
+            click.echo(printable(f"{one.status:8} {one.check}: {one.message}.{fix}".replace("\n", " ")))
+    if any(one.status == "failed" for one in found):
+        raise SystemExit(1)
+
+
+async def examine(kubeconfig: str | None, namespace: str) -> list[Finding]:
+    """The findings of every check.
+
+    Raises:
+        BallastError: the API server cannot be reached at all.
+    """
+    from ballast.client import AsyncClient, BallastError, Forbidden
+
+    found: list[Finding] = []
+    async with AsyncClient(kubeconfig, namespace=namespace) as client:
+        await client.connection.request("get", "/version")
+        for name, check in CHECKS.items():
+            try:
+                found += await check(client)
+            except Forbidden as error:
+                found.append(Finding(name, "skipped", f"your account may not look: {error}"))
+            except BallastError as error:
+                found.append(Finding(name, "failed", str(error)))
+    return found
+
+
+async def _items(client: "AsyncClient", path: str, **query: str) -> list[Any]:
+    items: list[Any] = []
+    while True:
+        page = await client.connection.request("get", path, query={"limit": "500", **query})
+        items += page.get("items") or []
+        more = (page.get("metadata") or {}).get("continue")
+        if not more:
+            return items
+        query["continue"] = more
+
+
+def _name(item: Mapping[str, Any]) -> str:
+    return str(item["metadata"]["name"])
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+async def _kubernetes(client: "AsyncClient") -> list[Finding]:
+    said = str((await client.connection.request("get", "/version")).get("gitVersion"))
+    number = re.match(r"v?(\d+)\.(\d+)", said)
+    oldest = ".".join(map(str, OLDEST))
+    if number is None or tuple(map(int, number.groups())) < OLDEST:
+        return [Finding("kubernetes", "failed", f"the API server is {said}", f"{oldest} or later")]
+    return [Finding("kubernetes", "ok", f"the API server is {said}, {oldest} or later is needed")]
+
+
+async def _clock(client: "AsyncClient") -> list[Finding]:
+    """This machine's, and those of nodes that are ahead: a node writes the time into its Lease."""
+    before = datetime.datetime.now(datetime.UTC)
+    await client.connection.request("get", "/version")
+    after = datetime.datetime.now(datetime.UTC)
+    date = client.connection.date
+    if not date:
+        return [Finding("clock", "skipped", "the API server does not say its time")]
+    server = email.utils.parsedate_to_datetime(date)
+    found = []
+    # It answered between the two, at any time.
+    skew = (
+        (before - server).total_seconds() if before > server else min((after - server).total_seconds(), 0.0)
+    )
+    if abs(skew) > MOST_SKEW_SECONDS:
+        text = f"this machine's clock is {skew:+.0f} s from the API server's"
+        found.append(Finding("clock", "warning", text, "synchronise it (NTP)"))
+    leases = await _items(client, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases")
+    await client.connection.request("get", "/version")
+    server = email.utils.parsedate_to_datetime(client.connection.date or date)
+    ahead = [
+        f"{_name(lease)} by {seconds:.0f} s"
+        for lease in leases
+        if (seconds := -_age(lease["spec"].get("renewTime"), server)) > MOST_SKEW_SECONDS
+    ]
+    if ahead:
+        text = f"clocks of nodes are ahead of the API server's: {_some(ahead)}"
+        found.append(Finding("clock", "failed", text, "synchronise them (NTP)"))
+    return found or [
+        Finding("clock", "ok", f"this machine and {len(leases)} nodes agree with the API server")
+    ]
+
+
+def _age(time: Any, now: datetime.datetime) -> float:
+    """Seconds since an RFC 3339 time; 0 where it is none."""
+    try:
+        return (now - datetime.datetime.fromisoformat(str(time))).total_seconds()
+    except (ValueError, TypeError):
+        return 0.0
+
+
+async def _definitions(client: "AsyncClient") -> list[Finding]:
+    from ballast.client import NotFound
+
+    from ballast_operator.api.schema.crd import custom_resource_definitions
+
+    found = []
+    fix = "`ballast crds --output-dir - | kubectl apply --server-side -f -`"
+    for wanted in custom_resource_definitions():
+        name = wanted["metadata"]["name"]
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
+        try:
+            there = await client.connection.request("get", path)
+        except NotFound:
+            found.append(Finding("definitions", "failed", f"{name} is not installed", fix))
+            continue
+        lacks = sorted(_fields(wanted) - _fields(there))
+        if lacks:
+            text = f"{name} is of another release than this program: it lacks {_some(lacks)}"
+            found.append(Finding("definitions", "failed", text, fix))
+        elif more := sorted(_fields(there) - _fields(wanted)):
+            text = f"{name} is newer than this program: it has {_some(more)}"
+            found.append(
+                Finding("definitions", "warning", text, "install the cluster's release of Ballast here")
+            )
+    return found or [Finding("definitions", "ok", "the custom resource definitions are of this release")]
+
+
+def _fields(definition: Mapping[str, Any]) -> set[str]:
+    """``version: path`` of each field."""
+
+    def below(schema: Any, path: str) -> Iterator[str]:
+        for key, part in (schema.get("properties") or {}).items():
+            yield f"{path}.{key}"
+            yield from below(part, f"{path}.{key}")
+        if isinstance(schema.get("items"), Mapping):
+            yield from below(schema["items"], f"{path}[]")
+
+    return {
+        f"{version['name']}: {path[1:]}"
+        for version in definition["spec"]["versions"]
+        if version.get("served")
+        for path in below(version["schema"]["openAPIV3Schema"], "")
+    }
+
+
+async def _operator(client: "AsyncClient") -> list[Finding]:
+    from ballast.client import NotFound
+
+    where, fix = client.namespace, "install the chart (docs/install.md), or give --namespace"
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{where}/leases/{SERVICE_ACCOUNT}"
+    try:
+        lease = await client.connection.request("get", path)
+    except NotFound:
+        text = f"no operator has led in namespace {where}"
+        return [Finding("operator", "failed", text, fix)]
+    spec, date = lease.get("spec") or {}, client.connection.date
+    now = email.utils.parsedate_to_datetime(date) if date else datetime.datetime.now(datetime.UTC)
+    age, lasts = _age(spec.get("renewTime"), now), float(spec.get("leaseDurationSeconds") or 15)
+    if not spec.get("holderIdentity") or age > 2 * lasts:
+        text = f"no operator leads; the Lease was renewed {age:.0f} s ago"
+        pods = f"kubectl --namespace {where} get pods, and their logs"
+        return [Finding("operator", "failed", text, pods)]
+    return [Finding("operator", "ok", f"{spec['holderIdentity']} leads")]
+
+
+async def _policies(client: "AsyncClient") -> list[Finding]:
+    items = await _items(client, "/apis/ballast.dev/v1alpha1/clusterpolicies")
+    if not items:
+        return [Finding("policy", "failed", "there is no ClusterPolicy, so no job gets GPUs", "create one")]
+    found = []
+    for item in items:
+        rows = (item.get("status") or {}).get("conditions") or []
+        conditions = {row.get("type"): row for row in rows}
+        for kind, bad in (("Valid", "failed"), ("Ready", "failed"), ("SolverHealthy", "warning")):
+            row = conditions.get(kind)
+            if row is None and kind == "Ready":
+                found.append(Finding("policy", "failed", f"{_name(item)}: no operator has looked at it"))
+            elif row is not None and row.get("status") == "False":
+                found.append(Finding("policy", bad, f"{_name(item)}: {kind} is False: {row.get('message')}"))
+    return found or [Finding("policy", "ok", f"{_some([_name(item) for item in items])} is in force")]
+
+
+async def _nodes(client: "AsyncClient") -> list[Finding]:
+    from ballast_operator.api.read import InvalidObject, read_cluster_policy
+
+    nodes = await _items(client, "/api/v1/nodes")
+    pools: list[NodePool] = []
+    for item in await _items(client, "/apis/ballast.dev/v1alpha1/clusterpolicies"):
+        try:
+            policy = read_cluster_policy(
+                {**item, "kind": "ClusterPolicy", "apiVersion": "ballast.dev/v1alpha1"}
+            )
+        except InvalidObject:
+            continue  # its condition says so
+        pools += policy.spec.node_pools
+    found, seen = [], set[str]()
+    for pool in pools:
+        selector = pool.node_selector or {}
+        there = [node for node in nodes if selector.items() <= (node["metadata"].get("labels") or {}).items()]
+        seen.update(map(_name, there))
+        without = [_name(node) for node in there if not _gpus(node, pool.gpu_resource)]
+        if not there and pool.max_nodes is None:
+            labels = ", ".join(f"{key}={value}" for key, value in selector.items())
+            text = f"no node is in pool {pool.name}: none has the labels {labels}"
+            found.append(Finding("nodes", "failed", text, "label the nodes, or correct nodeSelector"))
+        if without:
+            text = f"nodes of pool {pool.name} offer no {pool.gpu_resource}: {_some(without)}"
+            found.append(Finding("nodes", "failed", text, "see whether the device plugin runs there"))
+    others = [_name(node) for node in nodes if _name(node) not in seen and _gpus(node, "nvidia.com/gpu")]
+    if others and pools:
+        text = f"nodes with GPUs are in no pool: {_some(others)}"
+        found.append(Finding("nodes", "warning", text, "add a pool for their labels to the ClusterPolicy"))
+    return found or [Finding("nodes", "ok", f"{len(seen)} nodes in {len(pools)} pools offer their GPUs")]
+
+
+def _gpus(node: Mapping[str, Any], resource: str) -> int:
+    count = str(((node.get("status") or {}).get("allocatable") or {}).get(resource, "0"))
+    return int(count) if count.isdecimal() and len(count) < 6 else 0
+
+
+async def _operators_rights(client: "AsyncClient") -> list[Finding]:
+    from ballast_operator.api.rbac import operator_rules
+
+    user = f"system:serviceaccount:{client.namespace}:{SERVICE_ACCOUNT}"
+    asked = [
+        {"group": group, "resource": resource, "subresource": sub, "verb": verb}
+        for rule in operator_rules()
+        for group in rule["apiGroups"]
+        for resource, _, sub in (name.partition("/") for name in rule["resources"])
+        for verb in rule["verbs"]
+    ]
+    lacks = await _lacking(client, "subjectaccessreviews", {"user": user}, asked)
+    if lacks:
+        fix = "install the chart's ClusterRole, or apply it again"
+        return [Finding("operator's rights", "failed", f"{SERVICE_ACCOUNT} may not {_some(lacks)}", fix)]
+    return [Finding("operator's rights", "ok", f"{SERVICE_ACCOUNT} may do all that it needs")]
+
+
+async def _own_rights(client: "AsyncClient") -> list[Finding]:
+    jobs = {"group": "ballast.dev", "resource": "trainingjobs", "subresource": "", "namespace": "default"}
+    logs = {"group": "", "resource": "pods", "subresource": "log", "verb": "get", "namespace": "default"}
+    asked = [*({**jobs, "verb": verb} for verb in ("create", "get", "list", "patch", "delete")), logs]
+    lacks = await _lacking(client, "selfsubjectaccessreviews", {}, asked)
+    if lacks:
+        fix = "have the ClusterRole ballast-editor bound to you where you train"
+        return [Finding("your rights", "warning", f"in namespace default you may not {_some(lacks)}", fix)]
+    return [Finding("your rights", "ok", "you may submit jobs and read their logs in namespace default")]
+
+
+async def _lacking(
+    client: "AsyncClient", kind: str, who: Mapping[str, str], asked: Sequence[Mapping[str, str]]
+) -> list[str]:
+    """What is not allowed, as text."""
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def allowed(right: Mapping[str, str]) -> bool:
+        body = {"apiVersion": "authorization.k8s.io/v1", "spec": {**who, "resourceAttributes": right}}
+        body["kind"] = "SelfSubjectAccessReview" if not who else "SubjectAccessReview"
+        async with turns:
+            path = f"/apis/authorization.k8s.io/v1/{kind}"
+            answer = await client.connection.request("post", path, body=body)
+        return bool((answer.get("status") or {}).get("allowed"))
+
+    answers = await asyncio.gather(*(allowed(right) for right in asked))
+    return [
+        f"{right['verb']} {right['resource']}" + (f"/{right['subresource']}" if right["subresource"] else "")
+        for right, yes in zip(asked, answers, strict=True)
+        if not yes
+    ]
+
+
+async def _storage(client: "AsyncClient") -> list[Finding]:
+    """The claims that jobs name, and whether several nodes can mount them."""
+    jobs = await _items(client, "/apis/ballast.dev/v1alpha1/trainingjobs")
+    wanted: dict[tuple[str, str], int] = {}
+    for job in jobs:
+        spec = job.get("spec") or {}
+        most = int((spec.get("pipeline") or {}).get("maxStages") or 1)
+        pod = (spec.get("template") or {}).get("spec") or {}
+        for volume in pod.get("volumes") or []:
+            if claim := (volume.get("persistentVolumeClaim") or {}).get("claimName"):
+                key = (job["metadata"]["namespace"], str(claim))
+                wanted[key] = max(most, wanted.get(key, 0))
+    found = []
+    claims: dict[tuple[str, str], Any] = {}
+    for namespace in sorted({key[0] for key in wanted}):
+        for item in await _items(client, f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"):
+            claims[namespace, _name(item)] = item
+    for (namespace, name), most in wanted.items():
+        claim, where = claims.get((namespace, name)), f"claim {namespace}/{name}"
+        if claim is None:
+            found.append(
+                Finding("storage", "failed", f"{where}, which a job names, is not there", "create it")
+            )
+        elif most > 1 and not {"ReadWriteMany"} & set(claim["spec"].get("accessModes") or ()):
+            text = f"{where} can be mounted by one node, and its job has up to {most} pods"
+            found.append(Finding("storage", "warning", text, "a claim with ReadWriteMany"))
+        elif (claim.get("status") or {}).get("phase") == "Lost":
+            found.append(Finding("storage", "failed", f"{where} has lost its volume", "restore it"))
+    classes = await _items(client, "/apis/storage.k8s.io/v1/storageclasses")
+    if not classes and not wanted:
+        text = "there is no storage class, and no job names a claim"
+        return [Finding("storage", "warning", text, "checkpoints need a volume that all nodes can mount")]
+    return found or [
+        Finding("storage", "ok", f"{len(wanted)} claims of jobs, {len(classes)} storage classes")
+    ]
+
+
+CHECKS: Mapping[str, "Callable[[AsyncClient], Awaitable[list[Finding]]]"] = {
+    "kubernetes": _kubernetes,
+    "clock": _clock,
+    "definitions": _definitions,
+    "operator": _operator,
+    "operator's rights": _operators_rights,
+    "your rights": _own_rights,
+    "policy": _policies,
+    "nodes": _nodes,
+    "storage": _storage,
+}
+"""Name -> what it does; in the order in which they are printed."""

@@ -1,0 +1,126 @@
+"""``ballast doctor`` and ``ballast support-bundle`` on a real API server: what is wrong is found and told."""
+
+import json
+import re
+import sys
+import tarfile
+
+import pytest
+from ballast.client import training_job
+from ballast_operator.cli.live.bundle import without_secrets
+from ballast_operator.cli.main import main
+from click.testing import CliRunner
+from kubernetes import client
+
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.api, pytest.mark.slow]
+SECRET = "hunter2-is-not-to-be-seen"
+
+
+def call(cluster, *words):
+    return CliRunner().invoke(main, [words[0], "--kubeconfig", str(cluster.kubeconfig), *words[1:]])
+
+
+def doctor(cluster, *words):
+    done = call(cluster, "doctor", "--output", "json", *words)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.output
+    found = json.loads(done.stdout)
+    assert done.exit_code == any(one["status"] == "failed" for one in found)
+    return {one["check"]: one for one in found}
+
+
+def test_a_cluster_is_examined_with_and_without_an_operator(live_cluster, stage):
+    """Each line says what was found; what is wrong says what to do, and the exit code is 1."""
+    away = doctor(live_cluster, "-n", stage.namespace)
+    assert away["operator"]["status"] == "failed" and "no operator has led" in away["operator"]["message"]
+    assert away["operator's rights"]["status"] == "failed"  # no such account
+    for check in ("kubernetes", "definitions", "your rights", "clock"):
+        assert away[check]["status"] == "ok", away[check]
+    assert doctor(live_cluster)["operator's rights"]["status"] == "ok"
+    with stage.operator():
+        checks = ("operator", "policy", "nodes")
+
+        def well():
+            found = doctor(live_cluster, "-n", stage.namespace)
+            assert {found[check]["status"] for check in checks} == {"ok"}, found
+            return True
+
+        eventually(well, "an operator that leads")
+        job = training_job("stored", image="i", command=[sys.executable, "-c", ""], steps=1, volume="nowhere")
+        stage.custom.create_namespaced_custom_object(
+            namespace=stage.namespace,
+            body=job,
+            group="ballast.dev",
+            version="v1alpha1",
+            plural="trainingjobs",
+        )
+        storage = doctor(live_cluster, "-n", stage.namespace)["storage"]
+        assert storage["status"] == "failed" and f"{stage.namespace}/nowhere" in storage["message"]
+    text = call(live_cluster, "doctor").stdout
+    assert all(re.match(r"(ok|warning|failed|skipped) +[a-z]", line) for line in text.splitlines())
+
+
+def test_nodes_without_a_device_plugin_and_pools_without_nodes_are_named(live_cluster, stage):
+    """A pool whose labels no node has, and one whose nodes offer no GPU of its name."""
+    pools = [
+        {"name": "none", "nodeSelector": {"no": "node"}, "gpuType": "x"},
+        {
+            "name": "bare",
+            "nodeSelector": {"ballast.dev/pool": "fast"},
+            "gpuType": "x",
+            "gpuResource": "amd.com/gpu",
+        },
+    ]
+    body = {
+        "apiVersion": "ballast.dev/v1alpha1",
+        "kind": "ClusterPolicy",
+        "metadata": {"name": "of-a-test"},
+        "spec": {"nodePools": pools},
+    }
+    where = {"group": "ballast.dev", "version": "v1alpha1", "plural": "clusterpolicies"}
+    stage.custom.create_cluster_custom_object(body=body, **where)
+    try:
+        lines = call(live_cluster, "doctor").stdout
+    finally:
+        stage.custom.delete_cluster_custom_object(name="of-a-test", **where)
+    assert "no node is in pool none: none has the labels no=node. To fix: " in lines
+    assert "nodes of pool bare offer no amd.com/gpu: fast-0. To fix: see whether the device plugin" in lines
+
+
+def test_a_bundle_holds_what_is_asked_for_and_no_value_of_an_environment(live_cluster, stage, tmp_path):
+    """Policies, jobs, events and the findings; neither Secrets nor values, nor what was applied last."""
+    stage.core.create_namespaced_secret(
+        stage.namespace, client.V1Secret(metadata={"name": "s"}, string_data={"password": SECRET})
+    )
+    job = training_job(
+        "kept", image="i", command=["true"], steps=1, gpus=64, environment={"TOKEN": SECRET, "ÄÖ": "x"}
+    )
+    job["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": SECRET}
+    stage.custom.create_namespaced_custom_object(
+        namespace=stage.namespace, body=job, group="ballast.dev", version="v1alpha1", plural="trainingjobs"
+    )
+    file = tmp_path / "b.tar.gz"
+    done = call(live_cluster, "support-bundle", "-n", stage.namespace, "--file", str(file))
+    assert done.exit_code == 0, done.output
+    assert file.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(file) as archive:
+        parts = {name.partition("/")[2]: archive.extractfile(name).read() for name in archive.getnames()}
+    assert {"doctor.json", "versions.json", "trainingjobs.json", "clusterpolicies.json"} <= set(parts)
+    assert not [name for name, data in parts.items() if SECRET.encode() in data]
+    kept = next(one for one in json.loads(parts["trainingjobs.json"]) if one["metadata"]["name"] == "kept")
+    assert kept["spec"]["template"]["spec"]["containers"][0]["env"][0] == {
+        "name": "TOKEN",
+        "value": "(left out)",
+    }
+    done = call(live_cluster, "support-bundle", "--file", str(tmp_path / "none" / "b"))
+    assert done.exit_code == 1 and "To fix: --file" in done.stderr
+
+
+def test_an_odd_environment_is_left_out_whole():
+    """What is no list of variables stays; what is no variable goes."""
+    odd = {"env": [SECRET, {"name": "a"}, {"name": "b", "value": SECRET}], "x": [{"env": {"y": 1}}]}
+    assert without_secrets(odd) == {
+        "env": ["(left out)", {"name": "a"}, {"name": "b", "value": "(left out)"}],
+        "x": [{"env": {"y": 1}}],
+    }
