@@ -141,8 +141,9 @@ def _room(allocatable: Mapping[str, str], pods: Iterable[Object]) -> dict[str, f
         name: amount for name, quantity in allocatable.items() if (amount := _amount(quantity)) < math.inf
     }
     for pod in pods:
-        if not is_ours(pod) and _lives(pod):
-            for name, amount in pod_requests(pod.get("spec") or {}).items():
+        content = pod.get("spec") or {}
+        if content.get("nodeName") and not is_ours(pod) and _lives(pod):
+            for name, amount in pod_requests(content).items():
                 if name in room:
                     room[name] -= amount
     return room

@@ -29,11 +29,17 @@ def test_a_pods_requests_are_those_that_kube_scheduler_counts(spec, cpus):
 
 
 def test_a_node_has_room_for_what_pods_of_others_leave():
-    """Limits count where there are no requests; ended pods count no more, and lies of a node not at all."""
+    """Limits count without requests; pods that have ended or are not bound do not, nor a node's lies."""
     offered = {"cpu": "8", "memory": "2Gi", "pods": "3", "nvidia.com/gpu": "-1", "x/y": "many"}
     item = {"metadata": {"name": "n"}, "status": {"allocatable": offered}}
     pods = [
-        {"metadata": {"name": str(number)}, "spec": {"containers": [MAIN]}, "status": {"phase": phase}}
-        for number, phase in enumerate(("Running", "Pending", "Failed"))
+        {
+            "metadata": {"name": str(number)},
+            "spec": {"nodeName": node, "containers": [MAIN]},
+            "status": {"phase": phase},
+        }
+        for number, (node, phase) in enumerate(
+            [("n", "Running"), ("n", "Pending"), ("n", "Failed"), ("", "Pending")]
+        )
     ]
     assert read_node(item, pods).room == {"cpu": 7.0, "memory": 0.0, "pods": 1.0}
