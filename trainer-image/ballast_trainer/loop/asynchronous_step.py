@@ -88,6 +88,7 @@ class AsynchronousRuns(Generic[Agreed]):
             ScheduleError: more was held than the schedule plans.
         """
         training, pipeline = self._training, self._pipeline
+        training.meter.sums_updates = True
         first = training.step
         steps = next_drain(training.config, first) - first
         executor = pipeline.begin(
@@ -146,7 +147,6 @@ class AsynchronousRuns(Generic[Agreed]):
         norm = squared_gradient_norm(training.layers.parameters())
         # Of this stage alone: non-finite gradients must not reach its weights.
         training.loss_scale.step_is_sound(norm, step=step)
-        so_far = meter.optimizer
         optimizer_step(
             training.layers,
             training.config.training,
@@ -155,7 +155,6 @@ class AsynchronousRuns(Generic[Agreed]):
             total_steps=training.config.total_steps,
             squared_norm=norm,
         )
-        meter.optimizer = [a + b for a, b in zip(so_far, meter.optimizer, strict=True)]
         for dynamic in training.dynamics:
             dynamic.after_optimizer(training.layers)
 

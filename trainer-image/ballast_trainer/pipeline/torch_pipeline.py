@@ -82,14 +82,9 @@ def _metered_stage_class() -> Any:
             if self._whole_backward():
                 return
             # One call for the weights of all layers: split by their sizes.
-            before = self.meter.backward[self.last_layer]
-            self.meter.begin(bwd_chunk_id, self.meter.backward, self.last_layer)
+            self.meter.begin(bwd_chunk_id, self.meter.backward, self.weight_shares)
             super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
             self.meter.end()
-            seconds = self.meter.backward[self.last_layer] - before
-            self.meter.backward[self.last_layer] = before
-            for layer, share in self.weight_shares.items():
-                self.meter.backward[layer] += share * seconds
 
     return MeteredStage
 

@@ -2,14 +2,17 @@
 
 A :class:`Meter` is told when a microbatch's work begins and ends on this rank, and when the work
 passes from one layer to the next.  On the CPU it reads the thread's own CPU time, so that a busy
-machine does not disturb the measurement; with a GPU it reads wall time around synchronised work.
+machine does not disturb the measurement; on a GPU it leaves events between the kernels, and reads them once
+the seconds are asked for: after the step's backward, where the rank waits for the gradients' norm anyway.
 In a step measured by layer, the bytes that layers keep for their backward are counted too, of the
 first microbatch that each stage computes.
 """
 
 import contextlib
+import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +21,25 @@ from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.profiling.activations import SavedTensors, weight_gradient_bytes
 from ballast_trainer.trees import Tree, byte_count
+
+Mark = Any
+"""Seconds, or an event of the device."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Elapsed:
+    """Seconds between two events, for ``into[layer]``."""
+
+    into: list[float]
+    layer: int
+    began: Mark
+    ended: Mark
+    factor: float
+
+    def read(self) -> None:
+        """Add them; waits for the second event."""
+        self.ended.synchronize()
+        self.into[self.layer] += self.factor * self.began.elapsed_time(self.ended) / 1e3
 
 
 class Meter:
@@ -31,7 +53,6 @@ class Meter:
             slower device is emulated.
         microbatch: the microbatch that runs; None outside of a schedule's chunks.
         step: the step that runs, 0-based.
-        busy: seconds of forward and backward this step on the meter's clock, all layers together.
         first_microbatch: place of this replica's first microbatch among those of the whole step.
         message_bytes: bytes that the newest forward of a stage sends on.
         activation_bytes: of each layer, of one microbatch of this step; 0 where it was not counted.
@@ -40,6 +61,7 @@ class Meter:
             into weights, and what repeated forwards keep; 0 where they were not counted.
         kept: counter of the bytes that the microbatch of the newest forward keeps; None: not counted.
         compares_ranks: whether other work takes as long on its clock as layers do: not where these wait.
+        sums_updates: whether a step may have several updates, whose seconds add up.
     """
 
     def __init__(
@@ -69,11 +91,17 @@ class Meter:
         one_thread = device.type == "cpu" and torch.get_num_threads() == 1
         self.compares_ranks = clock is None
         self._clock = clock or (time.thread_time if one_thread else time.perf_counter)
-        self._mark = self._chunk_mark = self._chunk_wall = 0.0
+        # A device that is emulated waits for its kernels: it must know how long to sleep.
+        self._on_events = device.type == "cuda" and speed is None and clock is None
+        self._unread: list[_Elapsed] = []
+        self._mark: Mark = 0.0
+        self._chunk_mark: Mark = 0.0
+        self._chunk_wall = 0.0
+        self.sums_updates = False
         self.always_busy = False
         self._timed = True
         self._into: list[float] = []
-        self._layer: int | None = None
+        self._layer: int | Mapping[int, float] | None = None
         self.optimizer = [0.0] * layer_count
         self.output_bytes = [0] * layer_count
         self.kept: SavedTensors | None = None
@@ -85,7 +113,7 @@ class Meter:
         self.by_layer = by_layer
         # Reading a thread's clock is a system call: skipped where the seconds are not used.
         self._timed = by_layer or self.always_busy or self._speed is not None
-        self.busy = 0.0
+        self._busy = [0.0]
         self.forward = [0.0] * self.layer_count
         self.backward = [0.0] * self.layer_count
         self.activation_bytes = [0.0] * self.layer_count
@@ -128,38 +156,77 @@ class Meter:
         """Exclude the work inside from the measured seconds."""
         began = self._now()
         yield
-        seconds = self._now() - began
-        self._mark += seconds
-        self._chunk_mark += seconds
+        ended = self._now()
+        if self._layer is not None:
+            self._add(self._into, self._layer, began, ended, -1.0)
+        self._add(self._busy, 0, began, ended, -1.0)
 
-    def _now(self) -> float:
+    def _now(self) -> Mark:
+        """A mark in the device's work: the seconds of a clock, or an event between its kernels."""
+        if self._on_events:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return self._clock()
 
+    def _add(
+        self,
+        into: list[float],
+        layer: int | Mapping[int, float],
+        began: Mark,
+        ended: Mark,
+        factor: float = 1.0,
+    ) -> None:
+        """Add the seconds between two marks to a layer's, or by parts to several layers'."""
+        for index, part in layer.items() if isinstance(layer, Mapping) else ((layer, 1.0),):
+            if self._on_events:
+                self._unread.append(_Elapsed(into, index, began, ended, factor * part))
+            else:
+                into[index] += factor * part * (ended - began)
+
+    def _read(self) -> None:
+        """Read the events; waits for the newest of them."""
+        for elapsed in self._unread:
+            elapsed.read()
+        self._unread.clear()
+
     def timed(self, work: Callable[[], object]) -> float:
         """Seconds of some work, as those of a layer are measured."""
-        began = self._now()
+        seconds, began = [0.0], self._now()
         work()
-        return (self._now() - began) * (self._speed.factor if self._speed is not None else 1.0)
+        ended = self._now()
+        if self._on_events:
+            _Elapsed(seconds, 0, began, ended, 1.0).read()
+            return seconds[0]
+        return float(ended - began) * (self._speed.factor if self._speed is not None else 1.0)
 
-    def start_optimizer(self) -> float:
+    def start_optimizer(self) -> Mark:
         """The optimizer's part of a step begins; returns now, for :meth:`add_optimizer`.
 
         In a step not measured by layer, the seconds of the last such step remain.
         """
         if not self.by_layer:
             return 0.0
-        self.optimizer = [0.0] * self.layer_count
+        if not self.sums_updates:
+            self.optimizer = [0.0] * self.layer_count
         return self._now()
 
-    def begin(self, microbatch: int, into: list[float], layer: int | None) -> None:
-        """Work on a microbatch begins, with ``layer``; its seconds go to ``into`` (forward or backward)."""
+    def begin(self, microbatch: int, into: list[float], layer: int | Mapping[int, float] | None) -> None:
+        """Work on a microbatch begins; its seconds go to ``into`` (forward or backward).
+
+        Args:
+            microbatch: its number.
+            into: the seconds of all layers.
+            layer: the first that works; or the parts that several have in it, as it cannot be seen.
+        """
         self.microbatch = microbatch
         self._into = into
         self._layer = layer if self.by_layer else None
         if into is self.backward:
-            ACTIVITY.now = ("the backward of the stage that ends with layer", layer)
+            last = max(layer, default=None) if isinstance(layer, Mapping) else layer
+            ACTIVITY.now = ("the backward of the stage that ends with layer", last)
         if self._speed is not None:
             self._chunk_wall = time.perf_counter()
         if self._timed:
@@ -169,7 +236,7 @@ class Meter:
         """The work passes to ``layer``."""
         now = self._now()
         if self._layer is not None:
-            self._into[self._layer] += now - self._mark
+            self._add(self._into, self._layer, self._mark, now)
         self._mark = now
         self._layer = layer
 
@@ -180,25 +247,27 @@ class Meter:
             return
         now = self._now()
         if self._layer is not None:
-            self._into[self._layer] += now - self._mark
-        self.busy += now - self._chunk_mark
+            self._add(self._into, self._layer, self._mark, now)
+        self._add(self._busy, 0, self._chunk_mark, now)
         if self._speed is not None:
             self._speed.pad(self._chunk_wall, now - self._chunk_mark)
 
-    def add_optimizer(self, layer: int, began: float) -> float:
+    def add_optimizer(self, layer: int, began: Mark) -> Mark:
         """Count the optimizer's seconds of ``layer`` since ``began``; returns now, for the next one."""
         if not self.by_layer:
             return 0.0
         now = self._now()
-        self.optimizer[layer] += now - began
+        self._add(self.optimizer, layer, began, now)
         return now
 
     def busy_seconds(self) -> float:
         """Seconds of this rank's forward and backward this step, multiplied by the emulated slow-down."""
-        return self.busy * (self._speed.factor if self._speed is not None else 1.0)
+        self._read()
+        return self._busy[0] * (self._speed.factor if self._speed is not None else 1.0)
 
     def seconds(self) -> list[float]:
         """Forward, backward, optimizer of all layers in one list of 3 L; zero for other ranks' layers."""
+        self._read()
         factor = self._speed.factor if self._speed is not None else 1.0
         padded = [factor * second for second in self.forward + self.backward]
         return padded + self.optimizer

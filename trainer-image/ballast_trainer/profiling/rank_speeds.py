@@ -19,20 +19,33 @@ TOLERANCE = 0.25
 
 _SIZES = {"cpu": 96, "cuda": 1024}
 _REPEATS = 3
+_MOST = 4096
+_SHORTEST = 0.5e-3
+"""Seconds of a run at least: what differs in starting one, 10 to 30 us on a GPU, is below a tenth of it."""
 
 
 class SpeedProbe:
-    """The fixed work: a product of two square matrices."""
+    """The fixed work: a product of two square matrices, as often as makes a run long enough to compare."""
 
     def __init__(self, meter: Meter, device: torch.device) -> None:
         size = _SIZES.get(device.type, 96)
         self._meter = meter
         self._left = torch.full((size, size), 0.5, device=device)
+        self._products = 1
 
     def seconds(self) -> float:
-        """The fastest of a few runs, on the clock of the layers' seconds."""
+        """Of one product, in the fastest of a few runs, on the clock of the layers' seconds."""
         with torch.no_grad():
-            return min(self._meter.timed(lambda: self._left @ self._left) for _ in range(_REPEATS))
+            while self._products < _MOST and self._run() < _SHORTEST:
+                self._products *= 2
+            return min(self._run() for _ in range(_REPEATS)) / self._products
+
+    def _run(self) -> float:
+        def work() -> None:
+            for _ in range(self._products):
+                _ = self._left @ self._left
+
+        return self._meter.timed(work)
 
 
 class RankSpeeds:

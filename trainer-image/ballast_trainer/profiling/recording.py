@@ -8,6 +8,7 @@ import datetime
 import json
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from ballast_policies.contract.decode import parse_json
 
 from ballast_trainer.gpu_emulation import EmulatedSpeed
-from ballast_trainer.profiling.meter import Meter
+from ballast_trainer.profiling.meter import Mark, Meter
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class RecordingMeter(Meter):
         self._noted_microbatch = 0
         self._began = 0.0
 
-    def begin(self, microbatch: int, into: list[float], layer: int | None) -> None:
+    def begin(self, microbatch: int, into: list[float], layer: int | Mapping[int, float] | None) -> None:
         """See :class:`Meter`."""
         self._kind = "F" if into is self.forward else "B"
         self._noted_microbatch, self._began = microbatch, time.perf_counter()
@@ -59,12 +60,12 @@ class RecordingMeter(Meter):
         super().end()
         self._note(self._kind, self._noted_microbatch)
 
-    def start_optimizer(self) -> float:
+    def start_optimizer(self) -> Mark:
         """See :class:`Meter`."""
         self._began = time.perf_counter()
         return super().start_optimizer()
 
-    def add_optimizer(self, layer: int, began: float) -> float:
+    def add_optimizer(self, layer: int, began: Mark) -> Mark:
         """See :class:`Meter`."""
         now = super().add_optimizer(layer, began)
         self._note("U", layer)
