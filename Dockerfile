@@ -1,12 +1,19 @@
-# Both images:   docker build --target operator -t registry.example.com/ballast/operator:0.1.0 .
-#                docker build --target trainer  -t registry.example.com/ballast/trainer:0.1.0 .
-# A model of your own: FROM the trainer's image, install your package, name it as model.name "module:callable".
+# The images:   docker build --target operator    -t registry.example.com/ballast/operator:0.1.0 .
+#               docker build --target trainer     -t registry.example.com/ballast/trainer:0.1.0 .
+#               docker build --target trainer-cpu -t registry.example.com/ballast/trainer-cpu:0.1.0 .
+#               docker build --target trainer-dev -t registry.example.com/ballast/trainer-dev:0.1.0 .
+# A model of your own: FROM the trainer's image, install your package, name it as model.name "module:callable";
+# trainer-dev has pip, a C compiler (torch.compile) and transformers for that.
+# The same bytes in each build: SOURCE_DATE_EPOCH=0 docker buildx build --output type=image,rewrite-timestamp=true,
+# or buildah bud --timestamp 0.
 ARG PYTHON=python:3.11-slim-bookworm
 
 FROM ${PYTHON} AS workspace
-RUN pip install --no-cache-dir uv==0.13.8
-ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_PROJECT_ENVIRONMENT=/opt/ballast UV_PYTHON_DOWNLOADS=never
+# An environment of its own: a distribution's Python keeps its packages to itself.
+RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir uv==0.13.8
+ENV PATH=/opt/uv/bin:$PATH UV_LINK_MODE=copy UV_PROJECT_ENVIRONMENT=/opt/ballast UV_PYTHON_DOWNLOADS=never
 WORKDIR /src
+COPY scripts/tidy-image scripts/
 # What is locked comes first: it changes less often than the code. --locked fails where uv.lock is stale.
 COPY pyproject.toml uv.lock ./
 COPY policies/pyproject.toml policies/
@@ -24,6 +31,10 @@ COPY client client
 COPY operator operator
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv sync --locked --no-dev --package ballast-operator --extra aws --extra gcp --extra ui --no-editable
+# cvxpy names solvers and a differentiator that no policy asks for, and rich a highlighter of source code: 210 MB.
+RUN uv pip uninstall --python /opt/ballast \
+    scs osqp joblib setuptools sparsediffpy pygments markdown-it-py mdurl && \
+    scripts/tidy-image /opt/ballast ballast_operator ballast_policies ballast_client
 
 FROM workspace AS build-trainer
 RUN --mount=type=cache,target=/root/.cache/uv \
@@ -32,17 +43,72 @@ COPY policies policies
 COPY trainer-image trainer-image
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv sync --locked --no-dev --package ballast-trainer --no-editable
+RUN scripts/tidy-image /opt/ballast ballast_trainer ballast_policies
 
-FROM ${PYTHON} AS runtime
+# PyTorch's own index has its build for CPUs, of the locked version; PyPI has none for x86.
+FROM workspace AS build-trainer-cpu
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN --mount=type=cache,target=/root/.cache/uv \
+    uv export --locked --no-dev --package ballast-trainer --no-emit-workspace --no-hashes -q -o locked.txt && \
+    grep -vE '^(torch|triton|nvidia-[a-z0-9-]*|cuda-[a-z0-9-]*)(\[.*\])?==' locked.txt > others.txt && \
+    uv venv -q /opt/ballast && \
+    uv pip install --python /opt/ballast --no-deps -r others.txt && \
+    uv pip install --python /opt/ballast --no-deps --index-url ${TORCH_INDEX} \
+    "$(sed -nE 's/^(torch==[0-9.]+).*/\1/p' locked.txt)+cpu"
+COPY policies policies
+COPY trainer-image trainer-image
+RUN --mount=type=cache,target=/root/.cache/uv \
+    uv pip install --python /opt/ballast --no-deps ./policies ./trainer-image
+RUN scripts/tidy-image /opt/ballast ballast_trainer ballast_policies
+
+FROM build-trainer AS build-trainer-dev
+RUN --mount=type=cache,target=/root/.cache/uv \
+    uv sync --locked --no-dev --package ballast-trainer --extra transformers --no-editable && \
+    uv pip install --python /opt/ballast pip
+
+# The base without what a container never runs: its package manager, pip, documentation, rights of root.
+FROM ${PYTHON} AS system
+RUN SOURCE_DATE_EPOCH=0 groupadd --gid 65532 ballast && \
+    SOURCE_DATE_EPOCH=0 useradd --uid 65532 --gid 65532 --no-create-home --home-dir /tmp ballast && \
+    find / -xdev -perm /6000 -type f -exec chmod a-s {} + && \
+    for python in /usr/lib/python3* /usr/local/lib/python3*; do \
+    rm -rf "$python/ensurepip" "$python/idlelib" "$python/lib2to3" "$python/test" "$python/turtledemo" \
+    "$python"/config-* "$python"/site-packages/pip* "$python"/site-packages/setuptools*; done && \
+    rm -rf /usr/share/doc /usr/share/man /usr/share/info /usr/share/locale /usr/share/python-wheels \
+    /usr/share/perl* /usr/lib/*-linux-gnu/perl* /usr/lib/*-linux-gnu/libperl* /usr/bin/perl* /usr/bin/apt* /usr/lib/apt /usr/lib/*-linux-gnu/libapt-* \
+    /etc/apt /var/lib/apt /var/cache/* /var/log/* /usr/local/bin/pip* && \
+    rm -rf /usr/lib/*-linux-gnu/gconv && \
+    find /usr -type d -name __pycache__ -prune -exec rm -rf {} + && \
+    python3 -m compileall -q --invalidation-mode unchecked-hash \
+    "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
+
+FROM scratch AS runtime
 LABEL org.opencontainers.image.source="https://github.com/ballast-dev/ballast" \
       org.opencontainers.image.licenses="Apache-2.0"
-RUN groupadd --gid 65532 ballast && useradd --uid 65532 --gid 65532 --no-create-home --home-dir /tmp ballast
+COPY --from=system / /
 COPY LICENSE /licenses/LICENSE
-ENV PATH=/opt/ballast/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/ballast/bin:/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 \
+    PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 
 FROM runtime AS trainer
 LABEL org.opencontainers.image.title="Ballast trainer"
 COPY --from=build-trainer /opt/ballast /opt/ballast
+USER 65532:65532
+CMD ["ballast-train", "pod"]
+
+FROM runtime AS trainer-cpu
+LABEL org.opencontainers.image.title="Ballast trainer for CPUs"
+COPY --from=build-trainer-cpu /opt/ballast /opt/ballast
+USER 65532:65532
+CMD ["ballast-train", "pod"]
+
+FROM ${PYTHON} AS trainer-dev
+LABEL org.opencontainers.image.title="Ballast trainer, to build upon" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* && \
+    groupadd --gid 65532 ballast && useradd --uid 65532 --gid 65532 --no-create-home --home-dir /tmp ballast
+COPY --from=build-trainer-dev --chown=65532:65532 /opt/ballast /opt/ballast
+ENV PATH=/opt/ballast/bin:$PATH PYTHONUNBUFFERED=1
 USER 65532:65532
 CMD ["ballast-train", "pod"]
 
