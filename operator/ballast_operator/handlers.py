@@ -16,6 +16,7 @@ import kopf
 from ballast_operator.app import Operator, Options
 from ballast_operator.loop_thread import LoopThread
 from ballast_operator.settings import from_environment
+from ballast_operator.trainer_template import trainer_template
 
 _MOST_PORT = 65_535
 
@@ -25,6 +26,7 @@ async def start(memo: kopf.Memo, settings: kopf.OperatorSettings, **_: Any) -> N
     """Start the operator; where it ends by itself, as another replica leads, kopf ends as by SIGTERM."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
+    trainer_template()
     memo.stack = contextlib.AsyncExitStack()
     side = await memo.stack.enter_async_context(LoopThread("operator"))
     memo.operator = Operator(

@@ -63,3 +63,28 @@ seccompProfile:
 {{- define "ballast.celStrings" -}}
 {{- range $index, $value := . }}{{ if $index }}, {{ end }}'{{ $value }}'{{ end }}
 {{- end }}
+
+{{/* What the operator fills in of the jobs' templates: a PodTemplateSpec as JSON; empty: nothing. */}}
+{{- define "ballast.trainerTemplate" -}}
+{{- $trainer := dict "name" "trainer" -}}
+{{- $spec := dict -}}
+{{- with .Values.trainer -}}
+{{- with .image }}{{ $_ := set $trainer "image" . }}{{ end -}}
+{{- with .resources }}{{ $_ := set $trainer "resources" . }}{{ end -}}
+{{- with .imagePullSecrets }}{{ $_ := set $spec "imagePullSecrets" . }}{{ end -}}
+{{- with .checkpointClaim -}}
+{{- $_ := set $trainer "volumeMounts" (list (dict "name" "checkpoints" "mountPath" "/checkpoints")) -}}
+{{- $claim := dict "claimName" . -}}
+{{- $_ := set $spec "volumes" (list (dict "name" "checkpoints" "persistentVolumeClaim" $claim)) -}}
+{{- end -}}
+{{- if .metricsPort -}}
+{{- $port := int .metricsPort -}}
+{{- $_ := set $trainer "env" (list (dict "name" "BALLAST_METRICS_PORT" "value" (toString $port))) -}}
+{{- $_ := set $trainer "ports" (list (dict "name" "metrics" "containerPort" $port)) -}}
+{{- end -}}
+{{- end -}}
+{{- if or $spec (gt (len $trainer) 1) -}}
+{{- $_ := set $spec "containers" (list $trainer) -}}
+{{- dict "spec" $spec | toJson -}}
+{{- end -}}
+{{- end -}}

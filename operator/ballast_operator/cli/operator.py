@@ -85,12 +85,14 @@ def operator(
     from ballast_operator.errors import LeaseLapsed, NotLeader
     from ballast_operator.history.store import Keep
     from ballast_operator.settings import from_environment
+    from ballast_operator.trainer_template import trainer_template
 
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     try:
         settings = from_environment(os.environ)
+        trainer_template()
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     _log_refused_registrations()

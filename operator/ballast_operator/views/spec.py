@@ -25,6 +25,7 @@ from ballast_operator.api.placement.shared_gpus import SharesGpu
 from ballast_operator.api.read import InvalidObject, read_training_job
 from ballast_operator.api.training_job import TrainingJobSpec
 from ballast_operator.kube.kinds import Object
+from ballast_operator.trainer_template import filled_in, trainer_template
 from ballast_operator.views.clock import Time
 from ballast_operator.views.nodes import PodNeed, pod_requests
 from ballast_operator.views.selectors import NodeRequirements, read_requirements
@@ -282,7 +283,7 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
         memory_per_gpu=None if spec.memory_per_gpu is None else memory_bytes(spec.memory_per_gpu),
         backoff_limit=spec.backoff_limit,
         ttl_seconds=spec.ttl_seconds_after_finished,
-        template=spec.template.as_object(),
+        template=filled_in(spec.template.as_object(), trainer_template()),
         entity=spec.entity,
         deadline=spec.deadline,
         on_deadline_missed=spec.on_deadline_missed,

@@ -336,3 +336,37 @@ def test_the_release_is_tested_without_cluster_dns(chart, by_name):
         exec(script, {})
     host = "ballast-metrics" if by_name else "10.0.0.7"
     assert asked == [f"http://{host}:8080/healthz", f"http://{host}:8080/metrics"]
+
+
+@pytest.mark.slow
+def test_what_trainers_have_by_default_reaches_the_operator(chart: Any) -> None:
+    """The values become the template that it fills in, which it can read; without them it gets none."""
+    from ballast_operator.api.template import PodTemplate
+
+    trainer = {
+        "image": "registry.example.com/ballast/trainer:0.1.0",
+        "imagePullSecrets": [{"name": "registry"}],
+        "resources": {"requests": {"cpu": "4"}},
+        "checkpointClaim": "checkpoints",
+        "metricsPort": 9000,
+        "podMonitor": {"enabled": True},
+    }
+
+    def told(values: dict[str, Any]) -> list[str]:
+        (deployment,) = of_kind(render(chart, values), "Deployment")
+        env = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+        return [variable["value"] for variable in env if variable["name"] == "BALLAST_TRAINER_TEMPLATE"]
+
+    assert told({}) == []
+    (text,) = told({"trainer": trainer})
+    spec = PodTemplate.model_validate_json(text).as_object()["spec"]
+    (container,) = spec["containers"]
+    assert container["image"] == trainer["image"]
+    assert container["resources"] == trainer["resources"]
+    assert container["volumeMounts"] == [{"name": "checkpoints", "mountPath": "/checkpoints"}]
+    assert spec["volumes"] == [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}}]
+    assert container["env"] == [{"name": "BALLAST_METRICS_PORT", "value": "9000"}]
+    (monitor,) = of_kind(render(chart, {"trainer": trainer}), "PodMonitor")
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == container["ports"][0]["name"]
+    with pytest.raises(helm.HelmError, match="metricsPort"):
+        render(chart, {"trainer": {"podMonitor": {"enabled": True}}})
