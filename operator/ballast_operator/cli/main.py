@@ -23,6 +23,7 @@ COMMANDS = {
     "jobs": ("ballast_operator.cli.live.jobs:jobs", "List training jobs."),
     "logs": ("ballast_operator.cli.live.jobs:logs", "Print the logs of a job's ranks as one."),
     "history": ("ballast_operator.cli.live.history:history", "What jobs did, also deleted ones."),
+    "migrate": ("ballast_operator.cli.migrate:migrate", "TrainingJobs from jobs of other operators."),
     "operator": ("ballast_operator.cli.operator:operator", "Run the operator (as its image does)."),
     "plan": ("ballast_operator.cli.plan.command:plan", "Plan a pipeline: layers to stages to ranks."),
     "policy": ("ballast_operator.cli.live.policy_diff:policy", "Show what a changed ClusterPolicy would do."),
