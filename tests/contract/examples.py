@@ -26,16 +26,19 @@ from ballast_policies.contract.job import (
     Imputation,
     JobConfig,
     MetricsConfig,
+    MlflowConfig,
     ModelConfig,
     ParallelismConfig,
     PipelineConfig,
     Precision,
+    ProfilingConfig,
     RebalanceConfig,
     RepackConfig,
     Selection,
     StragglerPolicy,
     StragglersConfig,
     TrainingConfig,
+    WandbConfig,
 )
 
 STAGES = (
@@ -94,6 +97,7 @@ EXAMPLES = {
             compile=True,
             dataloader_num_workers=2,
             skip_bad_samples=3,
+            deterministic=True,
             recompute=True,
             comm_timeout_seconds=900.0,
         ),
@@ -107,7 +111,15 @@ EXAMPLES = {
             path="/checkpoints", every_steps=50, keep=3, start_over=True, retry_seconds=30.0
         ),
         metrics=MetricsConfig(
-            port=9464, json_lines="/logs/steps.jsonl", tensorboard="/logs/tb", writer="my.metrics:Writer"
+            port=9464,
+            json_lines="/logs/steps.jsonl",
+            tensorboard="/logs/tb",
+            writer="my.metrics:Writer",
+            wandb=WandbConfig(project="translators", entity="team", name="first"),
+            mlflow=MlflowConfig(tracking_uri="http://mlflow:5000", experiment="translators", name="first"),
+        ),
+        profiling=ProfilingConfig(
+            path="/logs/traces", first_step=20, steps=3, ranks=(0, 3), memory_snapshot=True
         ),
         evaluation=EvaluationConfig(
             every_steps=200, batches=8, data=DataConfig(name="my.data:windows", args={"path": "/held-out"})

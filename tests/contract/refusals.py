@@ -20,6 +20,7 @@ SCRIPT: list[tuple[dict[str, Any], str, str]] = [
         {"metrics": {"port": 9000}},
         {"evaluation": {"batches": 2}},
         {"callback": {"name": "my_callbacks:notify"}},
+        {"profiling": {"path": "/traces"}},
         {"export": {"path": "/checkpoints/model.safetensors"}},
     )
 ]
@@ -113,6 +114,11 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
         {"pipeline": {"schedule": "PipeDream2BW"}, "training": {"precision": "fp16"}},
         "training.precision",
         "To fix: precision: bf16 or fp32",
+    ),
+    (
+        {"pipeline": {"schedule": "PipeDream"}, "training": {"skipBadSamples": 1}},
+        "training.skipBadSamples",
+        "without a flush ranks are at several steps",
     ),
     (
         {"pipeline": {"schedule": "PipeDream"}, "parallelism": {"tensor": 2}},

@@ -42,9 +42,11 @@ from ballast_trainer.pipeline.torch_pipeline import preload
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import Profile
 from ballast_trainer.profiling.recording import RecordingMeter, write_trace
+from ballast_trainer.profiling.torch_profile import StepProfiler
 from ballast_trainer.reporting.callback import with_callback
 from ballast_trainer.reporting.console import Reporter, SilentReporter
 from ballast_trainer.reporting.writers import WritingReporter, writers_of
+from ballast_trainer.seeding import deterministic_kernels
 from ballast_trainer.tensor_parallel.check import check_tensor_parallel
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tied_model import shared_ties, tied_model
@@ -227,10 +229,14 @@ def train(
         torch.set_num_threads(threads)
     check_precision(job.config.training.precision, device)
     with contextlib.ExitStack() as closing:
+        if job.config.training.deterministic:
+            closing.enter_context(deterministic_kernels())
         chosen: Reporter = SilentReporter()
         if rank == 0:
             chosen = closing.enter_context(
-                contextlib.closing(WritingReporter(reporter, writers_of(job.config.metrics)))
+                contextlib.closing(
+                    WritingReporter(reporter, writers_of(job.config.metrics, job.config.to_dict()))
+                )
             )
         chosen, end_request = with_callback(chosen, job.config.callback, rank)
         meter = _meter(job, device, speed, trace)
@@ -251,6 +257,8 @@ def train(
                 patience_seconds=job.config.training.comm_timeout_seconds,
             )
             closing.callback(heartbeat.close)
+        profiler = StepProfiler(job.config.profiling, rank=rank, device=device)
+        closing.enter_context(profiler.on_out_of_memory())
         outcome = Session(
             training,
             channel_thread=channel_thread,
@@ -259,6 +267,7 @@ def train(
             peer_timeout_seconds=job.config.training.comm_timeout_seconds,
             heartbeat=heartbeat,
             end_request=end_request,
+            profiler=profiler,
         ).run(joining=launch.joining)
         if trace is not None and isinstance(meter, RecordingMeter):
             write_trace(trace.path, meter, rank=rank, ranks=ranks, store=launch.store)

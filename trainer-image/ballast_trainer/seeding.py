@@ -7,6 +7,7 @@ partition, schedule and restart, and there is no generator state to move.
 
 import contextlib
 import functools
+import os
 import random
 from collections.abc import Iterator
 
@@ -53,6 +54,21 @@ def seed_host(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     numpy.random.seed(seed & 0xFFFFFFFF)
+
+
+@contextlib.contextmanager
+def deterministic_kernels() -> Iterator[None]:
+    """Torch's deterministic kernels alone; one that has none raises an error that names it."""
+    # Read when cuBLAS starts; without it torch refuses its products.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.backends.cudnn.benchmark = benchmark
 
 
 @contextlib.contextmanager

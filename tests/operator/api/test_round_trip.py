@@ -80,6 +80,13 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             },
         },
         "metrics": {"port": draw(st.integers(1, 65_535)), "jsonLines": "/logs/steps.jsonl"},
+        "profiling": {
+            "path": "/logs/traces",
+            "firstStep": draw(st.integers(1, 99)),
+            "steps": draw(st.integers(1, 9)),
+            "ranks": draw(st.lists(st.integers(0, 9), max_size=3)),
+            "memorySnapshot": draw(st.booleans()),
+        },
         "dynamics": changes,
         "rebalance": {
             "enabled": draw(st.booleans()),
@@ -110,6 +117,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             "recompute": draw(st.booleans()),
             "dataloaderNumWorkers": draw(st.integers(0, 64)),
             "skipBadSamples": draw(st.integers(0, 9)),
+            "deterministic": draw(st.booleans()),
             "compile": draw(st.booleans()),
             "commTimeoutSeconds": draw(st.floats(1, 86400)),
         },

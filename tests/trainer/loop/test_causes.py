@@ -3,10 +3,14 @@
 import re
 
 import pytest
+import torch
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 from ballast_trainer.causes import describe, root_cause
 from ballast_trainer.distributed.process_group import peer_failures
+from ballast_trainer.models.protocol import Model
 from ballast_trainer.process_exit import end
+
+from tests.support.one_process import train_here
 
 pytestmark = pytest.mark.processes
 
@@ -166,3 +170,47 @@ def test_the_name_of_a_file_in_another_encoding_is_told(tmp_path):
     log = tmp_path / "log"
     assert end(ExitReason.FAILED, "no file caf\udce9.pt", log=log) is ExitCode.ERROR
     assert TerminationMessage.from_json(log.read_text()).message == "no file caf?.pt"
+
+
+class Deterministic(torch.nn.Linear):
+    """Has an operation without a deterministic kernel where ``scatters``."""
+
+    scatters = False
+
+    def forward(self, value):
+        if self.scatters:
+            torch.zeros(4).put_(torch.tensor([1, 1]), torch.tensor([2.0, 3.0]))
+        return super().forward(value) + float(not torch.are_deterministic_algorithms_enabled())
+
+
+def of_deterministic(scatters):
+    layers = [Deterministic(2, 2), Deterministic(2, 2)]
+    layers[1].scatters = scatters
+    return Model.from_layers(layers, loss=lambda output, targets: output.square().mean() - targets.mean())
+
+
+def of_ones():
+    return lambda seed, step, size: (torch.ones(size, 2), torch.zeros(size, 2))
+
+
+def test_deterministic_training_uses_no_other_kernels_and_names_a_layer_that_needs_one():
+    """The switch is off again afterwards; without it the same layer trains."""
+
+    def train(deterministic, scatters):
+        here = "tests.trainer.loop.test_causes"
+        return train_here(
+            {
+                "totalSteps": 2,
+                "model": {"name": f"{here}:of_deterministic", "args": {"scatters": scatters}},
+                "data": {"name": f"{here}:of_ones"},
+                "pipeline": {"microbatches": 1, "globalBatchSize": 2},
+                "training": {"deterministic": deterministic},
+                "rebalance": {"enabled": False},
+            }
+        ).losses
+
+    assert train(True, False) != train(False, False) == train(False, True)
+    with pytest.raises(Exception) as caught:
+        train(True, True)
+    assert re.search("deterministic implementation.*layer 1, Deterministic", describe(caught.value))
+    assert not torch.are_deterministic_algorithms_enabled()

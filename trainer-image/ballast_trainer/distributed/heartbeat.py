@@ -37,7 +37,7 @@ _STACKS = "heartbeat-stacks"
 _STANDARD_ERROR = 2
 
 _RECORDED = "2000"
-"""Collectives that NCCL's flight recorder keeps, by torchtitan's default an order more than a step has."""
+"""Collectives that NCCL's flight recorder keeps."""
 
 _FOLDER_ENV = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 _FOLDER = "/tmp/nccl_trace_rank_"

@@ -30,6 +30,7 @@ from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.pipeline.executor.drains import REBALANCE_EVERY
 from ballast_trainer.pipeline.gradients import buffers_at_start, gather_weights
 from ballast_trainer.pipeline.layout import is_asynchronous
+from ballast_trainer.profiling.torch_profile import StepProfiler
 from ballast_trainer.reporting.callback import EndRequest
 from ballast_trainer.reporting.console import Reporter
 
@@ -47,8 +48,10 @@ class Session:
         peer_timeout_seconds: float,
         heartbeat: RankHeartbeat | None = None,
         end_request: EndRequest | None = None,
+        profiler: StepProfiler | None = None,
     ) -> None:
         self._training = training
+        self._profiler = profiler or StepProfiler(None, rank=0, device=training.device)
         self._stop = stop
         self._heartbeat = heartbeat
         self._progress = ProgressTracker(training)
@@ -108,6 +111,7 @@ class Session:
                 # A stop may have come before the evaluation of the step that was saved.
                 outcome = self._evaluate_if_due()
             outcome = outcome or self._loop()
+            self._profiler.close(self._training.step)
             if self._heartbeat is not None:
                 self._heartbeat.close()
             self._training.layers.settle()
@@ -136,7 +140,9 @@ class Session:
     def _loop(self) -> SessionOutcome:
         training = self._training
         while not self._end.reached:
+            self._profiler.before_step(training.step)
             agreed = self._advance()
+            self._profiler.after_step(training.step)
             if self._end.agree():
                 break
             if agreed.stop:

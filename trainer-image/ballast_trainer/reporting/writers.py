@@ -1,33 +1,33 @@
 """Writers: destinations of the figures besides standard output. A custom writer has three methods.
 
 ``scalars`` gets the numbers of a step, ``event`` everything else, ``close`` ends it.  That is
-the shape of TensorBoard's and W&B's clients, so that adapting one takes five lines::
+the shape of trackers' clients, so that adapting one takes five lines::
 
-    class WandbWriter:
-        def __init__(self):
-            self.run = wandb.init(project="pipelines")
-
+    class Printing:
         def scalars(self, step, values):
-            self.run.log(values, step=step)
+            print(step, values["loss"])
 
         def event(self, name, step, fields):
-            self.run.log({f"event/{name}": 1}, step=step)
+            print(step, name)
 
         def close(self):
-            self.run.finish()
+            print("ended")
 
-and ``metrics.writer: my_module:WandbWriter`` uses it.
+and ``metrics.writer: my_module:Printing`` uses it.
 """
 
+import contextlib
+import importlib
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ballast_policies.contract.job import MetricsConfig
+from ballast_policies.contract.job import MetricsConfig, MlflowConfig, WandbConfig
 
+from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.registry import load_callable
 from ballast_trainer.reporting.console import Reporter, in_json
@@ -113,6 +113,98 @@ class TensorBoardWriter:
         self._writer.close()
 
 
+def _client(name: str) -> Any:
+    """The module of a tracker's client.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        reason = f"needs a package that is not installed ({error}). To fix: pip install {name}"
+        raise ConfigurationError(f"metrics.{name}", reason) from error
+
+
+@contextlib.contextmanager
+def _reached(name: str) -> Iterator[None]:
+    """The errors of a tracker's client while a run begins, in words."""
+    try:
+        yield
+    except Exception as error:  # each client has its own
+        reason = (
+            f"no run can begin: {type(error).__name__}: {error}. To fix: its settings and key, or the network"
+        )
+        raise ConfigurationError(f"metrics.{name}", reason) from error
+
+
+class WandbWriter:
+    """A run of Weights & Biases; needs the package ``wandb``."""
+
+    def __init__(self, config: WandbConfig, job: Mapping[str, Any]) -> None:
+        wandb, named = _client("wandb"), {}
+        if config.name is not None:
+            named = {"name": config.name, "id": config.name, "resume": "allow"}
+        with _reached("wandb"):
+            self._run = wandb.init(project=config.project, entity=config.entity, config=dict(job), **named)
+            # Steps that are done again after a restart would be refused as wandb's own steps.
+            self._run.define_metric("*", step_metric="step")
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """A point on each curve."""
+        self._run.log({"step": step, **values})
+
+    def event(self, name: str, step: int, fields: Mapping[str, Any]) -> None:
+        """Its pause as a curve, or a mark."""
+        pause = fields.get("pause_ms")
+        self._run.log({"step": step, f"event/{name}": pause if isinstance(pause, int | float) else 1})
+
+    def close(self) -> None:
+        """Send what is buffered."""
+        self._run.finish()
+
+
+class MlflowWriter:
+    """A run of MLflow; needs the package ``mlflow``."""
+
+    def __init__(self, config: MlflowConfig, job: Mapping[str, Any]) -> None:
+        self._mlflow = mlflow = _client("mlflow")
+        with _reached("mlflow"):
+            if config.tracking_uri is not None:
+                mlflow.set_tracking_uri(config.tracking_uri)
+            mlflow.set_experiment(config.experiment)
+            known = (
+                []
+                if config.name is None
+                else mlflow.search_runs(
+                    experiment_names=[config.experiment],
+                    filter_string=f"attributes.run_name = '{config.name}'",
+                    order_by=["attributes.start_time DESC"],
+                    max_results=1,
+                    output_format="list",
+                )
+            )
+            if known:
+                mlflow.start_run(run_id=known[0].info.run_id)
+            else:
+                mlflow.start_run(run_name=config.name)
+                mlflow.log_dict(dict(job), "job.json")
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """A point on each curve."""
+        self._mlflow.log_metrics(dict(values), step=step)
+
+    def event(self, name: str, step: int, fields: Mapping[str, Any]) -> None:
+        """Its pause as a curve, or a mark."""
+        pause = fields.get("pause_ms")
+        value = float(pause) if isinstance(pause, int | float) else 1.0
+        self._mlflow.log_metric(f"event/{name}", value, step=step)
+
+    def close(self) -> None:
+        """End the run."""
+        self._mlflow.end_run()
+
+
 def scalars_of(fields: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a step line, the number of ranks, and the layers on the fullest one."""
     values = {
@@ -162,14 +254,19 @@ class WritingReporter:
     def _each(self, act: Any) -> None:
         for writer in list(self._writers):
             try:
-                act(writer)
-            except (OSError, RuntimeError, ValueError) as error:
+                with ACTIVITY.doing("the figures for", type(writer).__name__):
+                    act(writer)
+            except Exception as error:  # clients of trackers have errors of their own
                 self._writers.remove(writer)
                 logger.warning("%s is dropped: %s", type(writer).__name__, error)
 
 
-def writers_of(config: MetricsConfig) -> list[Writer]:
+def writers_of(config: MetricsConfig, job: Mapping[str, Any] | None = None) -> list[Writer]:
     """The writers that the configuration asks for.
+
+    Args:
+        config: of the figures.
+        job: the whole configuration as JSON has it, for trackers that keep it beside the curves.
 
     Raises:
         ConfigurationError: one of them cannot work: no such package, path or port.
@@ -189,6 +286,10 @@ def writers_of(config: MetricsConfig) -> list[Writer]:
             )
             raise ConfigurationError("metrics.writer", reason)
         writers.append(made)
+    if config.wandb is not None:
+        writers.append(WandbWriter(config.wandb, job or {}))
+    if config.mlflow is not None:
+        writers.append(MlflowWriter(config.mlflow, job or {}))
     if config.port is not None:
         from ballast_trainer.reporting.prometheus import PrometheusWriter
 

@@ -29,6 +29,9 @@ from ballast_policies.contract.job.output import (
     ExportConfig,
     ExportFormat,
     MetricsConfig,
+    MlflowConfig,
+    ProfilingConfig,
+    WandbConfig,
 )
 from ballast_policies.contract.job.parallelism import (
     Imputation,
@@ -64,11 +67,13 @@ __all__ = [
     "JobConfig",
     "LoadBalance",
     "MetricsConfig",
+    "MlflowConfig",
     "ModelConfig",
     "ParallelismConfig",
     "Pattern",
     "PipelineConfig",
     "Precision",
+    "ProfilingConfig",
     "PruningSettings",
     "RebalanceConfig",
     "RepackConfig",
@@ -77,4 +82,5 @@ __all__ = [
     "StragglersConfig",
     "Structure",
     "TrainingConfig",
+    "WandbConfig",
 ]

@@ -24,6 +24,7 @@ from ballast_policies.contract.job.output import (
     CheckpointConfig,
     ExportConfig,
     MetricsConfig,
+    ProfilingConfig,
 )
 from ballast_policies.contract.job.parallelism import ParallelismConfig, StragglerPolicy
 from ballast_policies.contract.job.pipeline import PipelineConfig
@@ -64,6 +65,7 @@ _RULES = (
         metrics=MetricsConfig,
         evaluation=None,
         callback=None,
+        profiling=None,
         export=None,
     ),
     *EVALUATION_RULES,
@@ -271,6 +273,8 @@ class JobConfig(Settings):
     callback: CallbackConfig | None = None
     """A function of yours that is told of steps, evaluations and checkpoints. Changes take effect at the next
     launch."""
+    profiling: ProfilingConfig | None = None
+    """Steps that torch's profiler traces. Absent: none. Changes take effect at the next launch."""
     export: ExportConfig | None = None
     """Where the whole model is written after the last step. Absent: nowhere; ``ballast-train export`` does it
     later. Changes take effect at the next launch."""

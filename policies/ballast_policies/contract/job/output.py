@@ -46,6 +46,57 @@ class CheckpointConfig(Settings):
         return self.every_steps or DEFAULT_CHECKPOINT_STEPS
 
 
+class WandbConfig(Settings):
+    """A run of Weights & Biases, which reads its key from the environment."""
+
+    project: str = Field(min_length=1, max_length=253)
+    """Its project."""
+    entity: str | None = Field(None, min_length=1, max_length=253)
+    """The user or team that it belongs to. Absent: the key's own."""
+    name: (
+        Annotated[
+            str,
+            Field(max_length=128),
+            Form(r"^[^/\\#?%:]+$", "a name without / \\ # ? % :. To fix: e.g. first-run"),
+        ]
+        | None
+    ) = None
+    """Of the run; a job that starts again continues the run of that name. Absent: a new run each launch."""
+
+
+class MlflowConfig(Settings):
+    """A run of MLflow."""
+
+    tracking_uri: str | None = Field(None, min_length=1, max_length=4096)
+    """Where its server or folder is. Absent: ``MLFLOW_TRACKING_URI``."""
+    experiment: str = Field(min_length=1, max_length=253)
+    """Its experiment, made where there is none."""
+    name: (
+        Annotated[
+            str, Field(max_length=253), Form(r"^[^'\"`]+$", "a name without quotes. To fix: e.g. first-run")
+        ]
+        | None
+    ) = None
+    """Of the run; a job that starts again continues the newest run of that name. Absent: a new run each
+    launch."""
+
+
+class ProfilingConfig(Settings):
+    """Traces of torch's profiler, and memory snapshots."""
+
+    path: str = Field(min_length=1, max_length=4096)
+    """Folder that the chosen ranks write to, a file each: for chrome://tracing, Perfetto, TensorBoard."""
+    first_step: int = Field(10, ge=1, le=2**53)
+    """The first step of the trace."""
+    steps: int = Field(2, ge=1, le=100)
+    """How many follow each other. Without a flush the trace lasts until the pipeline is drained."""
+    ranks: Annotated[tuple[Annotated[int, Field(ge=0, le=65_535)], ...], Field(max_length=256)] = ()
+    """The ranks that are traced. Absent: all."""
+    memory_snapshot: bool = False
+    """Whether ranks on GPUs record allocations, and write a snapshot when memory runs out
+    (pytorch.org/memory_viz)."""
+
+
 class MetricsConfig(Settings):
     """Where rank 0 writes its figures, besides standard output."""
 
@@ -57,6 +108,10 @@ class MetricsConfig(Settings):
     """Directory for TensorBoard; needs the package ``tensorboard`` in the trainer's image."""
     writer: Annotated[str, Field(max_length=253), callable_name("my_metrics:Writer")] | None = None
     """``module:callable`` of the trainer's image that returns a writer of your own."""
+    wandb: WandbConfig | None = None
+    """A run of Weights & Biases; needs the package ``wandb`` in the trainer's image."""
+    mlflow: MlflowConfig | None = None
+    """A run of MLflow; needs the package ``mlflow`` in the trainer's image."""
 
 
 class CallbackError(enum.StrEnum):

@@ -92,6 +92,8 @@ class TrainingConfig(Settings):
     dataloader_num_workers: int = Field(0, ge=0, le=64)
     """Processes on each rank that read the batches of the next steps while it trains. 0: read in the step.
     Not for a loader, which has workers of its own."""
+    deterministic: bool = False
+    """Whether torch may use deterministic kernels only; a layer that has none ends the job. Slower."""
     skip_bad_samples: int = Field(0, ge=0, le=1_000_000)
     """How many samples of a dataset that cannot be read are replaced by others, and told; of an iterable or
     a loader, whose whole batch is left out, how many batches. One more ends the job."""
