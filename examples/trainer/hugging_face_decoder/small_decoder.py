@@ -147,11 +147,18 @@ class SmallForCausalLM(nn.Module):
             nn.init.normal_(self.model.embed_tokens.weight, std=hidden_size**-0.5)
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Tokens [B, S] -> logits [B, S, V], as one module: what the pipeline must equal."""
         hidden: torch.Tensor = self.model.embed_tokens(tokens)
-        positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        rotary = self.model.rotary_emb(hidden, positions)
+        if position_ids is None:
+            position_ids = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        rotary = self.model.rotary_emb(hidden, position_ids)
         for layer in self.model.layers:
             hidden = layer(hidden, position_embeddings=rotary)
         logits: torch.Tensor = self.lm_head(self.model.norm(hidden))

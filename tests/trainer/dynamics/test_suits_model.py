@@ -171,7 +171,7 @@ def test_a_decoder_of_hugging_face_computes_as_it_does_itself(family):
     alone = block.run_at(hidden[:, chosen[0]], chosen)
     # Changing what is left out changes nothing; the rotation is that of the true places.
     shifted = block.run_at(hidden[:, chosen[0]], chosen + torch.tensor([[0, 1, 1, 4]]))
-    rotates = block.rotary_emb is not None
+    rotates = family != "gpt2"
     assert torch.allclose(alone, shifted, atol=1e-6) is not rotates
     every = torch.arange(10)[None]
     torch.testing.assert_close(block.run_at(hidden, every), block(hidden))
@@ -262,17 +262,11 @@ def test_a_model_of_ours_without_blocks_is_refused_from_its_name(name, kind):
 
 
 @pytest.mark.slow
-def test_a_decoder_that_masks_by_itself_is_refused():
-    """A sliding window is a mask that the whole model makes: a layer alone would attend to everything."""
-    with pytest.raises(ValueError, match="sliding window of 4 positions"):
-        hugging_face("llama", model_type="mistral", sliding_window=4)
-
-
-@pytest.mark.slow
-def test_a_decoder_that_does_more_than_its_layers_is_refused():
-    """Granite divides its logits after the last layer; the comparison with the whole model finds it."""
-    with pytest.raises(ValueError, match="do not compute what it computes"):
-        hugging_face("llama", model_type="granite", logits_scaling=3.0)
+def test_a_change_of_attention_is_refused_where_attention_has_windows():
+    """Chosen keys would be those of all positions, not of the window's."""
+    model = hugging_face("llama", model_type="mistral", sliding_window=4)
+    with pytest.raises(ConfigurationError, match="attention_path"):
+        changed_layers(model, "sparseAttention")
 
 
 def test_two_changes_that_route_around_blocks_are_refused():

@@ -24,21 +24,38 @@ def job(**args):
     [
         (
             {"model_type": "t5", "vocab_size": 64, "d_model": 32, "num_layers": 2, "num_heads": 4},
-            f"'t5' is no decoder that predicts the next token (it has an encoder and a decoder). {FIX}",
+            f"'t5' predicts neither tokens nor classes of images (it has an encoder and a decoder). {FIX}",
         ),
-        ({"model_type": "vit"}, f"'vit' is no decoder that predicts the next token. {FIX}"),
-        ({"model_type": "bert", **SIZES}, f"neither model (as Llama) nor transformer (as GPT-2). {FIX}"),
+        ({"model_type": "clip_text_model"}, f"predicts neither tokens nor classes of images. {FIX}"),
         (
-            {"model_type": "gpt_neo", "vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
-            | {"attention_types": [[["global"], 2]]},
-            f"'gpt_neo' of this transformers does not attend by scaled_dot_product_attention. {FIX}",
+            {"model_type": "albert", **SIZES, "embedding_size": 16, "intermediate_size": 32},
+            "AlbertForMaskedLM is no chain of layers: it has no list of layers of which each is called once, "
+            f"one after the other. {FIX}",
         ),
         ({"model_type": "lama"}, "transformers has no model_type 'lama'. To fix: e.g. llama"),
-        ({"model_type": "mistral", **SIZES}, "To fix: sliding_window: null, or another model"),
         (
-            {"model_type": "mixtral", **SIZES, "num_key_value_heads": 2, "intermediate_size": 32}
-            | {"sliding_window": None, "output_router_logits": True},
-            "would be lost: it is computed over all layers together",
+            {"model_type": "biogpt", **SIZES, "intermediate_size": 32, "layerdrop": 0.1},
+            "BioGptForCausalLM leaves out layers at random (layerdrop). To fix: layerdrop: 0.0",
+        ),
+        (
+            {"model_type": "jetmoe", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
+            | {"num_key_value_heads": 2, "kv_channels": 8, "intermediate_size": 32, "num_local_experts": 4}
+            | {"output_router_logits": True},
+            "adds a loss of its routers (output_router_logits: true) that is not computed here",
+        ),
+        (
+            {"model_type": "llama", **SIZES, "architecture": "LlamaForSequenceClassification"}
+            | {"num_key_value_heads": 2, "intermediate_size": 32, "pad_token_id": 0},
+            "LlamaForSequenceClassification one after the other do not compute what it computes",
+        ),
+        (
+            {"model_type": "bert", **SIZES, "architecture": "BertForSequenceClassification"}
+            | {"intermediate_size": 32, "num_labels": 1},
+            "BertForSequenceClassification has a loss of its own, no cross entropy",
+        ),
+        (
+            {"model_type": "llama", "architecture": "LlamaForCausal"},
+            "transformers has no class 'LlamaForCausal'. To fix: e.g. LlamaForCausalLM",
         ),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",

@@ -67,8 +67,8 @@ def test_hugging_face_models_are_tied_as_their_configuration_says(family, fields
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
     fields = {**({} if family == "gpt2" else sizes), **fields}
-    name = "wte.weight" if family == "gpt2" else "weight"
-    expected = (((0, name), (3, "1.weight")),) if tied else ()
+    name = "transformer.wte" if family == "gpt2" else "model.embed_tokens"
+    expected = (((0, f"model.{name}.weight"), (3, "model.lm_head.weight")),) if tied else ()
     assert from_config(model_type=family, vocab_size=64, **fields).tied == expected
 
 

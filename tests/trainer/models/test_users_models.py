@@ -215,7 +215,7 @@ def test_the_hugging_face_example_taken_apart_is_the_model_itself(monkeypatch):
     torch.testing.assert_close(value, whole(tokens))
     assert model.tied == ()
     tied = decoder(SmallForCausalLM(num_hidden_layers=3, tie_word_embeddings=True))
-    assert tied.tied == (((0, "weight"), (4, "1.weight")),)
+    assert tied.tied == (((0, "model.model.embed_tokens.weight"), (4, "model.lm_head.weight")),)
 
 
 def test_two_functions_make_a_model(users_module):

@@ -1,8 +1,8 @@
-"""Decoders of Hugging Face's transformers as pipelines: embedding, decoder layers, norm and head.
+"""Models of Hugging Face's transformers as pipelines: embedding, layers, norm and head.
 
-Llama, Qwen, Mistral and others with the same attributes, and GPT-2.  ``model.name`` is
+Decoders, encoders and image classifiers whose layers run one after the other.  ``model.name`` is
 ``ballast_trainer.models.hugging_face:pretrained`` or ``:from_config``; ``decoder`` takes a module
-apart.  Whether the layers one after the other compute what the model computes is tried before they are used.
+apart.  Whether the parts one after the other compute what the model computes is tried before they are used.
 """
 
 import dataclasses
@@ -11,261 +11,398 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.models.gpt import cross_entropy
-from ballast_trainer.models.loss_weights import counted_targets
+from ballast_trainer.models.chain import Chain, LayerCalls, NoChainError
+from ballast_trainer.models.loss_weights import IGNORED, counted_targets
 from ballast_trainer.models.protocol import Model
+from ballast_trainer.trees import Tree
 
-_TRIED_TOKENS = 8
+_TRIED = (2, 11)
+"""Sequences and tokens of the trial; no size of a model, from which they have to be told."""
+
+_ATTENTION = ("self_attn", "attn", "attention", "self_attention")
 
 
 class DecoderLayer(nn.Module):
-    """A decoder layer from one tensor to one tensor; makes positions and their rotation itself.
+    """A layer from one tensor to one tensor; the masks and rotations that its model makes are made for it.
 
     Attributes:
         width: of the hidden states.
     """
 
-    def __init__(self, layer: nn.Module, rotary_emb: nn.Module | None, width: int) -> None:
+    def __init__(
+        self, layer: nn.Module, index: int, calls: LayerCalls, width: int, members: set[str]
+    ) -> None:
+        """Wrap a layer.
+
+        Args:
+            layer: of the model.
+            index: its number.
+            calls: what it gets beside hidden states.
+            width: of these.
+            members: of :class:`~ballast_trainer.models.blocks.TransformerBlock` that it has.
+        """
         super().__init__()
-        self.layer = layer
-        self.rotary_emb = rotary_emb
-        self.width = width
-        # A layer of another kind may not take all of these.
-        taken = inspect.signature(layer.forward).parameters
-        self._options = {
-            name: value
-            for name, value in {"attention_mask": None, "use_cache": False}.items()
-            if name in taken
-        }
-        self._takes_positions = "position_ids" in taken
+        self.layer, self.width = layer, width
+        self._index, self._calls, self._members = index, calls, members
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[B, S, D] -> [B, S, D]; without a mask the attention is causal, with no padding."""
-        return self.run_at(hidden, torch.arange(hidden.shape[1], device=hidden.device)[None])
+        """[B, S, D] -> [B, S, D]; no position is padding."""
+        return self._run(hidden, self._calls.of(self._index, hidden))
 
-    def run_at(self, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """See :class:`~ballast_trainer.models.blocks.TransformerBlock`."""
-        options: dict[str, Any] = dict(self._options)
-        if self._takes_positions:
-            options["position_ids"] = positions
-        if self.rotary_emb is not None:
-            options["position_embeddings"] = self.rotary_emb(hidden, positions)
-        output = self.layer(hidden, **options)
+    def _run(self, hidden: torch.Tensor, call: tuple[tuple[Any, ...], dict[str, Any]]) -> torch.Tensor:
+        output = self.layer(hidden, *call[0], **call[1])
         mixed: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return mixed
 
-    def mlp_path(self) -> str:
-        """All families call it so."""
-        return "layer.mlp"
+    def _run_at(self, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        # With a mask, gaps between positions are not taken for ends of packed sequences.
+        every = torch.ones(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
+        calls = self._calls.made_for(hidden.detach(), position_ids=positions, attention_mask=every)
+        return self._run(hidden, calls[self._index])
 
-    def attention_path(self) -> str:
-        """GPT-2 calls it ``attn``, the others ``self_attn``."""
-        return "layer.attn" if hasattr(self.layer, "attn") else "layer.self_attn"
+    def _path(self, *names: str) -> str:
+        return "layer." + next((name for name in names if hasattr(self.layer, name)), names[0])
+
+    def __getattr__(self, name: str) -> Any:
+        """Members of :class:`~ballast_trainer.models.blocks.TransformerBlock` that the family has."""
+        if name in self.__dict__.get("_members", ()):
+            return {
+                "run_at": self._run_at,
+                "mlp_path": functools.partial(self._path, "mlp", "feed_forward", "ffn"),
+                "attention_path": functools.partial(self._path, *_ATTENTION),
+            }[name]
+        return super().__getattr__(name)
 
 
-class _LearntPositions(nn.Module):
-    """GPT-2's embedding of tokens and positions."""
+class Routed(NamedTuple):
+    """Hidden states, and of the routers so far: rows and sums of probabilities by expert [E], rows in all."""
 
-    def __init__(self, tokens: nn.Module, positions: nn.Module, dropout: nn.Module) -> None:
+    hidden: torch.Tensor
+    chosen: torch.Tensor | None = None
+    probabilities: torch.Tensor | None = None
+    rows: int = 0
+
+
+class RoutedLayer(nn.Module):
+    """A layer that hands on what its router's loss is computed from, over all layers together.
+
+    Switch Transformer (Fedus et al. 2021), equations 4 to 6, as transformers computes it.
+    """
+
+    def __init__(self, inner: DecoderLayer, router: type[nn.Module], place: int, chosen: int) -> None:
+        """Wrap a layer.
+
+        Args:
+            inner: the layer.
+            router: class of its routers.
+            place: of the logits in what they return.
+            chosen: experts of a token.
+        """
         super().__init__()
-        self.wte, self.wpe, self.drop = tokens, positions, dropout
+        self.inner = inner
+        self._router, self._place, self._chosen = router, place, chosen
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[B, S] -> [B, S, D]."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        hidden: torch.Tensor = self.drop(self.wte(tokens) + self.wpe(places))
-        return hidden
+    def forward(self, value: torch.Tensor | Routed) -> Routed:
+        """Run the layer, and add its routers' figures to those of the layers before."""
+        found: list[torch.Tensor] = []
+
+        def note(module: nn.Module, args: Any, output: Any) -> None:
+            found.append(output[self._place] if isinstance(output, tuple) else output)
+
+        routers = [part for part in self.inner.modules() if isinstance(part, self._router)]
+        hooks = [part.register_forward_hook(note) for part in routers]
+        before = value if isinstance(value, Routed) else Routed(value)
+        try:
+            hidden = self.inner(before.hidden)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        _, chosen, probabilities, rows = before
+        for logits in found:
+            weights = functional.softmax(logits, dim=-1)
+            experts = weights.topk(self._chosen, dim=-1).indices.flatten()
+            counts = torch.zeros(logits.shape[-1], device=logits.device).index_add(
+                0, experts, torch.ones(experts.shape, device=logits.device)
+            )
+            sums = weights.float().sum(0)
+            chosen = counts if chosen is None else chosen + counts
+            probabilities = sums if probabilities is None else probabilities + sums
+            rows += len(logits)
+        return Routed(hidden, chosen, probabilities, rows)
 
 
-def decoder(causal_model: Any, *, tried: bool = True) -> Model:
-    """A ``...ForCausalLM`` as a list of layers.
+class _RoutedHead(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, value: Routed) -> dict[str, torch.Tensor]:
+        """Logits, and the loss of all routers."""
+        assert value.chosen is not None and value.probabilities is not None
+        loss = len(value.chosen) * (value.chosen / value.rows * (value.probabilities / value.rows)).sum()
+        return {"logits": self.inner(value.hidden), "router_loss": loss}
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy in nats; logits [..., V], targets [...]."""
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def _routed_loss(output: Mapping[str, torch.Tensor], targets: torch.Tensor, *, weight: float) -> torch.Tensor:
+    return cross_entropy(output["logits"], targets) + weight * output["router_loss"]
+
+
+def decoder(model: Any, *, tried: bool = True) -> Model:
+    """A model of transformers as a list of layers, e.g. a ``...ForCausalLM``.
 
     Args:
-        causal_model: with the attributes of ``LlamaForCausalLM`` or of ``GPT2LMHeadModel``.
-        tried: whether a few tokens are run through both, once.
+        model: whose forward runs the modules of one list, one after the other.
+        tried: whether what its parts compute is compared with what it computes itself.
 
     Raises:
-        ValueError: it has other attributes, attends through a mask of its own, or its layers compute
-            something else than itself.
+        ValueError: its layers are no chain, or compute something else than itself.
     """
-    name = type(causal_model).__name__
-    _refuse_masks(causal_model, name)
-    _refuse_router_losses(causal_model, name)
-    layers = _llama_like(causal_model) if hasattr(causal_model, "model") else _gpt2_like(causal_model, name)
-    if tried:
-        _try(causal_model, layers, name)
-    known = type(causal_model).__module__.startswith("transformers.models.")
-    model = Model.from_layers(
+    name = type(model).__name__
+    config = getattr(model, "config", None)
+    fields = {} if config is None else vars(config)
+    dropped = [field for field, value in fields.items() if field.endswith("layerdrop") and value]
+    if dropped:
+        raise ValueError(f"{name} leaves out layers at random ({dropped[0]}). To fix: {dropped[0]}: 0.0")
+    inputs = _inputs_of(model, name)
+    taken = inspect.signature(model.forward).parameters
+    routed = bool(getattr(config, "output_router_logits", False))
+    options = {
+        option: False
+        for option in ("use_cache", *(["output_router_logits"] if routed else []))
+        if option in taken or option == "output_router_logits"
+    }
+    modes = [(part, part.training) for part in model.modules()]
+    caches = getattr(config, "use_cache", None)
+    if config is not None and caches:
+        config.use_cache = False
+    model.eval()
+    try:
+        chain = Chain(model, inputs, options)
+        layers, loss = _layers_of(model, chain, routed=routed, taken=set(taken))
+        if tried:
+            _try(model, chain, layers, loss, inputs, labelled="labels" in taken)
+    except NoChainError as error:
+        raise ValueError(f"{name} is no chain of layers: {error}. {_FIX}") from error
+    finally:
+        for part, mode in modes:
+            part.training = mode
+        if config is not None and caches:
+            config.use_cache = caches
+    made = Model.from_layers(
         layers,
-        loss=cross_entropy,
+        loss=loss,
         loss_weight=counted_targets,
         family="transformer",
-        independent_layers=known,
-        whole=causal_model,
+        independent_layers=type(model).__module__.startswith("transformers.models."),
+        whole=model,
     )
-    return dataclasses.replace(model, save_whole=functools.partial(_save, causal_model))
+    return dataclasses.replace(made, save_whole=functools.partial(_save, model))
 
 
-def _save(causal_model: Any, found: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write ``causal_model`` with these weights by ``save_pretrained``.
+def _inputs_of(model: Any, name: str) -> torch.Tensor:
+    """A few samples: tokens, the second sequence with padding at its end, or images."""
+    config, device = getattr(model, "config", None), next(model.parameters()).device
+    kind = getattr(model, "main_input_name", "input_ids")
+    if kind == "pixel_values":
+        size = getattr(config, "image_size", 224)
+        sides = (size, size) if isinstance(size, int) else tuple(size)
+        shape = (_TRIED[0], getattr(config, "num_channels", 3), *sides)
+        return torch.linspace(-1, 1, torch.Size(shape).numel(), device=device).reshape(shape)
+    if kind != "input_ids":
+        raise ValueError(f"{name} takes {kind!r}, neither tokens nor images. {_FIX}")
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else model
+    vocabulary = next(embedding.parameters()).shape[0]
+    tokens: torch.Tensor = torch.arange(_TRIED[0] * _TRIED[1], device=device).reshape(_TRIED) * 7 % vocabulary
+    padding = getattr(config, "pad_token_id", None)
+    if isinstance(padding, int) and 0 <= padding < vocabulary:
+        tokens[1, -3:] = padding
+    return tokens
+
+
+def _layers_of(
+    model: Any, chain: Chain, *, routed: bool, taken: set[str]
+) -> tuple[list[nn.Module], Callable[[Any, torch.Tensor], torch.Tensor]]:
+    config = getattr(model, "config", None)
+    members = {"mlp_path"}
+    if {"position_ids", "attention_mask"} <= taken:
+        members.add("run_at")
+    plain = not _windows(config) and getattr(config, "_attn_implementation", "sdpa") == "sdpa"
+    if plain and (config is None or type(model).__name__.endswith(("ForCausalLM", "GPT2LMHeadModel"))):
+        # Causal, and without a mask.
+        members.add("attention_path")
+    calls, width = chain.calls(), chain.tried.shape[-1]
+    inner = [DecoderLayer(layer, i, calls, width, members) for i, layer in enumerate(chain.layers)]
+    if not routed:
+        return [chain.first(), *inner, chain.last()], cross_entropy
+    name = type(model).__name__
+    recorders = [getattr(part, "_can_record_outputs", None) or {} for part in model.modules()]
+    recorder: Any = next((found["router_logits"] for found in recorders if "router_logits" in found), None)
+    router, chosen = getattr(recorder, "target_class", None), getattr(config, "num_experts_per_tok", None)
+    weight = getattr(model, "router_aux_loss_coef", getattr(config, "router_aux_loss_coef", None))
+    if router is None or chosen is None or weight is None:
+        raise ValueError(
+            f"{name} adds a loss of its routers (output_router_logits: true) that is not computed here as it "
+            "computes it. To fix: output_router_logits: false"
+        )
+    layers = [RoutedLayer(layer, router, recorder.index, chosen) for layer in inner]
+    return [chain.first(), *layers, _RoutedHead(chain.last())], functools.partial(_routed_loss, weight=weight)
+
+
+def _windows(config: Any) -> bool:
+    """Whether some layers attend through masks other than the causal one."""
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    others = (
+        "alibi",
+        "attention_chunk_size",
+        *([] if hasattr(config, "layer_types") else ["sliding_window"]),
+    )
+    return bool(kinds) or any(getattr(config, field, None) for field in others)
+
+
+def _save(model: Any, found: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write ``model`` with these weights by ``save_pretrained``.
 
     Raises:
         ConfigurationError: it has not all of them, or others.
     """
-    own = {name: value.shape for name, value in causal_model.state_dict().items()}
+    own = {name: value.shape for name, value in model.state_dict().items()}
     other = sorted(own.keys() ^ found.keys())
     other += sorted(name for name in own.keys() & found.keys() if own[name] != found[name].shape)
     if other:
         reason = (
-            f"{len(other)} tensors are not those of {type(causal_model).__name__}, e.g. {other[0]}: a change "
+            f"{len(other)} tensors are not those of {type(model).__name__}, e.g. {other[0]}: a change "
             "in dynamics has added or cut them. To fix: safetensors or torch"
         )
         raise ConfigurationError("export.format", reason)
-    causal_model.load_state_dict(found)
-    causal_model.save_pretrained(path)
+    model.load_state_dict(found)
+    model.save_pretrained(path)
 
 
-def from_config(*, model_type: str, **config: Any) -> Model:
-    """A decoder with random weights.
+def from_config(*, model_type: str, architecture: str | None = None, **config: Any) -> Model:
+    """A model with random weights.
 
     Args:
         model_type: ``llama``, ``qwen3``, ``gpt2`` and so on, as transformers names it.
+        architecture: class of transformers, e.g. ``BertForSequenceClassification``; None: the one that
+            predicts the next token, else masked tokens, else the class of an image.
         config: fields of the family's configuration; its own defaults count, e.g. tied weights in GPT-2.
 
     Raises:
-        ValueError: it is no decoder whose layers can run one after the other.
+        ValueError: its layers cannot run one after the other.
     """
-    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     if model_type not in CONFIG_MAPPING:
         near = ", ".join(difflib.get_close_matches(model_type, list(CONFIG_MAPPING), n=3)) or "llama, gpt2"
         raise ValueError(f"transformers has no model_type {model_type!r}. To fix: e.g. {near}")
     made = AutoConfig.for_model(model_type, **config)
-    build: Any = AutoModelForCausalLM
-    return decoder(_causal(made, lambda: build.from_config(made, attn_implementation="sdpa")))
+    return decoder(_built(made, architecture, lambda build, **how: build._from_config(made, **how)))
 
 
-def pretrained(*, checkpoint: str) -> Model:
-    """A decoder with the weights of a folder that ``save_pretrained`` wrote, or of a name on the hub.
+def pretrained(*, checkpoint: str, architecture: str | None = None) -> Model:
+    """A model with the weights of a folder that ``save_pretrained`` wrote, or of a name on the hub.
+
+    Args:
+        checkpoint: folder or name.
+        architecture: class of transformers; None: the checkpoint's own, else as of :func:`from_config`.
 
     Raises:
-        ValueError: it is no decoder whose layers can run one after the other.
+        ValueError: its layers cannot run one after the other.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    build: Any = AutoModelForCausalLM
     made = AutoConfig.from_pretrained(checkpoint)
-    return decoder(_causal(made, lambda: build.from_pretrained(checkpoint, attn_implementation="sdpa")))
+    own = (made.architectures or [""])[0]
+    if architecture is None and ("For" in own or own.endswith("HeadModel")):
+        architecture = own
+    return decoder(_built(made, architecture, lambda build, **how: build.from_pretrained(checkpoint, **how)))
 
 
-def _causal(config: Any, build: Callable[[], Any]) -> Any:
-    """The causal language model of a configuration, which attends by ``scaled_dot_product_attention``.
+def _built(config: Any, architecture: str | None, build: Callable[..., Any]) -> Any:
+    """The model of a configuration; it attends by ``scaled_dot_product_attention`` where it can.
 
     Raises:
         ValueError: transformers has none.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    import transformers
 
-    if getattr(config, "is_encoder_decoder", False) or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    kinds = ["CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION"]
+    if not getattr(config, "is_decoder", True):
+        # An encoder of which transformers also has a decoder.
+        kinds.insert(0, kinds.pop(1))
+    mappings = [getattr(transformers, f"MODEL_FOR_{kind}_MAPPING") for kind in kinds]
+    found = next((mapping[type(config)] for mapping in mappings if type(config) in mapping), None)
+    if architecture is not None:
+        found = getattr(transformers, architecture, None)
+        if not isinstance(found, type):
+            raise ValueError(f"transformers has no class {architecture!r}. To fix: e.g. LlamaForCausalLM")
+    if found is None or getattr(config, "is_encoder_decoder", False):
         both = " (it has an encoder and a decoder)" if getattr(config, "is_encoder_decoder", False) else ""
-        raise ValueError(f"{config.model_type!r} is no decoder that predicts the next token{both}. {_FIX}")
+        raise ValueError(f"{config.model_type!r} predicts neither tokens nor classes of images{both}. {_FIX}")
     try:
-        return build()
+        return build(found, attn_implementation="sdpa")
     except ValueError as error:
         if "scaled_dot_product_attention" not in str(error):
             raise
-        reason = f"{config.model_type!r} of this transformers does not attend by scaled_dot_product_attention"
-        raise ValueError(f"{reason}. {_FIX}") from error
-
-
-def _refuse_masks(causal_model: Any, name: str) -> None:
-    config = getattr(causal_model, "config", None)
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    window = getattr(config, "sliding_window", None)
-    if kinds or (window is not None and not hasattr(config, "layer_types")):
-        what = ", ".join(sorted(kinds)) or f"a sliding window of {window} positions"
-        raise ValueError(
-            f"{name} attends by {what}: a mask that the whole model makes, which a layer by itself has not. "
-            "To fix: sliding_window: null, or another model"
-        )
-    used = getattr(config, "_attn_implementation", "sdpa")
-    if used != "sdpa":
-        raise ValueError(f"{name} attends by {used!r}. To fix: load it with attn_implementation='sdpa'")
-
-
-def _refuse_router_losses(causal_model: Any, name: str) -> None:
-    """The whole model adds its routers' loss over all layers, of which a layer by itself knows nothing."""
-    if getattr(getattr(causal_model, "config", None), "output_router_logits", False):
-        raise ValueError(
-            f"{name} adds a loss of its routers (output_router_logits: true), which would be lost: it is "
-            "computed over all layers together, and a rank has a few. To fix: output_router_logits: false"
-        )
-
-
-def _llama_like(causal_model: Any) -> list[nn.Module]:
-    inner = causal_model.model
-    needed = ("embed_tokens", "layers", "norm", "rotary_emb")
-    missing = [f"model.{name}" for name in needed if not hasattr(inner, name)]
-    missing += [name for name in ("lm_head",) if not hasattr(causal_model, name)]
-    _refuse_missing(causal_model, missing)
-    width = inner.embed_tokens.weight.shape[1]
-    return [
-        inner.embed_tokens,
-        *(DecoderLayer(layer, inner.rotary_emb, width) for layer in inner.layers),
-        nn.Sequential(inner.norm, causal_model.lm_head),
-    ]
-
-
-def _gpt2_like(causal_model: Any, name: str) -> list[nn.Module]:
-    if not hasattr(causal_model, "transformer"):
-        raise ValueError(f"{name} has neither model (as Llama) nor transformer (as GPT-2). {_FIX}")
-    inner = causal_model.transformer
-    missing = [f"transformer.{n}" for n in ("wte", "wpe", "drop", "h", "ln_f") if not hasattr(inner, n)]
-    _refuse_missing(causal_model, missing)
-    width = inner.wte.weight.shape[1]
-    return [
-        _LearntPositions(inner.wte, inner.wpe, inner.drop),
-        *(DecoderLayer(layer, None, width) for layer in inner.h),
-        nn.Sequential(inner.ln_f, causal_model.lm_head),
-    ]
+        return build(found, attn_implementation="eager")
 
 
 _FIX = "To fix: give the layers to Model.from_layers (docs/trainer-models.md, A model of your own)"
 
 
-def _refuse_missing(causal_model: Any, missing: list[str]) -> None:
-    if missing:
-        raise ValueError(f"{type(causal_model).__name__} has no {', no '.join(missing)}. {_FIX}")
-
-
 @torch.no_grad()
-def _try(causal_model: Any, layers: list[nn.Module], name: str) -> None:
-    embedding = causal_model.get_input_embeddings() if hasattr(causal_model, "get_input_embeddings") else None
-    size: int = next((layers[0] if embedding is None else embedding).parameters()).shape[0]
-    modules = [causal_model, *layers]
-    modes = [(module, module.training) for whole in modules for module in whole.modules()]
-    device = next(causal_model.parameters()).device
-    tokens = torch.arange(_TRIED_TOKENS, device=device)[None] * 7 % size
-    try:
-        for module in modules:
-            module.eval()
-        whole = causal_model(tokens)
-        whole = getattr(whole, "logits", whole)
-        value = tokens
-        for layer in layers:
-            value = layer(value)
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    apart = float((value - whole).abs().max())
+def _try(
+    model: Any,
+    chain: Chain,
+    layers: list[nn.Module],
+    loss: Callable[[Any, torch.Tensor], torch.Tensor],
+    inputs: torch.Tensor,
+    *,
+    labelled: bool,
+) -> None:
+    """Compare the parts with the whole, in evaluation mode, and their losses where it has one.
+
+    Raises:
+        ValueError: they differ.
+    """
+    name = type(model).__name__
+    value: Tree = inputs
+    for layer in layers:
+        value = layer.eval()(value)
+    logits = value["logits"] if isinstance(value, dict) else value
+    whole = getattr(chain.output, "logits", chain.output)
+    if not isinstance(whole, torch.Tensor) or logits.shape != whole.shape:
+        raise ValueError(f"{name} gives no logits that its layers give. {_FIX}")
+    apart = float((logits - whole).abs().max())
     if not apart <= 1e-3 * max(1.0, float(whole.abs().max())):
         raise ValueError(
             f"the layers of {name} one after the other do not compute what it computes: its logits are up to "
             f"{apart:.3g} apart. {_FIX}"
+        )
+    if not labelled:
+        return
+    problem = getattr(getattr(model, "config", None), "problem_type", None) or "single_label_classification"
+    if whole.shape[-1] == 1 or problem != "single_label_classification":
+        raise ValueError(f"{name} has a loss of its own, no cross entropy (num_labels, problem_type). {_FIX}")
+    rows = torch.arange(len(inputs), device=whole.device)
+    targets = (inputs if whole.dim() == 3 else rows) % whole.shape[-1]
+    wanted = float(model(inputs, labels=targets).loss)
+    ahead = functional.pad(targets, (0, 1), value=IGNORED)[:, 1:] if whole.dim() == 3 else targets
+    found = [float(loss(value, one)) for one in (ahead, targets)]
+    if not min(abs(one - wanted) for one in found) <= 1e-3 * max(1.0, abs(wanted)):
+        raise ValueError(
+            f"{name} has a loss of its own: it is {wanted:.5g} on a few tokens, and {found[0]:.5g} as cross "
+            f"entropy of its logits. {_FIX}"
         )

@@ -1,0 +1,136 @@
+"""Families of transformers by name learn as their own classes do, whatever masks and scales these make."""
+
+import pytest
+import torch
+
+from tests.support.examples import first_daily
+from tests.support.one_process import train_here
+from tests.trainer.models import families
+
+pytestmark = pytest.mark.slow
+transformers = pytest.importorskip("transformers")
+
+
+def losses_of_the_class(name, steps, *, learning_rate):
+    """Four samples a step through the whole class, in training mode, with its own loss."""
+    from ballast_trainer.models.hugging_face import _built
+    from ballast_trainer.seeding import host_seeded
+
+    fields = families.arguments(name)
+    made = transformers.AutoConfig.for_model(**fields)
+    with host_seeded(0):
+        whole = _built(made, None, lambda build, **how: build._from_config(made, **how)).train()
+    optimizer, losses = torch.optim.SGD(whole.parameters(), lr=learning_rate), {}
+    for step in range(steps):
+        inputs, labels = batch_of(name)(0, step, 4)
+        if labels.dim() == 2 and labels[0, -1] == -100:
+            labels = inputs
+        loss = whole(inputs, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses[step + 1] = float(loss.detach())
+    return losses
+
+
+def images(seed, step, size):
+    generator = torch.Generator().manual_seed(1000 * seed + step)
+    return torch.randn(size, 3, 16, 16, generator=generator), torch.arange(size) % 2
+
+
+def image_batches():
+    return images
+
+
+def batch_of(name):
+    if name in ("vit", "dinov2"):
+        return images
+    return families.batches("same" if name == "bert" else "next")
+
+
+def sgd(parameters, learning_rate):
+    return torch.optim.SGD(parameters, lr=learning_rate)
+
+
+def job(name, **fields):
+    module = "tests.trainer.models"
+    data = {"name": f"{module}.families:batches", "args": {"kind": "same" if name == "bert" else "next"}}
+    if batch_of(name) is images:
+        data = {"name": f"{module}.test_hugging_face_families:image_batches"}
+    return {
+        "totalSteps": 4,
+        "model": {
+            "name": "ballast_trainer.models.hugging_face:from_config",
+            "args": families.arguments(name),
+        },
+        "data": data,
+        "pipeline": {"microbatches": 1, "globalBatchSize": 4},
+        "rebalance": {"enabled": False},
+        "training": {
+            "optimizer": f"{module}.test_hugging_face_families:sgd",
+            "learningRate": 0.1,
+            "clipNorm": 0.0,
+        },
+        **fields,
+    }
+
+
+def assert_same_curve(losses, reference):
+    assert sorted(losses) == sorted(reference)
+    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
+
+
+@pytest.mark.parametrize("name", first_daily(families.FAMILIES, 31))
+def test_a_family_learns_as_its_own_class_does(name):
+    """Windows, chunks, alibi, scales, state spaces, encoders, images, losses of routers."""
+    trained = train_here(job(name))
+    assert_same_curve(trained.losses, losses_of_the_class(name, 4, learning_rate=0.1))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "name", first_daily(["mixtral with its routers' loss", "gemma2", "bert", "falcon with alibi", "jamba"])
+)
+def test_a_family_learns_so_on_three_ranks(gang, name):
+    """Figures of routers travel beside hidden states; the loss is that of one process."""
+    config = job(name, evaluation={"everySteps": 2, "batches": 1})
+    config["evaluation"]["data"] = config["data"]
+    config["training"]["recompute"] = True
+    config["pipeline"]["microbatches"] = 4
+    running = gang(config, ranks=3)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert_same_curve(running.losses(), train_here(config).losses)
+
+
+def test_every_name_of_the_whole_model_is_in_an_export():
+    """Each parameter belongs to one layer, by the name that the class gives it."""
+    from ballast_trainer.models.hugging_face import from_config
+
+    for name in ("opt", "bert", "vit", "mamba", "gpt_oss with its routers' loss"):
+        model = from_config(**families.arguments(name))
+        found = [
+            model.name_of(index, key)
+            for index in range(model.layer_count)
+            for key in model.build_layer(index).state_dict()
+        ]
+        made = transformers.AutoConfig.for_model(**families.arguments(name))
+        kinds = transformers.MODEL_FOR_MASKED_LM_MAPPING if name == "bert" else None
+        kinds = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING if name == "vit" else kinds
+        whole = (kinds or transformers.MODEL_FOR_CAUSAL_LM_MAPPING)[type(made)](made)
+        assert sorted(found) == sorted(whole.state_dict())
+
+
+def test_a_checkpoint_of_a_class_is_read_as_that_class(tmp_path):
+    """A classifier of sequences keeps its head."""
+    from ballast_trainer.models.hugging_face import pretrained
+
+    made = transformers.AutoConfig.for_model(**families.arguments("bert"), num_labels=5)
+    whole = transformers.BertForSequenceClassification(made).eval()
+    whole.save_pretrained(tmp_path)
+    model = pretrained(checkpoint=str(tmp_path))
+    value = tokens = torch.arange(22).reshape(2, 11) + 1
+    for index in range(model.layer_count):
+        value = model.build_layer(index).eval()(value)
+    assert torch.equal(value, whole(tokens).logits)
+    labels = torch.tensor([0, 4])
+    torch.testing.assert_close(model.loss(value, labels), whole(tokens, labels=labels).loss)

@@ -1,0 +1,334 @@
+"""A module whose forward runs a list of layers, taken apart: what comes before, the layers, what follows.
+
+Each part runs the module's own forward with stand-ins for what other parts have: layers get the masks,
+rotations and scales that the whole module makes for them, whatever its family does.  What a layer gets
+beside its hidden states must depend on their shape alone.
+"""
+
+import contextlib
+import copy
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ballast_trainer.trees import Tree, mapped
+
+_MOST_KEPT = 4
+"""Shapes of hidden states whose masks and rotations a process keeps."""
+
+
+class NoChainError(Exception):
+    """The module is not a list of layers that run one after the other."""
+
+
+class _Reached(BaseException):
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _Seat:
+    """What the stand-ins of one part share.
+
+    Attributes:
+        hidden: the hidden states that the part is given.
+        calls: by layer, what it was called with beside hidden states.
+        last: the number of the last layer, after which a forward that looks for calls ends; None: it goes on.
+        first: whether the forward ends where the first layer begins.
+    """
+
+    def __init__(self) -> None:
+        self.hidden: torch.Tensor | None = None
+        self.calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self.first, self.last = False, -1
+
+
+class _StandIn(nn.Module):
+    """In the place of a layer."""
+
+    def __init__(self, layer: nn.Module, index: int, results: int | None, seat: _Seat) -> None:
+        super().__init__()
+        for name, value in vars(layer).items():
+            if isinstance(value, str | int | float | None) and not name.startswith("_"):
+                setattr(self, name, value)
+        self._index, self._results, self._seat = index, results, seat
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Note the call; hand on the hidden states of the part."""
+        seat = self._seat
+        hidden, *others = args or (kwargs.pop("hidden_states"),)
+        if seat.first:
+            raise _Reached(hidden)
+        seat.calls[self._index] = tuple(others), kwargs
+        if self._index == seat.last:
+            raise _Reached(None)
+        return seat.hidden if self._results is None else (seat.hidden, *[None] * (self._results - 1))
+
+
+class _Absent(nn.Module):
+    """In the place of a module that another part has: zeros in the form of what it returned on trial."""
+
+    def __init__(self, module: nn.Module, form: Tree, tried: torch.Tensor, seat: _Seat) -> None:
+        super().__init__()
+        self._form, self._tried, self._seat = form, tried.shape[:2], seat
+        for name, part in module.named_children():
+            # Models look at the types of their parts.
+            setattr(self, name, _Absent(part, form, tried, seat))
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Of the type and on the device of the hidden states."""
+        assert self._seat.hidden is not None
+        return self._seat.hidden.new_zeros(())
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tree:
+        """Zeros; computed from the hidden states, so that what follows from them is seen to."""
+        hidden = self._seat.hidden
+        assert hidden is not None
+
+        def zeros(like: torch.Tensor) -> torch.Tensor:
+            shape = list(like.shape)
+            for at in range(min(2, len(shape))):
+                # Samples and positions.
+                shape[at] = hidden.shape[at] if shape[at] == self._tried[at] else shape[at]
+            made = torch.zeros(shape, dtype=like.dtype, device=hidden.device)
+            return made + hidden.flatten()[:1].sum() * 0 if like.is_floating_point() else made
+
+        return mapped(zeros, self._form)
+
+
+class Chain:
+    """How a module runs its layers, found by running it once.
+
+    Attributes:
+        layers: in order.
+        path: of their list in the module.
+    """
+
+    def __init__(self, module: nn.Module, inputs: torch.Tensor, options: Mapping[str, Any]) -> None:
+        """Run the module once, in evaluation mode.
+
+        Args:
+            module: whose forward takes ``inputs`` first.
+            inputs: of a few samples.
+            options: further arguments of its forward.
+
+        Raises:
+            NoChainError: it has no list of layers that run one after the other, or several.
+        """
+        self._module, self._options = module, dict(options)
+        order: list[nn.Module] = []
+        results: dict[int, Any] = {}
+        given: dict[int, Any] = {}
+
+        def before(part: nn.Module, args: Any, kwargs: Any) -> None:
+            order.append(part)
+            given.setdefault(id(part), args[0] if args else kwargs.get("hidden_states"))
+
+        def after(part: nn.Module, args: Any, output: Any) -> None:
+            results.setdefault(id(part), output)
+
+        with contextlib.ExitStack() as hooks, torch.no_grad():
+            for part in module.modules():
+                for handle in (
+                    part.register_forward_pre_hook(before, with_kwargs=True),
+                    part.register_forward_hook(after),
+                ):
+                    hooks.callback(handle.remove)
+            self.output = module(inputs, **self._options)
+        calls = [id(part) for part in order]
+        self.path = _layers_path(module, calls)
+        self.layers = list(module.get_submodule(self.path).children())
+        self.tried = given[id(self.layers[0])]
+        self._results, self._calls, self._inputs = results, calls, inputs
+        outputs = [results[id(layer)] for layer in self.layers]
+        self._forms = [len(output) if isinstance(output, tuple) else None for output in outputs]
+        firsts = [output[0] if isinstance(output, tuple) else output for output in outputs]
+        if not all(isinstance(one, torch.Tensor) for one in (self.tried, *firsts)) or self.tried.dim() < 2:
+            raise NoChainError(f"{self.path} hand on something else than one tensor of hidden states")
+        self._first, self._last = (calls.index(id(self.layers[at])) for at in (0, -1))
+
+    def first(self) -> nn.Module:
+        """What comes before the layers: inputs to hidden states."""
+        seat = _Seat()
+        seat.first = True
+        kept = self._copy(self._module, "", seat, lambda part: self._when(part) != "after")
+        return BeforeLayers(kept, seat, self._options)
+
+    def last(self) -> nn.Module:
+        """What follows the layers: hidden states to outputs."""
+        seat = _Seat()
+        kept = self._copy(self._module, "", seat, lambda part: self._when(part) != "before")
+        return AfterLayers(kept, seat, self._options, self._inputs)
+
+    def calls(self) -> "LayerCalls":
+        """What the layers get beside hidden states."""
+        seat = _Seat()
+        seat.last = len(self.layers) - 1
+        kept = self._copy(self._module, "", seat, lambda part: next(part.parameters(), None) is None)
+        # Apart from the module, whose mode changes.
+        kept, seat = copy.deepcopy((kept, seat))
+        found = LayerCalls(kept.eval(), seat, self._options, self._inputs)
+        hidden = torch.zeros_like(self.tried, requires_grad=self.tried.is_floating_point())
+        for index, (args, kwargs) in enumerate(found.made_for(hidden)):
+            for name, value in (*enumerate(args, start=1), *kwargs.items()):
+                tensors = [one for one in tree_leaves(value) if torch.is_tensor(one)]
+                plain = isinstance(value, torch.Tensor | tuple | list | dict | str | int | float | None)
+                if not plain or any(one.requires_grad for one in tensors):
+                    what = "depends on hidden states" if plain else f"is a {type(value).__name__}"
+                    raise NoChainError(f"layer {index} of {self.path} takes {name!r}, which {what}")
+        return found
+
+    def _when(self, part: nn.Module) -> str:
+        """Whether a module is used before the layers, or after them; one that is never called goes last."""
+        at = [place for place, called in enumerate(self._calls) if called == id(part)]
+        if at and at[0] < self._first:
+            return "both" if at[-1] > self._last else "before"
+        return "after"
+
+    def _copy(
+        self, module: nn.Module, path: str, seat: _Seat, keeps: Callable[[nn.Module], bool]
+    ) -> nn.Module:
+        """The module with stand-ins for its layers, and for those of its parts that are not kept."""
+        if path == self.path:
+            made = zip(self.layers, self._forms, strict=True)
+            return nn.ModuleList(_StandIn(layer, i, form, seat) for i, (layer, form) in enumerate(made))
+        around = not path or self.path.startswith(f"{path}.")
+        if not around and (
+            id(module) in self._results or not isinstance(module, nn.ModuleList | nn.ModuleDict)
+        ):
+            if keeps(module):
+                return module
+            return _Absent(module, self._results.get(id(module), self.tried), self.tried, seat)
+        own = [name for name, _ in module.named_parameters(recurse=False)]
+        if around and own:
+            raise NoChainError(f"{type(module).__name__} uses {own[0]!r} around its layers")
+        copied = copy.copy(module)
+        if hasattr(module, "config"):
+            # As it is now, whatever becomes of that of the module.
+            copied.__dict__["config"] = copy.copy(module.config)
+        # Hooks may be methods of the whole module.
+        copied.__dict__["_load_state_dict_pre_hooks"] = OrderedDict()
+        copied.__dict__["_modules"] = {
+            name: None if part is None else self._copy(part, f"{path}.{name}".lstrip("."), seat, keeps)
+            for name, part in module._modules.items()
+        }
+        return copied
+
+
+class BeforeLayers(nn.Module):
+    """A module up to its first layer."""
+
+    def __init__(self, model: nn.Module, seat: _Seat, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._seat, self._options = seat, options
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Inputs of the module -> hidden states of its first layer."""
+        try:
+            self.model(inputs, **self._options)
+        except _Reached as reached:
+            hidden: torch.Tensor = reached.value
+            return hidden
+        raise RuntimeError("the module has not called its layers, as it did when it was tried")
+
+
+class AfterLayers(nn.Module):
+    """A module from behind its last layer."""
+
+    def __init__(
+        self, model: nn.Module, seat: _Seat, options: Mapping[str, Any], inputs: torch.Tensor
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._seat, self._options, self._like = seat, options, inputs.new_zeros(inputs.shape, device="meta")
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the last layer -> logits."""
+        self._seat.hidden = hidden
+        try:
+            output = self.model(_inputs_like(self._like, hidden), **self._options)
+        finally:
+            self._seat.hidden = None
+        logits: torch.Tensor = getattr(output, "logits", output)
+        return logits
+
+
+class LayerCalls:
+    """What the layers get beside hidden states; shared by all layers of a process, and no part of any."""
+
+    def __init__(
+        self, model: nn.Module, seat: _Seat, options: Mapping[str, Any], inputs: torch.Tensor
+    ) -> None:
+        self._models: dict[torch.device, tuple[nn.Module, _Seat]] = {inputs.device: (model, seat)}
+        self._options, self._like = options, inputs.new_zeros(inputs.shape, device="meta")
+        self._kept: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "LayerCalls":
+        """Itself: it has no state of training."""
+        return self
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def of(self, index: int, hidden: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Further positional and named arguments of layer ``index`` for hidden states of this form."""
+        kind = hidden.device.type
+        autocast = torch.is_autocast_enabled(kind) if kind != "meta" else False
+        key = (hidden.shape, hidden.dtype, hidden.device, autocast)
+        if key not in self._kept:
+            while len(self._kept) >= _MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
+            with torch.no_grad():
+                self._kept[key] = self.made_for(hidden.detach())
+        return self._kept[key][index]
+
+    def made_for(self, hidden: torch.Tensor, **options: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """By layer, what the whole module would call it with.
+
+        Args:
+            hidden: states of this shape, type and device.
+            options: further arguments of the module's forward.
+        """
+        if hidden.is_meta:
+            # Masks follow from values.
+            found = self.made_for(torch.zeros(hidden.shape, dtype=hidden.dtype))
+            to_meta = functools.partial(torch.Tensor.to, device="meta")
+            return [tree_map_only(torch.Tensor, to_meta, call) for call in found]
+        if hidden.device not in self._models:
+            model, seat = copy.deepcopy(next(iter(self._models.values())))
+            self._models[hidden.device] = model.to(hidden.device), seat
+        model, seat = self._models[hidden.device]
+        seat.hidden, seat.calls = hidden, {}
+        try:
+            model(_inputs_like(self._like, hidden), **self._options, **options)
+        except _Reached:
+            pass
+        finally:
+            calls, seat.hidden, seat.calls = seat.calls, None, {}
+        return [calls[index] for index in sorted(calls)]
+
+
+def _inputs_like(tried: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """Zeros in the place of a module's inputs: tokens have the shape of hidden states, images their own."""
+    tokens = tried.dim() == 2 and not tried.is_floating_point()
+    shape = hidden.shape[:2] if tokens else (hidden.shape[0], *tried.shape[1:])
+    return torch.zeros(shape, dtype=tried.dtype, device=hidden.device)
+
+
+def _layers_path(module: nn.Module, calls: list[int]) -> str:
+    """Path of the outermost list whose modules are all called once, in order."""
+    found: list[str] = []
+    for path, part in module.named_modules():
+        if not isinstance(part, nn.ModuleList) or any(path.startswith(f"{outer}.") for outer in found):
+            continue
+        ids = [id(layer) for layer in part]
+        if ids and [call for call in calls if call in set(ids)] == ids:
+            found.append(path)
+    if len(found) != 1:
+        what = f"several lists of layers ({', '.join(found)})" if found else "no list of layers"
+        raise NoChainError(f"it has {what} of which each is called once, one after the other")
+    return found[0]
