@@ -34,7 +34,6 @@ def job(name, steps=8, **fields):
 def assert_same_curve(losses, reference):
     assert sorted(losses) == sorted(reference)
     assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
-    assert losses[max(losses)] < losses[1]
 
 
 def losses_of_plain_modules(name, steps=8):
