@@ -115,6 +115,15 @@ class Metrics:
             ["kind"],
             registry=r,
         )
+        self.gpu_seconds = Gauge(
+            "ballast_gpu_seconds",
+            "GPU seconds of the jobs that are not deleted, by what they were for: productive, or what not.",
+            ["use"],
+            registry=r,
+        )
+        self.goodput = Gauge(
+            "ballast_goodput", "The productive part of the GPU time of jobs, by pool.", ["pool"], registry=r
+        )
         self.history_dropped = Counter(
             "ballast_history_dropped", "Rows of history that could not be written in time.", registry=r
         )

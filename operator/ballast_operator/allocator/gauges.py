@@ -1,6 +1,6 @@
 """Figures for Prometheus: GPUs, throughput, costs."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +10,7 @@ from ballast_operator.allocator.costs.bill import brought_up_to
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
+from ballast_operator.api.training_job_status import WASTE
 from ballast_operator.metrics import Metrics
 from ballast_operator.report.team_costs import team_costs
 from ballast_operator.views.clock import Time
@@ -94,3 +95,24 @@ def set_cost_gauges(
     metrics.wasted_cost.labels("data").set(data)
     metrics.wasted_cost.labels("startup").set(startup)
     metrics.wasted_cost.labels("lostSteps").set(sum(view.status.lost_cost for view in jobs))
+    set_goodput(metrics, jobs)
+
+
+def set_goodput(metrics: Metrics, jobs: Sequence[JobView]) -> None:
+    """What GPUs of the jobs that are not deleted were held for; and, by pool, which part was productive."""
+    uses, held, good = (defaultdict[str, float](float) for _ in range(3))
+    for view in jobs:
+        time = view.status.gpu_time
+        if time is None:
+            continue
+        uses["productive"] += time.goodput * time.held
+        for name in WASTE:
+            uses[name] += getattr(time, name)
+        for entry in view.status.pool_costs:
+            held[entry.pool] += entry.gpu_seconds
+            good[entry.pool] += entry.gpu_seconds * time.goodput
+    for use in ("productive", *WASTE):
+        metrics.gpu_seconds.labels(use).set(uses[use])
+    metrics.goodput.clear()
+    for pool, seconds in held.items():
+        metrics.goodput.labels(pool).set(good[pool] / seconds if seconds else 0.0)

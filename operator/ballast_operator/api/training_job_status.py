@@ -134,6 +134,38 @@ class Isolated(StatusModel):
     """The step up to which they count."""
 
 
+class GpuTime(StatusModel):
+    """What the job's GPUs were held for, in GPU seconds; what is in none of the parts was productive."""
+
+    held: Annotated[float, Field(ge=0)] = 0.0
+    """In all."""
+    startup: Annotated[float, Field(ge=0)] = 0.0
+    """No step was done: before all ranks train, and while they leave."""
+    lost_steps: Annotated[float, Field(ge=0)] = 0.0
+    """Steps that were done twice, at the job's mean time of a step."""
+    moves: Annotated[float, Field(ge=0)] = 0.0
+    """Training stood still while layers moved, or the gang changed its size."""
+    checkpoint: Annotated[float, Field(ge=0)] = 0.0
+    """Training stood still for checkpoints."""
+    straggling: Annotated[float, Field(ge=0)] = 0.0
+    """Ranks waited for the busiest one: imbalance / (1 + imbalance) of the time."""
+    idle: Annotated[float, Field(ge=0)] = 0.0
+    """Ranks were idle otherwise: the pipeline's bubble."""
+    goodput: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The part of ``held`` that was productive."""
+
+    def plus(self, **seconds: float) -> "GpuTime":
+        """With more of its parts, and goodput by them."""
+        more = {name: getattr(self, name) + max(0.0, value) for name, value in seconds.items()}
+        found = self.replace(**more)
+        lost = sum(getattr(found, name) for name in WASTE)
+        return found.replace(goodput=max(0.0, 1 - lost / found.held) if found.held > 0 else 0.0)
+
+
+WASTE = ("startup", "lost_steps", "moves", "checkpoint", "straggling", "idle")
+"""Parts of :class:`GpuTime` that are not productive."""
+
+
 class TrainingJobStatus(StatusModel):
     """The observed state of a job."""
 
@@ -185,6 +217,8 @@ class TrainingJobStatus(StatusModel):
     """Steps that were done and not saved when a launch ended: they are done twice."""
     lost_cost: Annotated[float, Field(ge=0)] = 0.0
     """What they cost, at the job's mean cost of a step until then."""
+    gpu_time: GpuTime | None = None
+    """What its GPUs were held for; absent: it has held none."""
     isolated: Isolated | None = None
     """For ``finish-time-fairness``: what an isolated equal share would have taken. Absent: no progress."""
     gpu_left_at: Time | None = None

@@ -38,6 +38,19 @@ COSTS = Dashboard(
             queries=one(f"max by (kind) (ballast_wasted_cost{HERE})", "{{kind}}"),
         ),
         Panel(
+            title="Goodput",
+            description="The productive part of the GPU time of jobs that are not deleted, by pool.",
+            unit="percentunit",
+            queries=one(f"max by (pool) (ballast_goodput{HERE})", "{{pool}}"),
+        ),
+        Panel(
+            title="What GPUs were held for",
+            description="GPU seconds a second, of the jobs that are not deleted: productive, or what not.",
+            unit="short",
+            stacked=True,
+            queries=one(f"max by (use) (deriv(ballast_gpu_seconds{HERE}[10m]))", "{{use}}"),
+        ),
+        Panel(
             title="Idle, by pool",
             description="Part of a pool's cost in which no job held its GPUs.",
             unit="percentunit",

@@ -34,7 +34,8 @@ CREATE TABLE IF NOT EXISTS jobs (
     created REAL, finished REAL, deleted REAL, updated REAL NOT NULL,
     state TEXT NOT NULL, message TEXT NOT NULL, launches INTEGER NOT NULL, restarts TEXT NOT NULL,
     step INTEGER NOT NULL, total_steps INTEGER NOT NULL, gpu_seconds REAL NOT NULL, cost REAL NOT NULL,
-    startup_cost REAL NOT NULL, lost_steps INTEGER NOT NULL, lost_cost REAL NOT NULL, pools TEXT NOT NULL);
+    startup_cost REAL NOT NULL, lost_steps INTEGER NOT NULL, lost_cost REAL NOT NULL, goodput REAL,
+    pools TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS jobs_by_time ON jobs (updated);
 CREATE INDEX IF NOT EXISTS jobs_by_name ON jobs (namespace, name);
 CREATE TABLE IF NOT EXISTS events (
@@ -58,6 +59,7 @@ class JobRecord:
     Attributes:
         message: of the condition behind its state: why it failed, or waits.
         restarts: by cause.
+        goodput: the part of its GPUs' time that was productive; None: not known.
         pools: pool -> (GPU seconds, cost).
     """
 
@@ -80,6 +82,7 @@ class JobRecord:
     startup_cost: float
     lost_steps: int
     lost_cost: float
+    goodput: float | None
     pools: dict[str, Any]
 
     @classmethod
@@ -115,6 +118,7 @@ class JobRecord:
             startup_cost=sum(entry.get("startupCost", 0.0) for entry in status.get("poolCosts") or []),
             lost_steps=int(status.get("lostSteps") or 0),
             lost_cost=float(status.get("lostCost") or 0.0),
+            goodput=(status.get("gpuTime") or {}).get("goodput"),
             pools=pools,
         )
 

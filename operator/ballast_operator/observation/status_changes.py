@@ -7,7 +7,17 @@ from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.views.clock import Time
 
 PROGRESS_FIELDS = frozenset(
-    {"progress", "cost_so_far", "cost_at", "pool_costs", "team_costs", "lost_steps", "lost_cost", "isolated"}
+    {
+        "progress",
+        "cost_so_far",
+        "cost_at",
+        "pool_costs",
+        "team_costs",
+        "lost_steps",
+        "lost_cost",
+        "gpu_time",
+        "isolated",
+    }
 )
 """Fields of the status that change with every report, and may wait."""
 

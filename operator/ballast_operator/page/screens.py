@@ -27,6 +27,16 @@ WINDOWS = {"1h": 3600.0, "6h": 6 * 3600.0, "all": float("inf")}
 """Of time, by name; all: what is remembered."""
 
 LONGEST_YAML = 200_000
+NAMES = {
+    "startup": "start-up",
+    "lostSteps": "lost steps",
+    "moves": "moves",
+    "checkpoint": "checkpoints",
+    "straggling": "straggling",
+    "idle": "idle in the pipeline",
+}
+"""Of parts of GPU time that are not productive."""
+
 TRAINS = frozenset({JobState.RUNNING, JobState.REPACKING})
 
 
@@ -300,6 +310,13 @@ def job(view: View, caches: Caches, item: Object) -> dict[str, Any]:
         "spec": item["spec"],
         "created": item["metadata"].get("creationTimestamp", ""),
         "cost": cost,
+        "names": NAMES,
+        "time_parts": pictures.parts(
+            [
+                ("productive", cost.goodput or 0.0),
+                *((NAMES[name], part) for name, part in cost.badput.items()),
+            ]
+        ),
         "cost_parts": pictures.parts(_cost_parts(cost)),
         "timeline": pictures.timeline(shown, start=start, end=max(seen.at, start + 1)),
         "start": start,
@@ -352,7 +369,7 @@ class TeamRow:
     projected: float | None
     spent: float | None
     budget: float | None
-    link: str
+    goodput: float | None
 
 
 def teams(view: View) -> dict[str, Any]:
@@ -386,7 +403,7 @@ def teams(view: View) -> dict[str, Any]:
                 projected=line.projected,
                 spent=line.spent,
                 budget=line.budget,
-                link="",
+                goodput=line.goodput,
             )
             for line in found.teams
         ],

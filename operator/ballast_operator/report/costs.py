@@ -30,6 +30,9 @@ from ballast_operator.report.held import paid_parts, partner
 from ballast_operator.report.paid import written_for_data, written_for_gpus
 from ballast_operator.report.team_costs import team_costs
 
+BADPUT = ("startup", "lostSteps", "moves", "checkpoint", "straggling", "idle")
+"""Parts of ``status.gpuTime`` that are not productive."""
+
 NO_TEAM = ""
 """The team of jobs without ``spec.entity``."""
 
@@ -49,6 +52,8 @@ class JobCost:
             cluster, as an isolated share is: what not choosing would have cost.
         by_pool, data_by_pool: pool -> of ``cost`` and of ``data_cost``, what it paid there.
         partner: the job that is on its GPU as well, which pays the other half of the price; empty: none.
+        goodput: the part of its GPUs' time that was productive, up to ``costAt``.
+        badput: what the other parts were, each as a part of the time.
     """
 
     namespace: str
@@ -67,6 +72,9 @@ class JobCost:
     data_cost: float = 0.0
     data_by_pool: Mapping[str, float] = dataclasses.field(default_factory=dict)
     partner: str = ""
+    goodput: float | None = None
+    badput: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    gpu_hours_by_pool: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +85,7 @@ class TeamCost:
         spent: what its budget is compared with: deleted jobs included, and of this month where the budget is
             one of each month; None: not known.
         budget: of the ClusterPolicy; None: none.
+        goodput: of its jobs, by their GPU time.
     """
 
     team: str
@@ -85,6 +94,7 @@ class TeamCost:
     projected: float | None
     spent: float | None = None
     budget: float | None = None
+    goodput: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +105,7 @@ class PoolCostLine:
         price: of one GPU for an hour, now.
         since: since when the bill is kept.
         data: of ``bill``: what jobs paid for data that they read there from other regions.
+        goodput: of the jobs that had GPUs of it, by their GPU time there.
     """
 
     pool: str
@@ -107,6 +118,7 @@ class PoolCostLine:
     deleted_jobs: float
     idle: float
     data: float = 0.0
+    goodput: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +142,7 @@ class Costs:
                 "startup": sum(job.startup_cost for job in self.jobs),
                 "lost_steps": sum(job.lost_cost for job in self.jobs),
                 "data": sum(pool.data for pool in self.pools),
+                "goodput": _mean_goodput((job.goodput, job.gpu_hours) for job in self.jobs),
                 "saved_against_on_demand": _saved(
                     (job.cost - job.data_cost, job.on_demand_cost) for job in self.jobs
                 ),
@@ -179,6 +192,7 @@ def costs(
                 projected=sum(projections) if len(projections) == len(members) else None,
                 spent=budgets.get(team, (None, None))[0],
                 budget=budgets.get(team, (None, None))[1],
+                goodput=_mean_goodput((line.goodput, line.gpu_hours) for line in members),
             )
         )
     pools = tuple(line for policy in policies for line in _pools(policy, lines, now)) if all_jobs else ()
@@ -197,6 +211,13 @@ def _budgets(
             monthly = limit.get("period") == BudgetPeriod.MONTH
             found[entry.team] = (entry.month_cost if monthly else entry.cost, limit.get("amount"))
     return found
+
+
+def _mean_goodput(jobs: Iterable[tuple[float | None, float]]) -> float | None:
+    """Of (goodput, GPU time) of jobs; None: that of none is known."""
+    known = [(goodput, held) for goodput, held in jobs if goodput is not None and held > 0]
+    total = sum(held for _, held in known)
+    return sum(goodput * held for goodput, held in known) / total if total > 0 else None
 
 
 def _place(job: Object) -> tuple[str, str]:
@@ -225,6 +246,7 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     total = (status.get("costSoFar") or 0.0) + rate * seconds
     steps, speed = progress.get("step") or 0, progress.get("stepsPerSecond") or 0.0
     left = max(0, spec.get("totalSteps", 0) - steps)
+    time = status.get("gpuTime") or {}
     finished = status.get("state") in ("Succeeded", "Failed")
     projected = None
     if finished or not left:
@@ -248,6 +270,9 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
         data_cost=(status.get("data") or {}).get("cost", 0.0),
         data_by_pool={e["pool"]: e.get("dataCost", 0.0) for e in status.get("poolCosts") or []},
         partner=partner(allocation),
+        goodput=time.get("goodput", 0.0) if time.get("held") else None,
+        badput={name: time.get(name, 0.0) / time["held"] for name in BADPUT if time.get("held")},
+        gpu_hours_by_pool={pool: seconds / 3600.0 for pool, seconds in gpu_seconds.items()},
     )
 
 
@@ -276,6 +301,9 @@ def _pools(policy: Object, jobs: Sequence[JobCost], now: datetime.datetime) -> l
                 deleted_jobs=by_jobs - of_jobs + data_of_others,
                 idle=bill - by_jobs,
                 data=data + data_of_others,
+                goodput=_mean_goodput(
+                    (job.goodput, job.gpu_hours_by_pool.get(entry["pool"], 0.0)) for job in jobs
+                ),
             )
         )
     return found

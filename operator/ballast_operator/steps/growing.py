@@ -17,7 +17,7 @@ from ballast_operator.steps.context import (
     WritePlan,
     with_condition,
 )
-from ballast_operator.steps.costs.accounting import accrue_cost
+from ballast_operator.steps.costs.accounting import accrue_cost, accrue_pause
 from ballast_operator.steps.failure import describe, leaving_text
 from ballast_operator.steps.gang import ranks_of
 from ballast_operator.steps.observed import seconds_left
@@ -93,6 +93,7 @@ def record_growth(context: ReconcileContext, gang: Gang) -> StepResult:
     grown = grown.settled({pod.name: pod.node for pod in context.view.gang})
     grown = grown.resized(context.now, context.change_pause_ms)
     status = status.replace(allocation=grown)
+    status = accrue_pause(status, context.change_pause_ms)
     message = f"{', '.join(allocation.joining)} joined; {grown.gpus} ranks train"
     status = with_condition(context, status, JobCondition.GROWN, True, JobReason.RANKS_JOINED, message)
     return StepResult(

@@ -18,7 +18,12 @@ from ballast_operator.steps.context import (
     seconds_since,
     with_condition,
 )
-from ballast_operator.steps.costs.accounting import accrue_cost, accrue_isolated_time, accrue_lost_steps
+from ballast_operator.steps.costs.accounting import (
+    accrue_cost,
+    accrue_isolated_time,
+    accrue_lost_steps,
+    accrue_pause,
+)
 from ballast_operator.steps.messages import with_reporting
 
 N = TypeVar("N", int, float)
@@ -139,6 +144,7 @@ def _rebalanced(context: ReconcileContext, status: TrainingJobStatus, report: Re
     if entry == last:
         return status
     status = status.replace(rebalances=(*earlier, entry)[-KEPT_REBALANCES:])
+    status = accrue_pause(status, (entry.pause_ms or 0.0) - (known.pause_ms or 0.0))
     message = f"layers moved at step {report.last_rebalance_step}"
     if report.imbalance_before is not None and report.imbalance_after is not None:
         message += f": imbalance {report.imbalance_before:.3f} -> {report.imbalance_after:.3f}"

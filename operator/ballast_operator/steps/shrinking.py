@@ -14,7 +14,7 @@ from ballast_operator.steps.context import (
     refusal,
     with_condition,
 )
-from ballast_operator.steps.costs.accounting import accrue_cost
+from ballast_operator.steps.costs.accounting import accrue_cost, accrue_pause
 from ballast_operator.steps.failure import leaving_text
 from ballast_operator.views.clock import Time
 
@@ -137,6 +137,7 @@ def record_shrink(context: ReconcileContext, move: RecordShrink) -> StepResult:
     entry = _record(context, released, shrunk.gpus)
     status = accrue_cost(context, context.view.status)
     status = status.replace(allocation=shrunk, repacks=(*status.repacks, entry)[-KEPT_REPACKS:])
+    status = accrue_pause(status, context.change_pause_ms)
     message = f"{', '.join(released)} released at step {entry.step}; {len(shrunk.pods)} pods continue"
     kind, reason = JobCondition.REPACKED, JobReason.PODS_RELEASED
     if entry.asked:

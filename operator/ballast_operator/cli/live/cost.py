@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ballast_operator.report.costs import Costs
 
 
-NOT_IN_TABLES = ("by_pool", "data_by_pool")
+NOT_IN_TABLES = ("by_pool", "data_by_pool", "badput", "gpu_hours_by_pool")
 
 
 @click.command()

@@ -23,9 +23,10 @@ _JOB = (
     "data",
     "saved: on-demand",
     "any type",
+    "goodput",
 )
-_TEAM = ("jobs", "cost", "at the end", "with deleted", "budget")
-_POOL = ("GPUs", "price", "bill", "jobs", "deleted jobs", "idle", "data")
+_TEAM = ("jobs", "cost", "at the end", "with deleted", "budget", "goodput")
+_POOL = ("GPUs", "price", "bill", "jobs", "deleted jobs", "idle", "data", "goodput")
 
 
 class CostTables:
@@ -77,6 +78,11 @@ def amount(value: float | None) -> str:
     return "0.00" if text == "-0.00" else text
 
 
+def part(value: float | None) -> str:
+    """In percent; "-" for what is not known."""
+    return "-" if value is None else f"{value:.0%}"
+
+
 def _of_job(job: JobCost) -> tuple[str, ...]:
     of_gpus = job.cost - job.data_cost
     figures = (job.gpu_hours, job.cost, job.projected, job.startup_cost, job.lost_cost, job.data_cost)
@@ -84,14 +90,20 @@ def _of_job(job: JobCost) -> tuple[str, ...]:
         None if other is None else other - of_gpus for other in (job.on_demand_cost, job.type_blind_cost)
     )
     shared = f" (shares its GPU with {job.partner})" if job.partner else ""
-    return (f"{job.namespace}/{job.job}{shared}", job.state, *map(amount, figures), *map(amount, saved))
+    return (
+        f"{job.namespace}/{job.job}{shared}",
+        job.state,
+        *map(amount, figures),
+        *map(amount, saved),
+        part(job.goodput),
+    )
 
 
 def _of_team(team: TeamCost) -> tuple[str, ...]:
     figures = (team.cost, team.projected, team.spent, team.budget)
-    return (team.team or "(none)", f"{team.jobs}", *map(amount, figures))
+    return (team.team or "(none)", f"{team.jobs}", *map(amount, figures), part(team.goodput))
 
 
 def _of_pool(pool: PoolCostLine) -> tuple[str, ...]:
     figures = (pool.price, pool.bill, pool.jobs, pool.deleted_jobs, pool.idle, pool.data)
-    return (f"{pool.pool} ({pool.gpu_type})", f"{pool.gpus}", *map(amount, figures))
+    return (f"{pool.pool} ({pool.gpu_type})", f"{pool.gpus}", *map(amount, figures), part(pool.goodput))

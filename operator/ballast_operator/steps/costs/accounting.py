@@ -7,7 +7,7 @@ from ballast_policies.contract import Report
 
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.api.job_allocation import PoolCost, SharedGpu
-from ballast_operator.api.training_job_status import Isolated, TrainingJobStatus
+from ballast_operator.api.training_job_status import GpuTime, Isolated, Progress, TrainingJobStatus
 from ballast_operator.steps.context import ReconcileContext, seconds_since, with_status
 from ballast_operator.steps.costs.data import accrue_data
 from ballast_operator.views.clock import Time
@@ -29,7 +29,7 @@ def accrue_cost(
     spans = paid_spans(context, status)
     trains = context.view.status.is_true(JobCondition.RUNNING) and allocation.ending is None
     known = {entry.pool: entry for entry in status.pool_costs}
-    total = 0.0
+    total = held = 0.0
     for part in allocation.on_nodes_by_pool:
         gpu_seconds, paid = 0.0, 0.0
         for since, until, of_price in spans:
@@ -43,14 +43,45 @@ def accrue_cost(
             startup_cost=entry.startup_cost + (0.0 if trains else paid),
         )
         total += paid
+        held += gpu_seconds
     paid_up = status.replace(
         cost_so_far=status.cost_so_far + total,
         cost_at=context.now,
         active_seconds=active_seconds(status, context.now),
         pool_costs=tuple(known.values()),
+        gpu_time=_gpu_time(status, held, trains=trains),
     )
     found = accrue_data(context, paid_up, unreported)
     return found.replace(pool_costs=found.pool_costs[-MOST_POOLS:])
+
+
+def _gpu_time(status: TrainingJobStatus, held: float, *, trains: bool) -> GpuTime | None:
+    """What the GPUs were held for, with ``held`` GPU seconds more, by what the ranks have measured last."""
+    known = status.gpu_time
+    if held <= 0:
+        return known
+    known = known if known is not None else GpuTime()
+    if not trains:
+        return known.plus(held=held, startup=held)
+    progress = status.progress if status.progress is not None else Progress()
+    uneven = progress.imbalance or 0.0
+    idle = min(1.0, progress.bubble if progress.bubble is not None else uneven / (1 + uneven))
+    straggling = min(idle, uneven / (1 + uneven))
+    saving = 0.0
+    if progress.checkpoint_every_steps and progress.checkpoint_seconds and progress.steps_per_second:
+        every = progress.checkpoint_every_steps / progress.steps_per_second
+        saving = min(1.0 - idle, progress.checkpoint_seconds / every)
+    return known.plus(
+        held=held, straggling=held * straggling, idle=held * (idle - straggling), checkpoint=held * saving
+    )
+
+
+def accrue_pause(status: TrainingJobStatus, pause_ms: float | None) -> TrainingJobStatus:
+    """The status with a pause of training, in which layers moved or the gang changed its size."""
+    if not pause_ms or status.allocation is None or status.gpu_time is None:
+        return status
+    seconds = min(pause_ms / 1000 * status.allocation.gpus, status.gpu_time.held)
+    return status.replace(gpu_time=status.gpu_time.plus(moves=seconds))
 
 
 def paid_spans(context: ReconcileContext, status: TrainingJobStatus) -> tuple[tuple[Time, Time, float], ...]:
@@ -126,7 +157,12 @@ def accrue_lost_steps(status: TrainingJobStatus, report: Report) -> TrainingJobS
     if lost <= 0:
         return status
     trained = status.cost_so_far - sum(entry.startup_cost for entry in status.pool_costs) - status.lost_cost
+    time = status.gpu_time
+    if time is not None:
+        steps = time.held - time.startup - time.lost_steps
+        time = time.plus(lost_steps=max(0.0, steps) * lost / done)
     return status.replace(
+        gpu_time=time,
         lost_steps=status.lost_steps + lost,
         lost_cost=status.lost_cost + max(0.0, trained) * lost / done,
     )

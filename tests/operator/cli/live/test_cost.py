@@ -54,6 +54,7 @@ JOB = {
         "progress": {"step": 640, "stepsPerSecond": 0.1},
         "lostSteps": 10,
         "lostCost": 0.05,
+        "gpuTime": {"held": 7200.0, "startup": 720.0, "lostSteps": 360.0, "idle": 720.0, "goodput": 0.75},
     },
 }
 
@@ -79,12 +80,18 @@ def test_json_has_every_figure_under_its_name(call):
     assert job["on_demand_cost"] == pytest.approx(12.0)
     # 8 GPUs: 4 at 1, 2 at 3, 2 at 0.5; 0.75 x 0.1 + 0.25 x 0.01 steps/s
     assert job["type_blind_cost"] == pytest.approx(640 / 0.0775 * 2 * (4 + 6 + 1) / 8 / 3600)
+    assert job["goodput"] == 0.75
+    assert job["badput"] == {
+        "startup": 0.1, "lostSteps": 0.05, "moves": 0.0, "checkpoint": 0.0, "straggling": 0.0, "idle": 0.1,
+    }  # fmt: skip
+    assert [line["goodput"] for line in (*found["teams"], *found["pools"])] == [0.75, 0.75]
     (pool,) = found["pools"]
     assert (pool["bill"], pool["jobs"], pool["idle"]) == (8.0, 4.0, 4.0)
     assert pool["deleted_jobs"] == pytest.approx(0.0)
     assert found["total"] == {
         "bill": 8.0, "jobs": 4.0, "deleted_jobs": 0.0, "idle": 4.0, "startup": 0.1, "lost_steps": 0.05,
         "data": 0.0,
+        "goodput": 0.75,
         "saved_against_on_demand": pytest.approx(8.0),
         "saved_against_type_blind": pytest.approx(job["type_blind_cost"] - 4.0),
     }  # fmt: skip
