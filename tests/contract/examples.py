@@ -12,6 +12,7 @@ from ballast_policies.contract import (
     TerminationMessage,
 )
 from ballast_policies.contract.job import (
+    AsyncMode,
     BalanceBy,
     CallbackConfig,
     CallbackError,
@@ -108,7 +109,12 @@ EXAMPLES = {
             pad_to_multiple_of=64,
         ),
         checkpoint=CheckpointConfig(
-            path="/checkpoints", every_steps=50, keep=3, start_over=True, retry_seconds=30.0
+            path="/checkpoints",
+            every_steps=50,
+            keep=3,
+            start_over=True,
+            retry_seconds=30.0,
+            async_mode=AsyncMode.DISABLED,
         ),
         metrics=MetricsConfig(
             port=9464,
@@ -183,6 +189,7 @@ EXAMPLES = {
         goodput=0.875,
         checkpoint_every_steps=200,
         checkpoint_seconds=1.5,
+        checkpoint_write_seconds=20.5,
     ),
     "proposal": Proposal(
         epoch=6,

@@ -39,6 +39,8 @@ class Progress(StatusModel):
     """Steps between two checkpoints: ``spec.checkpoint.everySteps``, or what is chosen where it is absent."""
     checkpoint_seconds: Annotated[float, Field(ge=0)] | None = None
     """How long training stands still for a checkpoint."""
+    checkpoint_write_seconds: Annotated[float, Field(ge=0)] | None = None
+    """How long it takes until the checkpoint is whole, mostly beside the steps."""
     bad_samples: Step | None = None
     """Samples that this launch could not read and has left out (``training.skipBadSamples``)."""
     part_of_peak: Annotated[float, Field(ge=0)] | None = None

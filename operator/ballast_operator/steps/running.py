@@ -104,6 +104,7 @@ def progress(context: ReconcileContext, report: Report) -> Progress:
         checkpoint_step=_within(report.checkpoint_step, 0, report.step),
         checkpoint_every_steps=_within(report.checkpoint_every_steps, 1, 2**31 - 1),
         checkpoint_seconds=_within(report.checkpoint_seconds, 0.0, math.inf),
+        checkpoint_write_seconds=_within(report.checkpoint_write_seconds, 0.0, math.inf),
         bad_samples=_within(report.bad_samples, 0, 2**53) or None,
         part_of_peak=_within(report.part_of_peak, 0.0, math.inf),
         goodput=_within(report.goodput, 0.0, 1.0),

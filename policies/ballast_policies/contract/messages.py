@@ -52,6 +52,7 @@ class Report(Model):
             launch.
         checkpoint_every_steps: steps between two checkpoints now; None: nothing is saved, or it is not known.
         checkpoint_seconds: how long training stood still for a checkpoint lately; None: not measured.
+        checkpoint_write_seconds: how long it took until the checkpoint was whole, mostly beside the steps.
         bad_samples: samples (of a loader: batches) that could not be read and were left out, of this launch.
         part_of_peak: operations per second over what the GPUs promise, as of step lines; None: not known.
         goodput: part of this launch's time in which steps ran; None: none has.
@@ -85,6 +86,7 @@ class Report(Model):
     validation_step: int | None = Field(None, ge=0, le=MOST_STEP)
     checkpoint_every_steps: int | None = Field(None, ge=1, le=MOST_STEP)
     checkpoint_seconds: float | None = Field(None, ge=0, le=MOST_SECONDS)
+    checkpoint_write_seconds: float | None = Field(None, ge=0, le=MOST_SECONDS)
     bad_samples: int = Field(0, ge=0, le=MOST_STEP)
     part_of_peak: float | None = Field(None, ge=0)
     goodput: float | None = Field(None, ge=0, le=1)

@@ -151,6 +151,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             "keep": 1,
             "startOver": draw(st.booleans()),
             "retrySeconds": 60.0,
+            "asyncMode": draw(st.sampled_from(["async", "disabled"])),
         },
         "grow": draw(st.booleans()),
         "mixedPools": "Never",

@@ -27,13 +27,14 @@ def saver(tmp_path, *, step_seconds=(), failures=None, schedule="1F1B", rank=0, 
                 "totalSteps": 10**6,
                 "model": MODEL,
                 "pipeline": {"schedule": schedule},
-                "checkpoint": {"path": str(tmp_path), **checkpoint},
+                "checkpoint": {"path": str(tmp_path), "asyncMode": "disabled", **checkpoint},
             }
         )
     )
     plan = types.SimpleNamespace(failures_per_hour=failures, launch=1)
     training = types.SimpleNamespace(
         config=config,
+        device=None,
         model=types.SimpleNamespace(layer_count=4, tied=()),
         world=types.SimpleNamespace(rank=rank),
         plan=plan,
@@ -45,7 +46,7 @@ def saver(tmp_path, *, step_seconds=(), failures=None, schedule="1F1B", rank=0, 
     )
     told = []
     progress = types.SimpleNamespace(
-        step_seconds=lambda: step_seconds, saved=lambda *figures: told.append(figures)
+        step_seconds=lambda: step_seconds, saved=lambda *figures, **_: told.append(figures)
     )
     made = Saver(training, progress, event=lambda *_, **__: None, stop=Stopped())
     made._checkpoints.save = lambda *_, **__: None

@@ -179,7 +179,7 @@ def test_a_full_disk_is_survived_and_the_checkpoint_comes_when_there_is_room(
     config = small_config(totalSteps=14)
     reference = single_process_losses(config)
     data = {"name": "full_disk:batches", "args": {"full": True, "first": 8, "last": 11}}
-    saved = with_checkpoints({**config, "data": data}, tmp_path / "saved")
+    saved = with_checkpoints({**config, "data": data}, tmp_path / "saved", asyncMode="disabled")
     running = gang(saved, ranks=2, folder=folder)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     (failed, *_) = running.events("checkpointFailed")
@@ -202,7 +202,7 @@ def test_a_warning_names_no_checkpoint_that_has_vanished_with_its_folder(gang, s
     config = small_config(
         totalSteps=14, data={"name": "vanished_folder:batches", "args": {"folder": str(saved)}}
     )
-    running = gang(with_checkpoints(config, saved), ranks=1, folder=folder)
+    running = gang(with_checkpoints(config, saved, asyncMode="disabled"), ranks=1, folder=folder)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     (failed, *_) = running.events("checkpointFailed")
     assert (failed["step"], failed["newest"]) == (10, None)

@@ -48,7 +48,7 @@ def job(small_config, tmp_path, **callback):
         totalSteps=3,
         model={"name": "gpt", "layers": 4, "args": {"dim": 16, "heads": 2, "context": 8, "dropout": 0.1}},
         evaluation={"everySteps": 2, "batches": 1},
-        checkpoint={"path": str(tmp_path), "everySteps": 2},
+        checkpoint={"path": str(tmp_path), "everySteps": 2, "asyncMode": "disabled"},
         callback=callback,
     )
 
@@ -71,7 +71,7 @@ def test_it_is_told_of_steps_evaluations_and_checkpoints(small_config, tmp_path)
     names = {event: values for event, _, values, _ in TOLD}
     assert {"loss", "step_seconds", "stages"} <= set(names["step"])
     assert names["evaluation"] == ["batches", "pause_ms", "validation_loss"]
-    assert names["checkpoint"] == ["path", "pause_ms"]
+    assert names["checkpoint"] == ["path", "pause_ms", "write_ms"]
     assert {label for *_, label in TOLD} == {"mine"}
     del config["callback"]
     assert train_here(config | {"checkpoint": {"path": str(tmp_path / "b")}}).losses == told.losses
@@ -144,7 +144,7 @@ def test_it_ends_the_job_after_the_step_it_was_told_of(small_config, tmp_path, o
     ) | {
         "totalSteps": 8,
         "evaluation": {"everySteps": 4, "batches": 1},
-        "checkpoint": {"path": str(tmp_path / "a"), "everySteps": 6},
+        "checkpoint": {"path": str(tmp_path / "a"), "everySteps": 6, "asyncMode": "disabled"},
         "export": {"path": str(exported)},
     }
     told = train_here(config)

@@ -10,17 +10,23 @@ import contextlib
 import dataclasses
 import logging
 import shutil
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
+
+import torch
 
 from ballast_trainer.checkpoints import tensors
 from ballast_trainer.checkpoints.folder import CheckpointFolder, name_of
 from ballast_trainer.checkpoints.folder_lock import FolderLock, Owner
 from ballast_trainer.checkpoints.manifest import Flaw, Manifest, Patience, checksum, flaws, read_manifest
-from ballast_trainer.distributed.process_group import World
+from ballast_trainer.checkpoints.staging import StagedCopy
+from ballast_trainer.distributed.process_group import World, peer_failures
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten
 from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.profiling.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +130,67 @@ class Checkpoints:
                 unchanged.
             CheckpointError: another run has taken over the directory.
         """
-        final = self._path / name_of(step)
+        self._save(world, tensors.stored(world, layers), self._manifest(step, loss_scale, data))
+
+    def save_beside(
+        self,
+        world: World,
+        copy: StagedCopy,
+        step: int,
+        *,
+        loss_scale: tuple[float, int] = (1.0, 0),
+        data: str = "",
+    ) -> "Future[float]":
+        """The same beside the steps, from a copy of what :func:`tensors.stored` gives; collective.
+
+        Args:
+            world: with a ``patient_group`` that nothing else uses meanwhile.
+            copy: which the thread that writes finishes.
+            step: steps done.
+            loss_scale: of that step.
+            data: where the data's loader was.
+
+        Returns:
+            The milliseconds until the checkpoint was in place, or what :meth:`save` raises.
+        """
+        watch, written = Stopwatch(), Future[float]()
+        manifest = self._manifest(step, loss_scale, data)
+
+        def write() -> None:
+            try:
+                failure = None
+                try:
+                    copy.finish()
+                except CheckpointNotWritten as error:
+                    failure = str(error)
+                with peer_failures():
+                    found = world.gather(failure, patient=True)
+                    failure = next((failed for failed in found if failed is not None), None)
+                    if failure is not None:
+                        raise CheckpointNotWritten(failure)
+                    self._save(world, copy.tensors, manifest)
+            except BaseException as error:
+                written.set_exception(error)
+            else:
+                written.set_result(watch.milliseconds())
+
+        threading.Thread(target=write, name="checkpoint", daemon=True).start()
+        return written
+
+    def _manifest(self, step: int, loss_scale: tuple[float, int], data: str) -> Manifest:
+        return Manifest(
+            step=step,
+            layer_count=self._layer_count,
+            seed=self._seed,
+            files={},
+            loss_scale=loss_scale,
+            optimizer=self._optimizer,
+            tied=self._tied,
+            data=data,
+        )
+
+    def _save(self, world: World, state: Mapping[str, torch.Tensor], manifest: Manifest) -> None:
+        final = self._path / name_of(manifest.step)
         temporary = self._path / f".{final.name}{self._mark and '.' + self._mark}.partial"
         written, failure = False, None
         if world.rank == 0:
@@ -141,18 +207,8 @@ class Checkpoints:
         if written:
             return
         if failure is None:
-            failure = self._write(world, layers, temporary)
+            failure = self._write(world, state, temporary)
         if failure is None:
-            manifest = Manifest(
-                step=step,
-                layer_count=self._layer_count,
-                seed=self._seed,
-                files={},
-                loss_scale=loss_scale,
-                optimizer=self._optimizer,
-                tied=self._tied,
-                data=data,
-            )
             failure = self._complete(world, temporary, final, manifest)
         if failure is not None:
             # Partial files would keep a full disk full.
@@ -160,10 +216,10 @@ class Checkpoints:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise CheckpointNotWritten(failure)
 
-    def _write(self, world: World, layers: LayerSet, temporary: Path) -> str | None:
+    def _write(self, world: World, state: Mapping[str, torch.Tensor], temporary: Path) -> str | None:
         """Write all tensors; on all ranks, the reason of a failure."""
         try:
-            tensors.save(world, layers, temporary)
+            tensors.save(world, state, temporary)
         except tensors.WriteFailed as error:
             return _cannot_write(temporary, error)
         return None

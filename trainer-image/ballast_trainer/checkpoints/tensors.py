@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,38 @@ class WriteFailed(Exception):  # noqa: N818
     """Some rank could not write its part."""
 
 
-def save(world: World, layers: LayerSet, path: Path) -> None:
-    """Write the tensors of all layers; collective.
+def stored(world: World, layers: LayerSet) -> dict[str, torch.Tensor]:
+    """The tensors that this rank writes, by key; live ones.
+
+    What replicas of a stage hold alike is written by one of them, each about as many bytes.
+    """
+    found = {
+        _layer_key(layer.index, name): value
+        for layer in layers
+        for name, value in stored_tensors(layer, world.tensor).items()
+    }
+    writers, loads = {}, [0] * world.data.size
+    for key, value in sorted(found.items(), key=lambda item: (-item[1].nbytes, item[0])):
+        if not is_share(key):
+            writers[key] = loads.index(min(loads))
+            loads[writers[key]] += value.nbytes
+    return {
+        key: value for key, value in found.items() if writers.get(key, world.data.index) == world.data.index
+    }
+
+
+def changed_by_optimizer(layers: LayerSet, state: Mapping[str, torch.Tensor]) -> set[str]:
+    """The keys of ``state`` whose tensors change in the optimizer step alone."""
+    trained = {p.data_ptr() for p in layers.parameters() if p.requires_grad}
+    return {
+        key
+        for key, value in state.items()
+        if key.split(".", 2)[2].startswith(OPTIMIZER) or value.data_ptr() in trained
+    }
+
+
+def save(world: World, state: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write the tensors ``state`` of this rank, by key; collective.
 
     Raises:
         WriteFailed: on all ranks, with the first reason.
@@ -30,19 +61,12 @@ def save(world: World, layers: LayerSet, path: Path) -> None:
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.api import CheckpointException
 
-    # A replica of the pipeline holds nothing that the first one does not, but its share of the optimizer's.
-    state = {
-        _layer_key(layer.index, name): value
-        for layer in layers
-        for name, value in stored_tensors(layer, world.tensor).items()
-        if world.data.index == 0 or is_share(name)
-    }
     with warnings.catch_warnings():
         # DCP warns that it assumes one process where there is one.
         warnings.simplefilter("ignore")
         try:
             checkpoint.save(
-                state, checkpoint_id=path, no_dist=world.size == 1, process_group=world.patient_group
+                dict(state), checkpoint_id=path, no_dist=world.size == 1, process_group=world.patient_group
             )
         except CheckpointException as error:
             raise WriteFailed(_first_reason(error)) from None

@@ -252,7 +252,7 @@ def join(
             name: _axis(mesh.lines(axis, size), rank, size)
             for name, axis in (("pipeline", "position"), ("data", "data"), ("tensor", "tensor"))
         }
-        patient = dist.new_group(backend="gloo", timeout=_PATIENCE) if size > 1 else None
+        patient = patient_group() if size > 1 else None
     return World(
         epoch=plan.epoch,
         rank=rank,
@@ -269,6 +269,11 @@ def join(
 def new_group(ranks: Sequence[int]) -> Any:
     """A process group of some ranks, which wait as long as in the default one; collective over all ranks."""
     return dist.new_group(list(ranks), timeout=_limit)
+
+
+def patient_group() -> Any:
+    """A further ``World.patient_group``, for a thread of its own; collective over all ranks."""
+    return dist.new_group(backend="gloo", timeout=_PATIENCE)
 
 
 def _axis(lines: tuple[tuple[int, ...], ...], rank: int, size: int) -> Axis:

@@ -17,6 +17,7 @@ class Agreed:
     exchange: bool
     check_rebalance: bool
     save: bool
+    written: bool
     end: bool
     probes: list[float]
     peak_flops: float
@@ -25,7 +26,7 @@ class Agreed:
     passing_bytes: list[float]
 
 
-_HEAD = 9
+_HEAD = 10
 """Entries of a rank's summand before those of positions and layers."""
 
 
@@ -37,6 +38,7 @@ def figures(
     newest_epoch: int,
     check_rebalance: bool,
     save: bool,
+    written: bool,
     end: bool,
     peak_flops: float,
 ) -> list[float]:
@@ -49,6 +51,7 @@ def figures(
         newest_epoch: of the newest plan, on rank 0; 0 on other ranks.
         check_rebalance: whether rank 0 wants to look at the partition.
         save: whether rank 0 wants a checkpoint.
+        written: whether this rank writes no checkpoint, or has written its part of it.
         end: whether this rank's callback has asked for the end of the job.
         peak_flops: this rank's, by its data sheet.
     """
@@ -69,6 +72,7 @@ def figures(
         peak_flops,
         float(save),
         float(end),
+        float(written),
         *(share * second for second in training.probe_seconds()),
         *(share * second for second in seconds),
         # Copies of a layer keep equal bytes each, and share the seconds.
@@ -90,6 +94,7 @@ def agreed_values(training: TrainingState, summed: list[float]) -> Agreed:
         peak_flops=summed[6],
         save=summed[7] > 0,
         end=summed[8] > 0,
+        written=summed[9] >= training.world.size,
         probes=summed[_HEAD:first],
         seconds=summed[first:end],
         activation_bytes=summed[end : end + count],

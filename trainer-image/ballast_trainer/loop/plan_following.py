@@ -48,6 +48,7 @@ class PlanFollower:
         *,
         heartbeat: RankHeartbeat | None,
         save: Callable[[], str],
+        settle: Callable[[], object],
         peer_timeout_seconds: float,
     ) -> None:
         """Prepare.
@@ -57,12 +58,13 @@ class PlanFollower:
             rank_zero: prints events and sends messages to the operator.
             heartbeat: watches the other ranks.
             save: writes a checkpoint, and returns as text whether there is one.
+            settle: waits for the checkpoint that is being written beside the steps.
             peer_timeout_seconds: how long to wait for other ranks.
         """
         self._training = training
         self._rank_zero = rank_zero
         self._heartbeat = heartbeat
-        self._save = save
+        self._save, self._settle = save, settle
         self._timeout = peer_timeout_seconds
         self._proposal: Proposal | None = None
         self._refused_epoch = 0
@@ -162,6 +164,8 @@ class PlanFollower:
         if costs is not None:
             predicted = [predicted_step_seconds(training, costs, of) for of in (training.stages, stages)]
         released = [pod for pod in training.plan.pods if pod not in plan.pods]
+        # It is written by the ranks of today, in their process group.
+        self._settle()
         change = shrink if new < old else grow
         reshaped = change(training, plan, stages, self._timeout)
         if reshaped.released:

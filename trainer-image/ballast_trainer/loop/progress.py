@@ -53,7 +53,7 @@ class ProgressTracker:
         self._imbalance_before: float | None = None
         self._imbalance_after: float | None = None
         self._rebalance_pause_ms: float | None = None
-        self._checkpoint_seconds: float | None = None
+        self._checkpoint_seconds: tuple[float, float] | None = None
         self._checkpoint_every_steps: int | None = None
         self.move_seconds: float | None = None
         self.look_seconds = 0.0
@@ -210,9 +210,9 @@ class ProgressTracker:
         if grown:
             self.reference_step_seconds = None
 
-    def saved(self, seconds: float, every_steps: int | None) -> None:
-        """A checkpoint was written: how long they take, and after how many steps the next one comes."""
-        self._checkpoint_seconds, self._checkpoint_every_steps = seconds, every_steps
+    def saved(self, seconds: float, every_steps: int | None, *, write_seconds: float) -> None:
+        """A checkpoint was written: how long steps wait, the next one's steps, how long it takes to write."""
+        self._checkpoint_seconds, self._checkpoint_every_steps = (seconds, write_seconds), every_steps
 
     def steps_per_second(self) -> float | None:
         """Over the last steps, pauses included."""
@@ -253,7 +253,8 @@ class ProgressTracker:
             validation_loss=self._validation[1] if self._validation is not None else None,
             validation_step=self._validation[0] if self._validation is not None else None,
             checkpoint_every_steps=self._checkpoint_every_steps,
-            checkpoint_seconds=self._checkpoint_seconds,
+            checkpoint_seconds=self._checkpoint_seconds[0] if self._checkpoint_seconds else None,
+            checkpoint_write_seconds=self._checkpoint_seconds[1] if self._checkpoint_seconds else None,
             bad_samples=len(training.bad_samples),
             part_of_peak=self._part_of_peak,
             goodput=self.goodput(),

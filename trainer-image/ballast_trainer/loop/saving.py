@@ -1,21 +1,28 @@
 """Saving and resuming of a job's state, and its export; a failed checkpoint does not end the training."""
 
+import dataclasses
 import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 from statistics import median
+from typing import Any, Self
 
+from ballast_policies.contract.job import AsyncMode
 from ballast_policies.prices.hazard import steps_between_checkpoints
 
 from ballast_trainer.causes import describe
 from ballast_trainer.channel.channel_thread import ChannelThread
+from ballast_trainer.checkpoints import tensors
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.checkpoints.export import check_place, export_checkpoint
 from ballast_trainer.checkpoints.manifest import Manifest
+from ballast_trainer.checkpoints.staging import StagedCopy, Staging
+from ballast_trainer.distributed.process_group import patient_group
 from ballast_trainer.distributed.stopping import StopSignal
-from ballast_trainer.errors import CheckpointError, CheckpointNotWritten, Stopped
+from ballast_trainer.errors import CheckpointError, CheckpointNotWritten, PeerLost, Stopped
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.ties import as_text
@@ -23,6 +30,24 @@ from ballast_trainer.pipeline.layout import is_asynchronous
 from ballast_trainer.profiling.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _InFlight:
+    """The checkpoint that is being written beside the steps.
+
+    Attributes:
+        step: its steps.
+        copy: of the state.
+        written: milliseconds until it was whole.
+        pause_ms: how long training has stood still for it.
+    """
+
+    step: int
+    copy: StagedCopy
+    written: Future[float]
+    pause_ms: float
+
 
 _RETRIES_PER_PERIOD = 10
 """A failed checkpoint is tried again after this part of ``checkpoint.everySteps``."""
@@ -50,10 +75,15 @@ class Saver:
             channel_thread: has rank 0's newest plan, with how often machines are lost.
         """
         self._training, self._progress, self._event = training, progress, event
-        self.seconds = 0.0
-        """The longest save took; 0 before the first."""
         self._channel_thread = channel_thread
         self._seconds: deque[float] = deque(maxlen=5)
+        self._write_seconds: deque[float] = deque(maxlen=5)
+        self._longest_write = 0.0
+        self._in_flight: _InFlight | None = None
+        self._staging = Staging(training.device)
+        self._beside: tuple[Any, Any] = (None, None)
+        """The ranks' patient group, and the one of the thread that writes."""
+        self._slow = False
         self._step_seconds: float | None = None
         # Without a flush the weights depend on where the pipeline drains, so that must not be measured.
         self._chosen = training.config.checkpoint.every_steps is None and not is_asynchronous(
@@ -108,10 +138,33 @@ class Saver:
         if self._checkpoints is not None:
             self._checkpoints.load(self._training.world, self._training.layers, manifest)
 
-    def close(self) -> None:
-        """Release the directory to other runs."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Release the directory to other runs; a checkpoint that is being written is completed first."""
+        if self._in_flight is not None and isinstance(error, Exception) and not isinstance(error, PeerLost):
+            # The others' parts are written as well: they wait for this rank.
+            wait([self._in_flight.written])
         if self._checkpoints is not None:
             self._checkpoints.close()
+
+    @property
+    def longest_seconds(self) -> float:
+        """The longest that a save with all ranks waiting may take, as far as is known."""
+        return self._longest_write * (1 if self._in_flight is None else 2)
+
+    @property
+    def written(self) -> bool:
+        """Whether no checkpoint is being written by this rank."""
+        return self._in_flight is None or self._in_flight.written.done()
+
+    def wait_for_copy(self) -> None:
+        """Wait until the state is copied that the step is about to change."""
+        if self._in_flight is not None:
+            watch = Stopwatch()
+            self._in_flight.copy.wait()
+            self._in_flight.pause_ms += watch.milliseconds()
 
     def every_steps(self) -> int | None:
         """Steps between two checkpoints now, as rank 0 knows them; None: nothing is saved.
@@ -140,24 +193,88 @@ class Saver:
         training = self._training
         if training.world.rank != 0 or not self._chosen or training.save_again_at is not None:
             return False
+        if self._in_flight is not None:
+            return False
         every = self.every_steps()
         return every is not None and training.step + 1 - (training.checkpoint_step or 0) >= every
 
     def save_if_due(self, *, wanted: bool) -> bool:
         """Save where ``checkpoint.everySteps`` asks, or some steps after a checkpoint failed; collective.
 
-        ``wanted``: rank 0 wants it, where no steps are stated. Returns whether it was due.
+        Beside the steps that follow, unless ``checkpoint.asyncMode`` is disabled. ``wanted``: rank 0 wants
+        it, where no steps are stated. Returns whether it was due.
         """
         step, again_at = self._training.step, self._training.save_again_at
         again = again_at is not None and step >= again_at
         stated = not self._chosen and step % self._training.config.checkpoint.steps == 0
         due = stated or wanted or again
-        if due:
+        if due and self._training.config.checkpoint.async_mode is AsyncMode.ASYNC:
+            self._begin()
+        elif due:
             self.save()
         return due
 
+    def _begin(self) -> None:
+        """Write the state beside the steps that follow, after the checkpoint before; collective."""
+        training, flight = self._training, self._in_flight
+        if flight is not None and not self.written and not self._slow and training.world.rank == 0:
+            self._slow = True
+            logger.warning(
+                "step %d waits for the checkpoint of step %d, which is still being written. "
+                "To fix, where steps often wait: a larger checkpoint.everySteps, or faster storage",
+                training.step,
+                flight.step,
+            )
+        self.settle()
+        if self._checkpoints is None or training.checkpoint_step == training.step:
+            return
+        watch, self._begun = Stopwatch(), True
+        world = training.world
+        if world.size > 1 and self._beside[0] is not world.patient_group:
+            self._beside = world.patient_group, patient_group()
+        state = tensors.stored(world, training.layers)
+        later = tensors.changed_by_optimizer(training.layers, state)
+        if training.dynamics or is_asynchronous(training.config.pipeline.schedule):
+            # They may change weights at any time.
+            later = set()
+        copy = self._staging.begin(state, later=later)
+        written = self._checkpoints.save_beside(
+            dataclasses.replace(world, patient_group=self._beside[1]),
+            copy,
+            training.step,
+            loss_scale=training.loss_scale.state,
+            data=training.data_position() if training.world.rank == 0 else "",
+        )
+        self._in_flight = _InFlight(
+            step=training.step, copy=copy, written=written, pause_ms=watch.milliseconds()
+        )
+
+    def settle(self) -> bool:
+        """Wait for the checkpoint that is being written, and tell of it; whether there was one. Collective.
+
+        Raises:
+            CheckpointError: another run has taken over the directory.
+        """
+        flight = self._in_flight
+        if flight is None:
+            return False
+        watch = Stopwatch()
+        flight.copy.wait()
+        try:
+            write_ms, failure = flight.written.result(), None
+        except CheckpointNotWritten as error:
+            write_ms, failure = 0.0, error
+        finally:
+            self._in_flight = None
+        flight.pause_ms += watch.milliseconds()
+        if failure is not None:
+            self._failed(flight.step, failure, flight.pause_ms)
+        else:
+            self._saved(flight.step, flight.pause_ms, write_ms)
+        return True
+
     def save(self) -> str:
-        """Save the state, unless it is saved; collective. Reports the result as text.
+        """Save the state, unless it is saved, while all ranks wait; collective. Reports the result as text.
 
         Raises:
             CheckpointError: another run has taken over the directory.
@@ -165,6 +282,7 @@ class Saver:
         training = self._training
         if self._checkpoints is None:
             return "no checkpoint.path, nothing is saved"
+        self.settle()
         if training.checkpoint_step == training.step:
             return "the state is saved"
         watch, self._begun = Stopwatch(), True
@@ -177,26 +295,38 @@ class Saver:
                 data=training.data_position() if training.world.rank == 0 else "",
             )
         except CheckpointNotWritten as error:
-            every = training.config.checkpoint.steps
-            training.save_again_at = training.step + max(1, every // _RETRIES_PER_PERIOD)
-            # Those of before may have vanished with their folder.
-            newest = self._checkpoints.newest_left(training.world, training.checkpoint_step)
-            training.checkpoint_step = newest
-            text = (
-                f"the newest checkpoint is that of step {newest}" if newest is not None else "there is none"
-            )
-            if training.world.rank == 0:
-                logger.warning("step %d is not saved, %s: %s", training.step, text, error)
-            self._event("checkpointFailed", reason=str(error), newest=newest, pause_ms=watch.milliseconds())
-            return f"the state is not saved, {text}: {error}"
-        self.seconds = max(self.seconds, watch.milliseconds() / 1000)
-        training.save_again_at = None
-        training.checkpoint_step = training.step
-        pause = watch.milliseconds()
-        self._seconds.append(pause / 1000)
-        self._progress.saved(median(self._seconds), self.every_steps())
-        self._event("checkpoint", path=self._checkpoints.path_of(training.step), pause_ms=pause)
+            return self._failed(training.step, error, watch.milliseconds())
+        pause_ms = watch.milliseconds()
+        self._saved(training.step, pause_ms, pause_ms)
         return "the state is saved"
+
+    def _saved(self, step: int, pause_ms: float, write_ms: float) -> None:
+        training = self._training
+        assert self._checkpoints is not None
+        self._longest_write = max(self._longest_write, write_ms / 1000)
+        training.save_again_at = None
+        training.checkpoint_step = step
+        self._seconds.append(pause_ms / 1000)
+        self._write_seconds.append(write_ms / 1000)
+        self._progress.saved(
+            median(self._seconds), self.every_steps(), write_seconds=median(self._write_seconds)
+        )
+        path = self._checkpoints.path_of(step)
+        self._event("checkpoint", step=step, path=path, pause_ms=pause_ms, write_ms=write_ms)
+
+    def _failed(self, step: int, error: CheckpointNotWritten, pause_ms: float) -> str:
+        training = self._training
+        assert self._checkpoints is not None
+        every = training.config.checkpoint.steps
+        training.save_again_at = training.step + max(1, every // _RETRIES_PER_PERIOD)
+        # Those of before may have vanished with their folder.
+        newest = self._checkpoints.newest_left(training.world, training.checkpoint_step)
+        training.checkpoint_step = newest
+        text = f"the newest checkpoint is that of step {newest}" if newest is not None else "there is none"
+        if training.world.rank == 0:
+            logger.warning("step %d is not saved, %s: %s", step, text, error)
+        self._event("checkpointFailed", step=step, reason=str(error), newest=newest, pause_ms=pause_ms)
+        return f"the state is not saved, {text}: {error}"
 
     def save_last(self) -> None:
         """Save the state after the last step: a job whose result is lost has not finished. Collective.

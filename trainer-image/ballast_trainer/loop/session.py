@@ -65,6 +65,7 @@ class Session:
             self._rank_zero,
             heartbeat=heartbeat,
             save=self._saver.save,
+            settle=self._saver.settle,
             peer_timeout_seconds=peer_timeout_seconds,
         )
         self._evaluator = Evaluator(
@@ -97,7 +98,7 @@ class Session:
             CheckpointError: a checkpoint cannot be written or fits another job.
         """
         explained = self._heartbeat.explained() if self._heartbeat else contextlib.nullcontext()
-        with contextlib.closing(self._saver), explained, peer_failures():
+        with self._saver, explained, peer_failures():
             if joining:
                 enter_grown(self._training, self._training.world)
             else:
@@ -210,6 +211,7 @@ class Session:
             self._rank_zero.event("workload", **training.straggler_mitigation.as_json())
         loss_scale = training.loss_scale.value
         if training.loss_scale.step_is_sound(agreed.squared_norm, step=training.step):
+            self._saver.wait_for_copy()
             optimizer_step(
                 training.layers,
                 training.config.training,
@@ -256,12 +258,13 @@ class Session:
             check_rebalance=self._plan_follower.monitor.due(),
             end=self._end.requested,
             save=self._saver.wanted(),
+            written=self._saver.written,
             peak_flops=self._progress.own_peak_flops,
         )
 
     def _stop_votes(self) -> int:
         """This rank's, for the end of the job; a step and a save may pass until its state is saved."""
-        seconds = self._saver.seconds + max(self._progress.step_seconds(), default=0.0)
+        seconds = self._saver.longest_seconds + max(self._progress.step_seconds(), default=0.0)
         return self._stop.votes(self._training.world.rank, self._training.world.size, seconds)
 
     def _agree_late(self, summed: list[float], done: StepDone) -> Agreed:
@@ -283,6 +286,8 @@ class Session:
         if outcome is not None or self._end.early is not None:
             return outcome
         told = agreed if training.world.size == ranks else None
+        if told is not None and told.written and self._saver.settle() and self._end.agree():
+            return None
         check_rebalance = told is not None and told.check_rebalance
         every = config.rebalance.every_steps
         if every is None and self._asynchronous is not None:

@@ -23,6 +23,7 @@ from ballast_policies.contract.job.evaluation import EvaluationConfig
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.model import ColumnsConfig, DataConfig, ModelConfig
 from ballast_policies.contract.job.output import (
+    AsyncMode,
     CallbackConfig,
     CallbackError,
     CheckpointConfig,
@@ -45,6 +46,7 @@ from ballast_policies.contract.job.reshaping import BalanceBy, RebalanceConfig, 
 from ballast_policies.contract.job.training import Decay, Precision, TrainingConfig
 
 __all__ = [
+    "AsyncMode",
     "AttentionSettings",
     "BalanceBy",
     "CallbackConfig",

@@ -14,6 +14,15 @@ DEFAULT_CHECKPOINT_STEPS = 100
 """Steps between two checkpoints where none are stated and nothing is known."""
 
 
+class AsyncMode(enum.StrEnum):
+    """Whether steps wait for a checkpoint to be written."""
+
+    ASYNC = "async"
+    """They go on, and a copy of the state is written beside them."""
+    DISABLED = "disabled"
+    """They wait."""
+
+
 class CheckpointConfig(Settings):
     """Where and how often the state is saved."""
 
@@ -39,6 +48,9 @@ class CheckpointConfig(Settings):
     aside. Else the job does not start."""
     retry_seconds: float = Field(60.0, ge=0, le=86_400)
     """How long to try again what storage refuses, when the job resumes and when it saves its last step."""
+    async_mode: AsyncMode = AsyncMode.ASYNC
+    """``async``: steps go on while a copy of the state is written, which takes as much again of the host's
+    memory; ``disabled``: they wait. Where a job stops or changes its ranks it waits in any case."""
 
     @property
     def steps(self) -> int:

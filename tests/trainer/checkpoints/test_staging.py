@@ -1,0 +1,245 @@
+"""Checkpoints that are written beside the steps: of their step's state, one at a time."""
+
+import logging
+import shutil
+import threading
+
+import pytest
+import torch
+from ballast_policies.contract import ExitReason
+from ballast_trainer.checkpoints import tensors
+from ballast_trainer.checkpoints.checkpoints import Checkpoints
+from ballast_trainer.checkpoints.staging import Staging
+from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.distributed.process_group import World
+from ballast_trainer.errors import CheckpointError, CheckpointNotWritten
+from ballast_trainer.loop.saving import Saver
+from ballast_trainer.models.protocol import Model
+from torch import nn
+
+from tests.support.one_process import train_here
+from tests.support.waiting import WAIT_SECONDS
+from tests.trainer.checkpoints.test_checkpoint_folder import ALONE, one_layer
+
+OTHER_RUN = '{"token": "b", "run": "", "launch": 1, "host": "b", "machine": "b", "pid": 1, "started": "1"}'
+
+
+def job(small_config, folder, **fields):
+    """Seven steps, saved every two."""
+    model = {"name": "gpt", "layers": 3, "args": {"dim": 16, "heads": 2, "context": 8, "dropout": 0.1}}
+    return small_config(
+        **{"totalSteps": 7, "model": model, "checkpoint": {"path": str(folder), "everySteps": 2}, **fields}
+    )
+
+
+class Held:
+    """Writing of tensors that waits until a step is done, and may fail."""
+
+    def __init__(self, monkeypatch, until=None, failures=0):
+        self.began, self.go = threading.Event(), threading.Event()
+        self._save, self._until, self._failures = tensors.save, until, failures
+        if until is None:
+            self.go.set()
+        monkeypatch.setattr(tensors, "save", self.save)
+
+    def save(self, *arguments):
+        self.began.set()
+        assert self.go.wait(WAIT_SECONDS)
+        if self._failures:
+            self._failures -= 1
+            raise tensors.WriteFailed("No space left on device")
+        self._save(*arguments)
+
+    def callback(self, monkeypatch, also=lambda: None):
+        """A callback of the job that lets the writing go on after the step."""
+
+        def told(event, step, values):
+            if (event, step) == ("step", self._until):
+                also()
+                self.go.set()
+
+        monkeypatch.setattr(f"{__name__}.TOLD", told, raising=False)
+        return {"name": f"{__name__}:calling"}
+
+
+def calling(event, step, values):
+    TOLD(event, step, values)  # noqa: F821 - set by the test
+
+
+def saved_steps(told):
+    return [event["step"] for event in told.events if event["event"] == "checkpoint"]
+
+
+def test_what_is_saved_is_the_state_of_its_step(tmp_path, monkeypatch):
+    """Weights and optimizer change while it is written; all of the checkpoint is of before."""
+    layers, held = one_layer(), Held(monkeypatch, until=1)
+    (layer,) = layers
+    layer.module(torch.ones(4)).sum().backward()
+    layer.optimizer.step()
+    before = {name: value.clone() for name, value in layer.state().items()}
+    state = tensors.stored(ALONE, layers)
+    later = tensors.changed_by_optimizer(layers, state)
+    assert later == set(state)
+    copy = Staging(ALONE.device).begin(state, later=later)
+    checkpoints = Checkpoints(str(tmp_path), keep=2, layer_count=1, seed=0)
+    written = checkpoints.save_beside(ALONE, copy, 5)
+    copy.wait()
+    layer.optimizer.step()
+    held.go.set()
+    assert written.result(WAIT_SECONDS) > 0
+    again = one_layer()
+    checkpoints.load(ALONE, again, checkpoints.newest(ALONE))
+    assert before.keys() == again[0].state().keys()
+    for name, value in again[0].state().items():
+        assert torch.equal(value, before[name])
+    assert not torch.equal(layer.module.weight, again[0].module.weight)
+
+
+def test_memory_of_the_copies_is_used_again():
+    """A checkpoint asks for none, but where a tensor has got another shape."""
+    staging, state = Staging(ALONE.device), {"a": torch.ones(8), "b": torch.ones(8)}
+    first = dict(staging.begin(state, later=()).tensors)
+    second = staging.begin({"a": torch.zeros(8), "b": torch.zeros(4)}, later=()).tensors
+    assert second["a"].data_ptr() == first["a"].data_ptr()
+    assert second["a"].sum() == second["b"].sum() == 0 and second["b"].shape == (4,)
+
+
+def test_statistics_of_the_forward_are_copied_at_once(tmp_path):
+    """They change before the optimizer step, as frozen weights may; trained weights do not."""
+    layers = one_layer()
+    layers[0].module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    layers[0].module[0].bias.requires_grad_(False)
+    state = tensors.stored(ALONE, layers)
+    later = {key.rpartition("module.")[2] for key in tensors.changed_by_optimizer(layers, state)}
+    assert later == {"0.weight", "1.weight", "1.bias"}
+
+
+def test_weights_that_change_in_the_middle_of_the_copying_are_not_saved(tmp_path):
+    """By a forward of the user's: that checkpoint fails with the tensor's name and what to do."""
+    layers = one_layer()
+    state = tensors.stored(ALONE, layers)
+    copy = Staging(ALONE.device).begin(state, later=set(state))
+    layers[0].module.weight.data.mul_(1)
+    with torch.no_grad():
+        layers[0].module.weight.add_(1)
+    checkpoints = Checkpoints(str(tmp_path), keep=2, layer_count=1, seed=0)
+    with pytest.raises(CheckpointNotWritten, match=r"layers\.0\.module\.weight changed.*To fix"):
+        checkpoints.save_beside(ALONE, copy, 5).result(WAIT_SECONDS)
+    assert list(tmp_path.glob("*step*")) == []
+
+
+def test_replicas_share_the_writing():
+    """Each tensor is written once, by ranks that have about as many bytes."""
+    model = Model(layer_count=1, build_layer=lambda _: nn.Linear(64, 64), loss=nn.functional.mse_loss)
+    layers = one_layer()
+    layers[0].module = nn.Sequential(*(model.build_layer(0) for _ in range(6)))
+    shares = [
+        tensors.stored(
+            World(
+                epoch=1,
+                rank=index,
+                size=3,
+                processes=("a", "b", "c"),
+                device=ALONE.device,
+                data=Axis(ranks=(0, 1, 2), index=index),
+            ),
+            layers,
+        )
+        for index in range(3)
+    ]
+    assert sum(map(len, shares)) == len(tensors.stored(ALONE, layers)) == len({k for s in shares for k in s})
+    sizes = [sum(value.nbytes for value in share.values()) for share in shares]
+    assert max(sizes) - min(sizes) <= 64 * 64 * 4
+
+
+@pytest.mark.slow
+def test_steps_go_on_while_a_checkpoint_is_written(small_config, tmp_path, monkeypatch, caplog):
+    """The one that follows waits for it and says so once; all are told, and the curve is the same."""
+    held = Held(monkeypatch, until=4)
+    config = job(small_config, tmp_path / "a", callback=held.callback(monkeypatch))
+    with caplog.at_level(logging.WARNING, "ballast_trainer.loop.saving"):
+        told = train_here(config)
+    assert saved_steps(told) == [2, 4, 6, 7]
+    waits = [record.message for record in caplog.records if "still being written" in record.message]
+    assert len(waits) == 1 and "step 4 waits for the checkpoint of step 2" in waits[0]
+    plain = job(small_config, tmp_path / "b")
+    plain["checkpoint"]["asyncMode"] = "disabled"
+    assert train_here(plain).losses == told.losses
+    # From either kind, the same steps follow.
+    for folder, one in (("a", config), ("b", plain)):
+        shutil.rmtree(tmp_path / folder / "step-00000007")
+        again = train_here(one)
+        assert again.losses == {7: told.losses[7]}
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_storage_refuses_is_told_and_tried_again(small_config, tmp_path, monkeypatch):
+    """As where training waits for it: an event with the reason, training goes on."""
+    Held(monkeypatch, failures=1)
+    told = train_here(job(small_config, tmp_path))
+    (failed,) = [event for event in told.events if event["event"] == "checkpointFailed"]
+    assert failed["step"] == 2 and failed["newest"] is None
+    assert "No space left on device" in failed["reason"] and "To fix" in failed["reason"]
+    assert saved_steps(told)[-1] == 7
+    assert (told.reason, sorted(told.losses)) == (ExitReason.FINISHED, list(range(1, 8)))
+
+
+@pytest.mark.slow
+def test_a_stop_waits_for_the_checkpoint_that_is_written_and_saves_its_own(
+    small_config, tmp_path, monkeypatch
+):
+    """SIGTERM in the middle of the writing: both are whole."""
+    held = Held(monkeypatch, until=4)
+    config = job(small_config, tmp_path, callback=held.callback(monkeypatch))
+    told = train_here(config, stop_after=3)
+    assert (told.reason, saved_steps(told)) == (ExitReason.STOPPED, [2, 4])
+    assert {path.name for path in tmp_path.glob("*step*")} == {"step-00000002", "step-00000004"}
+    assert sorted(train_here(config).losses) == [5, 6, 7]
+
+
+@pytest.mark.slow
+def test_an_error_of_the_job_does_not_cost_the_checkpoint_that_is_written(
+    small_config, tmp_path, monkeypatch
+):
+    """The next launch starts from it."""
+
+    def failing():
+        threading.Timer(0.1, held.go.set).start()
+        raise RuntimeError("a callback's")
+
+    held = Held(monkeypatch, until=3)
+    config = job(small_config, tmp_path, callback=held.callback(monkeypatch, also=failing))
+    with pytest.raises(Exception, match="a callback's"):
+        train_here(config)
+    del config["callback"]
+    assert min(train_here(config).losses) == 3
+
+
+@pytest.mark.slow
+def test_a_run_that_loses_its_folder_while_it_writes_puts_nothing_there(small_config, tmp_path, monkeypatch):
+    """It ends when the writing is over, as where training waits for it."""
+    held = Held(monkeypatch, until=3)
+    taken = held.callback(monkeypatch, also=lambda: (tmp_path / ".lock").write_text(OTHER_RUN))
+    with pytest.raises(CheckpointError, match="another run has taken over"):
+        train_here(job(small_config, tmp_path, callback=taken))
+    assert list(tmp_path.glob("*step*")) == []
+
+
+def test_no_checkpoint_is_begun_where_one_is_written_and_none_is_stated(small_config, tmp_path, monkeypatch):
+    """An interval that the job has chosen gives way to storage that is slower: the next one comes later."""
+    held, seen, real = Held(monkeypatch, until=1), [], Saver.wanted
+
+    def wanted(self):
+        found = real(self)
+        seen.append((self._in_flight is not None, found))
+        if len(seen) > 4:
+            held.go.set()
+        return found
+
+    monkeypatch.setattr(Saver, "wanted", wanted)
+    monkeypatch.setattr(Saver, "every_steps", lambda self: 2)
+    config = job(small_config, tmp_path)
+    config["checkpoint"] = {"path": str(tmp_path)}
+    told = train_here(config)
+    assert [found for in_flight, found in seen if in_flight][:3] == [False, False, False]
+    assert saved_steps(told)[0] == 2
