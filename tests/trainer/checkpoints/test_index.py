@@ -59,6 +59,38 @@ def test_an_index_that_calls_a_function_is_refused_before_it_does(folder):
     assert not (folder / "ran").exists()
 
 
+def test_an_index_that_the_python_of_debian_12_wrote_is_read(folder, monkeypatch):
+    """Python 3.11.2 pickles a member of an enum as ``getattr`` of its class; others write its value."""
+    written = IndexReader(str(folder)).read_metadata()
+    kind = type(written.state_dict_metadata["weight"].properties)
+    monkeypatch.setattr(
+        "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING.__reduce_ex__",
+        lambda member, protocol: (getattr, (type(member), member.name)),
+    )
+    content = pickle.dumps(written)
+    assert b"getattr" in content
+    (folder / ".metadata").write_bytes(content)
+    read = IndexReader(str(folder)).read_metadata()
+    assert isinstance(read.state_dict_metadata["weight"].properties, kind)
+    assert read.state_dict_metadata == written.state_dict_metadata
+
+
+class Reach:
+    """What asks a class of the index for more than its members."""
+
+    def __reduce__(self):
+        from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+
+        return getattr, (_MEM_FORMAT_ENCODING, "__subclasses__")
+
+
+def test_an_index_gets_nothing_but_members_by_getattr(folder):
+    """Else it would reach any function of the process."""
+    (folder / ".metadata").write_bytes(pickle.dumps(Reach()))
+    with pytest.raises(CheckpointError, match=r"__subclasses__, which no index does.*To fix: "):
+        IndexReader(str(folder)).read_metadata()
+
+
 @pytest.mark.parametrize("name", ["../other/file", "/etc/passwd", "..", "a/b"])
 def test_an_index_that_names_a_file_elsewhere_is_refused(folder, name):
     """Tensors are read from the checkpoint's own folder."""
