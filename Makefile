@@ -26,7 +26,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests start hundreds of Python processes; where no bytecode is kept, each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs setup demo test test-nightly test-unit test-api test-e2e bench coverage coverage-unit chaos check format generate clean
+.PHONY: help docs setup demo test test-nightly test-unit test-api test-e2e e2e-nodes bench coverage coverage-unit chaos check format generate clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -69,6 +69,10 @@ test-api: setup ## run the tests on a real API server
 
 test-e2e: setup ## run the product's promises on a local cluster with process nodes
 	@$(BIN)/python -m pytest $(ARGS) tests/e2e
+
+e2e-nodes: setup ## run the chart, images and trainers on real kubelets (root; containerd, buildah; some ten minutes)
+	@$(BIN)/python -m ballast_localcluster.setup --kubelets
+	@BALLAST_PATIENCE=$${BALLAST_PATIENCE:-3} $(BIN)/python -m pytest $(ARGS) tests/localcluster/test_real_nodes.py tests/e2e/test_real_kubelets.py
 
 bench: $(STAMP) ## run the quick benchmarks, each within a minute, against the last release's cost (others: benchmarks/)
 	@$(BIN)/python benchmarks/compare.py $(ARGS)

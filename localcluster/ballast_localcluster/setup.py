@@ -1,7 +1,7 @@
 """``python -m ballast_localcluster.setup``: build the control plane, unless it is there already.
 
 The standard library is enough for it, so that ``make setup`` builds while Python packages are downloaded.
-With ``--karpenter`` also Karpenter, which only the clusters that ask for it need.
+With ``--karpenter`` and ``--kubelets`` also what only the clusters that ask for it need.
 """
 
 import argparse
@@ -11,12 +11,14 @@ import sys
 from ballast_localcluster.binaries import find_binaries
 from ballast_localcluster.errors import BinariesError
 from ballast_localcluster.karpenter.binary import find_karpenter
+from ballast_localcluster.kubelets.binary import find_kubelets
 
 
 def main() -> int:
     """Find or build the binaries; a failure is one message and exit code 1."""
     parser = argparse.ArgumentParser(prog="python -m ballast_localcluster.setup", description=__doc__)
     parser.add_argument("--karpenter", action="store_true", help="build Karpenter, too")
+    parser.add_argument("--kubelets", action="store_true", help="build kubelet, for real nodes, too")
     options = parser.parse_args()
     # Told to end, it ends the compiler, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -24,6 +26,8 @@ def main() -> int:
         find_binaries()
         if options.karpenter:
             find_karpenter()
+        if options.kubelets:
+            find_kubelets()
     except BinariesError as error:
         sys.stderr.write(f"setup: {error}\n")
         return 1
