@@ -47,6 +47,8 @@ def batches(folder, steps, context):
         wait(folder, steps, step)
         return text_batch(seed, step, size, context)
 
+    # Layers move while the next batch is held.
+    batch.one_shape = True
     return batch
 
 
@@ -57,6 +59,8 @@ def own_batches(folder, steps, name, args):
         wait(folder, steps, step)
         return own(seed, step, size)
 
+    # Layers move while the next batch is held.
+    batch.one_shape = True
     return batch
 
 

@@ -106,8 +106,11 @@ def is_read_in_order(batch: BatchFunction) -> bool:
 
 
 def has_one_shape(batch: BatchFunction) -> bool:
-    """Whether all batches have the same shape, as far as is known."""
-    return isinstance(batch, ShuffledDataset) and batch.stacks
+    """Whether all batches have the same shape, as far as is known; ``one_shape`` of a function says so."""
+    source = batch.args[0] if isinstance(batch, functools.partial) and batch.func is _checked else batch
+    if isinstance(source, ShuffledDataset):
+        return source.stacks
+    return getattr(source, "one_shape", False) is True
 
 
 def batches_from(source: Any, form: BatchForm | None = None) -> BatchFunction:
