@@ -34,7 +34,7 @@ LOCAL_CLUSTER = re.compile(r"ballast (up|down|demo)|export KUBECONFIG=|BALLAST_T
 CHART = re.compile(r"helm (install|upgrade|test|template|uninstall|rollback)")
 MAKE = re.compile(r"make ([a-z-]+)")
 DOCKER = re.compile(r"docker build")
-LOOKS = re.compile(r"ballast ui")
+LOOKS = re.compile(r"ballast (ui|doctor|support-bundle)")
 PIP = re.compile(r"pip install ")
 PROBLEM = {
     "gpu_types": ["v100", "k80"],
@@ -115,7 +115,7 @@ def test_commands_that_train_succeed(folder, command, checkout):
 
 @pytest.mark.parametrize(("folder", "command"), of_kind(LOOKS))
 def test_a_page_is_opened_by_options_that_there_are(folder, command, tmp_path, monkeypatch):
-    """What each shows is tested in tests/operator/page/test_commands.py: they run until they are ended."""
+    """What each shows is tested in tests/operator/page/test_commands.py and tests/operator/live."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.json").touch()
     _, name, *words = shlex.split(command, comments=True)
