@@ -121,11 +121,6 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
         "without a flush ranks are at several steps",
     ),
     (
-        {"pipeline": {"schedule": "PipeDream"}, "training": {"skipBadSamples": 2}},
-        "training.skipBadSamples",
-        "cannot agree on what to leave out",
-    ),
-    (
         {"pipeline": {"schedule": "PipeDream"}, "parallelism": {"tensor": 2}},
         "parallelism.tensor",
         "parallelism.tensor: 2",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ballast_operator.cli.numbers import Number
+
 if TYPE_CHECKING:
     from ballast_operator.app import Options
     from ballast_operator.settings import Settings
@@ -55,7 +57,7 @@ COLLECT_AFTER = (20_000, 10, 10)
     type=click.Path(dir_okay=False, path_type=Path),
     help="Keep in this SQLite file what jobs did, after they are deleted. Default: nowhere.",
 )
-@click.option("--history-days", type=click.FloatRange(min=0, min_open=True), default=90, show_default=True)
+@click.option("--history-days", type=Number(min=0, min_open=True), default=90, show_default=True)
 @click.option("--history-jobs", type=click.IntRange(min=1), default=100_000, show_default=True)
 @click.option(
     "--log-level",

@@ -9,6 +9,7 @@ import click
 from ballast_operator.cli.live.connection import kubeconfig_option
 from ballast_operator.cli.live.jobs import connected, print_objects
 from ballast_operator.cli.live.manifests import read_manifests
+from ballast_operator.cli.numbers import Number
 from ballast_operator.cli.terminal import printable
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ FLAGS = (
     "hours",
     default=24.0,
     show_default=True,
-    type=click.FloatRange(min=0, min_open=True, max=8760),
+    type=Number(min=0, min_open=True, max=8760),
     help="Hours that --dry-run looks ahead, without further jobs.",
 )
 @click.option("--wait", is_flag=True, help="Until the jobs have ended; exit code 1: one has failed.")
@@ -79,8 +80,6 @@ def submit(
     ballast submit -f job.yaml
     ballast submit --name mine --image mine:1 --gpus 2 --steps 1000 -- python train.py
     """
-    if math.isnan(hours):
-        raise click.UsageError("--within: nan is no number of hours. To fix: a number above 0")
     if file is None:
         manifests = [_manifest(command, flags)]
     elif command or any(flags[name] not in (None, ()) for name in FLAGS):

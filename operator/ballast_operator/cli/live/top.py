@@ -6,15 +6,14 @@ import contextlib
 import click
 
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
+from ballast_operator.cli.numbers import Number
 
 
 @click.command()
 @click.option("-n", "--namespace", default="", help="Jobs of this namespace; default: all.")
 @kubeconfig_option
 @click.option("--once", is_flag=True, help="Look once and end.")
-@click.option(
-    "--every", default=1.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds between looks."
-)
+@click.option("--every", default=1.0, show_default=True, type=Number(min=0.1), help="Seconds between looks.")
 @click.option(
     "--output",
     type=click.Choice(["text", "json"]),

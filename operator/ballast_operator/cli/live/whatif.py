@@ -12,6 +12,7 @@ import click
 from ballast_operator.cli.laboratory import from_lab
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
 from ballast_operator.cli.live.whatif_spot import limited, priced_pools, with_spot_limits
+from ballast_operator.cli.numbers import Number
 from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.own_modules import import_from_here
 from ballast_operator.cli.simulate.input import read_amounts
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--days",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=30.0,
     show_default=True,
     help="With --prices FOLDER: jobs created within this many days, with all their steps.",
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 @click.option(
     "--over-time",
     "hours",
-    type=click.FloatRange(min=0, min_open=True, max=8760),
+    type=Number(min=0, min_open=True, max=8760),
     metavar="HOURS",
     help="Also when each job would start and end within this many hours, without further jobs.",
 )
