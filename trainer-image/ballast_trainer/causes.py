@@ -2,12 +2,12 @@
 
 import traceback
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ballast_trainer.errors import TrainerError
-from ballast_trainer.trees import tensors_of
+
+if TYPE_CHECKING:
+    import torch
 
 _OURS = Path(__file__).parent
 
@@ -91,12 +91,15 @@ def _of_memory(error: BaseException) -> bool:
 
 
 def _shown(value: Any) -> str:
+    # A pod's own process waits for the fork of its trainer and has no torch.
+    from ballast_trainer.trees import tensors_of
+
     tensors = tensors_of(value)
     text = ", ".join(map(_shown_tensor, tensors))
     return text if tensors[0] is value else f"{type(value).__name__} of {text}"
 
 
-def _shown_tensor(tensor: torch.Tensor) -> str:
+def _shown_tensor(tensor: "torch.Tensor") -> str:
     text = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
     try:
         return f"{text} from {tensor.min().item():.6g} to {tensor.max().item():.6g}"
