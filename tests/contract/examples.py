@@ -128,7 +128,14 @@ EXAMPLES = {
             path="/logs/traces", first_step=20, steps=3, ranks=(0, 3), memory_snapshot=True
         ),
         evaluation=EvaluationConfig(
-            every_steps=200, batches=8, data=DataConfig(name="my.data:windows", args={"path": "/held-out"})
+            every_steps=200,
+            batches=8,
+            data=DataConfig(
+                name="my.data:windows",
+                args={"path": "/held-out"},
+                columns=ColumnsConfig(inputs="input_ids", targets="labels"),
+                collate="my.data:padded",
+            ),
         ),
         callback=CallbackConfig(
             name="my.callbacks:notify",

@@ -50,4 +50,5 @@ def test_no_metric_is_labelled_by_job_pod_or_namespace():
         "part",
         "team",
         "period",
+        "use",
     }

@@ -43,6 +43,7 @@ def saver(tmp_path, *, step_seconds=(), failures=None, schedule="1F1B", rank=0, 
         save_again_at=None,
         layers=(),
         loss_scale=types.SimpleNamespace(state={}),
+        data_position=lambda: "",
     )
     told = []
     progress = types.SimpleNamespace(

@@ -109,7 +109,12 @@ def test_a_growth_that_has_replaced_the_agreed_plan_waits_for_its_own_ranks(worl
     training = SimpleNamespace(world=world, plan=local_plan([OLD]), config=None)
     rank_zero = SimpleNamespace(channel_thread=SimpleNamespace(plan=lambda: newest), progress=None)
     follower = PlanFollower(
-        training, rank_zero, heartbeat=None, save=lambda: "saved", peer_timeout_seconds=1.0
+        training,
+        rank_zero,
+        heartbeat=None,
+        save=lambda: "saved",
+        settle=lambda: False,
+        peer_timeout_seconds=1.0,
     )
     assert follower.newest_epoch() == 1
     assert follower.follow_plan(2) is None

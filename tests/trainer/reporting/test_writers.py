@@ -22,7 +22,7 @@ from ballast_trainer.reporting.writers import (
 )
 
 from tests.support.ports import free_port
-from tests.support.waiting import WAIT_SECONDS
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 STAGES = [
     {"rank": 0, "firstLayer": 0, "endLayer": 3},
@@ -217,10 +217,14 @@ def test_a_run_prints_what_is_promised_and_serves_its_metrics(gang, small_config
     saved = {"path": str(tmp_path / "saved"), "everySteps": 5}
     running = gang(small_config(totalSteps=100_000, metrics=metrics, checkpoint=saved), ranks=2)
     running.wait_for_step(6)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_SECONDS) as answer:
-        text = answer.read().decode()
+
+    def scraped():
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_SECONDS) as answer:
+            return answer.read().decode()
+
+    eventually(lambda: 'events_total{event="checkpoint"}' in scraped(), "a checkpoint is told of")
+    text = scraped()
     assert "ballast_trainer_ranks 2.0" in text
-    assert 'ballast_trainer_events_total{event="checkpoint"}' in text
     running.signal("rank-1", signal.SIGTERM)
     assert set(running.exit_codes().values()) == {75}, running.errors()
     steps = [line for line in running.lines("rank-0") if "event" not in line]
