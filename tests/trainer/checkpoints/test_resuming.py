@@ -6,6 +6,7 @@ import pytest
 from ballast_policies.contract import ExitCode
 
 from tests.support.examples import first_daily
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.processes
 
@@ -108,6 +109,29 @@ def test_a_checkpoint_cut_short_is_not_seen(gang, small_config, tmp_path):
     running = gang(with_checkpoints(small_config(totalSteps=5), tmp_path / "saved"), ranks=1)
     assert running.exit_codes() == {"rank-0": 0}, running.errors()
     assert running.events("launch")[0]["resumed_from_step"] is None
+
+
+@pytest.mark.parametrize("killed", ["rank-0", "rank-1"])
+def test_a_rank_killed_while_a_checkpoint_is_written_costs_that_checkpoint(
+    gang, small_config, single_process_losses, tmp_path, killed
+):
+    """The gang that follows goes on from the last whole one, and the curve is that of one process."""
+    folder = tmp_path / "saved"
+    config = with_checkpoints(small_config(totalSteps=100_000), folder, everySteps=2)
+    running = gang(config, ranks=2, folder=tmp_path / "first")
+    eventually(lambda: any(folder.glob("step-*")), "a checkpoint is whole", running.errors)
+    eventually(lambda: any(folder.glob(".step-*.partial")), "the next one is begun", running.errors)
+    running.signal(killed, signal.SIGKILL)
+    codes = running.exit_codes()
+    assert codes[killed] == -signal.SIGKILL
+    newest = max(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+    config["totalSteps"] = newest + 6
+    again = gang(config, ranks=2, folder=tmp_path / "second")
+    assert set(again.exit_codes().values()) == {0}, again.errors()
+    assert again.events("launch")[0]["resumed_from_step"] == newest
+    curve = single_process_losses(config)
+    assert all(abs(loss - curve[step]) < 1e-5 for step, loss in again.losses().items())
+    assert not list(folder.glob(".step-*.partial"))
 
 
 @pytest.mark.nightly
