@@ -12,7 +12,6 @@ from ballast.client.logs import Follower, LogLine, merged, pods_of
 
 MANAGER = "ballast-client"
 WATCH_SECONDS = 300
-MOST_OF_A_PAGE = 500
 _MERGE = "application/merge-patch+json"
 _LONGEST_PAUSE = 10.0
 
@@ -100,18 +99,14 @@ class AsyncClient:
             team: only those with this ``spec.entity``.
             limit: at most so many; 0: all.
         """
-        path, query = self._path(namespace), {"limit": str(MOST_OF_A_PAGE)}
         found: list[Job] = []
-        while True:
-            page = await self.connection.request("get", path, query=query)
-            for item in page["items"]:
+        async with aclosing(self.connection.items(self._path(namespace))) as items:
+            async for item in items:
                 job = Job({"apiVersion": API_VERSION, "kind": "TrainingJob", **item})
                 if (not states or job.state in states) and team in (None, job.team):
                     found.append(job)
-            going_on = (page.get("metadata") or {}).get("continue")
-            if not going_on or (limit and len(found) > limit):
-                break
-            query["continue"] = going_on
+                if limit and len(found) > limit:
+                    break
         found.sort(key=lambda job: (job.namespace, job.name))
         return Jobs(tuple(found[: limit or None]), more=bool(limit) and len(found) > limit)
 

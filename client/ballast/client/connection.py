@@ -34,6 +34,9 @@ except ModuleNotFoundError as error:  # pragma: no cover - an installation witho
 MOST_LINE = 2**22
 """Bytes of a line of a log or of an event, after which it is cut."""
 
+MOST_OF_A_PAGE = 500
+"""Items of a list that are asked for at a time."""
+
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _MOST_LEVELS = 100
@@ -135,6 +138,25 @@ class Connection:
             return read_json(await answer.read(), path)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise _unreachable(path, error) from error
+
+    async def items(self, path: str, query: Mapping[str, str] | None = None) -> AsyncGenerator[Any, None]:
+        """The items of a list, asked for in pages.
+
+        Args:
+            path: of the API server.
+            query: options, as a labelSelector.
+
+        Raises:
+            BallastError: it was refused, or there was none.
+        """
+        asked = {**(query or {}), "limit": str(MOST_OF_A_PAGE)}
+        while True:
+            page = await self.request("get", path, query=asked)
+            for item in page.get("items") or ():
+                yield item
+            asked["continue"] = (page.get("metadata") or {}).get("continue") or ""
+            if not asked["continue"]:
+                return
 
     async def lines(
         self, path: str, query: Mapping[str, str], *, silence: float | None = None

@@ -92,15 +92,14 @@ async def _collect(kubeconfig: str | None, namespace: str) -> dict[str, bytes]:
 
 async def _list(client: "AsyncClient", path: str) -> list[Any]:
     path, _, selector = path.partition("?labelSelector=")
-    query = {"limit": "500", **({"labelSelector": selector} if selector else {})}
-    items: list[Any] = []
-    while len(items) < MOST_ITEMS:
-        page = await client.connection.request("get", path, query=query)
-        items += page.get("items") or []
-        query["continue"] = (page.get("metadata") or {}).get("continue") or ""
-        if not query["continue"]:
-            break
-    return items
+    found: list[Any] = []
+    query = {"labelSelector": selector} if selector else {}
+    async with contextlib.aclosing(client.connection.items(path, query)) as items:
+        async for item in items:
+            found.append(item)
+            if len(found) == MOST_ITEMS:
+                break
+    return found
 
 
 def without_secrets(value: Any) -> Any:

@@ -13,6 +13,7 @@ import click
 
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
 from ballast_operator.cli.terminal import printable
+from ballast_operator.views.names import some_of
 
 if TYPE_CHECKING:
     from ballast.client import AsyncClient
@@ -27,8 +28,6 @@ MOST_SKEW_SECONDS = 5.0
 
 SERVICE_ACCOUNT = "ballast-operator"
 _AT_ONCE = 8
-_NAMED = 5
-"""Nodes, claims or rights that a line names."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,23 +89,11 @@ async def examine(kubeconfig: str | None, namespace: str) -> list[Finding]:
 
 
 async def _items(client: "AsyncClient", path: str, **query: str) -> list[Any]:
-    items: list[Any] = []
-    while True:
-        page = await client.connection.request("get", path, query={"limit": "500", **query})
-        items += page.get("items") or []
-        more = (page.get("metadata") or {}).get("continue")
-        if not more:
-            return items
-        query["continue"] = more
+    return [item async for item in client.connection.items(path, query)]
 
 
 def _name(item: Mapping[str, Any]) -> str:
     return str(item["metadata"]["name"])
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 async def _kubernetes(client: "AsyncClient") -> list[Finding]:
@@ -144,7 +131,7 @@ async def _clock(client: "AsyncClient") -> list[Finding]:
         if (seconds := -_age(lease["spec"].get("renewTime"), server)) > MOST_SKEW_SECONDS
     ]
     if ahead:
-        text = f"clocks of nodes are ahead of the API server's: {_some(ahead)}"
+        text = f"clocks of nodes are ahead of the API server's: {some_of(ahead)}"
         found.append(Finding("clock", "failed", text, "synchronise them (NTP)"))
     return found or [
         Finding("clock", "ok", f"this machine and {len(leases)} nodes agree with the API server")
@@ -176,10 +163,10 @@ async def _definitions(client: "AsyncClient") -> list[Finding]:
             continue
         lacks = sorted(_fields(wanted) - _fields(there))
         if lacks:
-            text = f"{name} is of another release than this program: it lacks {_some(lacks)}"
+            text = f"{name} is of another release than this program: it lacks {some_of(lacks)}"
             found.append(Finding("definitions", "failed", text, fix))
         elif more := sorted(_fields(there) - _fields(wanted)):
-            text = f"{name} is newer than this program: it has {_some(more)}"
+            text = f"{name} is newer than this program: it has {some_of(more)}"
             found.append(
                 Finding("definitions", "warning", text, "install the cluster's release of Ballast here")
             )
@@ -238,7 +225,7 @@ async def _policies(client: "AsyncClient") -> list[Finding]:
                 found.append(Finding("policy", "failed", f"{_name(item)}: no operator has looked at it"))
             elif row is not None and row.get("status") == "False":
                 found.append(Finding("policy", bad, f"{_name(item)}: {kind} is False: {row.get('message')}"))
-    return found or [Finding("policy", "ok", f"{_some([_name(item) for item in items])} is in force")]
+    return found or [Finding("policy", "ok", f"{some_of([_name(item) for item in items])} is in force")]
 
 
 async def _nodes(client: "AsyncClient") -> list[Finding]:
@@ -265,11 +252,11 @@ async def _nodes(client: "AsyncClient") -> list[Finding]:
             text = f"no node is in pool {pool.name}: none has the labels {labels}"
             found.append(Finding("nodes", "failed", text, "label the nodes, or correct nodeSelector"))
         if without:
-            text = f"nodes of pool {pool.name} offer no {pool.gpu_resource}: {_some(without)}"
+            text = f"nodes of pool {pool.name} offer no {pool.gpu_resource}: {some_of(without)}"
             found.append(Finding("nodes", "failed", text, "see whether the device plugin runs there"))
     others = [_name(node) for node in nodes if _name(node) not in seen and _gpus(node, "nvidia.com/gpu")]
     if others and pools:
-        text = f"nodes with GPUs are in no pool: {_some(others)}"
+        text = f"nodes with GPUs are in no pool: {some_of(others)}"
         found.append(Finding("nodes", "warning", text, "add a pool for their labels to the ClusterPolicy"))
     return found or [Finding("nodes", "ok", f"{len(seen)} nodes in {len(pools)} pools offer their GPUs")]
 
@@ -293,7 +280,7 @@ async def _operators_rights(client: "AsyncClient") -> list[Finding]:
     lacks = await _lacking(client, "subjectaccessreviews", {"user": user}, asked)
     if lacks:
         fix = "install the chart's ClusterRole, or apply it again"
-        return [Finding("operator's rights", "failed", f"{SERVICE_ACCOUNT} may not {_some(lacks)}", fix)]
+        return [Finding("operator's rights", "failed", f"{SERVICE_ACCOUNT} may not {some_of(lacks)}", fix)]
     return [Finding("operator's rights", "ok", f"{SERVICE_ACCOUNT} may do all that it needs")]
 
 
@@ -304,7 +291,7 @@ async def _own_rights(client: "AsyncClient") -> list[Finding]:
     lacks = await _lacking(client, "selfsubjectaccessreviews", {}, asked)
     if lacks:
         fix = "have the ClusterRole ballast-editor bound to you where you train"
-        return [Finding("your rights", "warning", f"in namespace default you may not {_some(lacks)}", fix)]
+        return [Finding("your rights", "warning", f"in namespace default you may not {some_of(lacks)}", fix)]
     return [Finding("your rights", "ok", "you may submit jobs and read their logs in namespace default")]
 
 
