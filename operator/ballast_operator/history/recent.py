@@ -6,6 +6,7 @@ reads it: the operator's own loop appends to a queue and does nothing else.
 
 import dataclasses
 import datetime
+import logging
 import math
 from array import array
 from collections import deque
@@ -17,6 +18,8 @@ from ballast_policies.contract import REPORT_ANNOTATION, ContractError, Report, 
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, LEASE, POLICY, Key, Kind, Object, key_of
 from ballast_operator.report.held import held_parts
+
+logger = logging.getLogger(__name__)
 
 MOST_NOTED = 50_000
 """Changes that wait to be worked out; the oldest are dropped, and counted."""
@@ -135,7 +138,7 @@ class Recent:
     Attributes:
         spans, events, decisions, rounds: oldest first.
         samples: (time, pool -> (GPUs, held, price)).
-        dropped: changes that nobody worked out in time.
+        dropped: changes that nobody worked out in time, or that cannot be read.
         told: hears, when it is worked out, of (time, a job as it is now or what happened to it, whether it is
             deleted).
     """
@@ -166,19 +169,26 @@ class Recent:
         """Work out what was noted; one thread at a time."""
         while True:
             try:
-                at, kind, old, new = self._noted.popleft()
+                change = self._noted.popleft()
             except IndexError:
                 return
-            if kind is POLICY:
-                if new is not None:
-                    self._policy(at, new)
-            elif new is None or (old is not None and _uid(old) != _uid(new)):
-                if old is not None:
-                    self._gone(at, old)
-                if new is not None:
-                    self._job(at, None, new)
-            else:
-                self._job(at, old, new)
+            try:
+                self._changed(*change)
+            except Exception as error:  # a status that somebody edited; it ends neither page nor history
+                self.dropped += 1
+                logger.warning("a change of %s is left out: %r", key_of(change[3] or change[2] or {}), error)
+
+    def _changed(self, at: float, kind: Kind, old: Object | None, new: Object | None) -> None:
+        if kind is POLICY:
+            if new is not None:
+                self._policy(at, new)
+        elif new is None or (old is not None and _uid(old) != _uid(new)):
+            if old is not None:
+                self._gone(at, old)
+            if new is not None:
+                self._job(at, None, new)
+        else:
+            self._job(at, old, new)
 
     def namespaces(self) -> frozenset[str]:
         """Those of jobs that held GPUs, or of which was decided."""

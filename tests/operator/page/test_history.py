@@ -66,6 +66,19 @@ def ended(namespace: str, kept: Kept) -> None:
     world.delete(namespace, "one")
 
 
+def test_a_status_that_cannot_be_read_costs_that_change_alone(kept: Kept):
+    """Others' history goes on, and the job's own with its next change."""
+    for restarts in ({"NodeLost": 1}, {"NodeLost": "many"}):
+        kept.world.job("a", "odd", runs(restarts=restarts))
+        kept.world.now += 10
+    kept.world.job("a", "other", runs(step=5))
+    kept.writer.write()
+    assert (kept.world.recent.dropped, {job.name for job in read_jobs(kept.path)}) == (1, {"odd", "other"})
+    kept.world.job("a", "odd", runs(step=70))
+    kept.writer.write()
+    assert read_jobs(kept.path, name="odd")[0].step == 70
+
+
 def test_what_a_deleted_job_did_stays(kept: Kept) -> None:
     """Its end and why, launches, moves, restarts, cost; a job with the same name later is another."""
     ended("team", kept)
