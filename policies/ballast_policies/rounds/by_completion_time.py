@@ -11,7 +11,7 @@
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.instance import DEFAULT_SECONDS
 from ballast_policies.allocation.policy import Surplus
@@ -28,7 +28,7 @@ from ballast_policies.rounds.hysteresis import exempt_newest, moves_left, within
 from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.packing import in_its_pools
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Placement
+from ballast_policies.rounds.values import Node, Placement
 
 RESTART_SECONDS = 30.0
 """Of a gang of one size, whose restart nobody has stated."""
@@ -116,20 +116,43 @@ def _chosen_alone(question: Question, chosen: dict[str, tuple[str, int]]) -> Que
     return _of_these_shares(alone, shares)
 
 
+class _Pools:
+    """The pools, and what is open to each job; of thousands of jobs most are barred from the same nodes.
+
+    Attributes:
+        gpus: pool -> all of its GPUs.
+        gpu_type: pool -> type.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self.gpus: Counter[str] = Counter()
+        for node in nodes:
+            self.gpus[node.pool] += node.gpus
+        self.gpu_type = {node.pool: node.gpu_type for node in nodes}
+        self._open: dict[frozenset[str], Counter[str]] = {}
+
+    def open_to(self, barred: frozenset[str]) -> Mapping[str, int]:
+        """Pool -> GPUs of nodes on which a job may be started that is barred from these groups."""
+        if barred not in self._open:
+            found = self._open[barred] = Counter(dict.fromkeys(self.gpus, 0))
+            for node in self._nodes:
+                if not node.closed and node.group not in barred:
+                    found[node.pool] += node.gpus
+        return self._open[barred]
+
+
 def _choice(question: Question) -> dict[str, tuple[str, int]]:
     """Job -> (pool, GPUs), of the gangs that are to run."""
     nodes = {node.name: node for node in question.nodes}
-    gpus: Counter[str] = Counter()
-    for node in question.nodes:
-        gpus[node.pool] += node.gpus
-    policy = CompletionTime(
-        cluster=ElasticCluster(nodes=gpus, gpus_per_node=dict.fromkeys(gpus, 1)), round_seconds=1.0
-    )
+    pools = _Pools(question.nodes)
+    cluster = ElasticCluster(nodes=pools.gpus, gpus_per_node=dict.fromkeys(pools.gpus, 1))
+    policy = CompletionTime(cluster=cluster, round_seconds=1.0)
     held = {
         name: at for name, at in question.state.running.items() if not at.parts and in_its_pools(at, nodes)
     }
     kept = within_min_run(question, held)
-    found = [_state(job, question, held.get(job.name), job.name in kept, gpus) for job in question.jobs]
+    found = [_state(job, question, held.get(job.name), job.name in kept, pools) for job in question.jobs]
     states = [state for state in found if state is not None]
     if question.settings.within_round:
         return _by_name(states, policy.choice(states, BASE))
@@ -142,7 +165,7 @@ def _choice(question: Question) -> dict[str, tuple[str, int]]:
     limit = moves_left(question)
     if len(disturbed) > limit:
         stay = kept.keys() | exempt_newest(disturbed, question.state, limit, "").keys()
-        found = [_state(job, question, held.get(job.name), job.name in stay, gpus) for job in question.jobs]
+        found = [_state(job, question, held.get(job.name), job.name in stay, pools) for job in question.jobs]
         states = [state for state in found if state is not None]
         chosen = policy(states, question.now)
     return _by_name(states, chosen)
@@ -158,21 +181,22 @@ def _by_name(
     }
 
 
-def _state(
-    job: Job, question: Question, at: Placement | None, keeps: bool, gpus: Counter[str]
-) -> JobState | None:
+def _state(job: Job, question: Question, at: Placement | None, keeps: bool, pools: _Pools) -> JobState | None:
     """The job as the choice sees it; None: no pool can hold it.
 
-    ``at``: where it runs; ``keeps``: it must not be stopped or moved; ``gpus``: of the pools.
+    ``at``: where it runs; ``keeps``: it must not be stopped or moved.
     """
     gang = question.elastic.get(job.name)
+    rooms = pools.open_to(question.not_tolerated.get(job.name, frozenset()))
+    if at is not None:
+        rooms = {**rooms, at.pool: pools.gpus[at.pool]}
     by_pool = {
         pool: [
             Configuration(name=f"{size} in {pool}", gpus={pool: size}, throughput=speed)
-            for size, speed in _sizes(job, gang, gpu_type).items()
+            for size, speed in _sizes(job, gang, pools.gpu_type[pool]).items()
             if size <= room and speed > 0
         ]
-        for pool, (gpu_type, room) in _open_pools(job, question, at, gpus).items()
+        for pool, room in rooms.items()
     }
     now = None
     if at is not None:
@@ -226,15 +250,3 @@ def _sizes(job: Job, gang: ElasticGang | None, gpu_type: str) -> dict[int, float
 def _speed(job: Job, gang: ElasticGang | None, at: Placement) -> float:
     rate = job.throughput.get(at.gpu_type, 0.0)
     return (gang.speed(at.gpu_type, len(at.nodes)) or rate) if gang is not None and rate > 0 else rate
-
-
-def _open_pools(
-    job: Job, question: Question, at: Placement | None, gpus: Counter[str]
-) -> dict[str, tuple[str, int]]:
-    """Pool -> (GPU type, GPUs of nodes on which it may be started, or all where it runs)."""
-    barred = question.not_tolerated.get(job.name, frozenset())
-    found: dict[str, tuple[str, int]] = {}
-    for pool, nodes in Ledger(question.nodes).pools.items():
-        room = sum(node.gpus for node in nodes if not node.closed and node.group not in barred)
-        found[pool] = nodes[0].gpu_type, gpus[pool] if at is not None and at.pool == pool else room
-    return found
