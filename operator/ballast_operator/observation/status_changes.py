@@ -15,6 +15,7 @@ PROGRESS_FIELDS = frozenset(
         "team_costs",
         "lost_steps",
         "lost_cost",
+        "active_seconds",
         "gpu_time",
         "isolated",
     }

@@ -2,6 +2,7 @@
 
 import pytest
 from ballast_operator.api.training_job_status import GpuTime, Isolated, Progress
+from ballast_operator.observation.status_changes import progress_alone
 from ballast_operator.steps.context import with_status
 from ballast_operator.steps.costs.accounting import (
     account_suspension,
@@ -25,6 +26,14 @@ def test_a_gang_costs_its_gpus_times_hours_times_price():
     once = accrue_cost(context, context.view.status)
     assert once.cost_so_far == pytest.approx(10.0)
     assert accrue_cost(context, once).cost_so_far == pytest.approx(10.0)
+
+
+def test_what_time_alone_adds_to_a_status_waits_for_the_next_write():
+    """Cost, active time and what GPUs were held for change with every look; none of it is written at once."""
+    context = a_context(seconds=3600, pools=at_price(2.5))
+    later = accrue_cost(context, context.view.status)
+    assert later.active_seconds == 3600.0
+    assert progress_alone(context.view.status, later)
 
 
 def test_a_job_without_gpus_costs_nothing():
