@@ -25,7 +25,7 @@ from ballast_policies.rounds.elastic import grant_elastic
 from ballast_policies.rounds.explanations import Explained, pool_rooms
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.hysteresis import exempt_newest, moves_left, within_min_run
-from ballast_policies.rounds.ledger import Ledger
+from ballast_policies.rounds.ledger import Ledger, given_to_tenants
 from ballast_policies.rounds.packing import in_its_pools
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Placement
@@ -57,16 +57,11 @@ def grant_sizes(question: Question) -> Draft:
     }
     if len(placed) == len(question.jobs):
         return dataclasses.replace(first, question=question, reasons=reasons)
-    tenants: Counter[str] = Counter()
-    for name, at in placed.items():
-        runs = name in running and name not in question.pending
-        before = question.least(name, running[name]) if runs else ()
-        tenants[question.tenants.get(name, "")] += len(at.nodes) - len(before)
     rest = question.without(
         placed,
         Counter(node for at in placed.values() for node in at.nodes),
         moves=len(first.changes.moved),
-        tenants=tenants,
+        tenants=given_to_tenants(question, placed),
     )
     shares = {
         job.name: {rest.columns.get(held.pool, held.gpu_type): STAYS}

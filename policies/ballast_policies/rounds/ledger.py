@@ -9,6 +9,18 @@ from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Placement
 
 
+def given_to_tenants(question: Question, placements: Mapping[str, Placement]) -> Counter[str]:
+    """Tenant -> GPUs of its room that ``placements`` take: of a running gang, those beyond its least size."""
+    given: Counter[str] = Counter()
+    for name, at in placements.items() if question.room else ():
+        tenant = question.tenants.get(name, "")
+        if tenant in question.room:
+            runs = name in question.state.running and name not in question.pending
+            before = question.least(name, question.state.running[name]) if runs else ()
+            given[tenant] += len(at.nodes) - len(before)
+    return given
+
+
 class Ledger:
     """GPUs left of each node, and of each tenant's limit.
 
@@ -44,13 +56,8 @@ class Ledger:
     @classmethod
     def of(cls, question: Question, placements: Mapping[str, Placement]) -> Self:
         """What ``placements`` leave; a tenant's running gangs may have their least sizes besides its room."""
-        room = dict(question.room)
-        for name, at in placements.items() if room else ():
-            tenant = question.tenants.get(name, "")
-            if tenant in room:
-                runs = name in question.state.running and name not in question.pending
-                before = question.least(name, question.state.running[name]) if runs else ()
-                room[tenant] -= len(at.nodes) - len(before)
+        given = given_to_tenants(question, placements)
+        room = {tenant: most - given[tenant] for tenant, most in question.room.items()}
         return cls(question.nodes, (at.nodes for at in placements.values()), room)
 
     def holds(self, names: Iterable[str], tenant: str = "") -> bool:
