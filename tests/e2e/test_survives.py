@@ -43,6 +43,7 @@ def test_a_killed_rank_restarts_the_job_from_its_checkpoint_and_is_said_so(balla
         ballast.end_job("killed")
 
 
+@pytest.mark.nightly
 def test_an_operator_killed_during_a_shrink_finishes_it_after_its_restart(ballast):
     """Four ranks in two pods of two GPUs repack to one pod, which keeps its UID; none restarts."""
     pairs = {"parallelism": {"gpusPerPod": 2}}

@@ -17,8 +17,12 @@ def examples(count: int, **more: Any) -> settings:
         count: each night.
         more: other settings of hypothesis.
     """
-    share = min(1.0, settings().max_examples / USUAL)
-    return settings(max_examples=max(1, round(count * share)), **more)
+    return settings(max_examples=in_proportion(count), **more)
+
+
+def in_proportion(count: int) -> int:
+    """How many of ``count`` examples or seeds each night a run has, by its profile; at least one."""
+    return max(1, round(count * min(1.0, settings().max_examples / USUAL)))
 
 
 def first_fast(values: Iterable[Any], count: int = 1) -> list[Any]:

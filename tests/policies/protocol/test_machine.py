@@ -11,9 +11,27 @@ from tests.policies.protocol.check import SCRIPTS, SMALL, check
 from tests.policies.protocol.search import ViolationError
 from tests.policies.protocol.steps import Steps
 
+LONG = {
+    "all nodes announce that they go",
+    "a node goes earlier than announced",
+    "a node goes, and answers are lost",
+    "a node goes as the gang is preempted",
+    "a node goes as the job is suspended",
+    "a script, and a leader is replaced with requests under way",
+}
+"""A third of the seconds of all; each has two misfortunes at once that other rows have, too."""
+
+
+def named(bounds):
+    """Those in LONG are for the night."""
+    return [
+        pytest.param(bound, id=name, marks=pytest.mark.nightly if name in LONG else ())
+        for name, bound in bounds.items()
+    ]
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bound", SMALL.values(), ids=SMALL.keys())
+@pytest.mark.parametrize("bound", named(SMALL))
 def test_every_interleaving_is_safe_and_ends(bound):
     """No GPU promised twice or free before its pod is gone, no job lost, launched twice, or stuck."""
     found = check(bound)
@@ -21,7 +39,7 @@ def test_every_interleaving_is_safe_and_ends(bound):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bound", SCRIPTS.values(), ids=SCRIPTS.keys())
+@pytest.mark.parametrize("bound", named(SCRIPTS))
 def test_every_interleaving_of_a_script_is_safe_and_ends(bound):
     """The same of a job whose pods alone tell how it is: no lease, no acknowledgement, no saved last step."""
     found = check(bound, script=True)

@@ -111,7 +111,7 @@ def test_a_checkpoint_cut_short_is_not_seen(gang, small_config, tmp_path):
     assert running.events("launch")[0]["resumed_from_step"] is None
 
 
-@pytest.mark.parametrize("killed", ["rank-0", "rank-1"])
+@pytest.mark.parametrize("killed", first_daily(["rank-0", "rank-1"]))
 def test_a_rank_killed_while_a_checkpoint_is_written_costs_that_checkpoint(
     gang, small_config, single_process_losses, tmp_path, killed
 ):

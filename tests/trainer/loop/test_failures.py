@@ -51,6 +51,7 @@ def test_a_killed_rank_ends_the_others_as_healthy(pods, launch, small_config, vi
         assert pods.termination(survivor)["reason"] == "PeerLost"
 
 
+@pytest.mark.nightly
 def test_a_restart_after_a_kill_gives_the_same_curve(
     pods, launch, gang, small_config, single_process_losses, tmp_path
 ):

@@ -167,7 +167,8 @@ def test_any_replan_at_any_time_keeps_the_curve(gang, small_config, single_proce
     assert_same_curve(running.losses(), single_process_losses(config), 40)
 
 
-@pytest.mark.parametrize("kind", first_daily(SHORT, 2))
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", SHORT)
 def test_each_kind_of_change_keeps_the_curve_under_random_replans(
     gang, small_config, single_process_losses, kind, tmp_path
 ):

@@ -9,11 +9,12 @@ from ballast_policies.allocation.registry import allocate
 from tests.policies.allocation.configurations.instances import FAMILIES, problem_of
 from tests.policies.allocation.configurations.textbook import ElasticBook
 from tests.policies.allocation.textbook import filling_by_stages, team_weights
+from tests.support.examples import in_proportion
 
 pytestmark = pytest.mark.slow
 
-SEEDS = range(20)
-"""With thirteen families: 260 instances for each policy."""
+SEEDS = range(in_proportion(20))
+"""With thirteen families: 260 instances for each policy each night, 78 by default."""
 CLOSE = {"rel": 1e-6, "abs": 1e-9}
 
 
