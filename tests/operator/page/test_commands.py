@@ -37,6 +37,8 @@ def ballast(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            # A shell's job in the background ignores it, and so would all that it starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )
         try:
             yield process
