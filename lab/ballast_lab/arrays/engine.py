@@ -155,12 +155,13 @@ class _Run:
                 moved = self._nodes.bring_together(grant, self.settings)
             self._count_leases(grant, moved)
             self._running = grant
-            self._round_ends = self.now + self.settings.round_seconds
+            # On the grid, as the operator's: also after an idle time rounds end where they would have.
+            length = self.settings.round_seconds
+            self._round_ends += length * (1 + (self.now - self._round_ends) // length)
         else:
             self._running = self._rounds.fill(self._active, self._running)
         if not len(self._running.job):
             self._skip_idle_time()
-            self._round_ends = self.now
             return
         rows, columns, rates, part = running_jobs(self._running, self.ledger, self._solver, self._nodes)
         waits: np.ndarray | float = 0.0
