@@ -165,8 +165,8 @@ class SpotResult:
             "preemptions_per_hour": {
                 name: {
                     "mean": hazard.per_hour,
-                    "low": hazard.quantile_per_hour(0.05),
-                    "high": hazard.quantile_per_hour(0.95),
+                    "low": hazard.quantile_per_hour(0.025),
+                    "high": hazard.quantile_per_hour(0.975),
                     "seen": hazard.preemptions,
                     "hours": hazard.hours,
                 }

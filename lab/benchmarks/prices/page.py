@@ -84,8 +84,8 @@ def lifetimes(market: Market) -> str:
     rows = []
     for pool, log in sorted(market.availability.items()):
         hazard = Hazard(preemptions=log.preemptions, hours=log.up_seconds / 3600.0)
-        low, high = (1 / hazard.quantile_per_hour(p) for p in (0.95, 0.05))
-        span = f"({low:.1f} to {high:.1f})" if log.preemptions else f"(over {low:.0f})"
+        low, high = (hazard.quantile_per_hour(p) for p in (0.025, 0.975))
+        span = f"({1 / high:.1f} to {1 / low:.1f})" if log.preemptions else f"(over {1 / high:.0f})"
         longest = max((span.end - span.start for span in log.spans), default=0.0) / 3600.0
         rows.append(
             [

@@ -75,11 +75,11 @@ class PoolHazard(StatusModel):
     preemptions: Annotated[int, Field(ge=0)] = 0
     """Nodes that were taken from under a gang, with a notice or without."""
     per_hour: Annotated[float, Field(ge=0)] = 0.0
-    """Preemptions a node and hour, as of the last one; where little was seen, nearer to one a day."""
+    """Preemptions a node and hour, as of the last one, or when the hours doubled; one a day at first."""
     per_hour_low: Annotated[float, Field(ge=0)] = 0.0
-    """The rate is above it with a probability of 95 %."""
+    """The rate is between it and ``perHourHigh`` with a probability of at least 95 %."""
     per_hour_high: Annotated[float, Field(ge=0)] = 0.0
-    """The rate is below it with a probability of 95 %."""
+    """The rate is between ``perHourLow`` and it with a probability of at least 95 %."""
 
 
 class PoolPrice(StatusModel):

@@ -1,7 +1,8 @@
 """The rate at which spot machines are taken away, its uncertainty, and the cost of a preemption.
 
 Preemptions are taken for a Poisson process over the time that machines run: n preemptions in T machine hours.
-With the prior Gamma(a, b) the rate's posterior is Gamma(a + n, b + T); its quantiles are the uncertainty.
+The rate is a posterior's mean, with a prior that hardly counts once a machine was lost; bounds have no
+prior (Garwood 1936), so that they hold whatever the rate is.
 """
 
 import dataclasses
@@ -10,6 +11,12 @@ import math
 PRIOR_PREEMPTIONS = 0.5
 PRIOR_HOURS = 12.0
 """Jeffreys' shape 1/2, with the weight of half a day of one machine: once a day where nothing is known."""
+
+PRIOR_HOURS_AFTER_A_LOSS = 1.0
+"""Its weight from the first preemption on: a rate of one an hour is common, too, and shows within hours."""
+
+MOST_PER_HOUR = 60.0
+"""No bound is above it: where hours are too few to say more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +38,8 @@ class Hazard:
     @property
     def per_hour(self) -> float:
         """Mean of the posterior, preemptions per machine hour."""
-        return (PRIOR_PREEMPTIONS + self.preemptions) / (PRIOR_HOURS + self.hours)
+        prior = PRIOR_HOURS_AFTER_A_LOSS if self.preemptions else PRIOR_HOURS
+        return (PRIOR_PREEMPTIONS + self.preemptions) / (prior + self.hours)
 
     @property
     def mean_hours_to_preemption(self) -> float:
@@ -39,27 +47,32 @@ class Hazard:
         return 1.0 / self.per_hour
 
     def quantile_per_hour(self, probability: float) -> float:
-        """The rate that is not exceeded with this probability (Wilson and Hilferty's cube-root formula).
+        """The rate that is not exceeded with this probability, at least, above 1/2; at most below 1/2.
+
+        Garwood's exact limits for a Poisson mean: quantiles of Gamma(n, T) below, of Gamma(n + 1, T) above.
+        So an interval of two of them covers every rate at least as often as it says.
 
         Raises:
             ValueError: the probability is not between 0 and 1.
         """
         if not 0 < probability < 1:
             raise ValueError(f"probability: {probability} is not between 0 and 1")
-        from statistics import NormalDist
+        from scipy.special import gammaincinv
 
-        shape = PRIOR_PREEMPTIONS + self.preemptions
-        z = NormalDist().inv_cdf(probability)
-        cube = 1 - 1 / (9 * shape) + z / math.sqrt(9 * shape)
-        return shape * max(cube, 0.0) ** 3 / (PRIOR_HOURS + self.hours)
+        upper = probability >= 0.5
+        shape = self.preemptions + upper
+        seen = float(gammaincinv(shape, probability)) if shape else 0.0
+        limit = min(seen / self.hours, MOST_PER_HOUR) if self.hours > 0 else MOST_PER_HOUR * upper
+        return max(limit, self.per_hour) if upper else min(limit, self.per_hour)
 
     def per_hour_in_class(self, others: "Hazard") -> float:
-        """The rate of one pool: that of its class is the prior, with the same weight in hours.
+        """The rate of one pool: that of its class is the prior, with the same shape at every rate.
 
         Args:
             others: all that was seen in the class, this pool included.
         """
-        return (others.per_hour * PRIOR_HOURS + self.preemptions) / (PRIOR_HOURS + self.hours)
+        prior = PRIOR_PREEMPTIONS / others.per_hour
+        return (PRIOR_PREEMPTIONS + self.preemptions) / (prior + self.hours)
 
     def plus(self, other: "Hazard") -> "Hazard":
         """Both observations together: live preemptions beside those of history."""

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from ballast_policies.prices.hazard import (
     Hazard,
@@ -58,14 +59,32 @@ def test_the_uncertainty_shrinks_with_what_was_seen():
         assert hazard.quantile_per_hour(0.05) < hazard.per_hour < hazard.quantile_per_hour(0.95)
 
 
-def test_the_quantiles_are_those_of_the_gamma_distribution():
-    """Wilson and Hilferty's formula to a few percent."""
-    from scipy.stats import gamma
+@given(st.floats(0.02, 1.0), st.floats(1.0, 1000.0), st.integers(0, 2**32 - 1))
+def test_bounds_of_95_percent_cover_95_percent(rate, hours, seed):
+    """At every rate, however long machines were watched: counted over 400 draws, within their noise."""
+    counts = np.random.default_rng(seed).poisson(rate * hours, 400)
+    bounds = {
+        n: [Hazard(preemptions=n, hours=hours).quantile_per_hour(p) for p in (0.025, 0.975)]
+        for n in set(counts.tolist())
+    }
+    covered = sum(low <= rate <= high for low, high in (bounds[n] for n in counts.tolist()))
+    assert covered >= 400 * 0.95 - 4 * math.sqrt(400 * 0.95 * 0.05)
 
-    hazard = Hazard(preemptions=10, hours=100.0)
-    for probability in (0.05, 0.5, 0.95):
-        exact = gamma.ppf(probability, 10.5, scale=1 / 112.0)
-        assert hazard.quantile_per_hour(probability) == pytest.approx(exact, rel=0.02)
+
+def test_a_rate_of_hours_shows_after_ten_of_them():
+    """Six machines lost in 10.2 hours are one in 1.7 h, nearly: what was expected before weighs an hour."""
+    seen = Hazard(preemptions=6, hours=10.2)
+    assert seen.mean_hours_to_preemption == pytest.approx(1.7, rel=0.1)
+    low, high = (1 / seen.quantile_per_hour(p) for p in (0.975, 0.025))
+    assert (low, high) == pytest.approx((0.78, 4.63), abs=0.01)  # Garwood's table: 2.202 and 13.06
+
+
+@given(st.integers(0, 50), st.floats(0, 100) | st.just(0.0))
+def test_the_bounds_are_numbers_around_the_rate(preemptions, hours):
+    """Also where a machine was lost in no time at all."""
+    hazard = Hazard(preemptions=preemptions, hours=hours)
+    low, high = hazard.quantile_per_hour(0.025), hazard.quantile_per_hour(0.975)
+    assert 0 <= low <= hazard.per_hour <= high < math.inf
 
 
 def test_a_pool_without_history_has_the_rate_of_its_class():

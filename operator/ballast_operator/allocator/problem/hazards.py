@@ -5,6 +5,7 @@ nodes for other reasons.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.price_classes import PricedPool
@@ -21,8 +22,8 @@ from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView
 
-SURE = 0.95
-"""Probability of the bounds of a rate."""
+OUTSIDE = 0.05
+"""Probability that a rate is not between its bounds, half of it on either side."""
 
 
 LOSSES = frozenset({Cause.NODE_LEAVING, Cause.NODE_LOST, Cause.POD_LOST, Cause.PEER_LOST})
@@ -110,12 +111,13 @@ def next_hazards(
             node_hours=known.node_hours + known.nodes * hours,
             preemptions=known.preemptions + seen.preempted.get(pool, 0),
         )
-        if new.preemptions != known.preemptions or pool not in before:
+        doubled = math.frexp(new.node_hours)[1] != math.frexp(known.node_hours)[1]
+        if new.preemptions != known.preemptions or doubled or pool not in before:
             rate = Hazard(preemptions=new.preemptions, hours=new.node_hours)
             new = new.replace(
                 per_hour=rate.per_hour,
-                per_hour_low=rate.quantile_per_hour(1 - SURE),
-                per_hour_high=rate.quantile_per_hour(SURE),
+                per_hour_low=rate.quantile_per_hour(OUTSIDE / 2),
+                per_hour_high=rate.quantile_per_hour(1 - OUTSIDE / 2),
             )
         found.append(new)
     return tuple(found)

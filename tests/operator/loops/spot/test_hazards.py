@@ -54,7 +54,7 @@ async def test_a_machine_that_is_taken_from_under_a_gang_counts_once():
     simulation.set_node_ready(on(simulation)[0], False)
     await simulation.until(lambda: hazard(simulation)["preemptions"] == 2, ticks=60)
     found = hazard(simulation)
-    assert found["perHourLow"] < found["perHour"] < found["perHourHigh"]
+    assert found["perHourLow"] <= found["perHour"] < found["perHourHigh"]
 
 
 @pytest.mark.slow
