@@ -8,6 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+# The names before torch 2.13.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Axis:
@@ -72,7 +76,7 @@ class Axis:
         self._count("reduce_scatter", parts)
         if len(set(lengths)) == 1:
             own = parts.new_empty(lengths[0])
-            return own, [dist.reduce_scatter_single(own, parts, group=self.group, async_op=True)]
+            return own, [reduce_scatter_single(own, parts, group=self.group, async_op=True)]
         pieces = list(zip(self.ranks, parts.split(list(lengths)), strict=True))
         works = [dist.reduce(part, rank, group=self.group, async_op=True) for rank, part in pieces]
         return pieces[self.index][1], works
@@ -82,7 +86,7 @@ class Axis:
         self._count("all_gather", own)
         parts = own.new_empty(sum(lengths))
         if len(set(lengths)) == 1:
-            dist.all_gather_single(parts, own, group=self.group)
+            all_gather_single(parts, own, group=self.group)
             return parts
         for rank, part in zip(self.ranks, parts.split(list(lengths)), strict=True):
             if rank == self.ranks[self.index]:
