@@ -1,4 +1,4 @@
-"""Hooks of the documentation's build (mkdocs.yml): links that leave ``docs/``, and the list of decisions."""
+"""Hooks of the documentation's build (mkdocs.yml): the root's pages, and links that leave ``docs/``."""
 
 import re
 from pathlib import Path
@@ -15,12 +15,16 @@ ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md"}
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the root's pages, with their links seen from ``docs/``."""
+    """Add the root's pages, their links seen from ``docs/``; a link of the lab to no file stops the build."""
     for source, target in ROOT_PAGES.items():
         text = (ROOT / source).read_text()
         text = re.sub(r"\]\(docs/", "](", text)
         text = re.sub(r"\]\((?!https?:|#|[a-z]+\.md|decisions/|tasks/)([^)]+)\)", r"](../\1)", text)
         files.append(File.generated(config, target, content=text))
+    for lab_page in (ROOT / "lab" / "docs").glob("*.md"):
+        for path in re.findall(r"\]\((?!https?:|#)([\w./-]+)", lab_page.read_text()):
+            if "." in path and not (lab_page.parent / path).exists():
+                raise PluginError(f"lab/docs/{lab_page.name}: the link {path} leads nowhere")
     return files
 
 

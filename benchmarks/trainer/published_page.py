@@ -1,4 +1,4 @@
-"""Write docs/published-dynamic-models.md: DynMo's and SEMI-migration's published values beside ours.
+"""Write lab/docs/published-dynamic-models.md: DynMo's and SEMI-migration's published values beside ours.
 
     python benchmarks/trainer/published_page.py [--measure]
 
@@ -23,7 +23,7 @@ from dynamic_models.page import page
 from dynamic_models.stragglers_in_groups import late_ranks, migration
 
 HERE = Path(__file__).resolve()
-PAGE = HERE.parents[2] / "docs" / "published-dynamic-models.md"
+PAGE = HERE.parents[2] / "lab" / "docs" / "published-dynamic-models.md"
 RECORDED = HERE.with_name("published_recorded.json")
 
 

@@ -87,7 +87,7 @@ def page(found):
 
 Written by `python benchmarks/trainer/published_page.py` from `published_recorded.json`: values that DynMo (its supplement and its
 reviews) and SEMI-migration (Wang et al., arXiv 2401.11469) print, beside ours. **Everything here is simulated**: there are no 8 to 720
-GPUs here. What real ranks show is in [figures.md](figures.md).
+GPUs here. What real ranks show is in [figures.md](../../docs/figures.md).
 
 ## Six dynamic models on 8 GPUs (reviews)
 
@@ -143,7 +143,7 @@ broadcast-reduce at gamma above 0; scatter-gather is not implemented.
 {table(("chi", "ZERO, to the mean (Pri)", "ZERO, half of the columns (PriDiffE)", "migration", "SEMI", "migrated", "left out"), late)}
 
 With the costs fitted above, by which products are {100 * found["late_ranks"]["share"]:.0f} % of a step: no policy is run here. SEMI takes the split with the
-shortest step, and of those within 1 % the one that loses least accuracy: at chi = 8 the paper loses 1.3 % (Pri) and 0.3 % (PriDiffE), [ours](figures.md#trainer).
+shortest step, and of those within 1 % the one that loses least accuracy: at chi = 8 the paper loses 1.3 % (Pri) and 0.3 % (PriDiffE), [ours](../../docs/figures.md#trainer).
 
 Four of 8 GPUs late by 8, 6, 4 and 2: the paper's sweet spot is 3 that migrate; ours, by its costs: {found["late_ranks"]["migrating"]}
 ({found["late_ranks"]["why"]}).

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - lines of the page are as long as those of other pages
-"""Write docs/published-planners.md: tables of the planners' papers beside what our functions give.
+"""Write lab/docs/published-planners.md: tables of the planners' papers beside what our functions give.
 
     python lab/benchmarks/planning/published_page.py
 
@@ -20,7 +20,7 @@ from ballast_policies.planning.planners import (
     training_seconds,
 )
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "published-planners.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "published-planners.md"
 DAY = 86_400.0
 SIZES = (1.7, 3.6, 7.5, 18.4, 39.1, 76.1, 145.6, 310.1, 529.6, 1008.0)
 HIDDEN = (2304, 3072, 4096, 6144, 8192, 10240, 12288, 16384, 20480, 25600)

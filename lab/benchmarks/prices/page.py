@@ -1,4 +1,4 @@
-"""docs/spot-figures.md: chapter 6 of the dissertation beside our figures from the same logs.
+"""lab/docs/spot-figures.md: chapter 6 of the dissertation beside our figures from the same logs.
 
 python lab/benchmarks/prices/weeks.py > lab/benchmarks/prices/weeks.json     # minutes
 python lab/benchmarks/prices/gavel_cost.py > lab/benchmarks/prices/gavel_cost.json  # seconds
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 GAVEL_COST = Path(__file__).with_name("gavel_cost.json")
 WEEKS = Path(__file__).with_name("weeks.json")
 WORDS = Path(__file__).with_name("page.md")
-PAGE = ROOT / "docs" / "spot-figures.md"
+PAGE = ROOT / "lab" / "docs" / "spot-figures.md"
 GOOGLE = {"k80": 0.45, "p100": 1.46, "v100": 2.48}
 MODELS = {
     "Transformer": ("Transformer (batch size 256)", (3.3, 3.3, 1.0, 0.8)),

@@ -3,7 +3,7 @@
     python lab/benchmarks/simulator/published.py                  # the four runs on physical traces, seconds
     python lab/benchmarks/simulator/published.py --figure 5.9 --at 2.0 4.0
     python lab/benchmarks/simulator/published.py --figure makespan --at 100 700 --seeds 0 1 2 --keep
-    python lab/benchmarks/simulator/published_page.py               # docs/published.md from what was kept
+    python lab/benchmarks/simulator/published_page.py               # lab/docs/published.md from what was kept
 
 ``--keep`` enters the runs in ``published_runs.json`` (what was run, with its seconds), from which
 the page is made; ``--missing`` leaves out those that are there. Published values: printed outputs of

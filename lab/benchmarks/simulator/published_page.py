@@ -1,4 +1,4 @@
-"""Write docs/published.md and its plots from the runs that were kept: nothing is simulated here.
+"""Write lab/docs/published.md and its plots from the runs that were kept: nothing is simulated here.
 
 python lab/benchmarks/simulator/published_page.py
 """
@@ -15,7 +15,7 @@ from published import KEPT, compared
 from published_figures import FIGURES, Curve, published
 
 WORDS = tomllib.loads(Path(__file__).with_name("published_words.toml").read_text())
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 NOTABLE = 0.05
 """A deviation above this needs a reason."""
 
