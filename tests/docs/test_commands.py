@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 from ballast_operator.cli.main import main as ballast
+from ballast_trainer.cli.main import main as ballast_train
 from click.testing import CliRunner
 
 from tests.docs.blocks import ROOT, blocks
+from tests.support.examples import first_daily
 
 BIN = Path(sys.executable).parent
 TYPED = blocks("console", "sh")
@@ -36,6 +38,7 @@ MAKE = re.compile(r"make ([a-z-]+)")
 DOCKER = re.compile(r"docker build")
 LOOKS = re.compile(r"ballast (ui|doctor|support-bundle)")
 PIP = re.compile(r"pip install ")
+PROGRAMS = {"ballast": ballast, "ballast-train": ballast_train}
 PROBLEM = {
     "gpu_types": ["v100", "k80"],
     "capacity": {"v100": 1, "k80": 1},
@@ -96,20 +99,27 @@ def test_every_command_is_of_a_kind_that_is_tested():
     assert [item for item in COMMANDS if not any(kind.match(item[1]) for kind in kinds)] == []
 
 
-@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize(("folder", "command"), of_kind(OFFLINE))
-def test_commands_that_need_no_cluster_succeed(folder, command, checkout):
+def test_commands_that_need_no_cluster_succeed(folder, command, checkout, monkeypatch):
     """Run as they stand, beside the files that their page shows."""
-    done = run(command, checkout / folder)
+    monkeypatch.chdir(checkout / folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    typed, _, target = command.partition(" > ")
+    done = run_here(typed, {})
     assert done.returncode == 0, done.stderr
+    if target:
+        Path(target).write_text(done.stdout)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("folder", "command"), of_kind(TRAINS))
-def test_commands_that_train_succeed(folder, command, checkout):
-    """The first steps of what they train."""
-    done = run(f"{command} --set totalSteps=3 --set checkpoint=null", checkout / folder)
+@pytest.mark.parametrize(
+    ("folder", "command"), [(".", "ballast --help"), *first_daily(case.values for case in of_kind(TRAINS))]
+)
+def test_programs_start_and_train(folder, command, checkout):
+    """As processes of their own; the first steps of what they train."""
+    steps = " --set totalSteps=3 --set checkpoint=null" if TRAINS.match(command) else ""
+    done = run(command + steps, checkout / folder)
     assert done.returncode == 0, done.stderr
 
 
@@ -165,8 +175,9 @@ def test_packages_that_are_installed_exist_with_their_extras(folder, command):
 
 
 def run_here(command, environment):
-    """Run ``ballast`` in this process, whose imports are made: many commands are, one after the other."""
-    done = CliRunner().invoke(ballast, shlex.split(command)[1:], env=environment)
+    """Run a command in this process, whose imports are made: many commands are, one after the other."""
+    program, *words = shlex.split(command)
+    done = CliRunner().invoke(PROGRAMS[program], words, env={"COLUMNS": "120", **environment})
     return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.output)
 
 

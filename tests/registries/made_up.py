@@ -1,7 +1,7 @@
-"""Run as a program with a name: a made-up row of each kind is called so, and everything should know it.
+"""Run as a program with names: a made-up row of each kind is called so, and everything should know it.
 
 A name without a dot is added to Ballast's own rows before anything else is imported; for one with a prefix a
-distribution on the path registers it (``test_one_place.py``).
+distribution on the path registers ``INSTALLED`` (``test_one_place.py``).
 """
 
 import dataclasses
@@ -25,6 +25,9 @@ ROWS: dict[str, Any] = {
     "dynamic": dataclasses.replace(
         DYNAMICS["freezing"], summary="a made-up case", excludes={"pruning": "made up to"}
     ),
+}
+INSTALLED = {
+    kind: dataclasses.replace(row, summary=f"{row.summary}, installed") for kind, row in ROWS.items()
 }
 REGISTRIES: dict[str, Any] = {
     "policy": POLICIES,
@@ -50,7 +53,7 @@ def main(name: str) -> dict[str, Any]:
     files = generated_files()
     return {
         "definitions": _definitions(files, name),
-        "docs": _docs(files),
+        "docs": _docs(files, INSTALLED if "." in name else ROWS),
         "operator": _operator(name),
         "trainer": _trainer(name),
         "commands": _commands(runner, name),
@@ -63,9 +66,9 @@ def _definitions(files: Mapping[str, str], name: str) -> dict[str, bool]:
     return {"policy": f"'{name}'" in policy, "job": job.count(f"'{name}'") >= 3}
 
 
-def _docs(files: Mapping[str, str]) -> list[str]:
+def _docs(files: Mapping[str, str], rows: Mapping[str, Any]) -> list[str]:
     pages = " ".join(text for path, text in files.items() if path.startswith("docs/"))
-    return [kind for kind, row in ROWS.items() if row.summary in pages]
+    return [kind for kind, row in rows.items() if row.summary in pages]
 
 
 def _operator(name: str) -> dict[str, Any]:
@@ -146,8 +149,8 @@ def _commands(runner: Any, name: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    called = sys.argv[1]
-    if "." not in called:
-        for kind, registry in REGISTRIES.items():
-            registry.builtin[called] = ROWS[kind]
-    print(json.dumps(main(called)))
+    for called in sys.argv[1:]:
+        if "." not in called:
+            for kind, registry in REGISTRIES.items():
+                registry.builtin[called] = ROWS[kind]
+    print(json.dumps({called: main(called) for called in sys.argv[1:]}))

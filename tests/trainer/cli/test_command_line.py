@@ -1,6 +1,8 @@
 """The commands, as they are called."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,6 @@ from ballast_trainer.cli.main import LAZY, main
 from click.testing import CliRunner
 
 from tests.support.examples import first_daily
-from tests.support.waiting import WAIT_SECONDS, eventually
 
 
 def test_the_commands_are_these():
@@ -67,13 +68,11 @@ def test_what_profile_prints_is_what_ballast_plan_reads(tmp_path):
     assert sum(stage["seconds"] for stage in stages) == pytest.approx(8 * measured)
 
 
-def run_in_a_process(*arguments):
-    """``ballast-train`` as it is called: its exit code, output and complaints."""
-    import subprocess
-    import sys
-
-    command = [sys.executable, "-m", "ballast_trainer", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
+def run(pods, config, *options):
+    """``ballast-train run`` in a fork that has its imports: the process ``run``, its ranks forks of it."""
+    path = pods.folder / "config.json"
+    path.write_text(json.dumps(config))
+    pods.start("run", ["run", "--log", "json", "--config", str(path), *options], {})
 
 
 @pytest.mark.processes
@@ -91,92 +90,62 @@ def run_in_a_process(*arguments):
         1,
     ),
 )
-def test_local_ranks_say_once_what_is_wrong_with_their_configuration(options, words, tmp_path):
+def test_local_ranks_say_once_what_is_wrong_with_their_configuration(options, words, pods, tmp_path):
     """Not once each, and without a traceback."""
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"totalSteps": 2, "model": {"name": "recurrent", "layers": 3}}))
     options = [option.format(folder=tmp_path) for option in options]
-    result = run_in_a_process("run", "--config", str(path), "--ranks", "4", *options)
-    assert result.returncode == 2
-    assert result.stderr.count("ballast-train: ConfigurationError") == 1
-    assert words in result.stderr
-    assert "Traceback" not in result.stderr
+    run(pods, {"totalSteps": 2, "model": {"name": "recurrent", "layers": 3}}, "--ranks", "4", *options)
+    assert pods.exit_code("run") == 2
+    said = pods.errors()
+    assert said.count("ballast-train: ConfigurationError") == 1
+    assert words in said
+    assert "Traceback" not in said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "simulate"])
 def test_a_configuration_that_is_not_there_is_a_usage_error(command, tmp_path):
     """It says which file."""
-    result = run_in_a_process(command, "--config", str(tmp_path / "none.yaml"))
-    assert result.returncode == 2
+    result = CliRunner().invoke(main, [command, "--config", str(tmp_path / "none.yaml")])
+    assert result.exit_code == 2
     assert "none.yaml" in result.stderr
 
 
 @pytest.mark.processes
-def test_a_run_whose_output_is_closed_ends_with_a_message(tmp_path):
+def test_a_run_whose_output_is_closed_ends_with_a_message(pods):
     """As behind ``| head -1``: not as if another rank were gone, and without a traceback."""
-    import subprocess
-    import sys
-
-    config = {"totalSteps": 100_000, "model": {"name": "recurrent", "layers": 4}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "ballast_trainer", "run", "--log", "json", "--config"]
-    with subprocess.Popen(
-        [*command, tmp_path / "config.json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert "launch" in process.stdout.readline()
-        process.stdout.close()
-        said = process.stderr.read()
-    assert process.returncode == 1
-    assert said == (
+    os.mkfifo(pods.folder / "run.out")
+    run(pods, {"totalSteps": 100_000, "model": {"name": "recurrent", "layers": 4}})
+    with (pods.folder / "run.out").open() as output:
+        assert "launch" in output.readline()
+    assert pods.exit_code("run") == 1
+    assert (pods.folder / "run.err").read_text() == (
         "ballast-train: TrainingFailed: the reader has closed standard output. "
         "To fix: write to a file, or keep the reader open\n"
     )
 
 
 @pytest.mark.processes
-def test_a_full_disk_behind_standard_output_does_not_end_the_training(tmp_path):
+def test_a_full_disk_behind_standard_output_does_not_end_the_training(pods):
     """A warning, once; the job ends as it would."""
-    import subprocess
-    import sys
-
-    config = {"totalSteps": 3, "model": {"name": "recurrent", "layers": 4}, "rebalance": {"enabled": False}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "ballast_trainer", "run", "--log", "json", "--config", "config.json"]
-    with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(  # noqa: PLW1510 - its exit code is looked at
-            command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
-        )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("standard output cannot be written: [Errno 28]") == 1
+    (pods.folder / "run.out").symlink_to("/dev/full")
+    run(
+        pods,
+        {"totalSteps": 3, "model": {"name": "recurrent", "layers": 4}, "rebalance": {"enabled": False}},
+    )
+    assert pods.exit_code("run") == 0, pods.errors()
+    assert pods.errors().count("standard output cannot be written: [Errno 28]") == 1
 
 
 @pytest.mark.processes
-def test_a_killed_local_rank_is_named(tmp_path):
+def test_a_killed_local_rank_is_named(pods):
     """The others lose their peer; the command says which one was the cause, and ends as it did."""
-    import os
-    import signal
-    import subprocess
-    import sys
-
     config = {"totalSteps": 100_000, "model": {"name": "recurrent", "layers": 4}, "data": None}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "ballast_trainer", "run", "--ranks", "2", "--log", "json"]
-    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
-        process = subprocess.Popen([*command, "--config", tmp_path / "config.json"], stdout=out, stderr=err)
-    try:
-        eventually(
-            lambda: '"loss"' in (tmp_path / "out").read_text(), "it trains", (tmp_path / "err").read_text
-        )
-        children = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True
-        )
-        os.kill(max(int(child) for child in children.stdout.split()), signal.SIGKILL)
-        assert process.wait(WAIT_SECONDS) == 128 + signal.SIGKILL
-    finally:
-        process.kill()
-        process.wait()
-    said = (tmp_path / "err").read_text()
+    run(pods, config, "--ranks", "2")
+    pods.wait_for_step(1, "run")
+    parent = pods.processes["run"].pid
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+    os.kill(max(map(int, children.split())), signal.SIGKILL)
+    assert pods.exit_code("run") == 128 + signal.SIGKILL
+    said = pods.errors()
     assert "rank 1 was killed by SIGKILL" in said
     assert "another rank is gone" in said
     assert "GLHF" not in said

@@ -8,6 +8,7 @@ from ballast_operator.api.policy_conditions import PolicyReason
 from ballast_operator.settings import SolverSettings
 from ballast_policies.allocation.problem import Job, Problem
 
+from tests.support.examples import first_daily
 from tests.support.waiting import WAIT_SECONDS
 
 pytestmark = pytest.mark.processes
@@ -59,52 +60,42 @@ def solver(tmp_path, monkeypatch):
 
 
 async def test_an_own_policy_is_solved_in_the_process(solver):
-    """What it prints does not come between the answers; the next question finds the same process."""
-    async with solver:
-        for _ in range(2):
-            found = await solver.solve("mine:fair", PROBLEM)
-            assert found.outcome is PolicyReason.OPTIMAL
-            assert found.allocation.gap <= 1e-6
-        ours = await solver.solve("max-min-fairness", PROBLEM, options={"agnostic": False})
-    assert found.allocation.objective == pytest.approx(ours.allocation.objective)
+    """What it prints does not come between the answers; the next question finds the same process.
 
-
-async def test_an_error_is_told_and_the_greedy_allocation_is_used(solver):
-    """The process lives on, whatever the function does."""
+    An error is told and the greedy allocation is used: the process lives on, whatever the function does.
+    """
     errors = {
         "raises": "policy mine:raises: it raised RuntimeError: not today",
         "infeasible": "no shares keep all of its constraints",
         "missing": "cannot be imported: AttributeError",
     }
     async with solver:
-        await solver.solve("mine:fair", PROBLEM)
+        found = await solver.solve("mine:fair", PROBLEM)
+        assert found.outcome is PolicyReason.OPTIMAL
+        assert found.allocation.gap <= 1e-6
         process = solver._process.pid
         for function, said in errors.items():
-            found = await solver.solve(f"mine:{function}", PROBLEM)
-            assert found.outcome is PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
-            assert found.health is PolicyReason.SOLVER_ANSWERS
-            assert said in found.message
-            assert found.allocation.status == "greedy"
-        assert (await solver.solve("max-min-fairness", PROBLEM)).outcome is PolicyReason.OPTIMAL
+            failed = await solver.solve(f"mine:{function}", PROBLEM)
+            assert failed.outcome is PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
+            assert failed.health is PolicyReason.SOLVER_ANSWERS
+            assert said in failed.message
+            assert failed.allocation.status == "greedy"
+        ours = await solver.solve("max-min-fairness", PROBLEM, options={"agnostic": False})
+        assert ours.outcome is PolicyReason.OPTIMAL
+        assert found.allocation.objective == pytest.approx(ours.allocation.objective)
         assert solver._process.pid == process
 
 
-@pytest.mark.parametrize("function", ["mine:loops", "hangs:fair"])
-async def test_one_that_never_returns_is_ended_at_its_limit(solver, function):
-    """Whether the function or its module's import hangs."""
+@pytest.mark.parametrize(("ends", "hangs"), first_daily([("dies", "mine:loops"), ("odd", "hangs:fair")]))
+async def test_one_that_ends_the_process_or_never_returns_costs_one_answer(solver, ends, hangs):
+    """At its limit where the function or its module's import hangs; the next question has another process."""
     async with solver:
-        late = await solver.solve(function, PROBLEM, limit_seconds=0.5)
-    assert late.outcome is PolicyReason.FALLBACK_AFTER_TIMEOUT
-    assert late.allocation.status == "greedy"
-
-
-@pytest.mark.parametrize("function", ["dies", "odd"])
-async def test_one_that_ends_the_process_costs_one_answer(solver, function):
-    """The next question starts another process."""
-    async with solver:
-        died = await solver.solve(f"mine:{function}", PROBLEM)
+        died = await solver.solve(f"mine:{ends}", PROBLEM)
+        await solver.warm_up()
+        late = await solver.solve(hangs, PROBLEM, limit_seconds=0.5)
         await solver.warm_up()
         again = await solver.solve("max-min-fairness", PROBLEM)
     assert died.outcome is PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
-    assert died.allocation.status == "greedy"
+    assert late.outcome is PolicyReason.FALLBACK_AFTER_TIMEOUT
+    assert died.allocation.status == late.allocation.status == "greedy"
     assert again.outcome is PolicyReason.OPTIMAL
