@@ -19,6 +19,7 @@ from ballast_policies.contract.decode import parse_json
 from ballast_policies.contract.errors import shown
 from ballast_policies.contract.limits import FILE
 from ballast_policies.rounds import Account, RoundMemory
+from ballast_policies.throughput.speed_key import SpeedKey, Speeds
 from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.allocator.problem.layer_profiles import KindProfile
@@ -50,13 +51,13 @@ class SavedState:
     Attributes:
         memory: of the rounds; None before the first.
         jobs: job -> what it has reported.
-        kinds: kind of training -> (GPU type, stages) -> speed, the newest report last.
+        kinds: kind of training -> where -> speed, the newest report last.
         layers: kind of training in a namespace -> its layers, the newest report last.
     """
 
     memory: RoundMemory | None = None
     jobs: Mapping[Key, Measured] = dataclasses.field(default_factory=dict)
-    kinds: Mapping[str, Mapping[tuple[str, int], Estimate]] = dataclasses.field(default_factory=dict)
+    kinds: Mapping[str, Speeds] = dataclasses.field(default_factory=dict)
     layers: Mapping[str, KindProfile] = dataclasses.field(default_factory=dict)
 
 
@@ -177,10 +178,17 @@ def _compressed(state: SavedState, *, digits: int) -> bytes:
     def row(values: Mapping[str, float]) -> list[float]:
         return [part for name, value in values.items() if value for part in (index(name), number(value))]
 
-    def speeds(known: Mapping[tuple[str, int], Estimate]) -> list[list[Any]]:
+    def speeds(known: Speeds) -> list[list[Any]]:
         return [
-            [index(t), stages, number(e.steps_per_second), number(e.deviation), index(e.source), e.reports]
-            for (t, stages), e in known.items()
+            [
+                index(str(k)),
+                k.total,
+                number(e.steps_per_second),
+                number(e.deviation),
+                index(e.source),
+                e.reports,
+            ]
+            for k, e in known.items()
             if math.isfinite(e.deviation)
         ]
 
@@ -225,15 +233,15 @@ def decode(content: bytes) -> SavedState:
         pairs = zip(values[::2], values[1::2], strict=True)
         return {names[_whole(at)]: _amount(value) for at, value in pairs}
 
-    def speeds(known: Any) -> dict[tuple[str, int], Estimate]:
+    def speeds(known: Any) -> dict[SpeedKey, Estimate]:
         return {
-            (names[_whole(t)], _whole(stages)): Estimate(
+            SpeedKey.read(names[_whole(name)], _whole(gpus)): Estimate(
                 steps_per_second=_amount(rate),
                 deviation=_amount(deviation),
                 source=names[_whole(source)],
                 reports=_whole(reports),
             )
-            for t, stages, rate, deviation, source, reports in known
+            for name, gpus, rate, deviation, source, reports in known
         }
 
     def measured(entry: Any) -> Measured:

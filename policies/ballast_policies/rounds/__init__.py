@@ -21,7 +21,6 @@ from ballast_policies.rounds.values import (
     Round,
     RoundSettings,
     RoundState,
-    mixed_name,
 )
 
 __all__ = [
@@ -47,7 +46,6 @@ __all__ = [
     "extra_nodes",
     "in_whole_pods",
     "kept_ranks",
-    "mixed_name",
     "mixtures",
     "resize_cooldown_seconds",
     "stays",

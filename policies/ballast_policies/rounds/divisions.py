@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import find_policy
 from ballast_policies.configuration import Configuration
-from ballast_policies.rounds.gangs import MixedGang
-from ballast_policies.rounds.values import PoolPart, mixed_name
+from ballast_policies.rounds.gangs import MixedGang, speed_key
+from ballast_policies.rounds.values import PoolPart
 
 MOST_POOLS = 6
 """Of the pools with room, those of which pairs are looked at: the fastest types, and the most GPUs."""
@@ -125,10 +125,8 @@ def _mixture(job: Job, gang: MixedGang) -> Job:
     scale = job.throughput.get(fastest, 0.0) / gang.speeds[fastest] if gang.speeds[fastest] > 0 else 0.0
     found: dict[str, Configuration] = {}
     for parts in gang.mixtures:
-        gpus: dict[str, int] = {}
-        for part in parts:
-            gpus[part.gpu_type] = gpus.get(part.gpu_type, 0) + part.gpus
-        name, speed = mixed_name(parts), gang.speed(parts) * scale
+        key, speed = speed_key(parts), gang.speed(parts) * scale
+        name = str(key)
         if name not in found or found[name].throughput < speed:
-            found[name] = Configuration(name=name, gpus=gpus, throughput=speed)
+            found[name] = Configuration(name=name, gpus=dict(key.gpus), throughput=speed)
     return dataclasses.replace(job, throughput={}, gpus=1, configurations=tuple(found.values()))

@@ -3,12 +3,13 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.planning.launch.heterogeneous_ranks import LaunchedPipeline, RankGpu, step_seconds
-from ballast_policies.rounds.values import Colocation, Placement, PoolPart, mixed_name
+from ballast_policies.rounds.values import Colocation, Placement, PoolPart
 from ballast_policies.throughput.paired import PairSpeeds
+from ballast_policies.throughput.speed_key import SpeedKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,11 @@ class SizeSettings:
     stay_rounds: float = 1.0
 
 
+def speed_key(parts: Iterable[PoolPart]) -> SpeedKey:
+    """The GPU types of a gang in several pools with their counts, whatever pools these are."""
+    return SpeedKey.of_types((part.gpu_type, part.gpus) for part in parts)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MixedGang:
     """A gang that may run in several pools at once.
@@ -98,7 +104,7 @@ class MixedGang:
         base: number of GPUs.
         fits_one_pool: whether some pool has the GPUs and the memory for its least size.
         mixtures: divisions of its least size over the pools of an empty cluster.
-        measured: "2 x k80 + 2 x v100" (:func:`mixed_name`) -> steps/s, as it has reported itself.
+        measured: (:func:`speed_key`) -> steps/s in several pools, as it has reported itself.
         memory: pool -> bytes of each GPU, where that is known.
         barred: groups of nodes (``Node.group``) on which it must not be started.
         per_pod: GPUs of each pod, which are on one node.
@@ -113,7 +119,7 @@ class MixedGang:
     base: int
     fits_one_pool: bool = True
     mixtures: tuple[tuple[PoolPart, ...], ...] = ()
-    measured: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    measured: Mapping[SpeedKey, float] = dataclasses.field(default_factory=dict)
     memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
     barred: frozenset[str] = frozenset()
     per_pod: int = 1
@@ -132,7 +138,7 @@ class MixedGang:
         The prediction scales the speed of ``base`` GPUs of the fastest type by the steps that the pipeline's
         model gives both, each with its best stages.
         """
-        if len(parts) > 1 and (known := self.measured.get(mixed_name(parts))) is not None:
+        if len(parts) > 1 and (known := self.measured.get(speed_key(parts))) is not None:
             return known if self._seconds(parts) is not None else 0.0
         here = self._seconds(parts)
         at_base = step_seconds(self.pipeline, (RankGpu(speed=1.0),) * self.base)

@@ -1,7 +1,7 @@
 """What a round is decided from, and the decision: frozen values for the operator and the simulator."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from ballast_policies.gpus.shared import one_for_each_gpu
 
@@ -85,14 +85,6 @@ class Placement:
     def __str__(self) -> str:
         """Its GPUs as people read them."""
         return " and ".join(map(str, self.by_pool))
-
-
-def mixed_name(parts: Iterable[PoolPart]) -> str:
-    """Names the GPU types of a gang in several pools with their counts, whatever pools these are."""
-    counts: dict[str, int] = {}
-    for part in parts:
-        counts[part.gpu_type] = counts.get(part.gpu_type, 0) + part.gpus
-    return " + ".join(f"{count} x {gpu_type}" for gpu_type, count in sorted(counts.items()))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

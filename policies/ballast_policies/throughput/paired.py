@@ -1,8 +1,7 @@
 """Speeds of two jobs on one GPU, relative to their speeds alone (dissertation section 5.3.3).
 
-What a job reports while another is on its GPU is kept under a name of its own, ``v100 with KIND``, beside
-the speeds by number of nodes (:mod:`.placed`), and is never taken for its speed alone. A pair that has not
-run together is estimated from the pairs that have, by matrix completion.
+What a job reports while another is on its GPU has the other's kind in its key, and is never taken for its
+speed alone. A pair that has not run together is estimated from the pairs that have, by matrix completion.
 """
 
 import dataclasses
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ballast_policies.throughput.completion import complete
-from ballast_policies.throughput.placed import Speeds
+from ballast_policies.throughput.speed_key import SpeedKey, Speeds
 
 FIRST_GUESS = 0.6
 """Speed in a pair over that alone, before any pair has been measured on a GPU type: the mean over pairs of
@@ -23,19 +22,6 @@ LEAST, MOST = 0.05, 1.0
 
 MOST_KINDS = 100
 """Kinds of a matrix that is completed, the newest."""
-
-_WITH = " with "
-
-
-def paired_name(gpu_type: str, partner: str) -> str:
-    """Under which name a speed beside a job of the kind ``partner`` is kept."""
-    return f"{gpu_type}{_WITH}{partner}"
-
-
-def read_paired_name(name: str) -> tuple[str, str]:
-    """(GPU type, the partner's kind) of a name by :func:`paired_name`; no kind: the name is another."""
-    gpu_type, _, partner = name.partition(_WITH)
-    return gpu_type, partner
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,22 +51,22 @@ class PairSpeeds:
     def of(
         cls, kinds: Mapping[str, Speeds], stated: Mapping[str, Mapping[str, float]] | None = None
     ) -> "PairSpeeds":
-        """From the speeds of each kind, under the names of :func:`paired_name` and of the GPU types alone.
+        """From the speeds of each kind, alone and beside others.
 
         ``stated``: kind -> GPU type -> steps/s alone, which count where none was measured.
         """
         found: dict[str, dict[tuple[str, str], float]] = {}
         for kind, speeds in kinds.items():
-            for (name, gpus), estimate in speeds.items():
-                gpu_type, partner = read_paired_name(name)
-                if not partner:
+            for key, estimate in speeds.items():
+                if not key.partner:
                     continue
-                alone = (stated or {}).get(kind, {}).get(gpu_type, 0.0)
-                if (gpu_type, gpus) in speeds:
-                    alone = speeds[gpu_type, gpus].steps_per_second
+                gpu_type, gpus = key.gpus[0]
+                known = speeds.get(SpeedKey.of(gpu_type, gpus))
+                said = (stated or {}).get(kind, {}).get(gpu_type, 0.0)
+                alone = said if known is None else known.steps_per_second
                 if alone > 0:
                     relative = min(MOST, estimate.steps_per_second / alone)
-                    found.setdefault(gpu_type, {})[kind, partner] = relative
+                    found.setdefault(gpu_type, {})[kind, key.partner] = relative
         return cls(found)
 
     def relative(self, kind: str, partner: str, gpu_type: str) -> Relative:

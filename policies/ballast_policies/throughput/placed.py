@@ -2,34 +2,16 @@
 
 The ranks of a gang on one node exchange data faster than those on several: these are different speeds, and
 what was measured of one is not taken for the other. Gavel has two of them in its tables, ``v100`` and
-``v100_unconsolidated``; here the number of nodes is in the name, as nodes of a cluster have unlike sizes.
+``v100_unconsolidated``; here the number of nodes counts, as nodes of a cluster have unlike sizes.
 """
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from ballast_policies.throughput.estimator import PRIOR_DEVIATION
+from ballast_policies.throughput.speed_key import SpeedKey, Speeds
 from ballast_policies.throughput.track import Estimate
-
-Speeds = Mapping[tuple[str, int], Estimate]
-"""(name of a GPU type with a number of nodes, GPUs) -> what is known of it."""
-
-_OVER, _NODES = " over ", " nodes"
-
-
-def placed_name(gpu_type: str, nodes: int) -> str:
-    """Under which name a speed on that many nodes is kept: the type's own for one node."""
-    return gpu_type if nodes <= 1 else f"{gpu_type}{_OVER}{nodes}{_NODES}"
-
-
-@functools.lru_cache(maxsize=4096)
-def read_placed_name(name: str) -> tuple[str, int]:
-    """(GPU type, number of nodes) of a name by :func:`placed_name`."""
-    gpu_type, _, rest = name.partition(_OVER)
-    count = rest.removesuffix(_NODES)
-    return (gpu_type, int(count)) if count.isdecimal() else (name, 1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +36,17 @@ def packed_speeds(
     """The speeds of gangs on as few nodes as possible.
 
     Args:
-        speeds: by number of nodes.
+        speeds: of which those in several pools, and beside another job, say nothing.
         fewest: (GPU type, GPUs) -> nodes that hold such a gang; None: unknown, the fewest measured count.
         like: speeds that jobs of the same kind have reported.
     """
     found, others = PackedSpeeds(), {}
-    for (name, gpus), estimate in speeds.items():  # most were measured where they are asked for
-        gpu_type, nodes = read_placed_name(name)
-        if nodes == fewest(gpu_type, gpus):
-            found.known[gpu_type, gpus] = estimate
+    for key, estimate in speeds.items():  # most were measured where they are asked for
+        gang = key.alone_in_pool
+        if gang is not None and key.nodes == fewest(*gang):
+            found.known[gang] = estimate
         else:
-            others[name, gpus] = estimate
+            others[key] = estimate
     for at, by_nodes in _by_nodes(others).items():
         if at in found.known:
             continue
@@ -117,7 +99,7 @@ def speed_on(
         own: what the job has reported.
         like: what jobs of its kind have reported.
     """
-    reported = own.get((placed_name(gpu_type, nodes), gpus))
+    reported = own.get(SpeedKey.of(gpu_type, gpus, nodes))
     if reported is not None:
         return reported.steps_per_second
     if nodes <= fewest:
@@ -137,16 +119,16 @@ def speed_on(
 
 def _by_nodes(speeds: Speeds) -> dict[tuple[str, int], dict[int, Estimate]]:
     found: dict[tuple[str, int], dict[int, Estimate]] = {}
-    for (name, gpus), estimate in speeds.items():
-        gpu_type, nodes = read_placed_name(name)
-        found.setdefault((gpu_type, gpus), {})[nodes] = estimate
+    for key, estimate in speeds.items():
+        if (gang := key.alone_in_pool) is not None:
+            found.setdefault(gang, {})[key.nodes or 1] = estimate
     return found
 
 
 def _ratio(like: Speeds, gpu_type: str, gpus: int, known: int, wanted: int) -> float | None:
     """Speed on ``wanted`` nodes over that on ``known`` ones; None: like jobs have not run on both."""
-    there = like.get((placed_name(gpu_type, wanted), gpus))
-    here = like.get((placed_name(gpu_type, known), gpus))
+    there = like.get(SpeedKey.of(gpu_type, gpus, wanted))
+    here = like.get(SpeedKey.of(gpu_type, gpus, known))
     if there is None or here is None or here.steps_per_second <= 0:
         return None
     return there.steps_per_second / here.steps_per_second

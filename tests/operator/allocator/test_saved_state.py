@@ -19,6 +19,7 @@ from ballast_operator.allocator.saved_state import (
 from ballast_operator.errors import Forbidden, Unavailable
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_policies.rounds import Account, RoundMemory
+from ballast_policies.throughput.speed_key import SpeedKey
 from ballast_policies.throughput.track import Estimate
 
 from tests.operator.loops.simulated.fake_cluster import FakeCluster
@@ -38,10 +39,10 @@ def a_state(jobs: int, seed: int = 0) -> SavedState:
             for name in names
         }
 
-    def speeds() -> dict[tuple[str, int], Estimate]:
+    def speeds() -> dict[SpeedKey, Estimate]:
         known = draw.sample(("a100", "v100", "p100"), draw.randint(1, 2))
         return {
-            (t, draw.randint(1, 16)): Estimate(
+            SpeedKey.of(t, draw.randint(1, 16)): Estimate(
                 steps_per_second=draw.uniform(0.1, 9), deviation=0.04, source="measured", reports=7
             )
             for t in known

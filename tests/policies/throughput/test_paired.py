@@ -1,8 +1,8 @@
 """Speeds of two jobs on one GPU, measured and estimated."""
 
 import pytest
-from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds, paired_name, read_paired_name
-from ballast_policies.throughput.placed import placed_name
+from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds
+from ballast_policies.throughput.speed_key import SpeedKey
 from ballast_policies.throughput.track import Estimate
 
 
@@ -12,19 +12,12 @@ def speed(value: float) -> Estimate:
 
 def kinds(**pairs: float) -> PairSpeeds:
     """Kinds that do 10 steps/s alone; ``a_b=0.8``: a does 8 beside b."""
-    found: dict[str, dict[tuple[str, int], Estimate]] = {}
+    alone = SpeedKey.of("v100", 1)
+    found: dict[str, dict[SpeedKey, Estimate]] = {}
     for pair, value in pairs.items():
         kind, partner = pair.split("_")
-        found.setdefault(kind, {("v100", 1): speed(10.0)})[paired_name("v100", partner), 1] = speed(
-            10 * value
-        )
+        found.setdefault(kind, {alone: speed(10.0)})[alone._replace(partner=partner)] = speed(10 * value)
     return PairSpeeds.of(found)
-
-
-def test_names_of_pairs_are_none_of_types_or_of_numbers_of_nodes():
-    """Each is read back."""
-    assert read_paired_name(paired_name("v100", "abc")) == ("v100", "abc")
-    assert read_paired_name("v100")[1] == read_paired_name(placed_name("v100", 3))[1] == ""
 
 
 def test_what_was_measured_counts_and_is_never_above_the_speed_alone():
@@ -59,5 +52,5 @@ def test_estimates_stay_within_what_is_possible(value: float):
 
 def test_a_speed_beside_another_says_nothing_without_one_alone():
     """It is kept, and counts once the job has run alone."""
-    known = PairSpeeds.of({"a": {(paired_name("v100", "b"), 1): speed(8.0)}})
+    known = PairSpeeds.of({"a": {SpeedKey.of("v100", 1)._replace(partner="b"): speed(8.0)}})
     assert not known.relative("a", "b", "v100").measured

@@ -6,10 +6,9 @@ import pytest
 from ballast_policies.throughput.placed import (
     bounded,
     packed_speeds,
-    placed_name,
-    read_placed_name,
     speed_on,
 )
+from ballast_policies.throughput.speed_key import SpeedKey
 from ballast_policies.throughput.track import Estimate
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,22 +20,41 @@ def measured(rate: float) -> Estimate:
 
 def speeds(**by_nodes: float) -> dict:
     """``n2=3.0``: four V100s on two nodes do three steps a second."""
-    return {(placed_name("v100", int(key[1:])), 4): measured(rate) for key, rate in by_nodes.items()}
+    return {SpeedKey.of("v100", 4, int(key[1:])): measured(rate) for key, rate in by_nodes.items()}
 
 
 V100 = ("v100", 4)
 
 
-@given(st.from_regex(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,20}", fullmatch=True), st.integers(1, 1000))
-def test_a_name_is_read_back(gpu_type, nodes):
-    """One node has the type's own name."""
-    assert read_placed_name(placed_name(gpu_type, nodes)) == (gpu_type, nodes)
-    assert placed_name(gpu_type, 1) == gpu_type
+TYPES = st.from_regex(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,20}", fullmatch=True)
 
 
-def test_the_name_of_a_mixture_is_a_type_of_its_own():
-    """As the operator keeps gangs in several pools."""
-    assert read_placed_name("2 x k80 + 2 x v100") == ("2 x k80 + 2 x v100", 1)
+@given(
+    st.builds(SpeedKey.of, TYPES, st.integers(1, 1000), st.integers(1, 1000))
+    | st.builds(SpeedKey, st.tuples(st.tuples(TYPES, st.just(1))), st.just(1), TYPES)
+    | st.builds(SpeedKey.of_types, st.lists(st.tuples(TYPES, st.integers(1, 9)), min_size=1))
+)
+def test_what_is_saved_of_a_key_is_read_back(key):
+    """Gangs on one node and several, beside another job, in several pools."""
+    assert SpeedKey.read(str(key), key.total) == key
+
+
+def test_a_key_is_saved_as_operators_have_always_saved_it():
+    """States of earlier ones are read."""
+    assert str(SpeedKey.of("v100", 4)) == "v100"
+    assert str(SpeedKey.of("v100", 4, 2)) == "v100 over 2 nodes"
+    assert str(SpeedKey.of("v100", 1)._replace(partner="abc")) == "v100 with abc"
+    assert str(SpeedKey.of_types([("v100", 2), ("k80", 1), ("k80", 1)])) == "2 x k80 + 2 x v100"
+    assert str(SpeedKey.of_types([("v100", 2), ("v100", 2)])) == "4 x v100"
+
+
+def test_speeds_in_several_pools_and_beside_other_jobs_are_those_of_no_gang_in_one():
+    """Not even where all its GPUs are of one type."""
+    others = {
+        SpeedKey.of_types([("v100", 2), ("v100", 2)]): measured(3.0),
+        SpeedKey.of("v100", 4)._replace(partner="abc"): measured(2.0),
+    }
+    assert packed_speeds(others, lambda *_: 1).known == {}
 
 
 def test_a_speed_on_the_fewest_nodes_stands_whatever_was_measured_on_others():
@@ -90,7 +108,7 @@ def test_the_speed_on_more_nodes_is_reported_or_follows_from_others_or_is_not_kn
 def test_only_a_measurement_on_the_fewest_nodes_is_one(rates, fewest, prior):
     """What else is said keeps within the bounds, and is marked as an estimate."""
     found = packed_speeds(
-        {(placed_name("v100", n), 4): measured(r) for n, r in rates.items()}, lambda *_: fewest
+        {SpeedKey.of("v100", 4, n): measured(r) for n, r in rates.items()}, lambda *_: fewest
     )
     if fewest in rates:
         assert found.known == {V100: measured(rates[fewest])}

@@ -142,7 +142,7 @@ def mixed_gang(
         speeds={gpu_type: speeds[gpu_type].steps_per_second for gpu_type in room.gpu_types},
         base=base,
         fits_one_pool=fits_one_pool,
-        measured={t: e.steps_per_second for (t, _), e in reported.items() if t not in capacity.gpu_types},
+        measured={at: e.steps_per_second for at, e in reported.items() if at.nodes is None},
         memory=within_limit(spec, capacity.memory),
         barred=room.barred,
         per_pod=spec.gpus_per_pod,

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.rounds import Placement, SharedGpus, SharingJob
-from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds, read_paired_name
-from ballast_policies.throughput.placed import Speeds
+from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds
+from ballast_policies.throughput.speed_key import Speeds
 
 from ballast_operator.allocator.problem.admission import Admitted
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
@@ -30,9 +30,8 @@ def colocation_candidates(
             kind = kind_of(one.spec)
             said = {gpu_type: by_size[1] for gpu_type, by_size in one.spec.throughput.items() if 1 in by_size}
             stated.setdefault(kind, said)
-            known = {
-                name for name, gpus in kinds.get(kind, {}) if gpus == 1 and not read_paired_name(name)[1]
-            }
+            at = [key.alone_in_pool for key in kinds.get(kind, {}) if key.nodes == 1]
+            known = {gang[0] for gang in at if gang is not None and gang[1] == 1}
             found[job_id(one.view.key)] = SharingJob(
                 kind=kind, memory=memory, known_alone=frozenset(known | stated[kind].keys())
             )

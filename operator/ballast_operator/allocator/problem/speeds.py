@@ -9,11 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from ballast_policies.contract import Plan
-from ballast_policies.rounds import mixed_name
 from ballast_policies.scheduling.node_sizes import NodeSizes
 from ballast_policies.throughput.by_size import PipelineShape, relative_speed
 from ballast_policies.throughput.estimator import PRIOR_DEVIATION
-from ballast_policies.throughput.placed import placed_name
+from ballast_policies.throughput.speed_key import SpeedKey
 from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.api.job_allocation import JobAllocation
@@ -23,8 +22,8 @@ from ballast_operator.views.spec import JobSpec
 SCRIPT_EXPONENT = 0.9
 """Of a script nothing is known but what was measured: at other sizes its speed goes with this power."""
 
-Speeds = Mapping[tuple[str, int], Estimate]
-"""(GPU type, stages) -> what is known of it."""
+SizeSpeeds = Mapping[tuple[str, int], Estimate]
+"""(GPU type, GPUs) -> what is known of a gang on as few nodes as possible."""
 
 
 def stated(
@@ -46,12 +45,12 @@ def stated(
 
 
 def resized(
-    speeds: Speeds,
+    speeds: SizeSpeeds,
     gpu_type: str,
     stages: int,
     spec: JobSpec,
     layer_seconds: tuple[float, ...] = (),
-    kind: Speeds = MappingProxyType({}),
+    kind: SizeSpeeds = MappingProxyType({}),
 ) -> Estimate | None:
     """What is known of a gang of ``stages`` there; None: nothing.
 
@@ -98,7 +97,7 @@ def pipeline_shape(spec: JobSpec, layer_seconds: tuple[float, ...] = ()) -> Pipe
 
 def speed_ratio(
     spec: JobSpec,
-    kind: Speeds,
+    kind: SizeSpeeds,
     gpu_type: str,
     known: int,
     size: int,
@@ -122,7 +121,7 @@ def speed_ratio(
     return size_ratio(spec, known, size, layer_seconds)
 
 
-def _rates(speeds: Speeds, gpu_type: str) -> dict[int, float]:
+def _rates(speeds: SizeSpeeds, gpu_type: str) -> dict[int, float]:
     """GPUs -> steps/s above 0, of what is known of the type."""
     return {
         size: known.steps_per_second
@@ -181,15 +180,13 @@ def variant_of(spec: JobSpec) -> str:
     return f"{kind_of(spec)}-{hashlib.sha256(stated_speeds.encode()).hexdigest()[:8]}"
 
 
-def measured_on(allocation: JobAllocation, plan: Plan) -> str:
-    """Under which name the gang's speed is remembered: its GPU type with the number of its nodes.
-
-    The speed of a gang in several pools counts for none of their types: it has those of its parts' counts.
-    """
+def measured_on(allocation: JobAllocation, plan: Plan) -> SpeedKey:
+    """Where the gang of ``plan`` runs."""
     if allocation.parts:
-        return mixed_name(allocation.by_pool)
+        return SpeedKey.of_types((allocation.part_of(rank.pod).gpu_type, 1) for rank in plan.ranks)
     node_of = allocation.node_of
-    return placed_name(allocation.gpu_type, len({node_of[pod] for pod in plan.pods if pod in node_of}))
+    nodes = len({node_of[pod] for pod in plan.pods if pod in node_of})
+    return SpeedKey.of(allocation.gpu_type, len(plan.ranks), nodes)
 
 
 NO_NODES = NodeSizes()

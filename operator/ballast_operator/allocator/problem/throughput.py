@@ -16,8 +16,8 @@ from ballast_policies.contract.limits import MOST_RATE
 from ballast_policies.scheduling.node_sizes import NodeSizes
 from ballast_policies.throughput.by_size import rounded
 from ballast_policies.throughput.estimator import Estimator
-from ballast_policies.throughput.paired import paired_name
 from ballast_policies.throughput.placed import PackedSpeeds, bounded, packed_speeds, speed_on
+from ballast_policies.throughput.speed_key import SpeedKey, Speeds
 from ballast_policies.throughput.table import JobType, ThroughputTable
 from ballast_policies.throughput.track import Estimate
 
@@ -26,7 +26,7 @@ from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.allocator.problem.speeds import (
     NO_NODES,
     GangRequest,
-    Speeds,
+    SizeSpeeds,
     as_prior,
     between,
     kind_of,
@@ -58,7 +58,7 @@ class Measured:
 
     launch: int = 0
     step: int = -1
-    speeds: dict[tuple[str, int], Estimate] = dataclasses.field(default_factory=dict)
+    speeds: dict[SpeedKey, Estimate] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Measurements:
 
     def __init__(self) -> None:
         self._jobs: dict[Key, Measured] = {}
-        self._kinds: dict[str, dict[tuple[str, int], Estimate]] = {}
+        self._kinds: dict[str, dict[SpeedKey, Estimate]] = {}
         self._kind_by_job: dict[Key, _Kind] = {}
         self._layers: dict[str, tuple[float, ...]] = {}
         self._packed_kinds: dict[tuple[str, int, frozenset[str]], tuple[NodeSizes, PackedSpeeds]] = {}
@@ -119,14 +119,13 @@ class Measurements:
         kind = kind_of(view.spec)
         # Kinds are in order of their newest report.
         profile = self._kinds[kind] = self._kinds.pop(kind, {})
-        name = self.partners.name(view, measured_on(allocation, plan))
-        if name is None:
+        where = self.partners.beside(view, measured_on(allocation, plan))
+        if where is None:
             return
-        where = name, len(plan.ranks)
         prior = profile.get(where)
         before = measured.speeds.get(where)
-        if before is None:  # what is stated is of a gang on as few nodes as possible
-            before = stated(view.spec, *where)
+        if before is None and where.nodes == 1 and (gang := where.alone_in_pool) is not None:
+            before = stated(view.spec, *gang)
         if before is None:
             before = NOT_SEEN if prior is None else as_prior(prior)
         self._packed_kinds.clear()
@@ -227,7 +226,7 @@ class Measurements:
         at_least = self._at_size(job, speeds.at_least, gpu_type)
         return bounded(prior, at_least, self._at_size(job, speeds.at_most, gpu_type))
 
-    def _at_size(self, job: GangRequest, speeds: Speeds, gpu_type: str) -> Estimate | None:
+    def _at_size(self, job: GangRequest, speeds: SizeSpeeds, gpu_type: str) -> Estimate | None:
         kind = self._packed_kind(job).known
         return resized(speeds, gpu_type, job.stages, job.spec, self._layers_of(job), kind)
 
@@ -360,8 +359,8 @@ class Partners:
         self._mixed = (self._mixed | self._new) & self._now.keys() - changed
         self._new = changed
 
-    def name(self, view: JobView, alone: str) -> str | None:
-        """Under which name the job's newest report is kept; None: under none. ``alone``: where it is alone.
+    def beside(self, view: JobView, alone: SpeedKey) -> SpeedKey | None:
+        """Where the job's newest report was made; None: not known. ``alone``: if it is alone there.
 
         Reports that have come before it was seen that a partner has come or gone, and the first one after
         them, may be of the time before.
@@ -375,4 +374,4 @@ class Partners:
         if view.key in self._mixed:
             self._mixed.discard(view.key)
             return None
-        return paired_name(alone, partner) if partner else alone
+        return alone._replace(partner=partner)

@@ -109,7 +109,7 @@ def test_both_speeds_outlive_the_operator():
     saved = decode(encode(SavedState(jobs=measurements.jobs, kinds=measurements.kinds)))
     restored = Measurements()
     restored.restore(saved.jobs, saved.kinds)
-    names = {name for name, _ in restored.reported_by(("team", "a"))}
+    names = set(map(str, restored.reported_by(("team", "a"))))
     assert names == {"v100", "v100 over 3 nodes"}
     assert estimate(restored, "a", spec).steps_per_second == pytest.approx(6.0, rel=1e-3)
 

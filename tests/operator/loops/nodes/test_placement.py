@@ -36,7 +36,9 @@ def nodes_of(simulation: Simulation, name: str) -> set[str]:
 
 def speeds(simulation: Simulation, name: str):
     measured = simulation.allocator.decider.measurements.reported_by(("team", name))
-    return {where: round(estimate.steps_per_second, 1) for where, estimate in measured.items()}
+    return {
+        (str(where), where.total): round(estimate.steps_per_second, 1) for where, estimate in measured.items()
+    }
 
 
 @pytest.mark.slow

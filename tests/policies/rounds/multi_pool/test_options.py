@@ -4,6 +4,7 @@ import pytest
 from ballast_policies.planning.launch.heterogeneous_ranks import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.rounds import MixedGang, PoolPart, best_parts
+from ballast_policies.throughput.speed_key import SpeedKey
 
 
 def a_gang(*, sizes=(4,), layers=12, held=(), kept=(), **changes):
@@ -66,7 +67,7 @@ def test_alike_gpus_in_two_pools_are_as_fast_as_in_one():
 
 
 def test_what_the_gang_has_reported_counts_before_a_prediction():
-    gang = a_gang(measured={"2 x fast + 2 x slow": 0.5})
+    gang = a_gang(measured={SpeedKey.of_types([("fast", 2), ("slow", 2)]): 0.5})
     assert gang.speed((part("slow", 2), part("fast", 2))) == 0.5
 
 
