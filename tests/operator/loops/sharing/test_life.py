@@ -6,6 +6,7 @@ from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_operator.report.costs import costs
 from ballast_operator.report.explanation import explanation
 from ballast_operator.report.overview import overview
+from ballast_policies.throughput.speed_key import SpeedKey
 
 from tests.operator.loops.sharing.shared_nodes import one_job, sharing_cluster
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
@@ -99,8 +100,8 @@ async def test_a_pair_that_is_slower_than_taking_turns_ends_with_the_round_and_i
         await simulation.tick()
         assert set(partners(simulation).values()) <= {""}
     for speeds in simulation.allocator.decider.measurements.kinds.values():
-        (beside,) = (known for (name, _), known in speeds.items() if " with " in name)
-        assert speeds["fast", 1].steps_per_second == pytest.approx(5.0)
+        (beside,) = (known for key, known in speeds.items() if key.partner)
+        assert speeds[SpeedKey.of("fast", 1)].steps_per_second == pytest.approx(5.0)
         assert beside.steps_per_second == pytest.approx(2.25)
 
 
