@@ -228,12 +228,16 @@ class JobSpec:
         if not self.config.rebalance.enabled or self.config.rebalance.by is not BalanceBy.TIME:
             layers = dataclasses.replace(layers, seconds=())
         limit = self.config.rebalance.memory_bytes
-        each = memory if isinstance(memory, Sequence) else (memory,) * (ranks // self.ranks_per_position)
+        each = (
+            memory[:: self.ranks_per_position]
+            if isinstance(memory, Sequence)
+            else (memory,) * (ranks // self.ranks_per_position)
+        )
         has = [min((known for known in (one, limit) if known is not None), default=None) for one in each]
         known_ranks = LaunchRanks(
             placement=placement,
             memory=() if None in has else tuple(float(one) for one in has if one is not None),
-            speeds=speeds,
+            speeds=speeds[:: self.ranks_per_position],
         )
         gain = self.config.rebalance.min_gain
         return launch_partition(even, layers, self.pipeline_form(), known_ranks, min_gain=gain)

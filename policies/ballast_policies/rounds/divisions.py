@@ -69,18 +69,18 @@ def mixtures(gang: MixedGang, room: Room) -> tuple[tuple[PoolPart, ...], ...]:
 def _options(gang: MixedGang, room: Room) -> Iterator[tuple[PoolPart, ...]]:
     pools = sorted(
         (
-            (pool, gpu_type, gpus)
+            (pool, gpu_type, gpus // gang.together * gang.together)
             for pool, (gpu_type, gpus) in room.items()
-            if gpus and gang.relative(gpu_type)
+            if gpus >= gang.together and gang.relative(gpu_type)
         ),
         key=lambda one: (-gang.relative(one[1]), -one[2], one[0]),
     )
     any_pair = False
     for fast, slow in itertools.combinations(pools[:MOST_POOLS], 2):
-        sizes = [size for size in gang.sizes if 2 * gang.per_pod <= size <= fast[2] + slow[2]]
+        sizes = [size for size in gang.sizes if 2 * gang.together <= size <= fast[2] + slow[2]]
         for size in sorted({*sizes[:1], *sizes[len(sizes) // 2 :][:1], *sizes[-1:]}):
             any_pair = True
-            first = min(fast[2], size - gang.per_pod)
+            first = min(fast[2], size - gang.together)
             parts = (_part(fast, first), _part(slow, size - first))
             yield parts
             yield parts[::-1]

@@ -127,6 +127,11 @@ class MixedGang:
     may_move: bool = False
     restart_seconds: float = 30.0
 
+    @property
+    def together(self) -> int:
+        """GPUs that are in one pool: whole positions of the pipeline, in whole pods."""
+        return math.lcm(self.pipeline.ranks_per_position, self.per_pod)
+
     def relative(self, gpu_type: str) -> float:
         """Speed of a GPU relative to the fastest type's; 0: it may not use the type."""
         fastest = max(self.speeds.values(), default=0.0)
@@ -141,7 +146,7 @@ class MixedGang:
         if len(parts) > 1 and (known := self.measured.get(speed_key(parts))) is not None:
             return known if self._seconds(parts) is not None else 0.0
         here = self._seconds(parts)
-        at_base = step_seconds(self.pipeline, (RankGpu(speed=1.0),) * self.base)
+        at_base = step_seconds(self.pipeline, (RankGpu(speed=1.0),) * self._positions(self.base))
         if here is None or at_base is None or here <= 0:
             return 0.0
         return max(self.speeds.values()) * at_base / here
@@ -157,8 +162,11 @@ class MixedGang:
             if relative <= 0:
                 return None
             has = self.memory.get(part.pool, math.inf)
-            ranks += [RankGpu(speed=relative, memory=has)] * part.gpus
+            ranks += [RankGpu(speed=relative, memory=has)] * self._positions(part.gpus)
         return step_seconds(self.pipeline, tuple(ranks))
+
+    def _positions(self, gpus: int) -> int:
+        return gpus // self.pipeline.ranks_per_position
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

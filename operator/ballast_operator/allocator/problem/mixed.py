@@ -26,7 +26,7 @@ class MixedRoom:
     """Where a job's gang could be in several pools of an empty cluster, nodes that may come included.
 
     Attributes:
-        gpus: pool -> (its GPU type, GPUs on which the gang may be started, in whole pods).
+        gpus: pool -> (its GPU type, GPUs on which the gang may be started, in whole positions and pods).
         sizes: that the gang may have there, fewest first.
         barred: groups of nodes on which it must not be started.
     """
@@ -73,9 +73,11 @@ def mixed_room(
     barred |= {n.taints for n in capacity.nodes if n.pool in shut - own and n.gpu_type in open_types}
     open_nodes = [node for node in capacity.nodes if node.gpu_type in open_types]
     usable = usable_by_pool(open_nodes, barred, spec.gpus_per_pod)
-    gpus = {pool: (types[pool], usable[pool]) for pool in may_use if usable[pool] > 0}
+    together = spec.ranks_together(spec.gpus_per_pod)
+    room = {pool: usable[pool] // together * together for pool in may_use}
+    gpus = {pool: (types[pool], count) for pool, count in room.items() if count > 0}
     total = sum(count for _, count in gpus.values())
-    fewest = max(spec.smallest_gang, 2 * spec.gpus_per_pod)
+    fewest = max(spec.smallest_gang, 2 * together)
     sizes = [size for size in range(fewest, min(most_gpus(view), total) + 1) if spec.suits(size)]
     if len(gpus) < 2 or not sizes:
         return None
@@ -108,7 +110,12 @@ def launched_pipeline(spec: JobSpec, layers: MeasuredLayers | None) -> LaunchedP
         known = dataclasses.replace(known, seconds=())
     if spec.memory_per_gpu is not None:
         known = dataclasses.replace(known, held_bytes=(), activation_bytes=())
-    return LaunchedPipeline(layers=known, count=spec.layers or 1, form=spec.pipeline_form())
+    return LaunchedPipeline(
+        layers=known,
+        count=spec.layers or 1,
+        form=spec.pipeline_form(),
+        ranks_per_position=spec.ranks_per_position,
+    )
 
 
 def mixed_gang(
@@ -169,7 +176,7 @@ def holds(spec: JobSpec, room: MixedRoom, memory: GangMemory) -> bool:
         pipeline=launched_pipeline(spec, layers),
         sizes=room.sizes[:1],
         speeds=dict.fromkeys(room.gpu_types, 1.0),
-        base=1,
+        base=spec.ranks_per_position,
         memory=within_limit(spec, memory.pools),
         per_pod=spec.gpus_per_pod,
     )

@@ -66,12 +66,6 @@ _NEEDS: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
         "is for one stage on each rank, and one rank for each stage",
         "leave pipeline.stagesPerRank and pipeline.replicas out, or mixedPools",
     ),
-    (
-        "!has(self.parallelism) || (self.parallelism.tensor == 1 && self.parallelism.data == 1)",
-        lambda config: config.parallelism.tensor == 1 and config.parallelism.data == 1,
-        "is for pipelines alone: ranks that share a stage would wait for the slowest GPU",
-        "parallelism.tensor: 1 and parallelism.data: 1, or leave mixedPools out",
-    ),
 )
 
 RULES = tuple(_rule(*need) for need in _NEEDS)

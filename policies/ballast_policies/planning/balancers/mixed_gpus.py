@@ -6,7 +6,7 @@ slow GPU belongs where the layers lose least on it.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -87,8 +87,8 @@ def arrange_ranks(
 ) -> Arrangement:
     """The order of GPU types along the pipeline, and the cuts, with the smallest largest load.
 
-    All distinct orders are tried where there are at most ``most_orders``; beyond, swaps of two
-    ranks, best first, from three starting orders, until none helps.
+    GPUs of a type follow each other, as the ranks of a gang in several pools do. All orders are tried where
+    there are at most ``most_orders``; beyond, swaps of two types, best first, until none helps.
 
     Args:
         seconds_by_type: GPU type -> seconds per step of each layer on it, shape (L,).
@@ -111,7 +111,8 @@ def arrange_ranks(
     if layers < len(types):
         raise PlanningError(f"{layers} layers cannot be cut into {len(types)} stages, one a GPU")
 
-    def arranged(order: Sequence[str]) -> Arrangement | None:
+    def arranged(turns: Sequence[str]) -> Arrangement | None:
+        order = [gpu_type for gpu_type in turns for _ in range(gpus[gpu_type])]
         matrix = np.array([seconds_by_type[gpu_type] for gpu_type in order], dtype=float)
         memory = None if memory_by_type is None else [memory_by_type[gpu_type] for gpu_type in order]
         try:
@@ -121,10 +122,12 @@ def arrange_ranks(
         loads = [matrix[rank, a:b].sum() for rank, (a, b) in enumerate(itertools.pairwise(partition.bounds))]
         return Arrangement(gpu_types=tuple(order), partition=partition, loads=tuple(map(float, loads)))
 
-    orders = _orders({gpu_type: types.count(gpu_type) for gpu_type in types})
-    tried = [arranged(order) for order in itertools.islice(orders, most_orders + 1)]
+    starts = sorted(gpus), sorted(gpus, key=lambda gpu_type: sum(seconds_by_type[gpu_type]))
+    tried = [
+        arranged(order) for order in itertools.islice(itertools.permutations(starts[0]), most_orders + 1)
+    ]
     if len(tried) > most_orders:
-        tried = _swapped([types, types[::-1], _spread(types)], arranged)
+        tried = _swapped([*starts, *(start[::-1] for start in starts)], arranged)
     fitting = [arrangement for arrangement in tried if arrangement is not None]
     if not fitting:
         raise PlanningError(
@@ -150,7 +153,7 @@ def _badness(arrangement: Arrangement | None) -> tuple[float, ...]:
 def _swapped(
     starts: Sequence[Sequence[str]], arranged: Callable[[Sequence[str]], Arrangement | None]
 ) -> list[Arrangement | None]:
-    """Where swapping two unlike ranks leads from each start."""
+    """Where swapping two types leads from each start."""
     found = []
     for start in starts:
         order, best = tuple(start), arranged(start)
@@ -159,7 +162,6 @@ def _swapped(
                 (*order[:i], order[j], *order[i + 1 : j], order[i], *order[j + 1 :])
                 for i in range(len(order))
                 for j in range(i + 1, len(order))
-                if order[i] != order[j]
             }
             scored = [(arranged(swap), swap) for swap in sorted(swaps)]
             better, next_order = min(scored, key=lambda pair: _badness(pair[0]), default=(None, order))
@@ -168,24 +170,3 @@ def _swapped(
             order, best = next_order, better
         found.append(best)
     return found
-
-
-def _orders(counts: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
-    """Distinct orders of a multiset."""
-    if not any(counts.values()):
-        yield ()
-        return
-    for gpu_type, count in counts.items():
-        if count:
-            for rest in _orders({**counts, gpu_type: count - 1}):
-                yield (gpu_type, *rest)
-
-
-def _spread(types: Sequence[str]) -> list[str]:
-    """Types in turn, as far as there are of each."""
-    places = sorted(
-        (index / types.count(gpu_type), gpu_type)
-        for gpu_type in sorted(set(types))
-        for index in range(types.count(gpu_type))
-    )
-    return [gpu_type for _, gpu_type in places]

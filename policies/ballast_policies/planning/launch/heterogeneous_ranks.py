@@ -41,16 +41,20 @@ class LaunchedPipeline:
         layers: as measured; empty seconds: all alike; empty bytes: every cut fits.
         count: number of layers.
         form: its number of positions is not read.
+        ranks_per_position: that share each position, on GPUs alike.
     """
 
     layers: MeasuredLayers
     count: int
     form: PipelineForm
+    ranks_per_position: int = 1
 
 
 @functools.lru_cache(maxsize=20_000)
 def step_seconds(pipeline: LaunchedPipeline, ranks: tuple[RankGpu, ...]) -> float | None:
     """Seconds of a step under the best cut, in the layers' unit, where a GPU of speed 1 has speed 1.
+
+    ``ranks``: one for each position.
 
     None: there are fewer layers than ranks, or no cut fits the memory.
     """

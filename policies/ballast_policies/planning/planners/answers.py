@@ -59,7 +59,7 @@ def plan_content(
         schedule: that the planner plans for.
         predicted_seconds: of a step by the planner's own formula, where it has one.
     """
-    cost, job = model.judge(layout, schedule), trainer_fields(layout, schedule)
+    cost, job = model.judge(layout, schedule), trainer_fields(layout, model.devices, schedule)
     content: dict[str, Any] = {
         "stepSeconds": cost.seconds,
         "samplesPerSecond": layout.batch_size / cost.seconds if cost.seconds else None,

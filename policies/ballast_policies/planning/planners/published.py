@@ -10,6 +10,7 @@ from ballast_policies.planning.planners.equal_gpus import megatron_candidates, t
 from ballast_policies.planning.planners.layout import Layout, PlacedStage
 from ballast_policies.planning.planners.pipedream import DeviceMemory, PipeDreamPlan, plan_pipedream
 from ballast_policies.planning.planners.request import PlanRequest
+from ballast_policies.planning.planners.runnable import trainer_fields
 from ballast_policies.planning.schedules import optimal_active_minibatches
 
 
@@ -140,7 +141,11 @@ def amp(request: PlanRequest) -> PlannerAnswer:
         seed=request.seed,
         most_tensor=request.most_tensor,
     )
-    plans = found.plans[: request.top or 5]
+
+    def refused(plan: tuple[float, Strategy]) -> bool:
+        return trainer_fields(_amp_layout(request, plan[1]), request.model.devices).refused is not None
+
+    plans = sorted(found.plans, key=refused)[: request.top or 5]
     layouts = [
         FoundPlan(_amp_layout(request, strategy), predicted_seconds=seconds) for seconds, strategy in plans
     ]

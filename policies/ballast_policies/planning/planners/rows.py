@@ -38,7 +38,7 @@ def best(request: PlanRequest) -> PlannerAnswer:
         if model.devices.count <= _MOST_COMPARED:
             found.append(_without_idle(pipedream_layout(request)))
         for layout in found:
-            if layout is not None and trainer_fields(layout).refused is None:
+            if layout is not None and trainer_fields(layout, model.devices).refused is None:
                 yield layout
 
     without_flush = _without_flush(request)
@@ -105,7 +105,7 @@ def _without_flush(request: PlanRequest) -> list[tuple[float, FoundPlan]]:
     found = []
     layouts = (("PipeDream", pipedream_layout(request)), ("PipeDream2BW", two_versions_layout(request)))
     for schedule, layout in layouts:
-        if layout is None or trainer_fields(layout, schedule).refused is not None:
+        if layout is None or trainer_fields(layout, request.model.devices, schedule).refused is not None:
             continue
         cost = request.model.judge(layout, schedule)
         if cost.fits:
@@ -156,7 +156,9 @@ def pipeline(request: PlanRequest) -> PlannerAnswer:
             for stage in found.stages
         ],
     }
-    job = trainer_fields(layout, request.schedule, ranks=found.schedule.ranks, chunks=chunks)
+    job = trainer_fields(
+        layout, request.model.devices, request.schedule, ranks=found.schedule.ranks, chunks=chunks
+    )
     content |= {"job": job.fields, "refused": job.refused, "plans": []}
     if found.schedule.stages == found.schedule.ranks and request.schedule == DEFAULT_SCHEDULE:
         content["plans"] = [plan_content(request.model, layout, predicted_seconds=found.step_seconds)]

@@ -5,7 +5,7 @@ from typing import Any
 
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.job import JobConfig
-from ballast_policies.planning.planners.layout import Layout
+from ballast_policies.planning.planners.layout import Devices, Layout
 from ballast_policies.planning.planners.plan_memory import replicas_by_stage
 from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, SCHEDULES, ScheduleError, build_schedule
 
@@ -15,7 +15,8 @@ class TrainerFields:
     """Fields of a TrainingJob that run a plan.
 
     Attributes:
-        fields: ``pipeline``, ``parallelism`` and ``training``, as far as the plan sets them.
+        fields: ``pipeline``, ``parallelism`` and ``training``, as far as the plan sets them; over several GPU
+            types ``gpuTypes`` and ``mixedPools`` as well.
         refused: why the trainer does not run it; None: it does.
     """
 
@@ -24,12 +25,18 @@ class TrainerFields:
 
 
 def trainer_fields(
-    layout: Layout, schedule: str = DEFAULT_SCHEDULE, *, ranks: int | None = None, chunks: int | None = None
+    layout: Layout,
+    devices: Devices,
+    schedule: str = DEFAULT_SCHEDULE,
+    *,
+    ranks: int | None = None,
+    chunks: int | None = None,
 ) -> TrainerFields:
     """The fields of a layout under a schedule.
 
     Args:
         layout: the plan.
+        devices: the GPUs; each type is a pool.
         schedule: a name of :data:`SCHEDULES`.
         ranks: of the pipeline, where ranks have several stages; None: one for each stage.
         chunks: stages a rank, where the schedule leaves it open.
@@ -53,7 +60,36 @@ def trainer_fields(
     }
     if layout.recompute:
         fields["training"] = {"recompute": True}
-    return TrainerFields(fields=fields, refused=_refusal(layout, fields, schedule, count, chunks, data))
+    refused = _refusal(layout, fields, schedule, count, chunks, data)
+    types = list(dict.fromkeys(devices.types[gpu] for stage in layout.stages for gpu in stage.gpus))
+    if len(types) > 1:
+        refused = refused or _in_several_pools(layout, devices, schedule, one_each=count == layout.pipeline)
+        fields |= {"gpuTypes": types, "mixedPools": "Allowed"}
+    return TrainerFields(fields=fields, refused=refused)
+
+
+def _in_several_pools(layout: Layout, devices: Devices, schedule: str, *, one_each: bool) -> str | None:
+    """Why no gang in several pools runs it: its ranks are in one pool after the other.
+
+    ``one_each``: ranks have one stage each.
+    """
+    in_turn: list[str] = []
+    for index, stage in enumerate(layout.stages):
+        types = sorted({devices.types[gpu] for gpu in stage.gpus})
+        if len(types) > 1:
+            return (
+                f"stage {index} has GPUs of {' and '.join(types)}: a gang has all GPUs of a stage in one pool"
+            )
+        in_turn += [gpu_type for gpu_type in types if in_turn[-1:] != [gpu_type]]
+    if not one_each or replicas_by_stage(layout, schedule):
+        return "a gang in several pools has one stage a rank, and as many ranks for each stage"
+    if not SCHEDULES[schedule].closed_form:
+        return (
+            f"a gang in several pools has a schedule whose speed on unlike GPUs is predicted, not {schedule}"
+        )
+    if len(in_turn) > len(set(in_turn)):
+        return f"its GPUs are {', '.join(in_turn)} in turn: a gang has those of a pool one after the other"
+    return None
 
 
 def _refusal(

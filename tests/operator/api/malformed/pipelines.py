@@ -7,7 +7,7 @@ from tests.operator.api.objects import JOB, REMOVED, Malformed
 
 def _mixed(**changes: Any) -> dict[str, Any]:
     """A job's spec that may run in several pools, with these fields of it or of its pipeline."""
-    own = {field: changes.pop(field) for field in ("model", "parallelism", "dynamics") if field in changes}
+    own = {field: changes.pop(field) for field in ("model", "dynamics") if field in changes}
     pipeline = {**JOB["spec"]["pipeline"], **changes}
     return {**JOB["spec"], "mixedPools": "Allowed", **own, "pipeline": pipeline}
 
@@ -34,13 +34,6 @@ PIPELINES: list[Malformed] = [
         _mixed(replicas=[2, 1, 1, 1], dynamics=[]),
         "spec.mixedPools",
         "one rank for each stage",
-    ),
-    (
-        "mixed pools and tensor parallelism",
-        "spec",
-        _mixed(parallelism={"tensor": 2}, dynamics=[]),
-        "spec.mixedPools",
-        "ranks that share a stage",
     ),
     ("no pipeline", "spec.pipeline", REMOVED, "spec.pipeline", "required"),
     ("fewest above most", "spec.pipeline.minStages", 5, "spec.pipeline.minStages", "above maxStages"),

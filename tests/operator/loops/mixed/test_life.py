@@ -44,6 +44,15 @@ async def test_a_gang_that_no_pool_holds_runs_in_two_with_stages_that_suit_their
     )
 
 
+async def test_ranks_that_share_a_stage_are_in_one_pool():
+    """Two tensor-parallel ranks at each position: of five fast GPUs four are taken, two stages' worth."""
+    simulation = two_pools(fast=5, slow=4)
+    add_wide(simulation, parallelism={"tensor": 2})
+    await running(simulation)
+    assert parts_of(simulation) == ["4 x fast of pool fast", "4 x slow of pool slow"]
+    assert layers_of(simulation) == [5, 5, 1, 1]
+
+
 async def test_without_mixed_pools_the_same_job_is_refused_as_ever():
     simulation = two_pools()
     add_wide(simulation, mixedPools="Never")

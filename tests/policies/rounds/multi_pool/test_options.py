@@ -1,5 +1,7 @@
 """Divisions of a gang over pools: the fastest that fits, in the order that fits."""
 
+import dataclasses
+
 import pytest
 from ballast_policies.planning.launch.heterogeneous_ranks import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
@@ -52,6 +54,17 @@ def test_three_pools_are_used_where_no_two_hold_the_least_size():
 def test_pods_with_several_gpus_are_not_divided():
     found = best_parts(a_gang(per_pod=2, sizes=(4, 6)), {"fast": ("fast", 2), "slow": ("slow", 4)})
     assert all(one.gpus % 2 == 0 for one in found)
+
+
+def test_a_position_is_in_one_pool():
+    """Four ranks share each, of tensor and data parallelism: those of a pool that fill none are left."""
+    gang = a_gang(sizes=(8, 12), layers=12)
+    gang = dataclasses.replace(gang, pipeline=dataclasses.replace(gang.pipeline, ranks_per_position=4))
+    assert set(best_parts(gang, {"fast": ("fast", 7), "slow": ("slow", 11)})) == {
+        part("fast", 4),
+        part("slow", 8),
+    }
+    assert best_parts(gang, {"fast": ("fast", 3), "slow": ("slow", 7)}) == ()
 
 
 def test_types_that_cannot_run_it_are_left_out():

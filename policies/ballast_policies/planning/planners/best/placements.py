@@ -1,8 +1,12 @@
-"""GPUs to stages: all placements where they are few, and likely good ones where they are many."""
+"""GPUs to stages: all placements where they are few, and likely good ones where they are many.
+
+A stage's GPUs are of one type, and the stages of a type follow each other, as the ranks of a gang in several
+pools do.
+"""
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import factorial, prod
 
 import numpy as np
@@ -12,24 +16,36 @@ from ballast_policies.planning.planners.layout import Devices, Groups
 
 Placement = tuple[Groups, ...]
 
+_MOST_ORDERS = 24
+"""Orders of GPU types that are looked at where not all placements are."""
+
+
+_Class = tuple[int, str, float, float]
+"""Server, type, speed and memory of GPUs that are alike."""
+_Content = tuple[tuple[object, ...], ...]
+"""Of a server: type, speed, memory and number of its GPUs."""
+
 
 def every_placement(devices: Devices, tensor: int, data: int, stages: int, *, most: int) -> np.ndarray | None:
     """All placements that differ in what matters, shape (n, stages, data, tensor); None: more than ``most``.
 
     GPUs of one type in one server are alike, and so are servers with the same GPUs.
     """
-    classes: dict[tuple[int, float, float], list[int]] = {}
-    for gpu, key in enumerate(zip(devices.servers, devices.speeds, devices.memory, strict=True)):
+    classes: dict[_Class, list[int]] = {}
+    for gpu, key in enumerate(
+        zip(devices.servers, devices.types, devices.speeds, devices.memory, strict=True)
+    ):
         classes.setdefault(key, []).append(gpu)
-    content: dict[int, tuple[tuple[float, float, int], ...]] = {}
-    for (server, speed, memory), gpus in classes.items():
-        content[server] = (*content.get(server, ()), (speed, memory, len(gpus)))
-    slots = tensor * data * stages
-    alike = Counter(content.values())
-    if _count([len(gpus) for gpus in classes.values()], slots) > most * prod(map(factorial, alike.values())):
-        return None
+    content: dict[int, _Content] = {}
+    for (server, *alike), gpus in classes.items():
+        content[server] = (*content.get(server, ()), (*alike, len(gpus)))
+    counts, each = [len(gpus) for gpus in classes.values()], tensor * data
+    if len(set(devices.types)) == 1:
+        servers = prod(map(factorial, Counter(content.values()).values()))
+        if _count(counts, each * stages) > most * servers:
+            return None
     found: list[list[int]] = []
-    for sequence in _sequences(list(classes), [len(gpus) for gpus in classes.values()], content, slots):
+    for sequence in _sequences(list(classes), counts, content, each, stages):
         found.append(sequence)
         if len(found) > most:
             return None
@@ -38,7 +54,7 @@ def every_placement(devices: Devices, tensor: int, data: int, stages: int, *, mo
     for sequence in found:
         taken = [iter(gpus) for gpus in members]
         placed.append([next(taken[index]) for index in sequence])
-    return np.array(placed).reshape(len(placed), stages, data, tensor)
+    return np.array(placed, dtype=int).reshape(len(placed), stages, data, tensor)
 
 
 def _count(counts: list[int], slots: int) -> float:
@@ -53,23 +69,36 @@ def _count(counts: list[int], slots: int) -> float:
 
 
 def _sequences(
-    classes: list[tuple[int, float, float]],
-    left: list[int],
-    content: dict[int, tuple[tuple[float, float, int], ...]],
-    slots: int,
+    classes: list[_Class], left: list[int], content: dict[int, _Content], each: int, stages: int
 ) -> Iterator[list[int]]:
-    """Sequences of classes; of servers alike and not yet used, only the first may come next."""
+    """Sequences of classes; of servers alike and not yet used, only the first may come next.
+
+    Every ``each`` slots are a stage; a type that another has followed does not come again.
+    """
     opened: dict[int, int] = dict.fromkeys(content, 0)
     chosen: list[int] = []
+    of_type: Counter[str] = Counter()
+    for (_, gpu_type, _, _), count in zip(classes, left, strict=True):
+        of_type[gpu_type] += count
+    done: list[str] = []
+
+    def may_follow(gpu_type: str) -> bool:
+        """Whether the next slot may have the type: those left have to be enough for the stages left."""
+        if done and gpu_type == done[-1]:
+            return len(chosen) % each > 0 or of_type[gpu_type] >= each
+        if len(chosen) % each or gpu_type in done or of_type[gpu_type] < each:
+            return False
+        rest = sum(count // each for other, count in of_type.items() if other not in done)
+        return rest >= stages - len(chosen) // each
 
     def extend() -> Iterator[list[int]]:
-        if len(chosen) == slots:
+        if len(chosen) == each * stages:
             yield list(chosen)
             return
-        fresh: set[tuple[tuple[float, float, int], ...]] = set()
+        fresh: set[_Content] = set()
         new: dict[int, bool] = {}
-        for index, (server, _, _) in enumerate(classes):
-            if not left[index]:
+        for index, (server, gpu_type, _, _) in enumerate(classes):
+            if not left[index] or not may_follow(gpu_type):
                 continue
             if not opened[server]:
                 if server not in new:
@@ -77,13 +106,20 @@ def _sequences(
                     fresh.add(content[server])
                 if not new[server]:
                     continue
+            begins = not done or done[-1] != gpu_type
+            if begins:
+                done.append(gpu_type)
             left[index] -= 1
+            of_type[gpu_type] -= 1
             opened[server] += 1
             chosen.append(index)
             yield from extend()
             chosen.pop()
             opened[server] -= 1
+            of_type[gpu_type] += 1
             left[index] += 1
+            if begins:
+                done.pop()
 
     return extend()
 
@@ -121,30 +157,47 @@ def unlike(devices: Devices, placements: np.ndarray) -> tuple[StageGpus, np.ndar
 
 
 def likely_placements(devices: Devices, tensor: int, data: int, stages: int) -> list[Placement]:
-    """Placements worth a look: the fastest groups, replicas or pipelines together, orders by speed.
+    """Placements worth a look: the fastest groups, replicas or pipelines together, types in any order.
 
-    Groups of ``tensor`` GPUs are of one type in one server as far as there are enough.
+    Groups of ``tensor`` GPUs are in one server as far as there are enough.
     """
-    groups = _tensor_groups(devices, tensor)
-    need = data * stages
     found: dict[Placement, None] = {}
     for key in ("speed", "memory"):
-        ranked = sorted(groups, key=lambda group: _rank(devices, group, key))[:need]
-        if len(ranked) < need:
+        left, shares = stages, dict[str, int]()
+        for gpu_type in sorted(
+            set(devices.types), key=lambda t: _rank(devices, (devices.types.index(t),), key)
+        ):
+            own = min(left, devices.types.count(gpu_type) // (tensor * data))
+            if own:
+                shares[gpu_type] = own
+                left -= own
+        if left:
             continue
-        together = [tuple(ranked[i * data : (i + 1) * data]) for i in range(stages)]
-        for blocks in (together, together[::-1], _spread(together)):
-            found[tuple(blocks)] = None
-        if data > 1:
-            by_server = sorted(ranked, key=lambda group: devices.servers[group[0]])
-            apart = [tuple(by_server[k * stages + i] for k in range(data)) for i in range(stages)]
-            found[tuple(apart)] = None
-            across = [tuple(ranked[k * stages + i] for k in range(data)) for i in range(stages)]
-            found[tuple(across)] = None
-    in_order = sorted(sorted(groups, key=lambda g: _rank(devices, g, "speed"))[:need])
-    if len(in_order) == need:
-        found[tuple(tuple(in_order[i * data : (i + 1) * data]) for i in range(stages))] = None
+        of_type = {t: _of_one_type(devices, t, (tensor, data, own), key) for t, own in shares.items()}
+        for order in itertools.islice(itertools.permutations(of_type), _MOST_ORDERS):
+            for choice in zip(*(of_type[gpu_type] for gpu_type in order), strict=True):
+                found[tuple(itertools.chain.from_iterable(choice))] = None
     return list(found)
+
+
+def _of_one_type(
+    devices: Devices, gpu_type: str, degrees: tuple[int, int, int], key: str
+) -> list[list[Groups]]:
+    """Blocks of GPUs of a type for (tensor, data, stages), by several rules."""
+    tensor, data, stages = degrees
+    need = data * stages
+    gpus = [gpu for gpu, other in enumerate(devices.types) if other == gpu_type]
+    ranked = sorted(_tensor_groups(devices, gpus, tensor), key=lambda group: _rank(devices, group, key))
+    ranked = ranked[:need]
+    together = [tuple(ranked[i * data : (i + 1) * data]) for i in range(stages)]
+    in_order = sorted(ranked)
+    by_server = sorted(ranked, key=lambda group: devices.servers[group[0]])
+    return [
+        together,
+        [tuple(by_server[k * stages + i] for k in range(data)) for i in range(stages)],
+        [tuple(ranked[k * stages + i] for k in range(data)) for i in range(stages)],
+        [tuple(in_order[i * data : (i + 1) * data]) for i in range(stages)],
+    ]
 
 
 def _rank(devices: Devices, group: tuple[int, ...], key: str) -> tuple[float, float, int]:
@@ -154,32 +207,15 @@ def _rank(devices: Devices, group: tuple[int, ...], key: str) -> tuple[float, fl
     return (*pair, group[0])
 
 
-def _tensor_groups(devices: Devices, tensor: int) -> list[tuple[int, ...]]:
-    """Disjoint groups: of one type in a server, then what is left of a server, then what is left of all."""
+def _tensor_groups(devices: Devices, gpus: Sequence[int], tensor: int) -> list[tuple[int, ...]]:
+    """Disjoint groups of GPUs of a type: inside servers, then of what is left of all."""
     found: list[tuple[int, ...]] = []
-    over = list(range(devices.count))
-    for key in (
-        lambda gpu: (devices.servers[gpu], -devices.speeds[gpu], -devices.memory[gpu]),
-        lambda gpu: (devices.servers[gpu],),
-        lambda gpu: (),
+    rest: list[int] = []
+    for _, same in itertools.groupby(
+        sorted(gpus, key=devices.servers.__getitem__), devices.servers.__getitem__
     ):
-        over.sort(key=lambda gpu: (*key(gpu), -devices.speeds[gpu], gpu))
-        rest: list[int] = []
-        for _, same in itertools.groupby(over, key=key):
-            gpus = list(same)
-            whole = len(gpus) // tensor * tensor
-            found += [tuple(gpus[i : i + tensor]) for i in range(0, whole, tensor)]
-            rest += gpus[whole:]
-        over = rest
-    return found
-
-
-def _spread(blocks: list[Groups]) -> list[Groups]:
-    """The fastest and the slowest in turn."""
-    half = (len(blocks) + 1) // 2
-    mixed: list[Groups] = []
-    for index in range(half):
-        mixed.append(blocks[index])
-        if half + index < len(blocks):
-            mixed.append(blocks[half + index])
-    return mixed
+        own = list(same)
+        whole = len(own) // tensor * tensor
+        found += [tuple(own[i : i + tensor]) for i in range(0, whole, tensor)]
+        rest += own[whole:]
+    return found + [tuple(rest[i : i + tensor]) for i in range(0, len(rest) // tensor * tensor, tensor)]

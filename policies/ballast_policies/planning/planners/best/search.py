@@ -2,8 +2,8 @@
 
 Shapes are taken in the order of their bounds.  Where the placements of a shape and its partitions are few,
 all are tried, so that its best is known; else likely placements are cut so that the busiest stage is least
-busy.  Once no shape left has a bound below the best plan, the plans found are improved by moving boundaries
-and by swapping stages.  The optimum is at least the least bound of the shapes that were not tried in full:
+busy.  Once no shape left has a bound below the best plan, the plans found are improved by moving boundaries.
+The optimum is at least the least bound of the shapes that were not tried in full:
 this is the bound that is printed, and where it is the plan's own step, the plan is optimal.
 """
 
@@ -37,8 +37,6 @@ _FEW_PLANS = 150_000
 """Placements, partitions, and pairs of both, up to which a shape is tried in full."""
 _MOST_IMPROVED = 3
 """Plans that are improved, the fastest first."""
-_MOST_SWAPS = 3
-"""Swaps of stages of a plan that is improved."""
 _MOST_LARGE = 40
 """Shapes tried that are too large to be tried in full."""
 _MOST_SHAPES = 1500
@@ -175,6 +173,8 @@ def _best_of_shape(model: CostModel, shape: Shape, limit: float) -> tuple[_Found
         most = min(_FEW_PLACEMENTS, max(1, 4 * _FEW_PLANS // len(cuts)))
         placements = every_placement(model.devices, degrees.tensor, degrees.data, stages, most=most)
         if placements is not None:
+            if not len(placements):
+                return None, True
             gpus, kept = unlike(model.devices, placements)
             if len(kept) * len(cuts) <= _FEW_PLANS:
                 seconds, index, bounds = best_of_all(model, degrees, gpus, cuts, limit)
@@ -190,35 +190,9 @@ def _best_of_shape(model: CostModel, shape: Shape, limit: float) -> tuple[_Found
 
 
 def _improve(model: CostModel, plan: _Found) -> None:
-    """Move boundaries, then swap two stages and move boundaries again, while the step gets shorter."""
-    degrees = plan.shape.degrees
+    """Move boundaries while the step gets shorter."""
     gpus = model.stage_gpus(plan.placement)
-    plan.seconds, plan.bounds = improved(model, degrees, gpus, plan.bounds, plan.seconds)
-    for _ in range(_MOST_SWAPS):
-        swaps = _swaps(plan.placement, gpus.speed, gpus.memory)
-        best = quick_best(model, degrees, [model.stage_gpus(placement) for placement in swaps])
-        if best is None:
-            return
-        swapped = swaps[best[1]]
-        moved = model.stage_gpus(swapped)
-        seconds, bounds = improved(model, degrees, moved, best[2], best[0])
-        if not seconds < plan.seconds * (1 - 1e-9):
-            return
-        plan.seconds, plan.bounds, plan.placement, gpus = seconds, bounds, swapped, moved
-
-
-def _swaps(placement: Placement, speed: np.ndarray, memory: np.ndarray) -> list[Placement]:
-    """Two neighbouring stages of unlike GPUs change places, or an outer one goes to the other end."""
-    found = []
-    last = len(placement) - 1
-    for i in range(last):
-        if (speed[i], memory[i]) != (speed[i + 1], memory[i + 1]):
-            order = list(placement)
-            order[i], order[i + 1] = order[i + 1], order[i]
-            found.append(tuple(order))
-    if last > 1 and (speed[0], memory[0]) != (speed[last], memory[last]):
-        found += [(*placement[1:], placement[0]), (placement[last], *placement[:-1])]
-    return found
+    plan.seconds, plan.bounds = improved(model, plan.shape.degrees, gpus, plan.bounds, plan.seconds)
 
 
 def _judged(model: CostModel, layouts: Iterable[Layout]) -> list[tuple[float, Layout]]:
