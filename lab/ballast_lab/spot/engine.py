@@ -4,19 +4,19 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from ballast_policies.prices.hazard import Hazard, checkpoint_interval
-from ballast_policies.simulator.progress import OnProgress, SimulationProgress
-from ballast_policies.simulator.settings import SettingsError
-
-from ballast_lab.prices.choosing import (
+from ballast_policies.prices.choice import (
     WAIT,
     Choice,
     Preferences,
     Situation,
     choose,
 )
+from ballast_policies.prices.hazard import Hazard, checkpoint_interval
+from ballast_policies.prices.options import Options, useful_parts
+from ballast_policies.simulator.progress import OnProgress, SimulationProgress
+from ballast_policies.simulator.settings import SettingsError
+
 from ballast_lab.prices.market import Market
-from ballast_lab.prices.options import Options, useful_parts
 from ballast_lab.spot.bounds import on_demand_bound, oracle_usd
 from ballast_lab.spot.machines import Machines, machines_of
 from ballast_lab.spot.observed import Observed

@@ -4,10 +4,9 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from ballast_policies.prices.choice import Preferences
 from ballast_policies.prices.hazard import RestartCosts
 from ballast_policies.simulator.settings import SettingsError
-
-from ballast_lab.prices.choosing import Preferences
 
 POLICIES = {
     "min-cost": "where its steps are cheapest, deadlines not read",

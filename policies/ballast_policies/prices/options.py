@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+
 from ballast_policies.prices.hazard import RestartCosts, checkpoint_interval
 
 

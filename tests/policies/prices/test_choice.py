@@ -4,16 +4,16 @@ import math
 
 import numpy as np
 import pytest
-from ballast_lab.prices.choosing import (
+from ballast_policies.allocation.instance import from_arrays
+from ballast_policies.allocation.policies.cost import min_cost_slo
+from ballast_policies.prices.choice import (
     WAIT,
     Preferences,
     Situation,
     choose,
 )
-from ballast_lab.prices.options import Options, on_hull, useful_parts
-from ballast_policies.allocation.instance import from_arrays
-from ballast_policies.allocation.policies.cost import min_cost_slo
 from ballast_policies.prices.hazard import RestartCosts
+from ballast_policies.prices.options import Options, on_hull, useful_parts
 from hypothesis import example, given
 from hypothesis import strategies as st
 

@@ -1,4 +1,4 @@
-"""Where one job should run now, of everything that can be rented, and whether it should move there.
+"""The choice where one job should run now, of all that can be rented, and whether it should move there.
 
 The allocation of section 6.4 for a job alone, under prices that change: of the offers that are fast
 enough to keep the deadline, the one whose steps cost least, expected losses included.  With constant prices
@@ -12,9 +12,9 @@ import math
 from typing import Literal
 
 import numpy as np
-from ballast_policies.prices.hazard import RestartCosts, checkpoint_interval, saving_part
 
-from ballast_lab.prices.options import Options, on_hull, usd_per_step
+from ballast_policies.prices.hazard import RestartCosts, checkpoint_interval, saving_part
+from ballast_policies.prices.options import Options, on_hull, usd_per_step
 
 WAIT = -1
 """Instead of an offer: rent nothing now."""
@@ -84,7 +84,7 @@ def choose(situation: Situation, options: Options, preferences: Preferences, use
         situation: of the job.
         options: of this moment.
         preferences: of the policy.
-        useful: :func:`~ballast_lab.prices.options.useful_parts` of the options.
+        useful: :func:`~ballast_policies.prices.options.useful_parts` of the options.
     """
     cost = usd_per_step(options, useful)
     if not preferences.may_use_spot:
