@@ -23,7 +23,7 @@ from ballast_operator.allocator.costs.bill import written_bill
 from ballast_operator.allocator.costs.paid import Paid
 from ballast_operator.allocator.costs.teams import SpentBudget, next_change, next_team_costs, spent_budgets
 from ballast_operator.allocator.faults import Faults
-from ballast_operator.allocator.problem.hazards import SeenNodes, at_useful_prices
+from ballast_operator.allocator.problem.hazards import SeenNodes, spot_seen
 from ballast_operator.allocator.problem.snapshot import Observed, Snapshot, SnapshotMemory, take_snapshot
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.reporting.policy_status import PolicyReport
@@ -149,8 +149,7 @@ class Decider:
             left_out: jobs at fault, with their errors.
         """
         snapshot = take_snapshot(policy.spec, seen, self._snapshots, left_out=left_out)
-        useful = at_useful_prices(snapshot.capacity.pools, policy.spec.node_pools, (item or {}).get("status"))
-        snapshot = dataclasses.replace(snapshot, useful_prices=useful)
+        snapshot = spot_seen(snapshot, policy.spec.node_pools, (item or {}).get("status"))
         faulty = {job.key for job in snapshot.faulty}
         considered = [view for view in seen.jobs if view.key not in faulty]
         chosen = scheduling_policy(policy)

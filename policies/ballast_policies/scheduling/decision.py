@@ -31,6 +31,7 @@ from ballast_policies.rounds import (
     decide_round,
     with_mixtures,
 )
+from ballast_policies.scheduling.deadlines import deadline_choices
 from ballast_policies.scheduling.grants import EffectivePlacements, Grants
 from ballast_policies.scheduling.inputs import (
     CompletedProblem,
@@ -197,6 +198,10 @@ def apply_allocation(
     ``allocation``: over the request's columns.
     """
     length, classes = policy.round_seconds, request.classes
+    choices = deadline_choices(
+        state, policy.objective, request.inputs.problem, allocation, round_seconds=length, now=now
+    )
+    allocation = choices.applied(allocation, classes.of_pool)
     accounts = _accounts(state, memory, allocation, classes, now, length)
     # A fresh memory starts in the middle of a round: a start of the operator alone moves no gang.
     at_boundary = memory.next_at is not None and now >= memory.next_at
@@ -236,12 +241,13 @@ def apply_allocation(
             tenants={job.name: job.tenant for job in state.jobs if job.tenant in state.tenants.gpus},
             room=state.tenants.gpus,
             pending=effective.pending,
-            not_tolerated=state.not_tolerated,
+            not_tolerated=choices.barred(state.not_tolerated),
             gpus_per_pod=state.gpus_per_pod,
             columns=classes.of_pool,
             parts=_team_parts(policy.objective, request.inputs.problem),
         )
     )
+    decided = choices.explain(decided)
     if not at_boundary:
         decided = memory.grants.explain(decided)
     return Decision(

@@ -9,6 +9,7 @@ from typing import Self
 
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Job, Problem
+from ballast_policies.prices.hazard import Hazard
 from ballast_policies.rounds import (
     ElasticGang,
     MixedGang,
@@ -192,6 +193,8 @@ class ClusterState:
         spot: limits of spot machines.
         useful_prices: pools at the price of an hour in which a job gets on, where machines are taken away;
             empty: as the capacity has them.
+        preempted: spot pool -> machines that were taken away there, and in how many hours.
+        start_seconds: pool -> until the pods of a new node run.
     """
 
     capacity: Capacity
@@ -200,6 +203,8 @@ class ClusterState:
     shared: SharedGpus = dataclasses.field(default_factory=SharedGpus)
     spot: SpotLimits = dataclasses.field(default_factory=SpotLimits)
     useful_prices: tuple[PricedPool, ...] = ()
+    preempted: Mapping[str, Hazard] = dataclasses.field(default_factory=dict)
+    start_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def problem(self) -> Problem:

@@ -146,6 +146,20 @@ def at_useful_prices(
     return tuple(found)
 
 
+def spot_seen(snapshot: Snapshot, spec: Sequence[NodePool], status: Object | None) -> Snapshot:
+    """``snapshot`` with what has been seen of spot pools, and how long nodes of each pool take to start."""
+    before, _ = _known(status or {})
+    return dataclasses.replace(
+        snapshot,
+        useful_prices=at_useful_prices(snapshot.capacity.pools, spec, status),
+        preempted={
+            pool: Hazard(preemptions=known.preemptions, hours=known.node_hours)
+            for pool, known in before.items()
+        },
+        start_seconds={pool.name: pool.start_seconds for pool in spec},
+    )
+
+
 def _known(status: Object) -> tuple[dict[str, PoolHazard], Time | None]:
     """What an operator has written; nothing where it cannot be read."""
     try:
