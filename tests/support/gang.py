@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,12 @@ import yaml
 from tests.support.ports import free_port
 from tests.support.waiting import WAIT_SECONDS, eventually
 
-PRELOAD = ["ballast_trainer.preload", "ballast_trainer.cli.run", "torch.distributed.checkpoint"]
-"""What the forked ranks find imported."""
+
+def forks() -> ForkServerContext:
+    """Processes forked from one that has what trainers import (``preloaded.py``)."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.support.preloaded"])
+    return context
 
 
 class Gang:
@@ -55,9 +60,7 @@ class Gang:
 
     def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start one process; its output goes to ``<name>.out`` and ``<name>.err``."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
-        process = context.Process(
+        process = forks().Process(
             target=_main, args=(os.fspath(self.folder), name, list(arguments), dict(environment))
         )
         process.start()

@@ -1,6 +1,5 @@
 """Python scripts in forks of a process that has what they import: a start takes no seconds of CPU."""
 
-import multiprocessing
 import os
 import runpy
 import sys
@@ -8,15 +7,13 @@ from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tests.support.gang import PRELOAD
+from tests.support.gang import forks
 
 
 def start_script(script: Path, environment: Mapping[str, str], *, folder: Path, errors: Path) -> BaseProcess:
     """``python SCRIPT`` with exactly this environment in ``folder``; standard error is appended to a file."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
     arguments = (os.fspath(script), dict(environment), os.fspath(folder), os.fspath(errors))
-    process = context.Process(target=_main, args=arguments)
+    process = forks().Process(target=_main, args=arguments)
     process.start()
     return process
 

@@ -8,7 +8,7 @@ from ballast_policies.simulator.result import Result
 
 from ballast_lab.arrays.engine import simulate
 from ballast_lab.arrays.rules import BALLAST_RULES, WHOLE_ROUND_RULES, ArraySettings
-from ballast_lab.gavel.rules import GAVEL_RULES, PUBLISHED_RULES
+from ballast_lab.gavel.shares import GAVEL_RULES, PUBLISHED_RULES
 
 RULES = {rules.name: rules for rules in (GAVEL_RULES, PUBLISHED_RULES, BALLAST_RULES, WHOLE_ROUND_RULES)}
 

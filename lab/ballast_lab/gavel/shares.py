@@ -1,5 +1,7 @@
 """Which of Gavel's own versions answers, and the answer as shares."""
 
+import dataclasses
+import functools
 import time
 from collections.abc import Callable
 
@@ -8,7 +10,7 @@ from ballast_policies.allocation.problem import Problem
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.simulator.ledger import Ledger
 
-from ballast_lab.arrays.rules import ArraySettings, Entries, PairRates
+from ballast_lab.arrays.rules import ArraySettings, Entries, PairRates, Rules
 from ballast_lab.gavel import fairness
 from ballast_lab.gavel.allox import AlloX
 from ballast_lab.gavel.fifo import Fifo
@@ -85,3 +87,23 @@ class GavelPolicies:
         else:
             shares = fairness.finish_time(ledger, rows, posed(), agnostic=settings.agnostic)
         return rows, np.full(len(rows), -1), shares
+
+
+GAVEL_RULES = Rules(
+    name="gavel",
+    least_seconds_between_solves=1920.0,
+    by_type=True,
+    shuffle_types=True,
+    deficits=True,
+    whole_steps=True,
+    end_with_last_job=True,
+    keeps_accounts=False,
+    newcomers_block=True,
+    own_policies=GavelPolicies,
+)
+"""The rules of Gavel's simulator, for comparison with its published figures."""
+
+PUBLISHED_RULES = dataclasses.replace(
+    GAVEL_RULES, name="published", own_policies=functools.partial(GavelPolicies, interior=True)
+)
+"""Gavel's simulator with the solver of its published curves."""

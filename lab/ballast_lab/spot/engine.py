@@ -1,5 +1,6 @@
 """The replay: jobs choose machines at every review, lose them when the logs say so, and pay by the second."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -17,9 +18,9 @@ from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 from ballast_policies.simulator.settings import SettingsError
 
 from ballast_lab.prices.market import Market
+from ballast_lab.prices.offers import Pool
 from ballast_lab.spot.bounds import on_demand_bound, oracle_usd
 from ballast_lab.spot.machines import Machines, machines_of
-from ballast_lab.spot.observed import Observed
 from ballast_lab.spot.rental import Rental, RentalEnd, run_until
 from ballast_lab.spot.result import SpotResult
 from ballast_lab.spot.running import Running, arrived, urgency
@@ -29,6 +30,32 @@ from ballast_lab.spot.settings import (
     SpotJob,
     SpotSettings,
 )
+
+
+@dataclasses.dataclass(slots=True)
+class Observed:
+    """Preemptions and machine hours by pool and by class, which is a GPU type of a cloud.
+
+    Attributes:
+        version: rises with every observation.
+    """
+
+    pools: dict[Pool, Hazard] = dataclasses.field(default_factory=dict)
+    classes: dict[tuple[str, str], Hazard] = dataclasses.field(default_factory=dict)
+    version: int = 0
+
+    def add(self, pool: Pool, hazard: Hazard) -> None:
+        """Machines of a pool were rented for some time, and perhaps taken away."""
+        kind = (pool.cloud, pool.gpu_type)
+        self.pools[pool] = self.pools.get(pool, Hazard()).plus(hazard)
+        self.classes[kind] = self.classes.get(kind, Hazard()).plus(hazard)
+        self.version += 1
+
+    def per_hour(self, pool: Pool) -> float:
+        """The rate that is expected of a pool, among those of its class."""
+        own = self.pools.get(pool, Hazard())
+        return own.per_hour_in_class(self.classes.get((pool.cloud, pool.gpu_type), Hazard()))
+
 
 SLOTS_AT_ONCE = 512
 """Reviews for which prices are looked up together."""

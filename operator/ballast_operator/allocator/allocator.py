@@ -15,18 +15,16 @@ from ballast_operator.allocator.problem.snapshot import Observed
 from ballast_operator.allocator.reporting.policy_status import PolicyReport
 from ballast_operator.allocator.reporting.reporter import Failures, PolicyReporter
 from ballast_operator.allocator.saved_state import SavedState, StateStore
-from ballast_operator.allocator.solving.last_answer import LastAnswer
-from ballast_operator.allocator.solving.solver import Solve, Solver
+from ballast_operator.allocator.solving.solver import LastAnswer, Solve, Solver
 from ballast_operator.allocator.throttle import DecisionThrottle
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.policy_conditions import NO_POLICY, PolicyReason
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
 from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
 from ballast_operator.kube.kinds import POD, POLICY, Key, Object, job_id
-from ballast_operator.metrics import Metrics
+from ballast_operator.metrics import Metrics, Stopwatch
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
-from ballast_operator.stopwatch import Stopwatch
 from ballast_operator.views.assignment import (
     Assignment,
     AssignmentAction,

@@ -16,9 +16,14 @@ from ballast_operator.steps.context import (
     apply_allocator_conditions,
     with_status,
 )
-from ballast_operator.steps.costs.accounting import account_suspension, with_ended_pods, with_sharer
+from ballast_operator.steps.costs.accounting import (
+    account_suspension,
+    with_cost_of_last_team,
+    with_ended_pods,
+    with_sharer,
+    with_team,
+)
 from ballast_operator.steps.costs.limits import limits_reached, seconds_to_next_limit, with_cost_for_budget
-from ballast_operator.steps.costs.teams import with_cost_of_last_team, with_team
 from ballast_operator.steps.growing import give_up_growth
 from ballast_operator.steps.messages import with_refused_messages
 from ballast_operator.steps.running import with_saved_step

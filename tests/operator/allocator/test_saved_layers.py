@@ -4,8 +4,7 @@ import json
 
 import pytest
 from ballast_operator.allocator.problem.layer_profiles import KindProfile
-from ballast_operator.allocator.saved_layers import read_layers
-from ballast_operator.allocator.saved_state import SavedState, decode, encode
+from ballast_operator.allocator.saved_state import SavedState, decode, encode, read_layers
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 
 PROFILE = KindProfile(

@@ -1,6 +1,5 @@
 """Ranks of a tensor group as real processes that talk over gloo, for the tests of its parts."""
 
-import multiprocessing
 import os
 import tempfile
 import traceback
@@ -22,7 +21,7 @@ from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
 from ballast_trainer.tensor_parallel.parallel_pair import pairs
 
-from tests.support.gang import PRELOAD
+from tests.support.gang import forks
 from tests.support.plans import local_plan
 from tests.support.waiting import WAIT_SECONDS
 
@@ -31,13 +30,11 @@ DIM, HEADS = 24, 12
 
 def on_ranks(function, size, *arguments, mesh=None, timeout_seconds=WAIT_SECONDS):
     """``function(world, *arguments)`` on ``size`` ranks; what each returns, by rank."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plan = local_plan([f"pod-{number}" for number in range(size)], network=1)
         arguments = (folder, plan, mesh or Mesh(tensor=size), timeout_seconds, function, arguments)
-        processes = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(size)]
+        processes = [forks().Process(target=_rank, args=(rank, *arguments)) for rank in range(size)]
         for process in processes:
             process.start()
         for process in processes:

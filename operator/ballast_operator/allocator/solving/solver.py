@@ -20,7 +20,9 @@ from ballast_policies.allocation.problem import Allocation, Problem
 from ballast_policies.allocation.registry import imports_of
 
 from ballast_operator.allocator.solving.solver_process import HEADER, encode, preparation
+from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.policy_conditions import PolicyReason
+from ballast_operator.metrics import Metrics
 from ballast_operator.settings import SolverSettings
 
 logger = logging.getLogger(__name__)
@@ -233,3 +235,50 @@ async def _receive(process: asyncio.subprocess.Process) -> Any:
     except asyncio.IncompleteReadError:
         code = await process.wait()
         raise _ProcessDied(f"exit code {code}") from None
+
+
+class LastAnswer:
+    """Keeps the last answer for as long as it holds."""
+
+    def __init__(self, solver: Solver, metrics: Metrics) -> None:
+        self._solver = solver
+        self._metrics = metrics
+        self._last: tuple[tuple[object, object], Solve] | None = None
+
+    async def solve(
+        self,
+        policy: ClusterPolicy,
+        problem: Problem,
+        *,
+        structure: object,
+        values: object,
+        within_round: bool,
+    ) -> Solve:
+        """The policy's allocation; the last one again where nothing has changed.
+
+        Args:
+            policy: in force.
+            problem: what it is asked.
+            structure: equal where the last answer may hold; see ``SolveRequest``.
+            values: equal where it does.
+            within_round: values that have changed are taken up at the round's end.
+        """
+        if self._last is not None:
+            (last_structure, last_values), last = self._last
+            if structure == last_structure and (within_round or values == last_values):
+                return last
+        name = policy.spec.objective.policy
+        solve = await self._solver.solve(
+            name,
+            problem,
+            limit_seconds=policy.spec.solver.time_limit_seconds,
+            options={"agnostic": policy.spec.objective.heterogeneity_agnostic},
+        )
+        self._metrics.solve_seconds.labels(name).observe(solve.seconds)
+        if solve.outcome is PolicyReason.OPTIMAL:
+            self._last = ((structure, values), solve)
+        else:
+            self._metrics.solve_fallbacks.labels(solve.outcome).inc()
+            self._last = None
+        logger.info("solved jobs=%d: %s", len(problem.jobs), solve.message)
+        return solve

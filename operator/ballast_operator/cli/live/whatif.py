@@ -20,7 +20,7 @@ from ballast_operator.cli.simulate.spot import is_folder_of_prices
 
 if TYPE_CHECKING:
     from ballast_policies.allocation.problem import Problem
-    from ballast_policies.simulator.whatif import Comparison
+    from ballast_policies.simulator.whatif import Comparison, Setup
 
     from ballast_operator.allocator.problem.snapshot import Snapshot
     from ballast_operator.api.cluster_policy import ClusterPolicy, Objective
@@ -88,8 +88,6 @@ def whatif(
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.simulator.whatif import Setup, compare
 
-    from ballast_operator.cli.live.whatif_mixtures import with_large_gangs
-
     if is_folder_of_prices(prices):
         assert prices is not None
         if agnostic or any(one is not None for one in (more, hours, spot)) or cluster_policy:
@@ -115,7 +113,7 @@ def whatif(
             policy=policy or objective.policy, agnostic=agnostic, more=added, prices=priced, gpus=gpus
         )
         before = Setup(policy=objective.policy, agnostic=objective.heterogeneity_agnostic)
-        problem, more_notes = with_large_gangs(problem, snapshot, (before, after))
+        problem, more_notes = _with_large_gangs(problem, snapshot, (before, after))
         notes += more_notes
         found = compare(problem, before, after, *priced_pools(snapshot))
         courses = None
@@ -314,3 +312,20 @@ def as_text(found: "Comparison") -> str:
         f"{found.least_level_after:.3f}; cost per hour {found.cost_before:.2f} -> {found.cost_after:.2f}"
     )
     return "\n".join(lines)
+
+
+def _with_large_gangs(
+    problem: "Problem", snapshot: "Snapshot", sides: "Sequence[Setup]"
+) -> "tuple[Problem, tuple[str, ...]]":
+    """(the problem with the gangs that only several pools hold, what has to be said of them)."""
+    from ballast_policies.rounds import with_mixtures
+
+    large = sorted(name for name, gang in snapshot.mixed.items() if not gang.fits_one_pool)
+    if not large:
+        return problem, ()
+    for side in sides:
+        found = with_mixtures(problem, snapshot.mixed, side.policy, agnostic=side.agnostic)
+        if found is problem:
+            text = f"{side.policy}{' (heterogeneity-agnostic)' if side.agnostic else ''}"
+            return problem, (f"{', '.join(large)}: no pool holds it, so it has no share under {text}",)
+    return found, (f"{', '.join(large)}: over several pools, as they are now",)

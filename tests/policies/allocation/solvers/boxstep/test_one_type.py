@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from ballast_policies.allocation.solvers import linear
-from ballast_policies.allocation.solvers.boxstep import boxstep, lp_size, one_type
+from ballast_policies.allocation.solvers.boxstep import box_search, boxstep, one_type
 
 from tests.policies.allocation.solvers.boxstep.test_boxstep import cluster, simplex, slopes
 
-TIES_BROKEN = lp_size.LAST_TOLERANCE
+TIES_BROKEN = box_search.LAST_TOLERANCE
 """The gap that the search allows itself where jobs tie."""
 
 

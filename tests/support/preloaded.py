@@ -1,0 +1,17 @@
+# ruff: noqa: F401 - imported for the forks
+"""What forks of trainers find done: imports, and the schemas that the first configuration builds."""
+
+import multiprocessing.queues
+
+import hypothesis
+import numpy.ma
+import pytest
+import torch.distributed.checkpoint
+import torch.profiler
+import torch.utils.flop_counter
+from ballast_trainer import preload
+from ballast_trainer.channel import directory, standalone
+from ballast_trainer.cli import main, run
+from ballast_trainer.launch import ValidatedJob
+
+ValidatedJob.from_mapping({"totalSteps": 1, "model": {"name": "gpt", "layers": 4}})
