@@ -9,6 +9,9 @@
 ARG PYTHON=python:3.11-slim-bookworm
 
 FROM ${PYTHON} AS workspace
+# strip, for scripts/tidy-image.
+RUN ! command -v apt-get || \
+    { apt-get update && apt-get install -y --no-install-recommends binutils && rm -rf /var/lib/apt/lists/*; }
 # An environment of its own: a distribution's Python keeps its packages to itself.
 RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir uv==0.13.8
 ENV PATH=/opt/uv/bin:$PATH UV_LINK_MODE=copy UV_PROJECT_ENVIRONMENT=/opt/ballast UV_PYTHON_DOWNLOADS=never
@@ -72,12 +75,13 @@ RUN SOURCE_DATE_EPOCH=0 groupadd --gid 65532 ballast && \
     SOURCE_DATE_EPOCH=0 useradd --uid 65532 --gid 65532 --no-create-home --home-dir /tmp ballast && \
     find / -xdev -perm /6000 -type f -exec chmod a-s {} + && \
     for python in /usr/lib/python3* /usr/local/lib/python3*; do \
-    rm -rf "$python/ensurepip" "$python/idlelib" "$python/lib2to3" "$python/test" "$python/turtledemo" \
+    rm -rf "$python/ensurepip" "$python/idlelib" "$python/lib2to3" "$python/test" "$python/turtledemo" "$python/pydoc_data" \
     "$python"/config-* "$python"/site-packages/pip* "$python"/site-packages/setuptools*; done && \
     rm -rf /usr/share/doc /usr/share/man /usr/share/info /usr/share/locale /usr/share/python-wheels \
     /usr/share/perl* /usr/lib/*-linux-gnu/perl* /usr/lib/*-linux-gnu/libperl* /usr/bin/perl* /usr/bin/apt* /usr/lib/apt /usr/lib/*-linux-gnu/libapt-* \
     /etc/apt /var/lib/apt /var/cache/* /var/log/* /usr/local/bin/pip* && \
-    rm -rf /usr/lib/*-linux-gnu/gconv && \
+    rm -rf /usr/lib/*-linux-gnu/gconv /usr/share/zoneinfo/right /var/lib/dpkg/info /usr/bin/dpkg* /usr/bin/gpgv /usr/bin/openssl && \
+    find /usr/sbin -mindepth 1 ! -name 'ldconfig*' -delete && \
     find /usr -type d -name __pycache__ -prune -exec rm -rf {} + && \
     python3 -m compileall -q --invalidation-mode unchecked-hash \
     "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
