@@ -101,6 +101,7 @@ def down(name: str) -> bool:
     """Stop a background cluster and remove its files; False where there is none of that name.
 
     Raises:
+        LocalClusterError: a control group of its real nodes stays.
         TimeoutError: it does not end.
     """
     folder = _folder(name)

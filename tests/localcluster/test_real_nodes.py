@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ballast_localcluster.errors import StartError
+from ballast_localcluster.errors import LocalClusterError, StartError
 from ballast_localcluster.kubelets import machine
 from ballast_localcluster.kubelets.binary import present_kubelets
 from ballast_localcluster.kubelets.configuration import MOST_NODES, Network
@@ -161,6 +161,20 @@ def test_no_two_nodes_share_an_address():
     assert len({*single, *pods}) == len(single) + len(pods)
     assert not {address.rpartition(".")[0] for address in single} & {net.rpartition(".")[0] for net in pods}
     assert networks[2].pods(MOST_NODES) == "198.19.255.0/24"
+
+
+def test_a_control_group_that_stays_is_named_with_the_reason(monkeypatch, tmp_path):
+    """Removal waits for processes that end, and tells of those that do not; inner groups go first."""
+    (tmp_path / "ballast-1-node" / "pod").mkdir(parents=True)
+    (tmp_path / "ballast-2-node").mkdir()
+    monkeypatch.setattr(machine.sys, "platform", "linux")
+    monkeypatch.setattr(machine, "_hierarchies", lambda *kinds: [tmp_path])
+    machine.remove_cgroups("ballast-1-")
+    assert [group.name for group in tmp_path.iterdir()] == ["ballast-2-node"]
+    monkeypatch.setenv("BALLAST_PATIENCE", "0")
+    (tmp_path / "ballast-2-node" / "cgroup.procs").touch()
+    with pytest.raises(LocalClusterError, match=r"ballast-2-node.*To fix: end the processes"):
+        machine.remove_cgroups("ballast-2-")
 
 
 def test_groups_of_control_differ_by_cluster(tmp_path):

@@ -1,6 +1,5 @@
 """What a machine has to have for real nodes, and the control groups that they take on it."""
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -9,7 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ballast_localcluster.errors import StartError
+from ballast_localcluster.errors import LocalClusterError, StartError
+from ballast_localcluster.waiting import Limit, wait_until
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _CONTROLLERS = {"cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids"}
@@ -87,14 +87,43 @@ def make_cgroup(name: str) -> None:
 
 
 def remove_cgroups(prefix: str) -> None:
-    """Remove the control groups whose names begin with ``prefix``; one that still has processes stays."""
+    """Remove the control groups whose names begin with ``prefix``, once their last processes have ended.
+
+    Raises:
+        LocalClusterError: a group stays, with the reason.
+    """
     if not sys.platform.startswith("linux"):
         return
-    for hierarchy in _hierarchies("cgroup", "cgroup2"):
-        for group in hierarchy.glob(f"{prefix}*"):
-            for folder, _, _ in os.walk(group, topdown=False):
-                with contextlib.suppress(OSError):
-                    Path(folder).rmdir()
+    faults: list[OSError] = []
+
+    def gone() -> bool:
+        faults[:] = [
+            fault
+            for hierarchy in _hierarchies("cgroup", "cgroup2")
+            for group in hierarchy.glob(f"{prefix}*")
+            for folder, _, _ in os.walk(group, topdown=False)
+            if (fault := _removal_fault(Path(folder)))
+        ]
+        return not faults
+
+    try:
+        wait_until(gone, f"the control groups {prefix}* to be empty", Limit.STOPPED)
+    except TimeoutError as error:
+        raise LocalClusterError(
+            f"a control group stays: {faults[0]}. To fix: end the processes that its cgroup.procs lists, "
+            "then remove it with rmdir."
+        ) from error
+
+
+def _removal_fault(group: Path) -> OSError | None:
+    """Remove one group; what forbids it."""
+    try:
+        group.rmdir()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error
+    return None
 
 
 def _is_v2() -> bool:

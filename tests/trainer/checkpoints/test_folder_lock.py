@@ -66,13 +66,14 @@ def test_a_run_that_lives_on_this_machine_is_refused_at_once(tmp_path):
     assert time.now == 0
 
 
-def test_a_lock_that_is_not_touched_any_more_is_taken_over(tmp_path):
+def test_a_lock_that_is_not_touched_any_more_is_taken_over(tmp_path, caplog):
     """Its machine is gone without a word."""
     held_by(tmp_path, ELSEWHERE)
     time, lock = Time(), None
     lock = lock_of(tmp_path, mine(), time)
     lock.acquire()
     assert lock.held()
+    assert "which did not touch it for 30 s" in caplog.text
     assert time.now >= 30
     lock.release()
     assert not list(tmp_path.iterdir())
@@ -95,25 +96,27 @@ def test_of_two_that_find_the_same_stale_lock_one_gets_it(tmp_path):
 
 
 @pytest.mark.parametrize("gone", [{"pid": 2**22 + 1}, {"started": "0"}])
-def test_the_lock_of_a_process_of_this_machine_that_is_gone_holds_nothing_up(tmp_path, gone):
+def test_the_lock_of_a_process_of_this_machine_that_is_gone_holds_nothing_up(tmp_path, caplog, gone):
     """Killed and started again, also where its number belongs to another process now."""
     held_by(tmp_path, dataclasses.replace(HERE, token="theirs", **gone))
     time = Time()
     lock = lock_of(tmp_path, mine(), time)
     lock.acquire()
     assert lock.held()
+    assert "which has ended" in caplog.text
     assert time.now < 1
     lock.release()
 
 
 @pytest.mark.parametrize("launch", [3, 4])
-def test_a_restarted_pod_and_the_next_launch_of_a_job_pass_at_once(tmp_path, launch):
-    """Wherever the pods of before ran: the operator has ended them."""
+def test_a_restarted_pod_and_the_next_launch_of_a_job_pass_at_once(tmp_path, caplog, launch):
+    """Wherever the pods of before ran: the operator has ended them, or has lost their node."""
     held_by(tmp_path, dataclasses.replace(ELSEWHERE, run="team/job", launch=3))
     time = Time()
     lock = lock_of(tmp_path, mine(run="team/job", launch=launch), time)
     lock.acquire()
     assert lock.held()
+    assert "should it still run on a node that was lost" in caplog.text
     assert time.now < 1
     lock.release()
 

@@ -3,8 +3,8 @@
 The lock is a file that names its owner.  While the owner lives it touches the file; a process that finds
 the file watches, by its own clock, whether it is touched, so no clocks of two machines are compared.
 A lock is taken over at once from a process of this machine that is gone and from an earlier launch
-of the same job (the operator starts one only when the pods of the last are gone), else after
-:data:`STALE_SECONDS` without a touch.  An owner that was stopped until it lost the lock finds
+of the same job (the operator has ended it, or has lost its node, behind which it may train on), else after
+:data:`STALE_SECONDS` without a touch.  An owner that was stopped or cut off until it lost the lock finds
 out before it puts a checkpoint in place.
 """
 
@@ -222,8 +222,18 @@ class FolderLock:
             copy.unlink()
             return
         copy.replace(self._path)
-        logger.warning("%s is taken over from %s, which is gone", self._path, found or "a damaged lock")
+        logger.warning(
+            "%s is taken over from %s, %s", self._path, found or "a damaged lock", self._state(found)
+        )
         self._sleep(_SETTLE_SECONDS_HERE if known_gone else _SETTLE_SECONDS)
+
+    def _state(self, found: Owner | None) -> str:
+        """What is known of the owner of a lock that is taken over."""
+        if found is None or not found.gives_way_to(self._owner):
+            return f"which did not touch it for {self._stale_seconds:g} s"
+        if found.machine == self._owner.machine != "" and not found.lives_here:
+            return "which has ended"
+        return "which can write no checkpoint here any more, should it still run on a node that was lost"
 
     def _is_stale(self, found: Owner | None, first: tuple[int, int]) -> bool:
         """Whether the lock stays untouched for long enough; False where it is given back.
