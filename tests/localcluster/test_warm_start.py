@@ -62,6 +62,7 @@ def test_forked_trainers_have_their_own_environment_log_signals_and_exit_code(po
     assert "No such option" in pods.logs("c")
 
 
+@pytest.mark.nightly
 def test_sigterm_reaches_the_fork_and_its_exit_code_the_pod(pods):
     """The trainer's own words are the pod's last."""
     start(pods, "a")

@@ -1,5 +1,6 @@
 """The cause of an end is what the user reads last: the layer's own error, not what was wrapped around it."""
 
+import json
 import re
 
 import pytest
@@ -83,20 +84,13 @@ def config(tmp_path):
     return make
 
 
-def test_out_of_memory_in_a_layer_is_the_last_line(config, tmp_path):
+def test_out_of_memory_in_a_layer_is_the_last_line(pods, config, tmp_path):
     """With local ranks: after the lines of ranks that only lost the one that failed."""
-    import json
-    import os
-    import subprocess
-    import sys
-
-    (tmp_path / "config.json").write_text(json.dumps(config("good_batches")))
-    command = [sys.executable, "-m", "ballast_trainer", "run", "--config", "config.json", "--ranks", "2"]
-    ended = subprocess.run(  # noqa: PLW1510 - its exit code is looked at
-        command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
-    )
-    assert ended.returncode == ExitCode.ERROR
-    assert ended.stderr.strip().splitlines()[-1] == (
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config("good_batches")))
+    pods.start("run", ["run", "--config", str(path), "--ranks", "2"], {})
+    assert pods.exit_code("run") == ExitCode.ERROR
+    assert (pods.folder / "run.err").read_text().strip().splitlines()[-1] == (
         "ballast-train: rank 1: OutOfMemoryError: tried to allocate 20.00 GiB (in layer 2, Full)"
     )
 
