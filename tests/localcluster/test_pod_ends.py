@@ -126,7 +126,7 @@ def test_restart_policies_that_start_it_again(pods, policy, code):
     reasons = [container["state"].get("waiting", {}).get("reason") for container in restarted]
     assert reasons.count("CrashLoopBackOff") == 1, "the first restart is at once, the second waits"
     assert {status["phase"] for status in history} == {"Pending", "Running"}
-    assert pods.logs("a", "--previous") == "run\n"
+    assert pods.kubectl("logs", "a", "--previous") == "run\n"
 
 
 def test_a_process_killed_from_outside_is_seen_at_once(pods):

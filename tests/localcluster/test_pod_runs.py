@@ -18,7 +18,7 @@ def test_a_pod_that_ends_well_succeeds_and_leaves_its_log_and_message(pods):
         "a", "echo out; echo err >&2; test -f /dev/termination-log && echo last words > /dev/termination-log"
     )
     assert (ended["exitCode"], ended["reason"], ended["message"]) == (0, "Completed", "last words\n")
-    assert sorted(pods.logs("a").split()) == ["err", "out"]
+    assert sorted(pods.kubectl("logs", "a").split()) == ["err", "out"]
     status = pods.status("a")
     assert status["phase"] == "Succeeded"
     conditions = {c["type"]: c["status"] for c in status["conditions"]}
@@ -146,9 +146,9 @@ def test_logs_follow_tail_and_end(pods):
     """kubectl logs knows --follow, --tail and --limit-bytes; what cannot be had is refused and why."""
     pods.create("a", "for i in 1 2 3 4 5; do echo line $i; sleep 0.1; done")
     pods.wait_for_phase("a", "Running", "Succeeded")
-    assert pods.logs("a", "--follow").splitlines() == [f"line {i}" for i in range(1, 6)]
-    assert pods.logs("a", "--tail=2").splitlines() == ["line 4", "line 5"]
-    assert pods.logs("a", "--limit-bytes=4") == "line"
+    assert pods.kubectl("logs", "a", "--follow").splitlines() == [f"line {i}" for i in range(1, 6)]
+    assert pods.kubectl("logs", "a", "--tail=2").splitlines() == ["line 4", "line 5"]
+    assert pods.kubectl("logs", "a", "--limit-bytes=4") == "line"
     assert "do not keep the time of a line" in pods.kubectl("logs", "a", "--since=1m", check=False)
 
 
