@@ -248,6 +248,30 @@ def test_a_wrong_value_is_refused_by_name(chart: Any, values: dict[str, Any], wo
         render(chart, values)
 
 
+@pytest.mark.parametrize("file", sorted(CHART.glob("values-*.yaml")), ids=lambda file: file.stem)
+def test_the_values_of_a_platform_are_taken(chart: Any, file: Path) -> None:
+    """Two replicas that are spread, and may be drained; the API server's port; no warning."""
+    values = yaml.safe_load(file.read_text())
+    objects = render(chart, values | {"networkPolicy": values["networkPolicy"] | {"enabled": True}})
+    (deployment,) = of_kind(objects, "Deployment")
+    pod = deployment["spec"]["template"]
+    assert deployment["spec"]["replicas"] == 2
+    (spread,) = pod["spec"]["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    (budget,) = of_kind(objects, "PodDisruptionBudget")
+    assert budget["spec"]["minAvailable"] == 1
+    for part in ("affinity", "nodeSelector", "tolerations", "imagePullSecrets"):
+        assert pod["spec"].get(part) == values.get(part), part
+    (account,) = of_kind(objects, "ServiceAccount")
+    given = values.get("serviceAccount", {}).get("annotations", {})
+    assert given.items() <= (account["metadata"].get("annotations") or {}).items()
+    (policy,) = of_kind(objects, "NetworkPolicy")
+    ports = [port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", ())]
+    assert set(values["networkPolicy"]["apiServerPorts"]) <= set(ports)
+    notes = chart.render(values, name="ballast", namespace="x")["ballast/templates/NOTES.txt"]
+    assert "Note:" not in notes
+
+
 def test_every_value_is_in_the_schema() -> None:
     """With additionalProperties false all the way down, so that no misspelling goes unnoticed."""
     schema = json.loads((CHART / "values.schema.json").read_text())
