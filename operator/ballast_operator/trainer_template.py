@@ -37,7 +37,8 @@ def trainer_template() -> Mapping[str, Any]:
 def filled_in(template: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     """A job's template with what it leaves out: what it has itself always wins.
 
-    Lists of the trainer are joined by name; a volume comes only where the trainer mounts it in the end.
+    Lists of the trainer are joined by name, its security context by field; a volume comes only where the
+    trainer mounts it in the end.
 
     Args:
         template: of the job, a PodTemplateSpec.
@@ -74,6 +75,8 @@ def _joined(own: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     for field, key in _NAMED.items():
         if field in own and field in usual:
             result[field] = _by(key, own[field] or (), usual[field] or ())
+    if isinstance(own.get("securityContext"), Mapping) and "securityContext" in usual:
+        result["securityContext"] = {**usual["securityContext"], **own["securityContext"]}
     if "resources" in own and "resources" in usual:
         mine, theirs = own["resources"] or {}, usual["resources"] or {}
         parts = {part: {**(theirs.get(part) or {}), **(mine.get(part) or {})} for part in {*mine, *theirs}}

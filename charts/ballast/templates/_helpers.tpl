@@ -72,10 +72,20 @@ seccompProfile:
 {{- with .image }}{{ $_ := set $trainer "image" . }}{{ end -}}
 {{- with .resources }}{{ $_ := set $trainer "resources" . }}{{ end -}}
 {{- with .imagePullSecrets }}{{ $_ := set $spec "imagePullSecrets" . }}{{ end -}}
+{{- $mounts := list -}}
+{{- $volumes := list -}}
 {{- with .checkpointClaim -}}
-{{- $_ := set $trainer "volumeMounts" (list (dict "name" "checkpoints" "mountPath" "/checkpoints")) -}}
-{{- $claim := dict "claimName" . -}}
-{{- $_ := set $spec "volumes" (list (dict "name" "checkpoints" "persistentVolumeClaim" $claim)) -}}
+{{- $mounts = append $mounts (dict "name" "checkpoints" "mountPath" "/checkpoints") -}}
+{{- $volumes = append $volumes (dict "name" "checkpoints" "persistentVolumeClaim" (dict "claimName" .)) -}}
+{{- end -}}
+{{- if .readOnlyRootFilesystem -}}
+{{- $_ := set $trainer "securityContext" (dict "readOnlyRootFilesystem" true) -}}
+{{- $mounts = append $mounts (dict "name" "tmp" "mountPath" "/tmp") -}}
+{{- $volumes = append $volumes (dict "name" "tmp" "emptyDir" (dict "sizeLimit" .tmpSize)) -}}
+{{- end -}}
+{{- if $mounts -}}
+{{- $_ := set $trainer "volumeMounts" $mounts -}}
+{{- $_ := set $spec "volumes" $volumes -}}
 {{- end -}}
 {{- if .metricsPort -}}
 {{- $port := int .metricsPort -}}

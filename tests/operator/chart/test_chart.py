@@ -372,6 +372,7 @@ def test_what_trainers_have_by_default_reaches_the_operator(chart: Any) -> None:
         "imagePullSecrets": [{"name": "registry"}],
         "resources": {"requests": {"cpu": "4"}},
         "checkpointClaim": "checkpoints",
+        "readOnlyRootFilesystem": True,
         "metricsPort": 9000,
         "podMonitor": {"enabled": True},
     }
@@ -387,8 +388,15 @@ def test_what_trainers_have_by_default_reaches_the_operator(chart: Any) -> None:
     (container,) = spec["containers"]
     assert container["image"] == trainer["image"]
     assert container["resources"] == trainer["resources"]
-    assert container["volumeMounts"] == [{"name": "checkpoints", "mountPath": "/checkpoints"}]
-    assert spec["volumes"] == [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}}]
+    assert container["securityContext"] == {"readOnlyRootFilesystem": True}
+    assert container["volumeMounts"] == [
+        {"name": "checkpoints", "mountPath": "/checkpoints"},
+        {"name": "tmp", "mountPath": "/tmp"},
+    ]
+    assert spec["volumes"] == [
+        {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": "10Gi"}},
+    ]
     assert container["env"] == [{"name": "BALLAST_METRICS_PORT", "value": "9000"}]
     (monitor,) = of_kind(render(chart, {"trainer": trainer}), "PodMonitor")
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == container["ports"][0]["name"]

@@ -28,6 +28,7 @@ USUAL = {
             {
                 "name": "trainer",
                 "image": "registry.example.com/ballast/trainer:0.1.0",
+                "securityContext": {"readOnlyRootFilesystem": True, "runAsGroup": 5},
                 "resources": {"requests": {"cpu": "2", "memory": "4Gi"}},
                 "env": [{"name": "BALLAST_METRICS_PORT", "value": "9000"}],
                 "volumeMounts": [{"name": "checkpoints", "mountPath": "/checkpoints"}],
@@ -68,6 +69,7 @@ def test_what_a_job_says_wins():
                 {
                     "name": "main",
                     "image": "mine:1",
+                    "securityContext": {"runAsGroup": 6},
                     "resources": {"requests": {"cpu": "8"}},
                     "env": [{"name": "BALLAST_METRICS_PORT", "value": "1"}, {"name": "A", "value": "b"}],
                     "volumeMounts": [{"name": "nfs", "mountPath": "/checkpoints"}],
@@ -81,6 +83,7 @@ def test_what_a_job_says_wins():
     trainer, sidecar = result["spec"]["containers"]
     assert trainer["image"] == "mine:1"
     assert trainer["name"] == "main"
+    assert trainer["securityContext"] == {"readOnlyRootFilesystem": True, "runAsGroup": 6}
     assert trainer["resources"] == {"requests": {"cpu": "8", "memory": "4Gi"}}
     assert trainer["env"] == own["spec"]["containers"][0]["env"]
     assert trainer["volumeMounts"] == own["spec"]["containers"][0]["volumeMounts"]
