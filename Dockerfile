@@ -75,7 +75,7 @@ RUN SOURCE_DATE_EPOCH=0 groupadd --gid 65532 ballast && \
     SOURCE_DATE_EPOCH=0 useradd --uid 65532 --gid 65532 --no-create-home --home-dir /tmp ballast && \
     find / -xdev -perm /6000 -type f -exec chmod a-s {} + && \
     for python in /usr/lib/python3* /usr/local/lib/python3*; do \
-    rm -rf "$python/ensurepip" "$python/idlelib" "$python/lib2to3" "$python/test" "$python/turtledemo" "$python/pydoc_data" \
+    rm -rf "$python/ensurepip" "$python/idlelib" "$python/lib2to3" "$python/test" "$python/turtledemo" \
     "$python"/config-* "$python"/site-packages/pip* "$python"/site-packages/setuptools*; done && \
     rm -rf /usr/share/doc /usr/share/man /usr/share/info /usr/share/locale /usr/share/python-wheels \
     /usr/share/perl* /usr/lib/*-linux-gnu/perl* /usr/lib/*-linux-gnu/libperl* /usr/bin/perl* /usr/bin/apt* /usr/lib/apt /usr/lib/*-linux-gnu/libapt-* \
