@@ -26,7 +26,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests start hundreds of Python processes; where no bytecode is kept, each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs setup demo test test-nightly test-unit test-api test-e2e e2e-nodes bench coverage coverage-unit chaos check format generate clean
+.PHONY: help docs setup demo test test-cuda test-nightly test-unit test-api test-e2e e2e-nodes bench coverage coverage-unit chaos check format generate clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -69,6 +69,13 @@ test-api: setup ## run the tests on a real API server
 
 test-e2e: setup ## run the product's promises on a local cluster with process nodes
 	@$(BIN)/python -m pytest $(ARGS) tests/e2e
+
+# The tests of curves, moves and checkpoints on a GPU. Pods of several ranks would need a GPU for each of them.
+CUDA_TESTS ?= tests/trainer/loop/test_same_curve.py tests/trainer/loop/test_rebalance.py tests/trainer/loop/test_evaluation.py \
+	tests/trainer/loop/test_asynchronous.py tests/trainer/layers/test_precision.py tests/trainer/checkpoints
+test-cuda: $(STAMP) ## run the trainer's tests on this machine's GPU over NCCL; its ranks may share one
+	@nvidia-smi --list-gpus
+	@BALLAST_TEST_DEVICE=cuda $(PYTEST) $(DAILY) $(ARGS) $(CUDA_TESTS)
 
 e2e-nodes: setup ## run the chart, images and trainers on real kubelets (root; containerd, buildah; some ten minutes)
 	@$(BIN)/python -m ballast_localcluster.setup --kubelets

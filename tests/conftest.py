@@ -16,9 +16,12 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.control_plane import control_plane, namespace
 from tests.support.examples import USUAL
+from tests.support.gang import device_variables
 from tests.support.time_limits import is_over, limited, now, stacks_of_children
 
 __all__ = ["control_plane", "namespace"]
+
+os.environ.update(device_variables("tests"))
 
 # No deadlines: machines are shared. The same examples every time, so that a change is judged by itself; new
 # ones are drawn by `scripts/stress-tests`, `make test-nightly` and `--hypothesis-profile=thorough`. A number

@@ -8,13 +8,14 @@ them is first, so that both see the same machine:
 - torch: ``Schedule1F1B`` over ``nn.Sequential`` stages, an all-reduce of the gradient norm to clip
   as ours does, and one AdamW over the stage.
 
-    python benchmarks/trainer/overhead.py [--pairs 100] [--dim 128] [--setting calibrated|real|tenfold]
+    python benchmarks/trainer/overhead.py [--pairs 100] [--dim 128] [--setting NAME] [--device cuda]
 
-Settings, all unless one is named:
+Settings, all unless one is named (on a GPU ``alone``):
 
 - ``calibrated``: four ranks; layers sleep (``calibrated.py``), 2.5 ms a microbatch forward and twice
   that backward, all else is real;
 - ``real``: a GPT on as many ranks as the machine has cores, at most four; nothing sleeps;
+- ``alone``: a GPT on one rank, against a plain loop of forward and backward over the microbatches;
 - ``tenfold``: a GPT on four ranks, each chunk padded to ten times its own CPU seconds as on a node that
   emulates a GPU. So the runtime's own CPU seconds within a chunk count ten times too, which no real device
   does: a bound from above.
@@ -39,6 +40,8 @@ WARM_UP_PAIRS = 10
 """The first steps: allocations, and the measured steps of a profile that has just begun."""
 FORWARD_SECONDS = 0.0025
 TARGET = 1.03
+MODELS = {"cpu": {}, "cuda": {"heads": 16, "context": 1024}}
+"""Arguments of the GPT by device: a GPU needs more to do than a test has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +60,13 @@ class Setting:
 
 SETTINGS = {
     "calibrated": Setting(4, "calibrated by sleeping"),
+    "alone": Setting(1, "computed"),
     "real": Setting(min(4, os.cpu_count() or 1), "computed"),
     "tenfold": Setting(4, "computed, padded to ten times their CPU seconds", factor=10.0),
 }
 
 
-def rank_main(rank, port, setting, dim, pairs, results):
+def rank_main(rank, port, setting, options, results):
     import torch
     import torch.distributed as dist
     from ballast_policies.contract import Plan
@@ -90,14 +94,19 @@ def rank_main(rank, port, setting, dim, pairs, results):
     config = JobConfig.from_mapping(
         {
             "totalSteps": 1_000_000,
-            "model": {"name": "gpt", "layers": LAYERS - 2, "args": {"dim": dim}},
+            "model": {
+                "name": "gpt",
+                "layers": LAYERS - 2,
+                "args": {"dim": options.dim, **MODELS[options.device]},
+            },
+            "training": {"precision": options.precision},
             "pipeline": {"microbatches": MICROBATCHES, "globalBatchSize": 16},
         }
     )
     model = sleeping_model(LAYERS) if setting.sleeps else build_model(config.model)
     plan: Plan = local_plan([f"rank-{n}" for n in range(count)], network=41)
     store = (serve_store if rank == 0 else reach_store)("127.0.0.1", port, 60)
-    device = torch.device("cpu")
+    device = torch.device(options.device, *([0] if options.device == "cuda" else []))
     world = join(store=store, plan=plan, rank=rank, device=device, timeout_seconds=60)
     speed = EmulatedSpeed(factor=setting.factor) if setting.factor else None
     clock = time.perf_counter if setting.sleeps else None
@@ -123,9 +132,12 @@ def rank_main(rank, port, setting, dim, pairs, results):
         peer_timeout_seconds=60,
     )
     session._launch()
+    torch.manual_seed(0)
 
     mine = training.stages[rank]
-    module = nn.Sequential(*[model.build_layer(i) for i in range(mine.first_layer, mine.end_layer)])
+    module = nn.Sequential(*[model.build_layer(i) for i in range(mine.first_layer, mine.end_layer)]).to(
+        device
+    )
 
     for layer in [*module, *(layer.module for layer in training.layers)] if setting.sleeps else []:
         layer.forward_seconds, layer.backward_seconds = FORWARD_SECONDS, 2 * FORWARD_SECONDS
@@ -145,37 +157,58 @@ def rank_main(rank, port, setting, dim, pairs, results):
         forward_one_chunk = padded(PipelineStage.forward_one_chunk)
         backward_one_chunk = padded(PipelineStage.backward_one_chunk)
 
-    stage = PaddedStage(module, rank, count, device)
-    schedule = Schedule1F1B(stage, n_microbatches=MICROBATCHES, loss_fn=padded(model.loss))
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.01)
+    def plain_loop(inputs, targets):
+        for source, target in zip(inputs.chunk(MICROBATCHES), targets.chunk(MICROBATCHES), strict=True):
+            with torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16"):
+                loss = model.loss(module(source), target) / MICROBATCHES
+            loss.backward()
+            losses.append(loss.detach())
+
+    if count > 1:
+        stage = PaddedStage(module, rank, count, device)
+        schedule = Schedule1F1B(stage, n_microbatches=MICROBATCHES, loss_fn=padded(model.loss))
+    optimizer = torch.optim.AdamW(
+        module.parameters(), lr=1e-3, weight_decay=0.01, fused=device.type == "cuda"
+    )
+    losses = []
 
     def torch_step(number):
-        inputs, targets = model.batch(0, number, 16)
-        losses = []
-        schedule.step(
-            *([inputs] if rank == 0 else []), target=targets if rank == count - 1 else None, losses=losses
-        )
+        inputs, targets = (tensor.to(device) for tensor in model.batch(0, number, 16))
+        losses.clear()
+        if count == 1:
+            plain_loop(inputs, targets)
+        else:
+            schedule.step(
+                *([inputs] if rank == 0 else []), target=targets if rank == count - 1 else None, losses=losses
+            )
         gradients = [p.grad for p in module.parameters() if p.grad is not None]
         squared = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
-        dist.all_reduce(squared)
+        if count > 1:
+            dist.all_reduce(squared)
+        else:
+            float(sum(losses))  # ours reports it, too
         torch._foreach_mul_(gradients, min(1.0, 1.0 / (float(squared.sqrt()) + 1e-6)))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     seconds = {"ours": [], "torch": []}
-    for pair in range(WARM_UP_PAIRS + pairs):
+    wait = torch.cuda.synchronize if device.type == "cuda" else int
+    for pair in range(WARM_UP_PAIRS + options.pairs):
         for name in ("ours", "torch") if pair % 2 else ("torch", "ours"):
-            dist.barrier()
+            if count > 1:
+                dist.barrier()
             began = time.perf_counter()
             session._train_step() if name == "ours" else torch_step(pair)
+            wait()
             seconds[name].append(time.perf_counter() - began)
-    dist.barrier()
+    if count > 1:
+        dist.barrier()
     if rank == 0:
         results.put({name: values[WARM_UP_PAIRS:] for name, values in seconds.items()})
         channel_thread.close()
 
 
-def measure(setting, dim, pairs):
+def measure(setting, options):
     """Seconds of each step on rank 0, by runtime."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ballast_trainer.preload"])
@@ -184,7 +217,7 @@ def measure(setting, dim, pairs):
         port = probe.getsockname()[1]
     results = context.Queue()
     ranks = [
-        context.Process(target=rank_main, args=(rank, port, setting, dim, pairs, results))
+        context.Process(target=rank_main, args=(rank, port, setting, options, results))
         for rank in range(setting.ranks)
     ]
     for process in ranks:
@@ -211,10 +244,13 @@ def main():
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--setting", choices=list(SETTINGS))
-    arguments = parser.parse_args()
-    for name in [arguments.setting] if arguments.setting else list(SETTINGS):
+    parser.add_argument("--device", choices=list(MODELS), default="cpu")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    options = parser.parse_args()
+    settings = list(SETTINGS) if options.device == "cpu" else ["alone"]
+    for name in [options.setting] if options.setting else settings:
         setting = SETTINGS[name]
-        seconds = measure(setting, arguments.dim, arguments.pairs)
+        seconds = measure(setting, options)
         pairs = list(zip(seconds["ours"], seconds["torch"], strict=True))
         ratios = [ours / torchs for ours, torchs in pairs]
         line = {
@@ -222,6 +258,9 @@ def main():
             "setting": name,
             "ranks": setting.ranks,
             "layers": setting.layers,
+            "device": options.device,
+            "precision": options.precision,
+            "dim": options.dim,
             "pairs": len(pairs),
             "torch_median_ms": round(statistics.median(seconds["torch"]) * 1000, 2),
             "added_ms": round(statistics.median(ours - torchs for ours, torchs in pairs) * 1000, 2),

@@ -1,4 +1,4 @@
-"""Real trainer processes for tests: a gang of ranks that talk over gloo.
+"""Real trainer processes for tests: a gang of ranks that talk over gloo, or over NCCL (``make test-cuda``).
 
 The ranks are forked from a server process that has torch imported, so that a gang starts in
 tenths of a second rather than seconds.
@@ -26,6 +26,16 @@ def forks() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.preloaded"])
     return context
+
+
+def device_variables(name: str) -> dict[str, str]:
+    """The variables with which a rank computes on the tests' device: the CPU, but for ``make test-cuda``.
+
+    Ranks may share a GPU there: NCCL takes each of them for a host of its own, and they talk over sockets.
+    """
+    if os.environ.get("BALLAST_TEST_DEVICE", "cpu") == "cpu":
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    return {"NCCL_HOSTID": name, "NCCL_SOCKET_IFNAME": "lo"}
 
 
 class Gang:
@@ -140,7 +150,7 @@ class Gang:
 
 
 def _main(folder: str, name: str, arguments: list[str], environment: dict[str, str]) -> None:
-    os.environ.update(environment)
+    os.environ.update(device_variables(name) | environment)
     for stream, suffix in ((1, "out"), (2, "err")):
         target = os.open(Path(folder) / f"{name}.{suffix}", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         os.dup2(target, stream)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import LEASE
 from ballast_policies.contract import (
@@ -15,7 +16,6 @@ from ballast_policies.contract import (
     Report,
     TerminationMessage,
 )
-from ballast_policies.protocol.cause import Cause
 
 from tests.operator.loops.simulated.machines import end_pod
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation

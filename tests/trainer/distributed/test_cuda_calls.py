@@ -12,7 +12,11 @@ from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import World, join
 from ballast_trainer.layers.layer import Layer
+from ballast_trainer.layers.optimizer_state import from_tensor
+from ballast_trainer.layers.packing import pack, unpack
+from ballast_trainer.pipeline.executor import groups
 from ballast_trainer.pipeline.gradients import squared_norm_once
+from ballast_trainer.pipeline.layout import ScheduleRequest
 
 from tests.trainer.layers.trained_layers import CPU, trained_layers
 
@@ -74,3 +78,54 @@ def test_a_process_group_is_bound_to_its_gpu(monkeypatch, device, backend, bound
     assert name == backend
     assert options["device_id"] == bound
     assert ("TORCH_NCCL_DUMP_ON_TIMEOUT" in os.environ) == (backend == "nccl")
+
+
+@pytest.mark.parametrize(
+    ("device", "fused", "counts_on"), [("cpu", True, "meta"), ("cpu", False, "cpu"), ("meta", None, "cpu")]
+)
+def test_a_loaded_optimizer_counts_its_steps_where_its_kernels_do(device, fused, counts_on):
+    """Fused kernels read the count on their GPU, others on the host; elsewhere the next update fails."""
+    weight = torch.nn.Parameter(torch.zeros(2, device=device))
+    optimizer = torch.optim.AdamW([weight], fused=fused)
+    saved = torch.tensor(3.0)
+    assert from_tensor(optimizer, "step", saved, torch.device("meta"))[1].device.type == counts_on
+    assert from_tensor(optimizer, "exp_avg", saved, torch.device("meta"))[1].device.type == "meta"
+
+
+def test_weights_that_move_stay_on_their_device(monkeypatch):
+    """The host reads the description of a message, and no tensor of it."""
+    read = []
+    cpu = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: [read.append(tensor.nbytes), cpu(tensor)][1])
+    tensors = {"weight": torch.ones(64, 1024), "mask": torch.rand(64, 1024) < 0.5, "pruned": torch.eye(256)}
+    unpacked = unpack(pack(tensors))
+    assert all(torch.equal(unpacked[name], tensor) for name, tensor in tensors.items())
+    assert sum(read) < 1024
+
+
+def test_links_connect_in_one_order(monkeypatch):
+    """NCCL connects in the first message, for which both ranks wait: not on different links at once."""
+    asked = []
+    monkeypatch.setattr(groups, "_made", {})
+    monkeypatch.setattr(groups, "new_group", tuple)
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+    for name in ("send", "recv"):
+        monkeypatch.setattr(dist, name, lambda _, peer, group, name=name: asked.append((name, peer, group)))
+    request = ScheduleRequest(name="1F1B", ranks=3, microbatches=4).one_step()
+    for rank in range(3):
+        groups._made.clear()
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        groups.link_groups(request, [(0, 1, 2)], (0, 1, 2))
+    pairs = [(0, 1), (1, 2)]
+    assert asked == [
+        ("send", 1, pairs[0]),
+        ("recv", 1, pairs[0]),
+        ("recv", 0, pairs[0]),
+        ("send", 0, pairs[0]),
+        ("send", 2, pairs[1]),
+        ("recv", 2, pairs[1]),
+        ("recv", 1, pairs[1]),
+        ("send", 1, pairs[1]),
+    ]

@@ -25,7 +25,8 @@ class FakeEvent:
     def __init__(self, enable_timing):
         assert enable_timing
 
-    def record(self):
+    def record(self, stream):
+        assert stream == "the step's"
         FakeEvent.recorded += 1
         self.at = FakeEvent.recorded
 
@@ -39,6 +40,7 @@ class FakeEvent:
 def test_a_measured_step_waits_for_the_gpu_once_its_seconds_are_read(monkeypatch):
     """No synchronisation of the device in forwards, backwards and updates, whatever the layers."""
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "the step's")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("the whole device is waited for"))
     FakeEvent.recorded = FakeEvent.waits = 0
     model = build_gpt(layers=LAYERS, dim=8, heads=2, context=4)

@@ -176,7 +176,7 @@ class Layer:
                 held = self.learnt(parameter)
                 if held is None:
                     continue
-                plain, restored = from_tensor(key, value, held.device)
+                plain, restored = from_tensor(self._optimizer, key, value, held.device)
                 self._optimizer.state[held][plain] = restored
 
     def expect(self, arrival: Callable[[], Mapping[str, torch.Tensor]]) -> None:

@@ -42,15 +42,18 @@ def as_tensors(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> di
     return tensors
 
 
-def from_tensor(key: str, value: torch.Tensor, device: torch.device) -> tuple[str, Any]:
-    """Key and value as the optimizer had them; its tensors on ``device``."""
+def from_tensor(
+    optimizer: torch.optim.Optimizer, key: str, value: torch.Tensor, device: torch.device
+) -> tuple[str, Any]:
+    """Key and value as the optimizer had them; its tensors on ``device``, that of the parameter."""
     if key.endswith(_NUMBER):
         return key.removesuffix(_NUMBER), value.item()
     if value.is_meta:
         # Its values arrive later.
         return key, torch.empty(value.shape, dtype=value.dtype, device=device)
-    # AdamW counts its steps on the CPU; moments live with their parameter.
-    return key, value.to(value.device if value.dim() == 0 else device, copy=True)
+    # As in Optimizer.load_state_dict of torch: only kernels that read the count have it on the GPU.
+    on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+    return key, value.to(device if on_device or key != "step" else "cpu", copy=True)
 
 
 def group_settings(optimizer: torch.optim.Optimizer) -> Groups:

@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import numpy as np
 import torch
 
 SPARSE_BELOW = 0.75
@@ -25,22 +24,28 @@ _ALIGNED = 16
 """Bytes to which each part of a message is padded: the largest element."""
 
 
-def pack(tensors: Mapping[str, torch.Tensor], elsewhere: Collection[str] = ()) -> torch.Tensor:
-    """The tensors as a uint8 vector; of those named in ``elsewhere`` the description alone."""
+def pack(
+    tensors: Mapping[str, torch.Tensor],
+    elsewhere: Collection[str] = (),
+    *,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """The tensors as a uint8 vector on ``device``; of those named in ``elsewhere`` the description alone."""
     rows: list[tuple[str, str, list[int], int | None]] = []
     parts: list[torch.Tensor] = []
+    flats = {
+        name: value.detach().to(device).contiguous().reshape(-1)
+        for name, value in tensors.items()
+        if name not in elsewhere
+    }
+    counts = _counts_to_send(flats)
     for name, value in tensors.items():
-        if name in elsewhere:
-            rows.append((name, str(value.dtype).removeprefix("torch."), list(value.shape), _ELSEWHERE))
-            continue
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        kept = None
-        if flat.dtype == torch.bool:
-            parts.append(_bits(flat))
-        else:
-            count = int(torch.count_nonzero(flat))
-            if count < SPARSE_BELOW * flat.numel() and not _has_negative_zero(flat):
-                kept = count
+        kept: int | None = _ELSEWHERE
+        if name in flats:
+            flat, kept = flats[name], counts.get(name)
+            if flat.dtype == torch.bool:
+                flat = _bits(flat)
+            elif kept is not None:
                 filled = flat.ne(0)
                 parts.append(_bits(filled))
                 flat = flat[filled]
@@ -50,19 +55,34 @@ def pack(tensors: Mapping[str, torch.Tensor], elsewhere: Collection[str] = ()) -
     header = json.dumps(rows).encode()
     length = torch.tensor([len(header)], dtype=torch.int64).view(torch.uint8)
     described = torch.cat([length, torch.frombuffer(bytearray(header), dtype=torch.uint8)])
-    return torch.cat(_padded([described, *parts]))
+    return torch.cat(_padded([described.to(device), *parts]))
+
+
+def _counts_to_send(flats: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Of the tensors whose zeros cost more than a bit per element: how many elements differ from zero."""
+    counted = {name: flat for name, flat in flats.items() if flat.dtype != torch.bool and flat.numel()}
+    if not counted:
+        return {}
+    # Looked at together: on a GPU each look waits for all of its work.
+    filled = torch.stack([torch.count_nonzero(flat) for flat in counted.values()]).tolist()
+    sparse = {
+        name: count
+        for (name, flat), count in zip(counted.items(), filled, strict=True)
+        if count < SPARSE_BELOW * flat.numel()
+    }
+    return {name: count for name, count in sparse.items() if not _has_negative_zero(flats[name])}
 
 
 def unpack(data: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors of a message, most as views of it; on the device ``meta`` those that it only describes.
+    """The tensors of a message, on its device, most as views; on ``meta`` those that it only describes.
 
     Raises:
         ValueError: the bytes are not a message of :func:`pack`.
     """
-    length = int(data[:8].clone().view(torch.int64))
+    length = int(data[:8].cpu().clone().view(torch.int64))
     if not 0 <= length <= data.numel() - 8:
         raise ValueError(f"a message of {data.numel()} bytes cannot have a description of {length}")
-    rows = json.loads(data[8 : 8 + length].numpy().tobytes())
+    rows = json.loads(data[8 : 8 + length].cpu().numpy().tobytes())
     offset = 8 + length + -(8 + length) % _ALIGNED
     tensors = {}
 
@@ -85,7 +105,7 @@ def unpack(data: torch.Tensor) -> dict[str, torch.Tensor]:
             flat = take(count * dtype.itemsize).view(dtype)
         else:
             filled = _from_bits(take(-(-count // 8)), count)
-            flat = torch.zeros(count, dtype=dtype)
+            flat = torch.zeros(count, dtype=dtype, device=data.device)
             flat[filled] = take(kept * dtype.itemsize).view(dtype)
         tensors[name] = flat.reshape(shape)
     return tensors
@@ -128,11 +148,17 @@ def _padded(parts: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _bits(flat: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(np.packbits(flat.numpy()))
+    """Eight elements a byte, the first in its highest bit."""
+    padded = torch.nn.functional.pad(flat.to(torch.uint8), (0, -len(flat) % 8))
+    return (padded.view(-1, 8) << _places(flat.device)).sum(1, dtype=torch.uint8)
 
 
 def _from_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
-    return torch.from_numpy(np.unpackbits(packed.numpy(), count=count).astype(bool))
+    return (packed[:, None] >> _places(packed.device) & 1).view(-1)[:count].to(torch.bool)
+
+
+def _places(device: torch.device) -> torch.Tensor:
+    return torch.arange(7, -1, -1, dtype=torch.uint8, device=device)
 
 
 def _has_negative_zero(flat: torch.Tensor) -> bool:

@@ -123,7 +123,7 @@ class _Parcels:
                     for name, value in state.items()
                     if move in self._overlap and name.startswith(OPTIMIZER) and value.dim()
                 ]
-                message = pack(state, delayed).to(self._world.device)
+                message = pack(state, delayed, device=self._world.device)
                 self._rest[number] = [state[name] for name in delayed]
                 self.now.sent[number] = message
                 counts[0], counts[1] = message.numel(), joined_size(self._rest[number])
@@ -258,10 +258,8 @@ def migrate(
     now, later, failure = parcels.now, parcels.later, failure or parcels.failure
     try:
         for number, layer in arrived.items():
-            tensors = unpack(now.received[number].cpu())
-            layer.load(
-                {n: value if value.is_meta else value.to(world.device) for n, value in tensors.items()}
-            )
+            tensors = unpack(now.received[number])
+            layer.load(tensors)
             waits = {name: value for name, value in tensors.items() if value.is_meta}
             split_bytes(later.received[number], list(waits.values()))
             if waits:

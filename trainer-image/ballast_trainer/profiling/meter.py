@@ -111,6 +111,8 @@ class Meter:
         """Forget the last step's seconds; the optimizer's are kept, since they are counted after a step."""
         self.step = step
         self.by_layer = by_layer
+        if self._on_events:
+            self._stream = torch.cuda.current_stream(self._device)
         # Reading a thread's clock is a system call: skipped where the seconds are not used.
         self._timed = by_layer or self.always_busy or self._speed is not None
         self._busy = [0.0]
@@ -165,7 +167,8 @@ class Meter:
         """A mark in the device's work: the seconds of a clock, or an event between its kernels."""
         if self._on_events:
             event = torch.cuda.Event(enable_timing=True)
-            event.record()
+            # Asking for the stream takes longer than the event; it is one for all of a step.
+            event.record(self._stream)
             return event
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

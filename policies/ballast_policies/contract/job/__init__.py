@@ -42,7 +42,6 @@ from ballast_policies.contract.job.parallelism import (
     StragglersConfig,
 )
 from ballast_policies.contract.job.pipeline import PipelineConfig
-from ballast_policies.contract.job.plan import PlanConfig, PlannedGpus
 from ballast_policies.contract.job.reshaping import BalanceBy, RebalanceConfig, RepackConfig
 from ballast_policies.contract.job.training import Decay, Precision, TrainingConfig
 
@@ -75,8 +74,6 @@ __all__ = [
     "ParallelismConfig",
     "Pattern",
     "PipelineConfig",
-    "PlanConfig",
-    "PlannedGpus",
     "Precision",
     "ProfilingConfig",
     "PruningSettings",

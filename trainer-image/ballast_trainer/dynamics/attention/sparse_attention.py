@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from ballast_trainer.device import sparse_pays_on
 from ballast_trainer.dynamics.attention.chosen_keys import Attended, block_attention
 from ballast_trainer.dynamics.attention.hashed_keys import hash_attention
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
@@ -85,6 +86,11 @@ class ChosenAttention(ChangingModule):
                 "leave sparseAttention out"
             )
         shared = q.shape[1] // k.shape[1]
+        if not sparse_pays_on(q.device):
+            self.kept = 1.0
+            return functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, dropout_p=dropout_p, scale=scale, enable_gqa=shared > 1
+            )
         if shared > 1:
             k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
         found = self._chosen(q, k, v, dropout_p, q.shape[-1] ** -0.5 if scale is None else scale)
@@ -152,6 +158,7 @@ class SparseAttention(BlockChange):
         super().__init__(config, layer_count)
         self._settings = config.attention or AttentionSettings()
         self._dense_above = DENSE_ABOVE[self._settings.pattern]
+        self._possible = True
 
     def change_block(self, block: nn.Module, index: int) -> nn.Module:
         """Wrap the attention."""
@@ -162,6 +169,7 @@ class SparseAttention(BlockChange):
 
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
         """Fraction of the attention that each layer computes."""
+        self._possible = sparse_pays_on(layers.device)
         return {
             "layers": {
                 layer.index: module.kept
@@ -175,4 +183,6 @@ class SparseAttention(BlockChange):
         """All attention is dense."""
         if any(kept < 1 for kept in figures["layers"].values()):
             return ""
+        if not self._possible:
+            return "on a GPU dense attention is faster than over chosen keys, and attention is dense"
         return f"content keeps more than {self._dense_above:g} of the keys, and attention is dense"

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ballast_trainer.device import sparse_pays_on
 from ballast_trainer.dynamics.pruning.neurons import is_conv1d
 from ballast_trainer.layers.layer import MODULE, OPTIMIZER
 
@@ -193,7 +194,7 @@ def has_dense_weight(module: nn.Module) -> bool:
 
 def _sparse_pays(mask: torch.Tensor) -> bool:
     # Torch's CSR products on the CPU need MKL.
-    possible = mask.is_cuda or torch.backends.mkl.is_available()
+    possible = sparse_pays_on(mask.device) and torch.backends.mkl.is_available()
     return possible and float(mask.sum()) <= (1 - SPARSE_FROM) * mask.numel()
 
 

@@ -3,9 +3,11 @@
 Every rank makes all groups in one order, as torch requires, once for each default process group.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from ballast_policies.planning.schedules import Schedule
 
@@ -19,14 +21,31 @@ _made: dict[Hashable, Any] = {}
 _world: Any = None
 
 
-def _group(key: Hashable, ranks: Sequence[int]) -> Any:
+def _group(key: Hashable, ranks: Sequence[int], connect: Callable[[Any], None] | None = None) -> Any:
     global _world  # noqa: PLW0603 - groups end with the process group they were made in
     if _world is not dist.group.WORLD:
         _made.clear()
         _world = dist.group.WORLD
     if key not in _made:
         _made[key] = new_group(ranks)
+        if connect is not None:
+            connect(_made[key])
     return _made[key]
+
+
+def _connect(source: int, target: int, group: Any) -> None:
+    """Send one message over a link that is new.
+
+    NCCL connects two ranks in their first message, and both wait for it. Ranks whose first messages were
+    those of a schedule would wait for each other on different links, for ever; links are made in one order.
+    """
+    if dist.get_backend() != "nccl" or dist.get_rank() not in (source, target):
+        return
+    message = torch.zeros(1, device=torch.device("cuda", torch.cuda.current_device()))
+    if dist.get_rank() == source:
+        dist.send(message, target, group=group)
+    else:
+        dist.recv(message, source, group=group)
 
 
 def replica_group(stage_ranks: Sequence[Sequence[int]], rank: int) -> Any:
@@ -72,7 +91,9 @@ def link_groups(
     links = links_of(schedule)
     made = {
         (tuple(ranks), link): _group(
-            ("link", *link[:2], ranks[link[2]], ranks[link[3]]), sorted(ranks[at] for at in link[2:])
+            ("link", *link[:2], ranks[link[2]], ranks[link[3]]),
+            sorted(ranks[at] for at in link[2:]),
+            functools.partial(_connect, ranks[link[2]], ranks[link[3]]),
         )
         for ranks in lines
         for link in links

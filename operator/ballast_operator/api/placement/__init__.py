@@ -1,0 +1,1 @@
+"""Where a job may be placed: types of fields of its spec."""
