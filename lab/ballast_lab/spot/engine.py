@@ -116,6 +116,7 @@ class _Replay:
         self.observed = Observed()
         self.used: dict[str, int] = {}
         self._chunk: tuple[int, np.ndarray] = (-1, np.empty((0, 0)))
+        self._seen: tuple[float, np.ndarray, np.ndarray] = (-math.inf, np.empty(0), np.empty(0))
 
     def run(self, jobs: Sequence[SpotJob], progress: OnProgress | None) -> SpotResult:
         waiting = list(jobs)[::-1]
@@ -193,7 +194,7 @@ class _Replay:
                 prices = self.machines.prices(np.array([now]))[0]
 
     def _review(self, each: Running, now: float, prices: np.ndarray) -> None:
-        options = self._options(each, prices)
+        options = self._options(each, now, prices)
         at = WAIT if each.rental is None else each.rental.option
         deadline = each.job.deadline_seconds if self.settings.reads_deadlines else None
         situation = Situation(
@@ -216,7 +217,10 @@ class _Replay:
         if choice.option != WAIT:
             self._start(each, choice, now)
 
-    def _options(self, each: Running, prices: np.ndarray) -> Options:
+    def _options(self, each: Running, now: float, prices: np.ndarray) -> Options:
+        if self._seen[0] != now:
+            self._seen = now, self.machines.listed(now), self.machines.there_seconds(now, self.start)
+        _, listed, there = self._seen
         usd = prices[each.offers] * each.machines
         if self.settings.quota:
             usd = np.where(each.within(self.settings.quota, self.used, self.machines), usd, np.nan)
@@ -228,7 +232,14 @@ class _Replay:
                     for k in each.offers.tolist()
                 ]
             )
-        options = Options(speed=each.speed, usd_per_hour=usd, hazard_per_hour=each.hazards, spot=spot)
+        options = Options(
+            speed=each.speed,
+            usd_per_hour=usd,
+            hazard_per_hour=each.hazards,
+            spot=spot,
+            there_seconds=there[each.offers],
+            listed_usd_per_hour=listed[each.offers] * each.machines,
+        )
         if stale:
             each.useful, each.seen = useful_parts(options, self.preferences.restart), self.observed.version
         return options

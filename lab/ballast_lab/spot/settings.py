@@ -50,7 +50,7 @@ class SpotSettings:
     checkpoint_seconds: float = 5.0
     notice_seconds: float | None = None
     review_seconds: float = 600.0
-    hysteresis: float = 2.0
+    hysteresis: float = 1.0
     quota: Mapping[str, int] = dataclasses.field(default_factory=dict)
     checkpoint_gb: float = 0.4
     usd_per_gb: tuple[float, float] = (0.02, 0.09)

@@ -16,12 +16,17 @@ class Options:
         usd_per_hour: of all machines of the gang; NaN where they cannot be had now.
         hazard_per_hour: rate at which the gang loses a machine; 0 on demand.
         spot: whether it may be taken away.
+        there_seconds: for how long it could be had without a break, of one that was seen to go before;
+            infinite of one that was not. None: not known of any.
+        listed_usd_per_hour: prices also of those that cannot be had now; None: not known of these.
     """
 
     speed: np.ndarray
     usd_per_hour: np.ndarray
     hazard_per_hour: np.ndarray
     spot: np.ndarray
+    there_seconds: np.ndarray | None = None
+    listed_usd_per_hour: np.ndarray | None = None
 
 
 def useful_parts(options: Options, restart: RestartCosts) -> np.ndarray:

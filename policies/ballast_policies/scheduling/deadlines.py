@@ -148,7 +148,7 @@ def _choice(
         if pool.pool in state.spot.pools:
             seen = state.preempted.get(pool.pool, Hazard())
             of_class[pool.gpu_type] = of_class.get(pool.gpu_type, Hazard()).plus(seen)
-    speed, usd, hazard = [], [], []
+    speed, usd, listed, hazard = [], [], [], []
     for number, pool in enumerate(pools):
         runs_here = job.placement is not None and job.placement.pool == pool.pool
         if runs_here:
@@ -162,7 +162,8 @@ def _choice(
         rate = posed.throughput[pool.gpu_type]
         data = job.usd_per_step.get(pool.pool, 0.0) * rate * HOUR
         speed.append(rate)
-        usd.append(pool.price * gpus + data if there else np.nan)
+        listed.append(pool.price * gpus + data)
+        usd.append(listed[-1] if there else np.nan)
         seen = state.preempted.get(pool.pool, Hazard())
         expected = seen.per_hour_in_class(of_class.get(pool.gpu_type, Hazard()))
         hazard.append(expected * (nodes or 1) if pool.pool in state.spot.pools else 0.0)
@@ -176,6 +177,7 @@ def _choice(
         usd_per_hour=np.array(usd),
         hazard_per_hour=np.array(hazard),
         spot=np.array([pool.pool in state.spot.pools for pool in pools]),
+        listed_usd_per_hour=np.array(listed),
     )
     situation = Situation(
         steps=max(1.0, posed.steps_remaining or 1.0),

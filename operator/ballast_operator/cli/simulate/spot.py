@@ -29,7 +29,7 @@ spot_options = all_of(
         "--hysteresis",
         type=float,
         metavar="TIMES",
-        help="With --prices FOLDER: a move has to save this many times its cost. [default: 2]",
+        help="With --prices FOLDER: a move has to save this many times its cost. [default: 1]",
     ),
     click.option(
         "--oracle/--no-oracle",
