@@ -1,34 +1,43 @@
-"""Our executor against torch's pipelining on schedules with a flush, and what no flush saves.
+"""Our executor beside torch's own schedules, and what no flush saves.
 
-Four ranks over gloo; layers sleep for stated seconds (``calibrated``), all else is real.
-
-- *Overhead*: the same stages are carried out by torch.distributed.pipelining and by
-  ``runtime/executor``, in one run and in turns of a few steps.  The ratio of medians says what the
-  executor costs over torch; the ratio to the simulated step, what each costs over the schedule.
-  CPU milliseconds of a rank and step, which sleeping layers leave to the runtime, are told apart, since a
-  busy machine does not disturb them.
+- *CPU time*: the same layers, batches and orders, carried out by our executor and by the public schedules of
+  torch.distributed.pipelining, on one rank a core (at most four) over gloo, in one run and in turns of a few
+  steps.  Layers are a GPT's (``--dim``), so that most of the time is theirs, or sleep (``--sleeping``: what
+  is left is the runtimes' own).  ``ratio`` is the median over the turns of (ours / torch's) CPU time of all
+  ranks, ``interval`` its 95 % interval by bootstrap; ours seeds the layers besides, and reports the loss.
 - *No flush*: medians of a step of 1F1B, PipeDream and 2BW, as the session trains them, beside the
   simulator's.  With p ranks and m microbatches 1F1B takes (m + p - 1) / m times as long as the others.
 
-    python benchmarks/trainer/executor.py [--blocks 8] [--steps 40] [--milliseconds 16]
+    python benchmarks/trainer/executor.py [--turns 30] [--dim 256] [--sleeping] [--no-flush] [--steps 40]
 
-On a machine whose cores are busy with other things, use longer layers.
+For *no flush* on a machine whose cores are busy with other things, use longer layers (``--milliseconds``).
 """
 
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import time
 
 import numpy as np
 
-RANKS, MICROBATCHES, LAYERS = 4, 8, 8
-BLOCK = 4
-FLUSHING = ("1F1B", "GPipe", "Interleaved1F1B", "ZeroBubbleH1", "ZeroBubbleV")
+MICROBATCHES, LAYERS = 8, 8
+RANKS = min(4, os.cpu_count() or 1)
+UNFLUSHED_RANKS = 4
+TURN = 2
+"""Steps of one runtime before the other's."""
+TORCH_CLASSES = {
+    "1F1B": "Schedule1F1B",
+    "GPipe": "ScheduleGPipe",
+    "Interleaved1F1B": "ScheduleInterleaved1F1B",
+    "ZeroBubbleH1": "ScheduleInterleavedZeroBubble",
+    "ZeroBubbleV": "ScheduleZBVZeroBubble",
+}
+SINGLE_STAGE = ("1F1B", "GPipe")
 
 
-def rank_main(rank, port, schedule, blocks, forward, results):
+def rank_main(rank, port, schedule, turns, dim, results):
     import torch
     import torch.distributed as dist
     from ballast_policies.contract.job import TrainingConfig
@@ -36,15 +45,18 @@ def rank_main(rank, port, schedule, blocks, forward, results):
     from ballast_policies.planning.stages import stages_over
     from ballast_trainer.distributed.process_group import join, reach_store, serve_store
     from ballast_trainer.layers.layer import LayerSet
-    from ballast_trainer.pipeline.executor.pipelines import ExecutedPipeline
+    from ballast_trainer.models.gpt import build_gpt
     from ballast_trainer.pipeline.layout import ScheduleRequest
     from ballast_trainer.pipeline.stages import PipelineBuilder
     from ballast_trainer.profiling.meter import Meter
     from calibrated import sleeping_model
     from harness import local_plan
+    from torch import nn
+    from torch.distributed import pipelining
 
     torch.set_num_threads(1)
-    device, model = torch.device("cpu"), sleeping_model(LAYERS)
+    device = torch.device("cpu")
+    model = build_gpt(layers=LAYERS, dim=dim, context=64) if dim else sleeping_model(LAYERS)
     plan = local_plan([f"rank-{n}" for n in range(RANKS)], network=44)
     store = (serve_store if rank == 0 else reach_store)("127.0.0.1", port, 60)
     join(store=store, plan=plan, rank=rank, device=device, timeout_seconds=60)
@@ -52,88 +64,96 @@ def rank_main(rank, port, schedule, blocks, forward, results):
     placement = request.placement()
     stages = stages_over(even_partition(LAYERS, len(placement)), placement)
     layers = LayerSet(model, TrainingConfig(), device, lambda index, module: module)
-    mine = [stage for stage in stages if stage.rank == rank]
-    layers.hold(layers.make(i) for stage in mine for i in range(stage.first_layer, stage.end_layer))
-    for layer in layers:
-        layer.module.forward_seconds, layer.module.backward_seconds = forward, 2 * forward
-    meter = Meter(LAYERS, device, None, clock=time.perf_counter)
+    mine = [(number, stage) for number, stage in enumerate(stages) if stage.rank == rank]
+    layers.hold(layers.make(i) for _, stage in mine for i in range(stage.first_layer, stage.end_layer))
+    meter = Meter(LAYERS, device, None)
     builder = PipelineBuilder(
         stages=stages, schedule=request, rank=rank, layers=layers, meter=meter, loss=model.loss
     )
-    batch = model.batch(0, 0, MICROBATCHES)
-    boundaries = builder.probe_partition(batch)
-    pipelines = {
-        "torch": builder.build(boundaries),
-        "executor": ExecutedPipeline(
-            request.one_step(),
-            rank=rank,
-            stacks=builder.stacks(),
-            boundaries=boundaries,
-            meter=meter,
-            loss=model.loss,
-            device=device,
-        ),
-    }
-    seconds = {name: [] for name in pipelines}
-    busy = dict.fromkeys(pipelines, 0.0)
-    for block in range(2 * (blocks + 1)):
-        name = list(pipelines)[block % 2]
-        dist.barrier()
-        for _ in range(BLOCK):
-            meter.start_step(0)
-            began, busy_before = time.perf_counter(), time.process_time()
-            pipelines[name].run(lambda: batch)
+    batch = model.batch(0, 0, 2 * MICROBATCHES)
+    ours = builder.build(builder.probe_partition(batch))
+
+    def our_step():
+        meter.start_step(0, by_layer=False)
+        ours.run(lambda: batch)
+
+    theirs = [
+        pipelining.PipelineStage(
+            nn.Sequential(*(layers[i].module for i in range(stage.first_layer, stage.end_layer))),
+            number,
+            len(stages),
+            device,
+        )
+        for number, stage in mine
+    ]
+    carrier = getattr(pipelining, TORCH_CLASSES[schedule], None) or getattr(
+        pipelining.schedules, TORCH_CLASSES[schedule]
+    )
+    peer = carrier(
+        theirs[0] if schedule in SINGLE_STAGE else theirs, n_microbatches=MICROBATCHES, loss_fn=model.loss
+    )
+    first, last = (any(number == at for number, _ in mine) for at in (0, len(stages) - 1))
+
+    def torch_step():
+        losses = []
+        peer.step(
+            *([batch[0]] if first else []),
+            target=batch[1] if last else None,
+            losses=losses,
+            return_outputs=False,
+        )
+        return float(torch.stack(losses).detach().mean()) if last else None
+
+    steps = {"ours": our_step, "torch": torch_step}
+    cpu, wall = ({name: [] for name in steps} for _ in range(2))
+    for turn in range(turns + 2):
+        for name in ("ours", "torch") if turn % 2 else ("torch", "ours"):
             dist.barrier()
-            seconds[name].append(time.perf_counter() - began)
-            if block > 1:
-                busy[name] += (time.process_time() - busy_before) / (blocks * BLOCK)
-            for layer in layers:
-                layer.module.zero_grad()
-    of_all = torch.tensor(list(busy.values()), dtype=torch.float64)
+            began, cpu_began = time.perf_counter(), time.process_time()
+            for _ in range(TURN):
+                steps[name]()
+                for layer in layers:
+                    layer.module.zero_grad()
+            cpu[name].append((time.process_time() - cpu_began) / TURN)
+            dist.barrier()
+            wall[name].append((time.perf_counter() - began) / TURN)
+    of_all = torch.tensor([cpu["ours"], cpu["torch"]], dtype=torch.float64)
     dist.all_reduce(of_all)
     if rank == 0:
-        own = dict(zip(busy, (of_all / RANKS).tolist(), strict=True))
-        results.put(({name: values[BLOCK:] for name, values in seconds.items()}, own))
+        # The first turns allocate, connect, and infer shapes.
+        results.put((of_all[:, 2:].tolist(), [wall["ours"][2:], wall["torch"][2:]]))
         time.sleep(0.5)  # the store lives here: the others leave first
 
 
-def overhead(schedule, blocks, forward):
-    """Medians of both, and of the simulated step."""
-    from ballast_policies.planning import even_partition
-    from ballast_policies.planning.schedules import simulate, stage_costs
-    from ballast_trainer.pipeline.layout import ScheduleRequest
+def beside_torch(schedule, turns, dim):
+    """CPU and wall time of both, a step; CPU time of all ranks."""
     from harness import free_port
+    from overhead import interval_of_median
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ballast_trainer.preload", "calibrated"])
     results, port = context.Queue(), free_port()
     ranks = [
-        context.Process(target=rank_main, args=(rank, port, schedule, blocks, forward, results))
+        context.Process(target=rank_main, args=(rank, port, schedule, turns, dim, results))
         for rank in range(RANKS)
     ]
     for process in ranks:
         process.start()
-    seconds, own = results.get(timeout=90)
+    (ours, theirs), (our_wall, their_wall) = results.get(timeout=1800)
     for process in ranks:
         process.join(30)
-    built = ScheduleRequest(name=schedule, ranks=RANKS, microbatches=MICROBATCHES).one_step()
-    costs = stage_costs(
-        even_partition(LAYERS, built.stages),
-        forward_seconds=[forward * MICROBATCHES] * LAYERS,
-        backward_seconds=[2 * forward * MICROBATCHES] * LAYERS,
-        microbatches=MICROBATCHES,
-    )
-    simulated = simulate(built, costs).makespan
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    ratios = [mine / peer for mine, peer in zip(ours, theirs, strict=True)]
     return {
         "schedule": schedule,
-        "torch_seconds": round(medians["torch"], 4),
-        "executor_seconds": round(medians["executor"], 4),
-        "executor_over_torch": round(medians["executor"] / medians["torch"], 4),
-        "torch_own_cpu_ms": round(own["torch"] * 1000, 1),
-        "executor_own_cpu_ms": round(own["executor"] * 1000, 1),
-        "torch_over_simulated": round(medians["torch"] / simulated, 4),
-        "executor_over_simulated": round(medians["executor"] / simulated, 4),
+        "ranks": RANKS,
+        "turns": turns,
+        "our_cpu_ms": round(statistics.median(ours) * 1000, 2),
+        "torch_cpu_ms": round(statistics.median(theirs) * 1000, 2),
+        "ratio": round(statistics.median(ratios), 4),
+        "interval": [round(end, 4) for end in interval_of_median(ratios)],
+        "wall_ratio": round(
+            statistics.median(mine / peer for mine, peer in zip(our_wall, their_wall, strict=True)), 4
+        ),
     }
 
 
@@ -143,15 +163,15 @@ def without_a_flush(steps, forward):
     from ballast_trainer.pipeline.layout import ScheduleRequest
     from calibrated import Job, run
 
-    each = LAYERS // RANKS
-    costs = even_costs(RANKS, forward=each * forward, backward=2 * each * forward)
+    each = LAYERS // UNFLUSHED_RANKS
+    costs = even_costs(UNFLUSHED_RANKS, forward=each * forward, backward=2 * each * forward)
     rows = []
     for name in ("1F1B", "PipeDream", "PipeDream2BW"):
         loads = np.tile([forward, 2 * forward], (steps, LAYERS, 1))
         ran = run(
             Job(
                 loads=loads,
-                ranks=RANKS,
+                ranks=UNFLUSHED_RANKS,
                 bounds=tuple(range(0, LAYERS + 1, each)),
                 microbatches=MICROBATCHES,
                 schedule=name,
@@ -159,7 +179,7 @@ def without_a_flush(steps, forward):
             )
         )
         inner = [seconds for step, seconds in ran.step_seconds().items() if 5 < step < steps]
-        request = ScheduleRequest(name=name, ranks=RANKS, microbatches=MICROBATCHES)
+        request = ScheduleRequest(name=name, ranks=UNFLUSHED_RANKS, microbatches=MICROBATCHES)
         if name == "1F1B":
             simulated = simulate(request.one_step(), costs).makespan
         else:
@@ -184,16 +204,21 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--dim", type=int, default=256, help="of the GPT")
+    parser.add_argument("--sleeping", action="store_true", help="layers sleep")
+    parser.add_argument("--schedules", default=",".join(TORCH_CLASSES), help="of the comparison with torch")
+    parser.add_argument("--no-flush", action="store_true", help="compare schedules without a flush instead")
+    parser.add_argument("--steps", type=int, default=40, help="without a flush")
     parser.add_argument("--milliseconds", type=float, default=16.0, help="a layer's forward; backward twice")
-    parser.add_argument("--schedules", default=",".join(FLUSHING), help="of the comparison with torch")
     arguments = parser.parse_args()
-    forward = arguments.milliseconds / 1000
-    print(json.dumps({"layers": "calibrated by sleeping", "ranks": RANKS, "microbatches": MICROBATCHES}))
-    for schedule in filter(None, arguments.schedules.split(",")):
-        print(json.dumps(overhead(schedule, arguments.blocks, forward)), flush=True)
-    for row in without_a_flush(arguments.steps, forward):
+    if arguments.no_flush:
+        rows = iter(without_a_flush(arguments.steps, arguments.milliseconds / 1000))
+    else:
+        dim = 0 if arguments.sleeping else arguments.dim
+        names = filter(None, arguments.schedules.split(","))
+        rows = (beside_torch(name, arguments.turns, dim) for name in names)
+    for row in rows:
         print(json.dumps(row), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""One-line causes of errors: the user's error, without the wrappers of libraries."""
+"""One-line causes of errors, in the words of the user's own code."""
 
 import traceback
 from pathlib import Path
@@ -23,28 +23,14 @@ _MAY_BE_THE_DATA = (IndexError, TypeError, RuntimeError)
 _TOLD = (LAYER_NOTE, EVALUATION_NOTE, GIVEN_NOTE, RECEIVED_NOTE)
 """Beginnings of the notes that users are told."""
 
-_WRAPPERS = ("failed to run forward", "Failed to run stage backward")
-"""Texts of torch.distributed.pipelining around an error of a layer, which list tensors, not the error."""
-
-
-def root_cause(error: BaseException) -> BaseException:
-    """The error itself, or the one that torch's pipeline has wrapped."""
-    while error.__cause__ is not None and any(text in str(error) for text in _WRAPPERS):
-        if isinstance(error, TrainerError):
-            break
-        error = error.__cause__
-    return error
-
 
 def explains_itself(error: BaseException) -> bool:
     """Whether the error's text is sufficient for the user; other errors need the traceback."""
-    error = root_cause(error)
     return isinstance(error, TrainerError) and not (error.shows_cause and error.__cause__ is not None)
 
 
 def describe(error: BaseException) -> str:
     """The error as text: its class where the text alone is unclear, its layer, and its cause."""
-    error = root_cause(error)
     if isinstance(error, TrainerError):
         return str(error)
     notes = [note for note in notes_of(error) if note.startswith(_TOLD)]

@@ -38,7 +38,6 @@ from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline.layout import ScheduleRequest
-from ballast_trainer.pipeline.torch_pipeline import preload
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import Profile
 from ballast_trainer.profiling.recording import RecordingMeter, write_trace
@@ -293,8 +292,6 @@ def _training_state(
 ) -> TrainingState:
     """Join the process group, and the state from which a session starts; collective over the plan's ranks."""
     config, plan, model = job.config, launch.plan, shared_ties(job.model, launch, job.config.training.seed)
-    if len(plan.ranks) > 1:
-        preload()
     if launch.joining:
         announce_ready(launch.store, plan, launch.process)
         wait_until_called(launch.store, plan, launch.process, stop)

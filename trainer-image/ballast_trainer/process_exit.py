@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 
-from ballast_trainer.causes import root_cause
 from ballast_trainer.errors import ConfigurationError, PeerLost, Stopped
 
 _CODES = {
@@ -27,7 +26,6 @@ _MESSAGE_CHARACTERS = 2000
 
 def reason_of(error: BaseException) -> ExitReason:
     """The exit reason of a process that raised ``error``."""
-    error = root_cause(error)
     if isinstance(error, ConfigurationError):
         return ExitReason.CONFIGURATION
     if isinstance(error, PeerLost):

@@ -12,7 +12,6 @@ from ballast_policies.planning.balancers.by_simulation import refine
 from ballast_policies.planning.balancers.mixed_gpus import arrange_ranks, partition_by_rank
 from ballast_policies.planning.balancers.network import network_aware_partition
 from ballast_policies.planning.memory.measured_layers import PipelineForm
-from ballast_policies.planning.memory.moments import runs_in_torch
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.memory.stage_bytes import ROUNDING, LayerSums, StageBytes
 from ballast_policies.planning.partition import Partition, PlanningError, even_partition, imbalance
@@ -274,8 +273,7 @@ class _Problem:
                 np.arange(partition.ranks), bounds[:-1], bounds[1:]
             ).tolist()
             return found
-        buffered = runs_in_torch(self.form)
-        ranks = rank_bytes(partition, self.schedule, self.facts, self.profile.rows, buffered=buffered)
+        ranks = rank_bytes(partition, self.schedule, self.facts, self.profile.rows)
         return [ranks[self._rank(stage)].total for stage in self._all]
 
     def _fullness(self, partition: Partition, types: Sequence[str]) -> float:

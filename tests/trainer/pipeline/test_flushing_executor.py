@@ -84,10 +84,10 @@ def test_messages_of_a_link_are_sent_in_the_order_they_are_needed(name, ranks, r
     sent, needed = {}, {}
     for rank in range(schedule.ranks):
         order = RankOrder(schedule, rank, 1)
-        for message in map(order.sent_by, order.actions):
+        for message in (planned.sent for planned in order.planned):
             if message is not None:
                 sent.setdefault(link_of(message), []).append(message)
-        for message in order.messages():
+        for message in order.messages:
             needed.setdefault(link_of(message), []).append(message)
     assert sent == needed
     assert tuple(sorted(sent)) == links_of(schedule)

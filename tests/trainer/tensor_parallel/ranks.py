@@ -148,20 +148,20 @@ def pipelined_step(world, scatter_gather):
         meter=meter,
         loss=model.loss,
         line=world.pipeline,
+        lines=world.mesh.lines("position", world.size),
         tensor=world.tensor if scatter_gather else None,
     )
     batch = model.batch(0, 0, 4)
     pipeline = builder.build(builder.probe_partition(batch, world.gather))
     sent = []
-    operation = dist.P2POp
+    send = dist.isend
 
-    def counted(op, tensor, *arguments, **named):
-        if op is dist.isend:
-            sent.append(tensor.nbytes)
-        return operation(op, tensor, *arguments, **named)
+    def counted(tensor, **named):
+        sent.append(tensor.nbytes)
+        return send(tensor, **named)
 
-    # Where torch's stages send; this process ends after the step.
-    dist.P2POp = counted
+    # Where stages send; this process ends after the step.
+    dist.isend = counted
     world.tensor.bytes.clear()
     loss = pipeline.run(lambda: batch)
     gradients = {

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from ballast_policies.contract import Plan
 
-from ballast_trainer.causes import notes_of, root_cause
+from ballast_trainer.causes import notes_of
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.heartbeat import record_collectives
 from ballast_trainer.distributed.mesh import Mesh
@@ -56,8 +56,8 @@ def peer_failures() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ConnectionError) as error:
-        text = str(root_cause(error))
-        if _is_peer_failure(root_cause(error)):
+        text = str(error)
+        if _is_peer_failure(error):
             raise PeerLost(f"another rank is gone: {_said(text)}. Its own output has the reason") from error
         raise
 

@@ -197,21 +197,13 @@ def forecast(
     return Forecast(
         name=name,
         schedule=schedule.name,
-        ranks=rank_forecasts(
-            partition, schedule, rows, busy, buffered=_buffered(config, schedule), averaged=data > 1
-        ),
+        ranks=rank_forecasts(partition, schedule, rows, busy, averaged=data > 1),
         step_seconds=step_seconds,
         formula_seconds=formula,
         imbalance=max(busy) / (math.fsum(busy) / len(busy)) - 1 if any(busy) else 0.0,
         bubble=split_bubble(schedule, costs[slowest]),
         trace=trace,
     )
-
-
-def _buffered(config: JobConfig, schedule: Schedule) -> bool:
-    """Whether torch's pipelining runs the schedule, not Ballast's executor."""
-    name, replicas = config.pipeline.schedule, used_replicas(config.pipeline.replicas, schedule.ranks)
-    return schedule.ranks > 1 and not replicas and not is_asynchronous(name)
 
 
 def _with_flush(

@@ -48,7 +48,6 @@ def rank_forecasts(
     rows: Sequence[ProfiledLayer],
     busy: Sequence[float],
     *,
-    buffered: bool,
     averaged: bool,
 ) -> tuple[RankForecast, ...]:
     """The ranks of one pipeline.
@@ -58,12 +57,11 @@ def rank_forecasts(
         schedule: of one step, or of a run without a flush.
         rows: the layers.
         busy: seconds of a step by rank.
-        buffered: torch's pipelining runs it, with a buffer for each message of a step.
         averaged: gradients are averaged over replicas of the pipeline.
     """
     facts, cuts = validate(schedule), cuts_of(partition)
     found = []
-    sizes = rank_bytes(partition, schedule, facts, rows, buffered=buffered, averaged=averaged)
+    sizes = rank_bytes(partition, schedule, facts, rows, averaged=averaged)
     for rank, size in enumerate(sizes):
         own = [stage for stage, holders in enumerate(schedule.stage_ranks) if rank in holders]
         found.append(

@@ -55,8 +55,6 @@ class LayerStack(nn.Module):
         """The message to the next stage, which waits for that many bytes; None: any."""
         self.layer_ended: tuple[int, Callable[[int], None]] | None = None
         """The microbatch whose backward is a step's last, and what is told that it has gone past a layer."""
-        self.owns_output = False
-        """Whether the output must not be a view: torch's split backward detaches it in place."""
 
     def forward(self, value: Tree) -> Tree:
         """Run the layers; outside of a schedule's chunk (shape inference) nothing is measured."""
@@ -107,8 +105,6 @@ class LayerStack(nn.Module):
             value = mapped(torch.Tensor.contiguous, value)
             if microbatch is not None:
                 self._refuse_other_message(value)
-        if self.owns_output:
-            value = mapped(own_storage, value)
         meter.message_bytes = byte_count(value)
         return value
 
@@ -211,11 +207,6 @@ class _Entrance(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         # gloo sends contiguous tensors only, and a layer's backward need not return one.
         return gradient.contiguous()
-
-
-def own_storage(value: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy where it is a view of another."""
-    return value.clone() if value._is_view() else value
 
 
 def _enter(value: torch.Tensor) -> torch.Tensor:

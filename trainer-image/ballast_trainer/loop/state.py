@@ -18,7 +18,6 @@ from ballast_trainer.data.sources import (
     read_batch,
 )
 from ballast_trainer.distributed.activity import ACTIVITY
-from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import Freezing, frozen_layers
 from ballast_trainer.dynamics.protocol import Dynamic, is_built_in
@@ -101,7 +100,6 @@ class TrainingState:
     rank_speeds: RankSpeeds = dataclasses.field(default_factory=RankSpeeds)
     partition_cache: PartitionCache = dataclasses.field(default_factory=PartitionCache)
     _probe: SpeedProbe | None = None
-    _met: Axis | None = None
     _targets: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     _factors: dict[int, list[float]] = dataclasses.field(default_factory=dict)
     _ahead: ReadAhead | None = None
@@ -231,7 +229,6 @@ class TrainingState:
         self.pipeline = builder.build(self.probe_partition(self.stages) if boundaries is None else boundaries)
         self._shape = self.partition_cache.shape
         self._pipelines = {self._shape: self.pipeline}
-        self._met = self.world.pipeline
         self.meter.start_step(self.step)
 
     def probe_partition(
@@ -274,7 +271,6 @@ class TrainingState:
             layers=self.layers,
             meter=self.meter,
             loss=self._loss,
-            meets=self._met is not self.world.pipeline,
             independent_layers=self.model.independent_layers and all(map(is_built_in, self.dynamics)),
             frozen_outputs=self.frozen_outputs,
             layer_ended=self._layer_ended if self._reduces_early else None,

@@ -1,8 +1,4 @@
-"""The pipeline of one rank, built from stages and a schedule, and the trial of it before it is in force.
-
-One rank alone runs its microbatches in a plain loop and imports none of torch's pipelining, which
-takes seconds.
-"""
+"""The pipeline of one rank, built from stages and a schedule, and the trial of it before it is in force."""
 
 import dataclasses
 import functools
@@ -11,20 +7,19 @@ from typing import Any, Protocol
 
 import torch
 from ballast_policies.contract import Stage
-from ballast_policies.planning.schedules import Kind, Schedule
+from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, Kind, Schedule
 
 from ballast_trainer.data.batch import Batch
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
-from ballast_trainer.layers.layer_stack import LayerStack, own_storage
+from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline, ExecutedPipeline
-from ballast_trainer.pipeline.executor.split_backward import backward_in_halves as executor_halves
+from ballast_trainer.pipeline.executor.split_backward import backward_in_halves
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
 from ballast_trainer.pipeline.partition_cache import PartitionCache
-from ballast_trainer.pipeline.torch_pipeline import backward_in_halves, build_torch_pipeline
-from ballast_trainer.pipeline.trial import BackwardTrial, Trial
+from ballast_trainer.pipeline.trial import Trial
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.tensor_parallel.exchange import gather, scatter
 
@@ -65,54 +60,12 @@ class _MeteredLoss:
             meter.add_kept()
             meter.kept = None
         meter.end()
-        # Torch detaches it in place, which a view refuses.
-        return own_storage(value)
-
-
-def _halves_of_torch(
-    stack: LayerStack,
-    sources: Sequence[torch.Tensor],
-    results: Sequence[torch.Tensor],
-    gradients: Sequence[torch.Tensor | None],
-) -> None:
-    """See :data:`BackwardTrial`; several tensors are ours to split."""
-    halves = backward_in_halves if len(sources) == len(results) == 1 else executor_halves
-    halves(stack, sources, results, gradients)
-
-
-class LocalPipeline:
-    """All layers on one rank: a loop over the microbatches."""
-
-    def __init__(self, stack: LayerStack, meter: Meter, loss: Loss, microbatches: int) -> None:
-        self._stack, self._meter, self._microbatches = stack, meter, microbatches
-        self._loss = _MeteredLoss(loss, meter, stack.indices[-1])
-
-    def run(self, batch: Callable[[], Batch]) -> float | None:
-        """See :class:`Pipeline`."""
-        inputs, targets = (tensor.chunk(self._microbatches) for tensor in batch())
-        losses = []
-        for index, (source, target) in enumerate(zip(inputs, targets, strict=True)):
-            self._meter.begin(index, self._meter.forward, None)
-            output = self._stack(source)
-            self._meter.end()
-            loss = self._loss(output, target)
-            self._meter.begin(index, self._meter.backward, self._stack.indices[-1])
-            if loss.requires_grad:
-                loss.backward()
-            self._meter.end()
-            losses.append(loss.detach())
-        for parameter in self._stack.parameters():
-            if parameter.grad is not None:
-                parameter.grad.div_(self._microbatches)
-        return float(torch.stack(losses).mean())
+        return value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipelineBuilder:
     """Builds the pipeline of one rank; every rank must build its own at the same step.
-
-    Replicas of stages, schedules without a flush, and trees of tensors between stages run in our own
-    executor, all others in torch's.
 
     Attributes:
         stages: the partition; their ranks count pipeline positions.
@@ -124,7 +77,6 @@ class PipelineBuilder:
         line: the ranks of this pipeline; None: all.
         lines: the ranks of every pipeline; none: there is one.
         tensor: ranks that send a part of the activations each; None: this rank sends all.
-        meets: whether neighbours connect; not where these ranks have run a pipeline before.
         independent_layers: no layer reads what others leave in this process.
         frozen_outputs: keeps what frozen layers put out; None: nothing is kept.
         layer_ended: is told when a step's last backward has gone past a layer, where the schedule lets that
@@ -140,7 +92,6 @@ class PipelineBuilder:
     line: Axis | None = None
     lines: tuple[tuple[int, ...], ...] = ()
     tensor: Axis | None = None
-    meets: bool = True
     independent_layers: bool = False
     frozen_outputs: FrozenOutputs | None = None
     layer_ended: Callable[[int], None] | None = None
@@ -151,13 +102,13 @@ class PipelineBuilder:
         return holders_of(self.stages, self.schedule.replicas, self.schedule.ranks)
 
     @property
-    def _in_executor(self) -> bool:
-        return self.schedule.asynchronous or any(len(ranks) > 1 for ranks in self.holders)
+    def _replicated(self) -> bool:
+        return any(len(ranks) > 1 for ranks in self.holders)
 
     @property
     def _sends_parts(self) -> bool:
         """Whether the ranks of a tensor group send a part of a layer's output each."""
-        return self.tensor is not None and self.tensor.size > 1 and not self._in_executor
+        return self.tensor is not None and self.tensor.size > 1
 
     @functools.cached_property
     def _one_step(self) -> Schedule:
@@ -180,7 +131,6 @@ class PipelineBuilder:
         }
         for number, stack in held.items():
             stack.sends = number < last
-            stack.owns_output = self._splits_backward and not self._in_executor
             if self._sends_parts:
                 assert self.tensor is not None
                 stack.entrance = functools.partial(gather, axis=self.tensor) if number > 0 else None
@@ -218,15 +168,12 @@ class PipelineBuilder:
         if boundaries is not None and sure and not joined:
             known.mark(self.layers)
             return boundaries
-        backward: BackwardTrial | None = None
-        if self._splits_backward:
-            backward = executor_halves if self._in_executor else _halves_of_torch
         trial = Trial(
             stacks=self.stacks(),
             holders=self.holders,
             line=line,
-            loss=lambda output, target: own_storage(self.loss(output, target)),
-            backward=backward,
+            loss=self.loss,
+            backward=backward_in_halves if self._splits_backward else None,
             device=self.layers.device,
         )
         inputs, targets = batch() if callable(batch) else batch
@@ -255,41 +202,22 @@ class PipelineBuilder:
         Raises:
             ConfigurationError: the counts do not suit the schedule.
         """
-        loss = _MeteredLoss(self.loss, self.meter, self.stages[-1].end_layer - 1)
-        trees = any(boundary.structure is not None for boundary in boundaries)
-        if self._in_executor or (trees and self.schedule.ranks > 1):
-            return self._executed(loss, boundaries)
-        if self.schedule.ranks == 1:
-            stack = self._stack(self.layers.indices())
-            return LocalPipeline(stack, self.meter, self.loss, self.schedule.microbatches)
-        return build_torch_pipeline(
-            self._one_step,
-            self._sending(boundaries),
-            boundaries,
-            name=self.schedule.name,
-            meter=self.meter,
-            loss=loss,
-            group=None if self.line is None else self.line.group,
-            device=self.layers.device,
-            meets=self.meets,
-        )
-
-    def _executed(self, loss: _MeteredLoss, boundaries: Boundaries) -> ExecutedPipeline:
         schedule = self.schedule
+        # One rank goes through its microbatches one by one; a run without a flush may be one step, with one.
+        plain = dataclasses.replace(schedule, name=DEFAULT_SCHEDULE, stages_per_rank=None)
         common: dict[str, Any] = {
             "rank": self.rank,
             "stacks": self._sending(boundaries),
             "boundaries": boundaries,
             "meter": self.meter,
-            "loss": loss,
+            "loss": _MeteredLoss(self.loss, self.meter, self.stages[-1].end_layer - 1),
             "device": self.layers.device,
             "line": None if self.line is None else self.line.ranks,
             "lines": self.lines,
         }
-        if not schedule.asynchronous:
-            return ExecutedPipeline(self._one_step, **common)
-        flush = dataclasses.replace(schedule, name="1F1B", stages_per_rank=None)
-        return AsynchronousPipeline(flush.one_step(), schedule.run_of, **common)
+        if schedule.asynchronous:
+            return AsynchronousPipeline(plain.one_step(), schedule.run_of, **common)
+        return ExecutedPipeline(plain.one_step() if schedule.ranks == 1 else self._one_step, **common)
 
     def _sending(self, boundaries: Boundaries) -> dict[int, LayerStack]:
         """The layers that this rank holds, by stage; messages of another shape would end the process."""
@@ -304,7 +232,7 @@ class PipelineBuilder:
         stack = LayerStack(held, self.meter, self.layers.seed, self.layers.device)
         stack.frozen_outputs = self.frozen_outputs
         if self.layer_ended is not None and not (
-            self._splits_backward or self.schedule.asynchronous or any(len(r) > 1 for r in self.holders)
+            self._splits_backward or self.schedule.asynchronous or self._replicated
         ):
             # Every schedule takes microbatches in order.
             stack.layer_ended = self.schedule.microbatches - 1, self.layer_ended

@@ -6,7 +6,8 @@ A cut that is within them is within the formula, which may find a little less.
 import numpy as np
 
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.planning.memory.moments import Moments, moments_of, runs_in_torch, schedule_of
+from ballast_policies.planning.memory.moments import Moments, moments_of, schedule_of
+from ballast_policies.planning.memory.rank_bytes import RECEIVED_AHEAD
 
 
 def bytes_on_positions(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray:
@@ -28,20 +29,14 @@ def reserves(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray:
     positions, count, reserved = form.positions, len(layers.held_bytes), []
     gradients = np.minimum(layers.weights(form.optimizer), layers.held_bytes)
     outputs, passing, found = _values(layers, layers.output_bytes), _passing(layers), _moments(form)
-    for at, (flying, _, sent, _, running) in enumerate(found.numbers.max(axis=1)):
+    for at, (flying, _, _, running) in enumerate(found.numbers.max(axis=1)):
         end = max(at, count - positions + at) + 1  # layers at..end - 1 may be there
         last = at == positions - 1
         output = float(outputs[-1] if last else outputs[at:end].max(initial=0.0))
         received = float(outputs[at - 1 : end - 1].max(initial=0.0)) if at else 0.0
         handed_on = 0.0 if last else output
-        needed = (
-            flying * output
-            + running * float(passing[at:end].max(initial=0.0))
-            + sent * (received + handed_on)
-        )
-        if runs_in_torch(form):
-            needed += max(0.0, form.microbatches - found.in_flight[at]) * received
-            needed += form.microbatches * handed_on
+        needed = flying * output + running * float(passing[at:end].max(initial=0.0))
+        needed += RECEIVED_AHEAD * max(received, handed_on)
         if form.averaged:
             needed = max(needed, float(gradients[at:end].max(initial=0.0)))
         reserved.append(needed)

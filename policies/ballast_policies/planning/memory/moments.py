@@ -1,10 +1,10 @@
 """The fullest moments of a rank with one stage, in units of its stage's bytes (:mod:`.rank_bytes`).
 
 At each moment of a step it has n microbatches between forward and backward, h of them between the halves of
-a split backward, x whose messages are sent and kept, g = 0 or, before gradients are there, -1, and b = 1
-while a layer's backward runs. So whatever its layers, it holds the most, over some moments, of
+a split backward, g = 0 or, before gradients are there, -1, and b = 1 while a layer's backward runs. So
+whatever its layers, it holds the most, over some moments, of
 
-    n kept + h gradients + x sent + g weights + b passing
+    n kept + h gradients + g weights + b passing
 
 Moments that are below another one in every number are left out.
 """
@@ -19,16 +19,15 @@ import numpy as np
 from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.schedules import SCHEDULES, Kind, Schedule, ScheduleError
 from ballast_policies.planning.schedules.builders.synchronous import in_flight
-from ballast_policies.planning.schedules.registry import sends_at_once
 from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
 
 MOST_ACTIONS = 20_000
 """Ranks x microbatches x stages a rank, up to which a schedule is built to see what it holds."""
 
-Moment = tuple[int, int, int, int, int]
-"""n, h, x, g and b."""
+Moment = tuple[int, int, int, int]
+"""n, h, g and b."""
 
-RUN_ALONE: Moment = (1, 0, 0, 0, 1)
+RUN_ALONE: Moment = (1, 0, 0, 1)
 """Of one rank that goes through several microbatches one by one."""
 
 
@@ -37,7 +36,7 @@ class Moments:
     """Of a pipeline with one stage a position; where it has replicas, of the fullest of them.
 
     Attributes:
-        numbers: n, h, x, g and b of the moments of each position, shape (p, moments, 5).
+        numbers: n, h, g and b of the moments of each position, shape (p, moments, 4).
         in_flight: most microbatches at once, shape (p,).
         versions: of the weights, held at once, shape (p,).
     """
@@ -45,12 +44,6 @@ class Moments:
     numbers: np.ndarray
     in_flight: np.ndarray
     versions: np.ndarray
-
-
-def runs_in_torch(form: PipelineForm) -> bool:
-    """Whether torch's pipelining runs it, which has a buffer for each message of a step."""
-    kind = SCHEDULES.get(form.schedule)
-    return form.positions > 1 and not _replicated(form) and kind is not None and not kind.asynchronous
 
 
 def moments_of(form: PipelineForm) -> Moments:
@@ -80,17 +73,16 @@ def _moments_of(schedule: str, positions: int, microbatches: int, replicas: tupl
         return _packed([stashed(count) for count in flying], flying, flying)
     if named == "PipeDream2BW" and microbatches > 1:
         flying = list(range(positions, 0, -1))
-        return _packed([[(n, 0, 0, 0, 1)] for n in flying], flying, [2] * positions)
+        return _packed([[(n, 0, 0, 1)] for n in flying], flying, [2] * positions)
     form = PipelineForm(schedule=named, positions=positions, microbatches=microbatches, replicas=replicas)
     built = schedule_of(form)
     if built is None or built[0].stages != positions:
         one = [1] * positions
-        return _packed([[(1, 0, 0, -1, 1)] for _ in one], one, one)
+        return _packed([[(1, 0, -1, 1)] for _ in one], one, one)
     played, facts = built
-    keeps_sent = runs_in_torch(form) and not sends_at_once(named)
     return _packed(
         [
-            [moment for rank in holders for moment in _played(played, rank, stage, keeps_sent=keeps_sent)]
+            [moment for rank in holders for moment in _played(played, rank, stage)]
             for stage, holders in enumerate(played.stage_ranks)
         ],
         facts.stage_in_flight,
@@ -101,17 +93,17 @@ def _moments_of(schedule: str, positions: int, microbatches: int, replicas: tupl
 def _drained(flying: int, microbatches: int) -> list[Moment]:
     """Of 1F1B and GPipe: where all are in flight before the first backward, gradients are not there yet."""
     if microbatches > flying:
-        return [(flying, 0, 0, 0, 1)]
-    return [(flying, 0, 0, -1, 1), *[(flying - 1, 0, 0, 0, 1)] * (flying > 1)]
+        return [(flying, 0, 0, 1)]
+    return [(flying, 0, -1, 1), *[(flying - 1, 0, 0, 1)] * (flying > 1)]
 
 
 def stashed(flying: int) -> list[Moment]:
     """Of PipeDream: each microbatch's gradients are used at once."""
-    return [(flying, 0, 0, -1, 1), (flying - 1, 0, 0, 0, 0)]
+    return [(flying, 0, -1, 1), (flying - 1, 0, 0, 0)]
 
 
-def _played(schedule: Schedule, rank: int, stage: int, *, keeps_sent: bool) -> Iterator[Moment]:
-    kept = between = sent = 0
+def _played(schedule: Schedule, rank: int, stage: int) -> Iterator[Moment]:
+    kept = between = 0
     gradients = -1
     for action in schedule.actions[rank]:
         if action.kind is Kind.FORWARD:
@@ -122,18 +114,16 @@ def _played(schedule: Schedule, rank: int, stage: int, *, keeps_sent: bool) -> I
         elif action.kind is Kind.UPDATE:
             gradients = -1
         else:
-            yield kept, between, sent, gradients, int(action.kind is Kind.BACKWARD or not stage)
+            yield kept, between, gradients, int(action.kind is Kind.BACKWARD or not stage)
             kept -= 1
             between -= action.kind is Kind.BACKWARD_WEIGHT and stage > 0
             gradients = 0
-        if keeps_sent and action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
-            sent += 1
-        yield kept, between, sent, gradients, 0
+        yield kept, between, gradients, 0
 
 
 def _packed(by_position: list[list[Moment]], in_flight: Iterable[int], versions: Iterable[int]) -> Moments:
     fullest = [_undominated(set(moments)) for moments in by_position]
-    numbers = np.zeros((len(fullest), max(map(len, fullest)), 5))
+    numbers = np.zeros((len(fullest), max(map(len, fullest)), 4))
     for position, moments in enumerate(fullest):
         numbers[position, : len(moments)] = moments
     return Moments(numbers, np.array(list(in_flight), dtype=float), np.array(list(versions), dtype=float))

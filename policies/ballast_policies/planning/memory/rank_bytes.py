@@ -11,15 +11,13 @@ its backward, or to the weights' half of it:
 
 While a layer's backward runs, the gradients that flow into its weights, and where its forward is repeated its
 activations again. Between the two halves of a split backward, both of all layers: the inputs' half repeats,
-and leaves what it has repeated to the weights' half. The first stage does all in the weights' half. With
-torch's pipelining a stage has a buffer for each of the m microbatches that it receives, in each direction;
-those of inputs n_s in flight are activations:
+and leaves what it has repeated to the weights' half. The first stage does all in the weights' half. There is
+room for the next messages, of the largest of a rank:
 
-    (m - n_s) input_s + m output_s
+    RECEIVED_AHEAD max_s max(input_s, output_s)
 
-Its runtime for schedules other than GPipe and 1F1B waits for what it sends at the end of the step: outputs,
-and gradients of inputs, are there until then. After a layer's last backward there is a copy of its gradients
-where they are averaged over replicas of the pipeline.
+After a layer's last backward there is a copy of its gradients where they are averaged over replicas of the
+pipeline.
 """
 
 import dataclasses
@@ -29,7 +27,9 @@ from typing import Protocol
 
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.schedules import Kind, Schedule, ScheduleFacts
-from ballast_policies.planning.schedules.registry import sends_at_once
+
+RECEIVED_AHEAD = 2
+"""Messages that a rank has room for before it needs them."""
 
 
 class LayerBytes(Protocol):
@@ -84,7 +84,6 @@ def rank_bytes(
     facts: ScheduleFacts,
     rows: Sequence[LayerBytes],
     *,
-    buffered: bool,
     averaged: bool = False,
 ) -> tuple[RankBytes, ...]:
     """Those of each rank of one pipeline.
@@ -94,7 +93,6 @@ def rank_bytes(
         schedule: of one step, or of a run without a flush.
         facts: of the schedule.
         rows: the layers.
-        buffered: torch's pipelining runs it, with a buffer for each message of a step.
         averaged: gradients are averaged over replicas of the pipeline.
     """
     cuts, found = list(itertools.pairwise(partition.bounds)), []
@@ -106,14 +104,11 @@ def rank_bytes(
             held += sum(row.held_bytes for row in layers)
             held += (facts.versions_held[stage] - 1) * sum(row.weight_bytes for row in layers)
         sizes = {stage: _StageBytes.of(rows, cuts, stage) for stage in own}
-        step = _fullest(schedule, rank, sizes, keeps_sent=buffered and not sends_at_once(schedule.name))
+        step = _fullest(schedule, rank, sizes)
         if averaged:
             step = max(step, *(of_stage.largest_weights for of_stage in sizes.values()))
-        if buffered:
-            count = schedule.microbatches
-            for stage, of_stage in sizes.items():
-                waiting = max(0, count - facts.stage_in_flight[stage])
-                step += waiting * of_stage.received + count * of_stage.handed_on
+        messages = (max(of_stage.received, of_stage.handed_on) for of_stage in sizes.values())
+        step += RECEIVED_AHEAD * max(messages, default=0.0)
         found.append(RankBytes(held=held, step=step))
     return tuple(found)
 
@@ -162,11 +157,8 @@ class _StageBytes:
         )
 
 
-def _fullest(schedule: Schedule, rank: int, sizes: Mapping[int, _StageBytes], *, keeps_sent: bool) -> float:
-    """Most bytes at once of the microbatches in flight, and of what was sent and is kept.
-
-    Those of gradients that are not there yet come off.
-    """
+def _fullest(schedule: Schedule, rank: int, sizes: Mapping[int, _StageBytes]) -> float:
+    """Most bytes of the microbatches in flight at once; gradients that are not there yet come off."""
     now = most = -sum(stage.weights for stage in sizes.values())
     learnt: set[int] = set()
     for action in schedule.actions[rank]:
@@ -186,7 +178,5 @@ def _fullest(schedule: Schedule, rank: int, sizes: Mapping[int, _StageBytes], *,
             now -= stage.kept + stage.gradients * (action.kind is Kind.BACKWARD_WEIGHT)
             now += stage.weights * (action.stage not in learnt)
             learnt.add(action.stage)
-        if keeps_sent and action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
-            now += stage.received + stage.handed_on
         most = max(most, now)
     return max(0.0, most)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from ballast_policies.planning.balancers.by_simulation import refine
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.planning.memory.moments import runs_in_torch, schedule_of
+from ballast_policies.planning.memory.moments import schedule_of
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.partition import Partition, even_partition
 
@@ -23,13 +23,10 @@ def bytes_of_cuts(
     if found is None or found[0].stages <= found[0].ranks or found[0].stages > len(layers.held_bytes):
         return None
     schedule, facts = found
-    rows, buffered = layers.rows(form.optimizer), runs_in_torch(form)
+    rows = layers.rows(form.optimizer)
 
     def taken(cut: Partition) -> tuple[float, ...]:
-        return tuple(
-            each.total
-            for each in rank_bytes(cut, schedule, facts, rows, buffered=buffered, averaged=form.averaged)
-        )
+        return tuple(each.total for each in rank_bytes(cut, schedule, facts, rows, averaged=form.averaged))
 
     return taken
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.planning.memory.moments import Moments, moments_of, runs_in_torch
-from ballast_policies.planning.memory.rank_bytes import LayerBytes
+from ballast_policies.planning.memory.moments import Moments, moments_of
+from ballast_policies.planning.memory.rank_bytes import RECEIVED_AHEAD, LayerBytes
 from ballast_policies.planning.partition import Partition
 
 Numbers = Sequence[float] | np.ndarray
@@ -73,10 +73,10 @@ class LayerSums:
         *,
         averaged: bool = False,
     ) -> np.ndarray:
-        """Bytes of a stage of layers ``first`` to ``end - 1``, without messages that wait.
+        """Bytes of a stage of layers ``first`` to ``end - 1``.
 
         Args:
-            moments: of its rank, shape (..., moments, 5); all broadcast against each other.
+            moments: of its rank, shape (..., moments, 4); all broadcast against each other.
             versions: of the weights.
             first: below ``end``.
             end: see there.
@@ -84,12 +84,10 @@ class LayerSums:
         """
         weights = self.gradient_of_weights[end] - self.gradient_of_weights[first]
         kept = self.activations[end] - self.activations[first] + self.output[end]
-        sizes: list[np.ndarray | None] = [None, None, None, weights, None]
+        sizes: list[np.ndarray | None] = [None, None, weights, None]
         if self.passes:
             sizes[1] = self.all_passing[end] - self.all_passing[first]
-            sizes[4] = self.largest_passing(first, end)
-        if moments[..., 2].any():
-            sizes[2] = self.output[first] + self.handed_on(end)
+            sizes[3] = self.largest_passing(first, end)
         step: np.ndarray = np.zeros(())
         for k in range(moments.shape[-2]):
             at = moments[..., k, :]
@@ -100,7 +98,8 @@ class LayerSums:
             step = np.maximum(step, moment)
         if averaged:
             step = np.maximum(step, _largest_between(self._gradient_table, first, end))
-        taken: np.ndarray = self.held[end] - self.held[first] + step
+        message = np.maximum(self.output[first], self.handed_on(end))
+        taken: np.ndarray = self.held[end] - self.held[first] + step + RECEIVED_AHEAD * message
         further = np.subtract(versions, 1)
         return taken + further * (self.weights[end] - self.weights[first]) if further.any() else taken
 
@@ -119,7 +118,6 @@ class StageBytes:
     def __init__(self, layers: LayerSums, form: PipelineForm) -> None:
         self.layers, self.form = layers, form
         self.moments: Moments = moments_of(form)
-        self._buffered = runs_in_torch(form)
 
     def taken(self, position: Layers, first: Layers, end: Layers) -> np.ndarray:
         """Bytes of a rank with layers ``first`` to ``end - 1`` at the fullest moment.
@@ -129,14 +127,8 @@ class StageBytes:
             first: below ``end``; all three broadcast against each other.
             end: see there.
         """
-        sums, moments, form = self.layers, self.moments, self.form
-        taken = sums.taken(
-            moments.numbers[position], moments.versions[position], first, end, averaged=form.averaged
-        )
-        if self._buffered:
-            waiting = np.maximum(0.0, form.microbatches - moments.in_flight[position])
-            taken = taken + waiting * sums.output[first] + form.microbatches * sums.handed_on(end)
-        return taken
+        numbers, versions = self.moments.numbers[position], self.moments.versions[position]
+        return self.layers.taken(numbers, versions, first, end, averaged=self.form.averaged)
 
     def of_cut(self, cut: Partition) -> np.ndarray:
         """Bytes at each position, shape (p,)."""

@@ -29,8 +29,6 @@ class ScheduleKind:
         build_run: asynchronous only: (ranks, microbatches of a step, steps) -> the order of a run; None:
             that of ``build`` with the microbatches of all steps.
         closed_form: ``predict_step_seconds`` gives its step time without a simulation.
-        torch_class: the class of torch.distributed.pipelining that runs it, and sends what the next stage
-            waits for at once; None: torch's runtime runs it action by action, with a buffer for each message.
         trained: the trainer carries it out; otherwise it is planned and simulated only.
     """
 
@@ -45,7 +43,6 @@ class ScheduleKind:
     build_replicated: Callable[[Sequence[int], int], Schedule] | None = None
     build_run: Callable[[int, int, int], Schedule] | None = None
     closed_form: bool = False
-    torch_class: str | None = None
     trained: bool = True
 
     def stages_on_a_rank(self, asked: int | None = None) -> int:

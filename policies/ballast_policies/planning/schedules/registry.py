@@ -32,14 +32,12 @@ SCHEDULES = Registry(
             microbatch_a_rank=True,
             build_replicated=one_forward_one_backward_replicated,
             closed_form=True,
-            torch_class="Schedule1F1B",
         ),
         "GPipe": ScheduleKind(
             summary="All forwards, then all backwards.",
             build=lambda ranks, microbatches, _: gpipe(ranks, microbatches),
             build_replicated=gpipe_replicated,
             closed_form=True,
-            torch_class="ScheduleGPipe",
         ),
         "LoopedBFS": ScheduleKind(
             summary="Several stages a rank, all microbatches through one before the next.",
@@ -116,11 +114,6 @@ def trained_schedules(*, asynchronous: bool | None = None) -> tuple[str, ...]:
 def replicable_schedules() -> tuple[str, ...]:
     """Ballast's own schedules whose stages may be on several ranks."""
     return SCHEDULES.own(lambda kind: kind.build_replicated is not None)
-
-
-def sends_at_once(name: str) -> bool:
-    """Whether torch runs the schedule without a buffer for each message of a step."""
-    return name in SCHEDULES and SCHEDULES[name].torch_class is not None
 
 
 def stages_of(name: str, ranks: int, chunks: int = 1) -> int:

@@ -46,11 +46,7 @@ def cuts(draw, layers, ranks):
 def by_playing(layers, form, cut):
     """Bytes of each position: of one with replicas, of the fullest."""
     schedule, facts = schedule_of(form)
-    replicated = any(count != 1 for count in form.replicas)
-    buffered = not replicated and not SCHEDULES[form.schedule].asynchronous and form.positions > 1
-    ranks = rank_bytes(
-        cut, schedule, facts, layers.rows(form.optimizer), buffered=buffered, averaged=form.averaged
-    )
+    ranks = rank_bytes(cut, schedule, facts, layers.rows(form.optimizer), averaged=form.averaged)
     return [max(ranks[rank].total for rank in holders) for holders in schedule.stage_ranks]
 
 

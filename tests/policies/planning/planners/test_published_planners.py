@@ -111,7 +111,7 @@ def test_pipedream_within_memory_equals_brute_force(seed):
     schedule = build_schedule("PipeDream", ranks=len(gpus), microbatches=60, replicas=replicas)
     if len(gpus) == 1:
         schedule = build_schedule("1F1B", ranks=1, microbatches=60)
-    for taken in rank_bytes(cut, schedule, validate(schedule), rows, buffered=False):
+    for taken in rank_bytes(cut, schedule, validate(schedule), rows):
         assert taken.total <= memory.limit * (1 + 1e-9)
 
 
@@ -222,7 +222,6 @@ def stages_fit(model, stages, degrees, microbatches, recompute, schedule, memory
         played,
         validate(played),
         rows,
-        buffered=stages > 1 and schedule == "1F1B",
         averaged=data > 1,
     )
     return all(each.total <= limit * (1 + 1e-9) for each, limit in zip(taken, memory, strict=True))

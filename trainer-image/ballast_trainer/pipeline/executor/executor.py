@@ -16,7 +16,12 @@ from ballast_trainer.data.batch import Batch
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.pipeline.executor.links import Links, Transport
-from ballast_trainer.pipeline.executor.order import BACKWARDS, LAST_OF_MICROBATCH, RankOrder
+from ballast_trainer.pipeline.executor.order import (
+    BACKWARDS,
+    LAST_OF_MICROBATCH,
+    PlannedAction,
+    RankOrder,
+)
 from ballast_trainer.pipeline.executor.split_backward import SplitBackward
 from ballast_trainer.pipeline.executor.versions import WeightVersions
 from ballast_trainer.profiling.meter import Meter
@@ -140,16 +145,16 @@ class Executor:
         self._admit()
         end = self._order.ends[self._step]
         while self._place < end:
-            action = self._order.actions[self._place]
-            if self._admitted(action):
-                self._do(action)
+            planned = self._order.planned[self._place]
+            if planned.step <= self._last_step:
+                self._do(planned)
             self._place += 1
         self._chunks.pop(self._step, None)
         losses = self._losses.pop(self._step, None)
         self._step += 1
         if losses is None:
             return None
-        return float(torch.stack(losses).sum()) / self._order.microbatches
+        return float(torch.stack(losses).sum().div(self._order.microbatches))
 
     def finish(self) -> PeakUsage:
         """End the run: wait for all messages, and check that the pipeline is empty."""
@@ -162,16 +167,13 @@ class Executor:
             versions={stage: versions.get(stage, 1) for stage in self._stacks},
         )
 
-    def _admitted(self, action: Action) -> bool:
-        return self._order.step_of(action) <= self._last_step
-
-    def _do(self, action: Action) -> None:
-        stage = action.stage
-        self._meter.step = self._first_step + self._order.step_of(action)
+    def _do(self, planned: PlannedAction) -> None:
+        action, stage = planned.action, planned.action.stage
+        self._meter.step = self._first_step + planned.step
         if action.kind is Kind.FORWARD:
-            self._forward(action)
+            self._forward(planned)
         elif action.kind in BACKWARDS:
-            self._backward(action)
+            self._backward(planned)
         elif action.kind is Kind.BACKWARD_WEIGHT:
             self._backward_weights(action)
         elif action.kind is Kind.UPDATE:
@@ -181,17 +183,18 @@ class Executor:
         if action.kind in LAST_OF_MICROBATCH:
             self._in_flight[stage] -= 1
 
-    def _forward(self, action: Action) -> None:
+    def _forward(self, planned: PlannedAction) -> None:
+        action, step = planned.action, planned.step
         stage, k = action.stage, action.microbatch
         stack, meter = self._stacks[stage], self._meter
-        inputs, targets = self._step_chunks(stage, self._order.step_of(action))
+        inputs, targets = self._step_chunks(stage, step)
         within = k % self._order.microbatches
         if stage == 0:
             # A batch may want a gradient; its microbatches are then computed apart.
             value: Tree = inputs[within].detach().requires_grad_(inputs[within].requires_grad)
             sources: Sequence[torch.Tensor] = [value]
         else:
-            sources = self._activation(action)
+            sources = self._activation(planned)
             value = unflatten(self._boundaries[stage - 1].structure, iter(sources))
         with self._weights(action):
             meter.begin(within, meter.forward, None)
@@ -199,19 +202,20 @@ class Executor:
             meter.end()
             if stage + 1 == self._order.schedule.stages:
                 value = self._loss(value, targets[within])
-                self._losses.setdefault(self._order.step_of(action), []).append(value.detach())
+                self._losses.setdefault(step, []).append(value.detach())
         results = tensors_of(value)
         self._kept[stage, k] = _Kept(sources, results)
         self._in_flight[stage] += 1
         self._most_in_flight[stage] = max(self._most_in_flight[stage], self._in_flight[stage])
-        self._hand_on(action, results)
+        self._hand_on(planned, results)
 
-    def _backward(self, action: Action) -> None:
+    def _backward(self, planned: PlannedAction) -> None:
+        action = planned.action
         stage, k = action.stage, action.microbatch
         kept, meter = self._kept.pop((stage, k)), self._meter
         last = stage + 1 == self._order.schedule.stages
         waited = kept.results if last else [t for t, sent in self._sent(stage, kept.results) if sent]
-        gradients: Sequence[torch.Tensor | None] = [None] if last else self._gradient(action)
+        gradients: Sequence[torch.Tensor | None] = [None] if last else self._gradient(planned)
         # What a microbatch has computed may need no gradient although others did.
         pairs = [(t, g) for t, g in zip(waited, gradients, strict=True) if t.requires_grad]
         results, gradients = [t for t, _ in pairs], [g for _, g in pairs]
@@ -229,7 +233,7 @@ class Executor:
         learning = [source for source in kept.sources if source.requires_grad]
         if stage > 0 and learning:
             found = [torch.zeros_like(s) if s.grad is None else s.grad for s in learning]
-            self._hand_on(action, found)
+            self._hand_on(planned, found)
 
     def _backward_weights(self, action: Action) -> None:
         stage, k = action.stage, action.microbatch
@@ -275,29 +279,29 @@ class Executor:
         sent = self._boundaries[stage].tensors
         return ((result, one.requires_grad) for result, one in zip(results, sent, strict=True))
 
-    def _activation(self, action: Action) -> Sequence[torch.Tensor]:
+    def _activation(self, planned: PlannedAction) -> Sequence[torch.Tensor]:
         """The output of the stage before."""
-        message = self._order.received_by(action)
-        if message is None:
-            return self._local.pop(action)
-        received = self._links.receive(message)
-        return [tensor.requires_grad_(sent) for tensor, sent in self._sent(action.stage - 1, received)]
+        if planned.received is None:
+            return self._local.pop(planned.action)
+        received = self._links.receive(planned.received)
+        return [
+            tensor.requires_grad_(sent) for tensor, sent in self._sent(planned.action.stage - 1, received)
+        ]
 
-    def _gradient(self, action: Action) -> Sequence[torch.Tensor]:
+    def _gradient(self, planned: PlannedAction) -> Sequence[torch.Tensor]:
         """The gradients from the stage after; none where no layer below it is trained."""
-        message = self._order.received_by(action)
-        return self._local.pop(action, ()) if message is None else self._links.receive(message)
+        if planned.received is None:
+            return self._local.pop(planned.action, ())
+        return self._links.receive(planned.received)
 
-    def _hand_on(self, action: Action, tensors: Sequence[torch.Tensor]) -> None:
+    def _hand_on(self, planned: PlannedAction, tensors: Sequence[torch.Tensor]) -> None:
         """To another rank, or to a stage of this one."""
-        consumer = self._order.consumer_of(action)
-        if consumer is None:
+        if planned.consumer is None:
             return
-        message = self._order.sent_by(action)
-        if message is not None:
-            self._links.send(message, tensors)
-        elif action.kind is Kind.FORWARD:
-            pairs = self._sent(action.stage, tensors)
-            self._local[consumer] = [tensor.detach().requires_grad_(sent) for tensor, sent in pairs]
+        if planned.sent is not None:
+            self._links.send(planned.sent, tensors)
+        elif planned.action.kind is Kind.FORWARD:
+            pairs = self._sent(planned.action.stage, tensors)
+            self._local[planned.consumer] = [tensor.detach().requires_grad_(sent) for tensor, sent in pairs]
         else:
-            self._local[consumer] = [tensor.detach() for tensor in tensors]
+            self._local[planned.consumer] = [tensor.detach() for tensor in tensors]

@@ -1,4 +1,4 @@
-"""Process groups of a pipeline: a stage's replicas, and each direction of each link.
+"""Process groups of a pipeline: a stage's replicas, and those that carry messages.
 
 Every rank makes all groups in one order, as torch requires, once for each default process group.
 """
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ballast_policies.planning.schedules import Schedule
 
 from ballast_trainer.distributed.process_group import new_group
-from ballast_trainer.pipeline.executor.order import Message, RankOrder
+from ballast_trainer.pipeline.executor.order import Message
 
 Link = tuple[int, bool, int, int]
 """Boundary, whether gradients, source and target: its messages are sent and needed in one order."""
@@ -71,17 +71,28 @@ def link_of(message: Message) -> Link:
 
 def links_of(schedule: Schedule) -> tuple[Link, ...]:
     """All links of a schedule."""
-    orders = [RankOrder(schedule, rank, 1) for rank in range(schedule.ranks)]
-    return tuple(sorted({link_of(message) for order in orders for message in order.messages()}))
+    ends = {
+        (boundary, schedule.rank_of(boundary, k), schedule.rank_of(boundary + 1, k))
+        for boundary in range(schedule.stages - 1)
+        for k in range(schedule.microbatches)
+    }
+    there_and_back = [
+        link
+        for boundary, one, other in ends
+        if one != other
+        for link in ((boundary, False, one, other), (boundary, True, other, one))
+    ]
+    return tuple(sorted(there_and_back))
 
 
 def link_groups(
     schedule: Schedule, lines: Sequence[Sequence[int]], line: Sequence[int]
 ) -> Mapping[Link, Any]:
-    """A group of two ranks for each link of this rank's pipeline; collective over all ranks.
+    """The group of each link of this rank's pipeline; collective over all ranks.
 
-    NCCL has no tags and carries out the transfers of two ranks in the order of their calls: with a group
-    for each direction of each boundary that order is the same at both ends.
+    Tags tell messages apart in gloo: one group serves all links.  NCCL has none, and carries out the
+    transfers of two ranks in the order of their calls: with a group of two ranks for each direction of each
+    boundary that order is the same at both ends.
 
     Args:
         schedule: of each pipeline; its ranks are positions.
@@ -89,6 +100,9 @@ def link_groups(
         line: this rank's.
     """
     links = links_of(schedule)
+    if dist.get_backend() == "gloo":
+        of_line = {tuple(ranks): _group(("messages", *ranks), sorted(ranks)) for ranks in lines}
+        return dict.fromkeys(links, of_line[tuple(line)])
     made = {
         (tuple(ranks), link): _group(
             ("link", *link[:2], ranks[link[2]], ranks[link[3]]),

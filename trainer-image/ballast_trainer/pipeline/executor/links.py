@@ -11,13 +11,11 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from ballast_policies.planning.memory.rank_bytes import RECEIVED_AHEAD
 
 from ballast_trainer.layers.boundaries import Boundary, wire
 from ballast_trainer.pipeline.executor.groups import Link, link_of
 from ballast_trainer.pipeline.executor.order import Message, RankOrder
-
-AHEAD = 2
-"""Receives that are posted before they are needed."""
 
 
 class Transport(Protocol):
@@ -77,9 +75,9 @@ class Links:
         self._order, self._boundaries = order, boundaries
         self._transport, self._device = transport, device
         self._sending: dict[int, deque[_Sending]] = {}
-        self._coming: Iterator[Message] = iter([m for m in order.messages() if self._travels(m)])
+        self._coming: Iterator[Message] = iter([m for m in order.messages if self._travels(m)])
         self._next: Message | None = next(self._coming, None)
-        self._posted: dict[Message, tuple[Sequence[torch.Tensor], Sequence[Any]]] = {}
+        self._posted: deque[tuple[Sequence[torch.Tensor], Sequence[Any]]] = deque()
         self._most = max((len(boundary.tensors) for boundary in boundaries), default=1)
         self._admitted = 0
         self._end: int | None = None
@@ -108,12 +106,13 @@ class Links:
         """The input of an action, once received; nothing of gradients that are not computed."""
         if not self._travels(message):
             return ()
-        tensors, works = self._posted.pop(message)
+        # Messages are received in the order in which they are needed.
+        tensors, works = self._posted.popleft()
         for work in works:
             work.wait()
         self._post()
         pending = self._sending.get(message.source, deque())
-        while pending and self._order.delivered_with(message, pending[0].message):
+        while pending and message.shows(pending[0].message):
             pending.popleft().wait()
         return tensors
 
@@ -124,7 +123,7 @@ class Links:
                 pending.popleft().wait()
 
     def _post(self) -> None:
-        while self._next is not None and len(self._posted) < AHEAD:
+        while self._next is not None and len(self._posted) < RECEIVED_AHEAD:
             message = self._next
             if self._end is None or message.producer.microbatch < self._end:
                 if message.producer.microbatch >= self._admitted:
@@ -135,7 +134,7 @@ class Links:
                     self._transport.receive(wire(buffer), message, tag)
                     for tag, buffer in self._tagged(message, buffers)
                 ]
-                self._posted[message] = (buffers, works)
+                self._posted.append((buffers, works))
             self._next = next(self._coming, None)
 
     def _travels(self, message: Message) -> bool:

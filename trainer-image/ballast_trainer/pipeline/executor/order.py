@@ -1,8 +1,7 @@
-"""One rank's part of a schedule: its actions by step, its messages, and which of these are delivered."""
+"""One rank's part of a schedule: its actions by step, with the messages that they wait for and send."""
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 
 from ballast_policies.planning.schedules import Action, Kind, Schedule, weight_versions
 
@@ -18,12 +17,19 @@ class Message:
 
     An activation if the producer is a forward, else a gradient.  ``boundary`` b lies between the
     stages b and b + 1.
+
+    Attributes:
+        producer, consumer: the actions at its ends.
+        source, target: their ranks.
+        made_at, needed_at: the places of the two actions in the orders of their ranks.
     """
 
     producer: Action
     consumer: Action
     source: int
     target: int
+    made_at: int
+    needed_at: int
 
     @property
     def boundary(self) -> int:
@@ -34,6 +40,32 @@ class Message:
     def backward(self) -> bool:
         """Whether it is a gradient."""
         return self.producer.kind is not Kind.FORWARD
+
+    def shows(self, sent: "Message") -> bool:
+        """Whether ``sent``, to the rank that this one is from, has certainly arrived, now that this one has.
+
+        It has if that rank needed it before it could compute this one.
+        """
+        return sent.needed_at <= self.made_at
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlannedAction:
+    """An action of a rank in its schedule.
+
+    Attributes:
+        action: what is computed.
+        step: of the run, 0-based.
+        received: the message that it waits for; None where it needs none, or has it on this rank.
+        consumer: the action on another stage that needs its result, if any does.
+        sent: the message with its result; None where no other rank needs it.
+    """
+
+    action: Action
+    step: int
+    received: Message | None
+    consumer: Action | None
+    sent: Message | None
 
 
 class RankOrder:
@@ -51,11 +83,11 @@ class RankOrder:
         return weight_versions(self.schedule)
 
     @functools.cached_property
-    def positions(self) -> dict[Action, tuple[int, int]]:
-        """Where each action is: (rank, place in its order)."""
+    def _places(self) -> dict[Action, int]:
+        """The place of each action in the order of its rank."""
         return {
-            action: (rank, place)
-            for rank, row in enumerate(self.schedule.actions)
+            action: place
+            for row in self.schedule.actions
             for place, action in enumerate(row)
             if action.kind is not Kind.UPDATE
         }
@@ -94,7 +126,27 @@ class RankOrder:
                     lead = max(lead, begun - step)
         return lead
 
-    def producer_for(self, action: Action) -> Action | None:
+    @functools.cached_property
+    def planned(self) -> tuple[PlannedAction, ...]:
+        """The actions, with their messages."""
+        return tuple(self._planned(action) for action in self.actions)
+
+    @functools.cached_property
+    def messages(self) -> tuple[Message, ...]:
+        """Messages that this rank receives, in the order it needs them."""
+        return tuple(planned.received for planned in self.planned if planned.received is not None)
+
+    def _planned(self, action: Action) -> PlannedAction:
+        producer, consumer = self._producer_for(action), self._consumer_of(action)
+        return PlannedAction(
+            action,
+            self.step_of(action),
+            None if producer is None else self._message(producer, action),
+            consumer,
+            None if consumer is None else self._message(action, consumer),
+        )
+
+    def _producer_for(self, action: Action) -> Action | None:
         """The action on another stage that produces what ``action`` needs, if it needs any."""
         stage, k = action.stage, action.microbatch
         if action.kind is Kind.FORWARD and stage > 0:
@@ -103,7 +155,7 @@ class RankOrder:
             return Action(stage + 1, self._backward_kind(stage + 1, k), k)
         return None
 
-    def consumer_of(self, action: Action) -> Action | None:
+    def _consumer_of(self, action: Action) -> Action | None:
         """The action on another stage that needs what ``action`` produces, if any does."""
         stage, k = action.stage, action.microbatch
         if action.kind is Kind.FORWARD and stage + 1 < self.schedule.stages:
@@ -112,34 +164,13 @@ class RankOrder:
             return Action(stage - 1, self._backward_kind(stage - 1, k), k)
         return None
 
-    def received_by(self, action: Action) -> Message | None:
-        """The message that ``action`` waits for; None where it needs none, or has it on this rank."""
-        producer = self.producer_for(action)
-        return None if producer is None else self._message(producer, action)
-
-    def sent_by(self, action: Action) -> Message | None:
-        """The message that ``action`` produces; None where no other rank needs it."""
-        consumer = self.consumer_of(action)
-        return None if consumer is None else self._message(action, consumer)
-
-    def messages(self) -> Iterator[Message]:
-        """Messages that this rank receives, in the order it needs them."""
-        for action in self.actions:
-            message = self.received_by(action)
-            if message is not None:
-                yield message
-
-    def delivered_with(self, received: Message, sent: Message) -> bool:
-        """Whether ``sent`` has certainly arrived, now that ``received`` has come from the same rank.
-
-        It has if that rank needed it before it could compute ``received``.
-        """
-        return self.positions[sent.consumer][1] <= self.positions[received.producer][1]
-
     def _backward_kind(self, stage: int, microbatch: int) -> Kind:
         return Kind.BACKWARD_INPUT if (stage, microbatch) in self._split else Kind.BACKWARD
 
     def _message(self, producer: Action, consumer: Action) -> Message | None:
         source = self.schedule.rank_of(producer.stage, producer.microbatch)
         target = self.schedule.rank_of(consumer.stage, consumer.microbatch)
-        return None if source == target else Message(producer, consumer, source, target)
+        if source == target:
+            return None
+        places = self._places
+        return Message(producer, consumer, source, target, places[producer], places[consumer])
