@@ -31,9 +31,9 @@ def test_an_even_1f1b_step_equals_the_formula(call):
     assert only["bubble"]["idle"] == pytest.approx(3 / 11)
     assert only["bubble"]["dynamic"] == pytest.approx(0)
     assert [rank["inFlight"] for rank in only["ranks"]] == [4, 3, 2, 1]
-    messages = [4 * 5 + 8 * 5, (3 + 5) * 5 + 8 * 5, (2 + 6) * 5 + 8 * 5, (1 + 7) * 5]
+    # Outputs of 5 bytes in flight, and room for two messages.
     assert [rank["bytes"] for rank in only["ranks"]] == [
-        3 * (400 + k * 10) + sizes for k, sizes in zip((4, 3, 2, 1), messages, strict=True)
+        3 * (400 + k * 10) + (k + 2) * 5 for k in (4, 3, 2, 1)
     ]
 
 
@@ -91,7 +91,7 @@ def test_gradients_are_counted_from_the_first_backward_of_their_stage(call):
     """All forwards first: the fullest moment is after the first backward, not before it."""
     big = {**LAYER, "weightBytes": 10_000, "heldBytes": 40_000}
     (alone,) = simulated(call, layers=(big,) * 12, schedule="GPipe")
-    assert alone["ranks"][1]["bytes"] == 3 * 40_000 + 7 * 35 + 8 * 5
+    assert alone["ranks"][1]["bytes"] == 3 * 40_000 + 7 * 35 + 2 * 5
 
 
 def test_replicas_of_the_pipeline_hold_a_layers_gradients_twice_while_they_average_them(call):

@@ -52,7 +52,9 @@ class PipeDream:
             kept = sum(row.activation_bytes for row in own) + self.outputs[end - 1]
             # Gradients are there from a backward to the update right after it, but for one rank alone.
             step = active * kept - min(weights, held) * (after + copies > 1)
+            messages = [self.outputs[at - 1] for at in (first, end) if 0 < at < len(self.outputs)]
             taken = held + (active - 1) * weights + max(0.0, step, (active - 1) * kept)
+            taken += 2 * max(messages, default=0.0)
             return sum(self.seconds[first:end]) if taken <= self.memory.limit else float("inf")
         components, bandwidth = self.levels[level - 1].components, self.levels[level - 1].bandwidth
         below = int(np.prod([each.components for each in self.levels[: level - 1]]))
