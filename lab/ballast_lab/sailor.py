@@ -1,4 +1,4 @@
-"""Steps of Sailor's measured plans, predicted from its profiles and links alone.
+"""Steps and peak bytes of Sailor's measured plans, predicted from its profiles, links and models alone.
 
     python -m ballast_lab.sailor --data FOLDER
 
@@ -14,12 +14,16 @@ the weights updated. What the profiles leave out or cannot be is repaired by wha
 - a smaller microbatch takes no longer than a larger one;
 - a profile that repeats another model's on the same GPUs, to the last digit, is none: the model's own
   profile on other GPUs is scaled by what the other model's layers say of the two.
+
+Of bytes nothing was profiled. A GPU holds weights, gradients and Adam's state of its part of each layer, and
+the activations of the microbatches in flight, after Korthikanti et al., "Reducing Activation Recomputation in
+Large Transformer Models" (arXiv:2205.05198), equation 2.
 """
 
 import dataclasses
 import itertools
 import json
-import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,25 +33,49 @@ import click
 HALF, FULL = 2, 4
 """Bytes of an activation, and of a gradient as it is all-reduced."""
 
+HELD = 18
+"""Bytes a parameter: weight and its master copy, gradient, two numbers of Adam (HALF + 4 x FULL)."""
+
+LOGIT = 14
+"""Bytes a word of a token: as HALF and as FULL, log-softmax, gradient."""
+
+RESERVED = 4.5e9
+"""Bytes of CUDA, NCCL and the framework on each GPU: what the formula leaves of OPT-350 on one node."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A transformer: width, tokens of a sample, and words of its vocabulary."""
+    """A transformer: width, tokens of a sample, words of its vocabulary, and heads.
+
+    ``score``: bytes of an attention score that are kept: softmax, dropout's mask and output, as HALF.
+    """
 
     width: int
     tokens: int
     words: int
+    heads: int
+    score: int = 2 * HALF + 1
 
     def parameters(self, layer: int, last: int) -> float:
         """Of a layer; the first embeds, the last has the same weights again."""
         return self.words * self.width if layer in (0, last) else 12.0 * self.width**2
 
+    def activations(self, layer: int, last: int, tensor: int) -> float:
+        """Bytes that one of ``tensor`` GPUs keeps of a layer for the backward of a sample."""
+        if layer == 0:
+            return 0.0
+        if layer == last:
+            return LOGIT * self.tokens * self.words / tensor
+        scores = self.score * self.heads * self.tokens / self.width
+        return self.tokens * self.width * (10 + (24 + scores) / tensor)
+
 
 SHAPES = {
-    "OPT-350": Shape(width=1024, tokens=2048, words=50272),
-    "GPT-Neo-2.7": Shape(width=2560, tokens=2048, words=50257),
-    "OPT-30": Shape(width=7168, tokens=2048, words=50272),
-    "LLAMA-3-8": Shape(width=4096, tokens=2048, words=128256),
+    "OPT-350": Shape(width=1024, tokens=2048, words=50272, heads=16),
+    # Its attention is in float32.
+    "GPT-Neo-2.7": Shape(width=2560, tokens=2048, words=50257, heads=20, score=2 * FULL + 1),
+    "OPT-30": Shape(width=7168, tokens=2048, words=50272, heads=56),
+    "LLAMA-3-8": Shape(width=4096, tokens=2048, words=128256, heads=32),
 }
 """As published with the models."""
 
@@ -76,6 +104,7 @@ class Measured:
         stages: layers of each stage, in order from 0.
         replicas: of each stage, where each replica is.
         seconds: of a step.
+        peak: bytes of the fullest GPU; None: not measured.
     """
 
     name: str
@@ -85,6 +114,12 @@ class Measured:
     stages: tuple[tuple[int, ...], ...]
     replicas: tuple[tuple["Machine", ...], ...]
     seconds: float
+    peak: float | None = None
+
+    @property
+    def microbatches(self) -> int:
+        """Of a step, in each replica."""
+        return max(1, self.samples // (self.microbatch * len(self.replicas[0])))
 
 
 class Profiles:
@@ -173,7 +208,6 @@ def step_seconds(plan: Measured, profiles: Profiles, links: Links) -> float:
         KeyError: a profile or a link is missing; the text says which.
     """
     shape, count = SHAPES[plan.model], len(plan.stages)
-    microbatches = max(1, plan.samples // (plan.microbatch * len(plan.replicas[0])))
     message = HALF * plan.microbatch * shape.tokens * shape.width
     last = plan.stages[-1][-1]
     seconds, ends = [], []
@@ -191,7 +225,19 @@ def step_seconds(plan: Measured, profiles: Profiles, links: Links) -> float:
             update = max(update, sum(row[2] for row in rows))
         seconds.append(slowest)
         ends.append(update + _reduction(plan, layers, replicas, links))
-    return (microbatches - 1) * max(seconds) + sum(seconds) + max(ends)
+    return (plan.microbatches - 1) * max(seconds) + sum(seconds) + max(ends)
+
+
+def peak_bytes(plan: Measured) -> float:
+    """Predicted bytes of the fullest GPU: of 1F1B, with as many microbatches in flight as stages follow."""
+    shape, last = SHAPES[plan.model], plan.stages[-1][-1]
+    fullest = 0.0
+    for number, (layers, replicas) in enumerate(zip(plan.stages, plan.replicas, strict=True)):
+        tensor = min(machine.tensor for machine in replicas)
+        held = HELD * sum(shape.parameters(layer, last) for layer in layers) / tensor
+        kept = plan.microbatch * sum(shape.activations(layer, last, tensor) for layer in layers)
+        fullest = max(fullest, held + min(plan.microbatches, len(plan.stages) - number) * kept)
+    return RESERVED + fullest
 
 
 def _row(known: Layers, layer: int, last: int) -> tuple[float, float, float]:
@@ -240,6 +286,7 @@ def _plan(name: str, row: Mapping[str, Any]) -> Measured:
             for stage in pipeline["tmp_per_stage"]
         ),
         seconds=row["real"],
+        peak=row.get("max_mem"),
     )
 
 
@@ -253,25 +300,37 @@ def _plan(name: str, row: Mapping[str, Any]) -> Measured:
     help="Files of Sailor's artifact.",
 )
 def main(folder: Path) -> None:
-    """Print the steps of Sailor's measured plans, as predicted and as measured."""
+    """Print the steps and peak bytes of Sailor's measured plans, as predicted and as measured."""
     try:
         plans = read_plans((folder / "measured_plans.json").read_text(encoding="utf-8"))
         profiles, links = Profiles(folder / "profiles"), Links(folder)
     except (OSError, ValueError) as error:
         raise click.ClickException(f"--data: {folder} cannot be read: {error}") from error
-    errors = []
-    click.echo(f"{'plan':52}{'predicted s':>12}{'measured s':>12}{'error':>8}")
+    steps, peaks = list[float](), list[float]()
+    click.echo(
+        f"{'plan':46}{'predicted s':>12}{'measured':>10}{'error':>8}{'GB':>8}{'measured':>10}{'error':>8}"
+    )
     for plan in plans:
+        line = f"{plan.name:46}"
         try:
             predicted = step_seconds(plan, profiles, links)
         except KeyError as error:
-            click.echo(f"{plan.name:52} not predicted: {error.args[0]}")
+            click.echo(f"{line} not predicted: {error.args[0]}")
             continue
-        errors.append(predicted / plan.seconds - 1.0)
-        click.echo(f"{plan.name:52}{predicted:12.3f}{plan.seconds:12.3f}{errors[-1]:8.1%}")
-    if errors:
-        mean = math.fsum(map(abs, errors)) / len(errors)
-        click.echo(f"mean error of {len(errors)} plans: {mean:.1%}")
+        steps.append(predicted / plan.seconds - 1.0)
+        line += f"{predicted:12.3f}{plan.seconds:10.3f}{steps[-1]:8.1%}"
+        if plan.peak is not None:
+            held = peak_bytes(plan)
+            peaks.append(held / plan.peak - 1.0)
+            line += f"{held / 1e9:8.2f}{plan.peak / 1e9:10.2f}{peaks[-1]:8.1%}"
+        click.echo(line)
+    for what, errors in (("steps", steps), ("peak bytes", peaks)):
+        if errors:
+            each = sorted(map(abs, errors))
+            click.echo(
+                f"error of {len(each)} {what}: mean {statistics.fmean(each):.1%}, "
+                f"median {statistics.median(each):.1%}"
+            )
 
 
 if __name__ == "__main__":

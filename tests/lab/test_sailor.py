@@ -1,4 +1,4 @@
-"""Steps of measured plans, from profiles and links alone: made-up files in the form of Sailor's artifact."""
+"""Steps and peaks of measured plans, from profiles and links: files in the form of Sailor's artifact."""
 
 import json
 
@@ -86,8 +86,23 @@ def test_what_is_missing_is_said_and_the_other_plans_are_predicted(tmp_path):
     )
     done = CliRunner().invoke(main, ["--data", str(tmp_path)])
     assert "no profile of microbatch 3, tensor degree 4" in done.output
-    assert "mean error of 1 plans" in done.output
+    assert "error of 1 steps: mean" in done.output
     (tmp_path / "measured_plans.json").write_text('{"x": {"mbs": 1}}')
     done = CliRunner().invoke(main, ["--data", str(tmp_path)])
     assert done.exit_code == 1
     assert "is not as in Sailor's artifact" in done.output
+
+
+def test_the_fullest_gpu_has_its_layers_and_the_microbatches_in_flight(tmp_path):
+    """The first of two stages: an embedding and a block over four GPUs, two microbatches of two samples."""
+    plan = a_plan([[0, 1], [2, 3]], [["a"], ["a"]]) | {"max_mem": 5e9}
+    write(tmp_path, {"OPT-350_a": {"2": {"4": rows(0.1)}}}, {"one": plan})
+    done = CliRunner().invoke(main, ["--data", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    first = 18 * (50272 * 1024 + 12 * 1024**2) / 4
+    first += 2 * 2 * 2048 * 1024 * (10 + 24 / 4 + 5 * 16 * 2048 / (1024 * 4))
+    last = 18 * (50272 * 1024 + 12 * 1024**2) / 4
+    last += 2 * 2048 * (1024 * (10 + 24 / 4 + 5 * 16 * 2048 / (1024 * 4)) + 14 * 50272 / 4)
+    line = done.output.splitlines()[1].split()
+    assert float(line[4]) == pytest.approx((4.5e9 + max(first, last)) / 1e9, abs=0.006)
+    assert "error of 1 peak bytes: mean" in done.output

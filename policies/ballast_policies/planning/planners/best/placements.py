@@ -191,13 +191,14 @@ def _of_one_type(
     ranked = ranked[:need]
     together = [tuple(ranked[i * data : (i + 1) * data]) for i in range(stages)]
     in_order = sorted(ranked)
-    by_server = sorted(ranked, key=lambda group: devices.servers[group[0]])
-    return [
-        together,
-        [tuple(by_server[k * stages + i] for k in range(data)) for i in range(stages)],
-        [tuple(ranked[k * stages + i] for k in range(data)) for i in range(stages)],
-        [tuple(in_order[i * data : (i + 1) * data]) for i in range(stages)],
-    ]
+    found = [together, [tuple(in_order[i * data : (i + 1) * data]) for i in range(stages)]]
+    if data > 1:
+        by_server = sorted(ranked, key=lambda group: devices.servers[group[0]])
+        found += [
+            [tuple(groups[k * stages + i] for k in range(data)) for i in range(stages)]
+            for groups in (by_server, ranked)
+        ]
+    return found
 
 
 def _rank(devices: Devices, group: tuple[int, ...], key: str) -> tuple[float, float, int]:
