@@ -115,6 +115,7 @@ EXAMPLES = {
             start_over=True,
             retry_seconds=30.0,
             async_mode=AsyncMode.DISABLED,
+            in_memory_every_steps=4,
         ),
         metrics=MetricsConfig(
             port=9464,

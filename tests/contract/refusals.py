@@ -62,6 +62,16 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
         "export",
         "put together from the last checkpoint",
     ),
+    (
+        {"pipeline": {"schedule": "PipeDream"}, "checkpoint": {"inMemoryEverySteps": 1}},
+        "checkpoint.inMemoryEverySteps",
+        "without a flush",
+    ),
+    (
+        {"pipeline": {"replicas": [1, 2]}, "checkpoint": {"inMemoryEverySteps": 1}},
+        "checkpoint.inMemoryEverySteps",
+        "fix the number of ranks",
+    ),
     ({"rebalance": {"balancer": "network", "by": "parameters"}}, "rebalance.by", "seconds on links"),
     ({"rebalance": {"balancer": "deepspeed", "memoryBytes": 9}}, "rebalance.balancer", "no limit of memory"),
     ({"repack": {"minStages": 3, "targetStages": 2}}, "repack.targetStages", "below minStages"),

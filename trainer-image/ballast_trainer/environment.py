@@ -44,6 +44,7 @@ class LaunchedRank:
         rank, ranks: of all.
         local_rank, local_ranks: of those on this machine.
         address, port: where the ranks meet; empty and 0 for one rank alone.
+        store_outlives: whether a process that is none of them serves their store.
     """
 
     rank: int = 0
@@ -52,6 +53,7 @@ class LaunchedRank:
     local_ranks: int = 1
     address: str = ""
     port: int = 0
+    store_outlives: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "LaunchedRank":
@@ -85,8 +87,11 @@ class LaunchedRank:
             local_ranks=max(count("LOCAL_WORLD_SIZE", 1), local_rank + 1),
             address=environment["MASTER_ADDR"],
             port=port,
+            store_outlives=bool(environment.get(STORE_OUTLIVES_ENV)),
         )
 
 
+STORE_OUTLIVES_ENV = "BALLAST_STORE_OUTLIVES"
+"""Set where the process that has started the ranks has another one serve their store."""
 _MOST_PORT = 65_535
 _ADVICE = "start with torchrun, which sets it, or with --ranks"

@@ -5,6 +5,7 @@
     TrainerError
     +-- ConfigurationError   a field of the configuration is wrong: exit code USAGE
     +-- PeerLost             another rank died or hung: exit code PEER_LOST
+    |   +-- WaitedTooLong    it lives, and was busy for too long
     +-- Stopped              told to stop before the first step: exit code STOPPED
     +-- CheckpointError      a checkpoint cannot be written or read: exit code ERROR
     |   +-- CheckpointNotWritten  storage refuses it for now
@@ -50,6 +51,10 @@ class ConfigurationError(TrainerError):
 
 class PeerLost(TrainerError):  # noqa: N818 - the field's word, and the exit reason's name
     """Another rank died or hung; this one is healthy and the gang restarts from its checkpoint."""
+
+
+class WaitedTooLong(PeerLost):
+    """Ranks live that did not answer in time: the job cannot go on without them."""
 
 
 class Stopped(TrainerError):  # noqa: N818

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,22 +17,26 @@ from ballast_policies.planning.stages import first_stages, usable_stages
 from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.checkpoints.export import check_export
+from ballast_trainer.checkpoints.memory_copies import MemoryCopies, alone_on_their_pods
 from ballast_trainer.config import read_job_config
 from ballast_trainer.data.sources import ReplayedLoader, ShuffledDataset, is_read_in_order
 from ballast_trainer.device import choose_device, threads_of_rank
+from ballast_trainer.distributed.connections import check_connections
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.joining import announce_ready, wait_until_called
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join
 from ballast_trainer.distributed.stopping import StopSignal
+from ballast_trainer.distributed.survivors import Survivors
 from ballast_trainer.dynamics.registry import build_dynamics, check_dynamics, warn_without_effect
 from ballast_trainer.environment import DeviceChoice, seconds_from
-from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.errors import ConfigurationError, PeerLost
 from ballast_trainer.evaluation.validation_data import ValidationData, validation_data
 from ballast_trainer.gpu_emulation import EmulatedSpeed, emulated_speed
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import learning_rate
 from ballast_trainer.layers.precision import check_precision
+from ballast_trainer.loop.in_place import InPlace
 from ballast_trainer.loop.rank_zero import SessionOutcome
 from ballast_trainer.loop.session import Session
 from ballast_trainer.loop.state import TrainingState
@@ -153,6 +158,8 @@ class RankLaunch:
         local_rank, local_ranks: this process among those of the pod, or of the machine outside of pods.
         device: what to compute on.
         joining: the plan grows a job that runs already, and this pod is new in it.
+        regrouped: told of each plan by which ranks that are left go on after a loss; None: they do not, the
+            store being one of theirs.
     """
 
     plan: Plan
@@ -162,6 +169,7 @@ class RankLaunch:
     local_ranks: int = 1
     device: DeviceChoice = DeviceChoice.AUTO
     joining: bool = False
+    regrouped: Callable[[Plan], None] | None = None
 
     @property
     def rank(self) -> int:
@@ -215,11 +223,65 @@ def train(
         PeerLost: another rank died, hung or never came.
         CheckpointError: a checkpoint cannot be written or fits another job.
     """
-    rank, ranks = launch.rank, len(launch.plan.ranks)
-    job.check_ranks(ranks)
-    hang_seconds = seconds_from(os.environ, HANG_SECONDS_ENV) or HANG_SECONDS
+    job.check_ranks(len(launch.plan.ranks))
+    machine = _machine(job, launch)
+    in_place = _in_place(job, launch, machine.device)
+    with contextlib.ExitStack() as closing:
+        if job.config.training.deterministic:
+            closing.enter_context(deterministic_kernels())
+        heartbeat = None
+        if launch.store is not None and lost is not None:
+            heartbeat = RankHeartbeat(
+                launch.store,
+                process=launch.process,
+                hang_seconds=seconds_from(os.environ, HANG_SECONDS_ENV) or HANG_SECONDS,
+                lost=lost,
+                patience_seconds=job.config.training.comm_timeout_seconds,
+                survivors=None if in_place is None else in_place.survivors,
+            )
+            closing.callback(heartbeat.close)
+        sides = _Sides(channel=channel, reporter=reporter, stop=stop, heartbeat=heartbeat, trace=trace)
+        while True:
+            try:
+                return _train(job, launch, machine, sides, in_place)
+            except PeerLost as error:
+                if in_place is None:
+                    raise
+                plan = in_place.next_plan(launch.plan, error)
+                launch = dataclasses.replace(launch, plan=plan, joining=False)
+                # Its ties are known by now.
+                job = dataclasses.replace(job, model=in_place.model)
+            except BaseException as error:
+                if in_place is not None:
+                    in_place.none_goes_on(error)
+                raise
+            # The layers of before are in the frames of the error.
+            gc.collect()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Machine:
+    """What this process computes on, and how slowly it pretends to."""
+
+    device: torch.device
+    speed: EmulatedSpeed | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Sides:
+    """Whom this process talks to, under each plan anew; see :func:`train`."""
+
+    channel: Channel
+    reporter: Reporter
+    stop: StopSignal
+    heartbeat: RankHeartbeat | None
+    trace: TraceRequest | None
+
+
+def _machine(job: ValidatedJob, launch: RankLaunch) -> _Machine:
     speed = emulated_speed(os.environ, job.model.family)
     device = choose_device(launch.local_rank, launch.local_ranks, launch.device)
+    ranks = len(launch.plan.ranks)
     threads = threads_of_rank(device, ranks=ranks, local_ranks=launch.local_ranks, environment=os.environ)
     if speed is not None:
         # The emulation counts one thread's CPU seconds.
@@ -227,48 +289,74 @@ def train(
     if threads is not None:
         torch.set_num_threads(threads)
     check_precision(job.config.training.precision, device)
+    return _Machine(device=device, speed=speed)
+
+
+def _in_place(job: ValidatedJob, launch: RankLaunch, device: torch.device) -> InPlace | None:
+    """How this rank goes on where others are lost; None: it does not, or it is alone.
+
+    Raises:
+        ConfigurationError: the job asks for it, and it cannot be.
+    """
+    field, every = "checkpoint.inMemoryEverySteps", job.config.checkpoint.in_memory_every_steps
+    if not every or launch.store is None:
+        return None
+    if launch.regrouped is None:
+        reason = f"{every}, and ranks go on in place under ballast-train run --ranks alone so far. To fix: 0"
+        raise ConfigurationError(field, reason)
+    if device.type == "cuda":
+        reason = (
+            "ranks on GPUs talk by NCCL, which cannot begin anew in place so far. To fix: 0, or --device cpu"
+        )
+        raise ConfigurationError(field, f"{every}, and {reason}")
+    alone = alone_on_their_pods(job.mesh.column, launch.plan)
+    if alone is not None:
+        raise ConfigurationError(field, f"{every}, and {alone}. To fix: 0, or more ranks")
+    check_connections(field)
+    memory = MemoryCopies(every, device)
+    return InPlace(memory, Survivors(launch.store, launch.process), launch.process, launch.regrouped)
+
+
+def _train(
+    job: ValidatedJob, launch: RankLaunch, machine: _Machine, sides: _Sides, in_place: InPlace | None
+) -> SessionOutcome:
+    """Join the plan's ranks and train, until a rank is lost."""
+    rank, trace, device = launch.rank, sides.trace, machine.device
     with contextlib.ExitStack() as closing:
-        if job.config.training.deterministic:
-            closing.enter_context(deterministic_kernels())
         chosen: Reporter = SilentReporter()
         if rank == 0:
             chosen = closing.enter_context(
                 contextlib.closing(
-                    WritingReporter(reporter, writers_of(job.config.metrics, job.config.to_dict()))
+                    WritingReporter(sides.reporter, writers_of(job.config.metrics, job.config.to_dict()))
                 )
             )
         chosen, end_request = with_callback(chosen, job.config.callback, rank)
-        meter = _meter(job, device, speed, trace)
-        training = _training_state(job, launch, device, speed, meter, stop)
+        meter = _meter(job, device, machine.speed, trace)
+        if in_place is not None:
+            in_place.survivors.enter([rank.process for rank in launch.plan.ranks])
+        training = _training_state(job, launch, machine, meter, sides.stop)
         closing.callback(training.close)
+        if in_place is not None:
+            in_place.training = training
         channel_thread = None
         if rank == 0:
             renew_seconds = seconds_from(os.environ, RENEW_ENV) or RENEW_SECONDS
-            channel_thread = ChannelThread(channel, launch.plan, renew_seconds=renew_seconds)
+            channel_thread = ChannelThread(sides.channel, launch.plan, renew_seconds=renew_seconds)
             closing.callback(channel_thread.close)
-        heartbeat = None
-        if launch.store is not None and lost is not None:
-            heartbeat = RankHeartbeat(
-                launch.store,
-                process=launch.process,
-                hang_seconds=hang_seconds,
-                lost=lost,
-                patience_seconds=job.config.training.comm_timeout_seconds,
-            )
-            closing.callback(heartbeat.close)
         profiler = StepProfiler(job.config.profiling, rank=rank, device=device)
         closing.enter_context(profiler.on_out_of_memory())
         outcome = Session(
             training,
             channel_thread=channel_thread,
             reporter=chosen,
-            stop=stop,
-            peer_timeout_seconds=job.config.training.comm_timeout_seconds,
-            heartbeat=heartbeat,
+            stop=sides.stop,
+            heartbeat=sides.heartbeat,
+            in_place=in_place,
             end_request=end_request,
             profiler=profiler,
         ).run(joining=launch.joining)
         if trace is not None and isinstance(meter, RecordingMeter):
+            ranks = len(launch.plan.ranks)
             write_trace(trace.path, meter, rank=rank, ranks=ranks, store=launch.store)
         return outcome
 
@@ -285,12 +373,12 @@ def _meter(
 def _training_state(
     job: ValidatedJob,
     launch: RankLaunch,
-    device: torch.device,
-    speed: EmulatedSpeed | None,
+    machine: _Machine,
     meter: Meter,
     stop: StopSignal,
 ) -> TrainingState:
     """Join the process group, and the state from which a session starts; collective over the plan's ranks."""
+    device = machine.device
     config, plan, model = job.config, launch.plan, shared_ties(job.model, launch, job.config.training.seed)
     if launch.joining:
         announce_ready(launch.store, plan, launch.process)
@@ -315,7 +403,7 @@ def _training_state(
         config=config,
         model=model,
         device=device,
-        speed=speed,
+        speed=machine.speed,
         dynamics=dynamics,
         layers=LayerSet(
             model,

@@ -22,6 +22,10 @@ class StandaloneChannel:
         """None: the configuration comes from the command line."""
         return None
 
+    def follow(self, plan: Plan) -> None:
+        """Ranks were lost: those that are left go on by this one."""
+        self._plan = plan
+
     def close(self) -> None:
         """Nothing runs."""
 

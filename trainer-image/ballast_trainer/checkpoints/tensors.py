@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,29 +89,47 @@ def load(world: World, layers: LayerSet, path: Path, patience: Patience, *, opti
         CheckpointError: the tensors of a layer have other names or shapes.
     """
     metadata = patience.read(lambda: _tensors_in(path))
-    held = tuple(_layer_key(index, "") for index in layers.indices())
-    shared = any(layer.shares for layer in layers)
-    replicas = world.data if shared else Axis()
-    needed = needed_keys((key for key in metadata if key.startswith(held)), world.tensor, replicas)
+    keys = needed(world, layers, metadata)
     if not optimizer:
-        needed = {key for key in needed if not key.startswith(tuple(prefix + OPTIMIZER for prefix in held))}
+        optimizers = tuple(_layer_key(index, OPTIMIZER) for index in layers.indices())
+        keys = {key for key in keys if not key.startswith(optimizers)}
     state: dict[str, Any] = {}
     for key, description in metadata.items():
-        if key in needed:
+        if key in keys:
             state[key] = torch.empty(description.size, dtype=description.properties.dtype)
     patience.read(lambda: _read(state, path))
+    fill(world, layers, state, path)
+
+
+def needed(world: World, layers: LayerSet, keys: Iterable[str]) -> set[str]:
+    """Of the stored ``keys`` of all layers, those that this rank has to read for the layers that it holds."""
+    held = tuple(_layer_key(index, "") for index in layers.indices())
+    return needed_keys((key for key in keys if key.startswith(held)), world.tensor, _replicas(world, layers))
+
+
+def fill(world: World, layers: LayerSet, state: Mapping[str, torch.Tensor], source: object) -> None:
+    """Load the layers held from their stored tensors by key; ``source`` is where these were read, as text.
+
+    Raises:
+        CheckpointError: the tensors of a layer have other names or shapes.
+    """
     for layer in layers:
         prefix = _layer_key(layer.index, "")
         stored = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         try:
-            fitting = as_pruned_now(assembled(stored, layer, world.tensor, replicas), layer.module)
-            layer.load(as_remembered(fitting, layer.module))
+            parts = assembled(stored, layer, world.tensor, _replicas(world, layers))
+            layer.load(as_remembered(as_pruned_now(parts, layer.module), layer.module))
         except (RuntimeError, ValueError, KeyError) as error:
             reason = " ".join(str(error).split()[:40])
             raise CheckpointError(
-                f"{path} does not fit layer {layer.index}: {reason}. "
+                f"{source} does not fit layer {layer.index}: {reason}. "
                 "To fix: the model that it was saved from, or a checkpoint.path of its own"
             ) from error
+
+
+def _replicas(world: World, layers: LayerSet) -> Axis:
+    """The ranks that share the optimizers' state; one where they do not."""
+    return world.data if any(layer.shares for layer in layers) else Axis()
 
 
 def _layer_key(index: int, name: str) -> str:

@@ -9,10 +9,13 @@ import socket
 import sys
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from ballast_policies.contract import ExitCode
+
+from ballast_trainer.environment import STORE_OUTLIVES_ENV
 
 _POLL_SECONDS = 0.05
 _LEAVE_SECONDS = 10.0
@@ -23,6 +26,9 @@ _CAUSE_CHARACTERS = 1000
 
 _REFUSED_SECONDS = 2.0
 """The same where one of them has refused the configuration."""
+
+_STORE_SECONDS = 120.0
+_ENDED_WELL = (ExitCode.OK, ExitCode.STOPPED)
 
 
 class Causes:
@@ -42,7 +48,77 @@ class Causes:
             _print_error(self._queue.get())
 
 
-def run_local_ranks(ranks: int, body: Callable[[], int], causes: Causes | None = None) -> int:
+def attempt_prefix() -> str:
+    """Of the ranks' keys in their store: a restarted attempt has others."""
+    return f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+class _KeptStore:
+    """A store for ranks that go on without a lost one: a process of its own serves it.
+
+    The process that forks the ranks has no threads, and tells them who is gone.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._server = multiprocessing.get_context("fork").Process(target=_serve, args=(port,), daemon=True)
+        self._server.start()
+        self._client: Any = None
+        self._told: set[int] = set()
+
+    def look(self, children: Sequence[BaseProcess]) -> None:
+        """Tell the ranks which of them have ended, and end those that the others have given up."""
+        from ballast_trainer.distributed import survivors
+
+        for rank, child in enumerate(children):
+            code = child.exitcode
+            if rank in self._told:
+                continue
+            store = self._reached()
+            process = survivors.process_of(store, child.pid or 0)
+            if code is None:
+                if process is not None and survivors.is_gone(store, process):
+                    child.kill()
+                continue
+            self._told.add(rank)
+            if process is not None and code in _ENDED_WELL:
+                survivors.tell_left(store, process)
+            elif process is not None and (code < 0 or code == ExitCode.PEER_LOST):
+                survivors.tell_gone(store, process)
+            else:
+                survivors.tell_none_goes_on(store, f"rank {rank} has ended with exit code {code}")
+
+    def _reached(self) -> Any:
+        if self._client is None:
+            import torch.distributed as dist
+
+            from ballast_trainer.distributed.process_group import reach_store
+
+            store = reach_store("127.0.0.1", self._port, _STORE_SECONDS)
+            self._client = dist.PrefixStore(attempt_prefix(), store)
+        return self._client
+
+    def close(self) -> None:
+        """End the process that serves it."""
+        self._server.kill()
+        self._server.join()
+
+
+def _serve(port: int) -> None:
+    from ballast_trainer.distributed.process_group import serve_store
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    parent = os.getppid()
+    store = serve_store("127.0.0.1", port, _STORE_SECONDS)
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    del store
+
+
+def run_local_ranks(
+    ranks: int, body: Callable[[], int], causes: Causes | None = None, *, go_on: bool = False
+) -> int:
     """Run ``body`` in ``ranks`` forks, each with the environment that torchrun would give it.
 
     SIGTERM is passed on to the ranks, which then save and exit.
@@ -51,16 +127,18 @@ def run_local_ranks(ranks: int, body: Callable[[], int], causes: Causes | None =
         ranks: how many.
         body: returns an exit code.
         causes: receives the causes of failed ranks; printed last.
+        go_on: the others may go on without one that is killed.
 
     Returns:
-        0 where all ranks end well; else the exit code of a rank that failed by itself.
+        0 where all ranks end well, or those that went on; else the exit code of a rank that failed by itself.
     """
     # The forks share the modules imported here: one import, one copy in memory.
     importlib.import_module("ballast_trainer.preload")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    children = _fork(ranks, port, body)
+    kept = _KeptStore(port) if go_on else None
+    children = _fork(ranks, port, body, {} if kept is None else {STORE_OUTLIVES_ENV: "1"})
 
     def pass_on(number: int, frame: types.FrameType | None) -> None:
         for child in children:
@@ -76,16 +154,20 @@ def run_local_ranks(ranks: int, body: Callable[[], int], causes: Causes | None =
             # No rank trains yet: the others only wait for the one that refused.
             pass_on(signal.SIGTERM, None)
             _end(children, _REFUSED_SECONDS)
+        elif kept is not None:
+            kept.look(children)
         elif any(child.exitcode for child in children):
             left_behind = _end(children, _LEAVE_SECONDS)
         time.sleep(_POLL_SECONDS)
-    code = _exit_code([child.exitcode or 0 for child in children], left_behind)
+    if kept is not None:
+        kept.close()
+    code = _exit_code([child.exitcode or 0 for child in children], left_behind, went_on=go_on)
     if causes is not None:
         causes.print_first()
     return code
 
 
-def _fork(ranks: int, port: int, body: Callable[[], int]) -> list[BaseProcess]:
+def _fork(ranks: int, port: int, body: Callable[[], int], variables: Mapping[str, str]) -> list[BaseProcess]:
     context = multiprocessing.get_context("fork")
     children: list[BaseProcess] = []
     for rank in range(ranks):
@@ -96,6 +178,7 @@ def _fork(ranks: int, port: int, body: Callable[[], int]) -> list[BaseProcess]:
             "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
+            **variables,
         }
         child = context.Process(target=_rank, args=(environment, body))
         child.start()
@@ -103,8 +186,11 @@ def _fork(ranks: int, port: int, body: Callable[[], int]) -> list[BaseProcess]:
     return children
 
 
-def _exit_code(codes: list[int], left_behind: set[int]) -> int:
-    """The exit code of the rank that failed by itself; names the ranks that were killed."""
+def _exit_code(codes: list[int], left_behind: set[int], *, went_on: bool) -> int:
+    """The exit code of the rank that failed by itself; names the ranks that were killed.
+
+    ``went_on``: where some have ended well, those that were killed do not count.
+    """
     for rank in left_behind:
         codes[rank] = ExitCode.PEER_LOST
         _print_error(f"rank {rank} did not end within {_LEAVE_SECONDS:.0f} s of another, and was killed")
@@ -113,6 +199,9 @@ def _exit_code(codes: list[int], left_behind: set[int]) -> int:
     for rank, code in enumerate(codes):
         if code < 0:
             _print_error(f"rank {rank} was killed by {signal.Signals(-code).name}")
+    ended_well = [code for code in codes if code in _ENDED_WELL]
+    if went_on and ended_well and all(c in _ENDED_WELL or c < 0 or c == ExitCode.PEER_LOST for c in codes):
+        return max(ended_well)
     # A rank that only lost its peer is not the cause.
     first = next((code for code in codes if code not in {0, ExitCode.PEER_LOST}), max(codes))
     return 128 - first if first < 0 else first

@@ -14,7 +14,7 @@ from ballast_policies.contract import Directive, ExitCode, ExitReason, Plan, Ran
 
 from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.cli.config_file import read_config
-from ballast_trainer.cli.local_ranks import Causes, run_local_ranks
+from ballast_trainer.cli.local_ranks import Causes, attempt_prefix, run_local_ranks
 from ballast_trainer.distributed.stopping import StopSignal, stop_seconds
 from ballast_trainer.environment import DeviceChoice, LaunchedRank
 from ballast_trainer.errors import ConfigurationError
@@ -72,14 +72,25 @@ def _unpartitioned(config: dict[str, Any]) -> dict[str, Any]:
     return alone
 
 
+def _copies_in_memory(config_path: Path, assignments: tuple[str, ...]) -> bool:
+    """Whether the ranks are to go on without one that is lost; what is wrong is theirs to say."""
+    try:
+        checkpoint = read_config(config_path, assignments).get("checkpoint")
+    except ConfigurationError:
+        return False
+    return isinstance(checkpoint, dict) and bool(checkpoint.get("inMemoryEverySteps"))
+
+
 def _open_store(launched: LaunchedRank, stop: StopSignal) -> Any:
-    """The store under torchrun (the agent's) or of local ranks (rank 0's), under the attempt's prefix."""
+    """The store under torchrun (the agent's) or of local ranks, under the attempt's prefix.
+
+    Rank 0 serves that of local ranks, unless these go on without it.
+    """
     import torch.distributed as dist
 
     from ballast_trainer.distributed.process_group import reach_store, serve_store
 
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or launched.store_outlives
     if launched.rank == 0 and not agent_serves:
         try:
             store = serve_store(launched.address, launched.port, STORE_WAIT_SECONDS)
@@ -92,7 +103,7 @@ def _open_store(launched: LaunchedRank, stop: StopSignal) -> Any:
     else:
         store = reach_store(launched.address, launched.port, STORE_WAIT_SECONDS, stop)
     # A restarted attempt must not read the addresses that the last one left in the agent's store.
-    return dist.PrefixStore(f"attempt-{attempt}", store)
+    return dist.PrefixStore(attempt_prefix(), store)
 
 
 def _run(
@@ -124,8 +135,11 @@ def _run(
     if rank == 0:
         job = job.with_ties()
     plan = _local_plan(ranks, job.config.parallelism.ranks_per_pod)
-    channel: Channel = StandaloneChannel(plan)
-    if channel_folder is not None:
+    channel: Channel
+    if channel_folder is None:
+        channel = alone = StandaloneChannel(plan)
+        regrouped = alone.follow
+    else:
         folder = DirectoryChannel(channel_folder)
         if rank == 0:
             try:
@@ -133,7 +147,7 @@ def _run(
             except ChannelError as error:
                 reason = f"cannot write to {channel_folder}: {error}. To fix: name a directory"
                 raise ConfigurationError("--channel", reason) from error
-        channel = folder
+        channel, regrouped = folder, folder.publish
     store = _open_store(launched, stop) if ranks > 1 else None
     outcome = train(
         job,
@@ -144,6 +158,7 @@ def _run(
             local_rank=launched.local_rank,
             local_ranks=launched.local_ranks,
             device=device,
+            regrouped=regrouped if launched.store_outlives else None,
         ),
         channel=channel,
         reporter=JsonReporter() if log == "json" else TextReporter(job.config.total_steps),
@@ -235,7 +250,7 @@ def run(
             return end(reason, describe(error))
 
     if ranks is not None and ranks > 1 and not single_process and "RANK" not in os.environ:
-        sys.exit(run_local_ranks(ranks, body, causes))
+        sys.exit(run_local_ranks(ranks, body, causes, go_on=_copies_in_memory(config_path, assignments)))
     code = body()
     with contextlib.suppress(OSError):
         sys.stdout.flush()

@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 
 from ballast_trainer.distributed.activity import ACTIVITY
-from ballast_trainer.errors import PeerLost
+from ballast_trainer.distributed.survivors import Survivors, tell_gone
+from ballast_trainer.errors import PeerLost, WaitedTooLong
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class RankHeartbeat:
         hang_seconds: float,
         lost: Callable[[str], None],
         patience_seconds: float,
+        survivors: Survivors | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start beating.
@@ -71,9 +73,11 @@ class RankHeartbeat:
             hang_seconds: a rank whose counter has not grown for this long is hung.
             lost: called once, on the heartbeat's thread, with the reason as text.
             patience_seconds: how long ranks wait for one that is busy.
+            survivors: with which this rank goes on where one hangs, in place of ``lost``; None: it does not.
             clock: seconds.
         """
         self._store = store.clone()
+        self._survivors = survivors
         self._process = process
         self._hang_seconds = hang_seconds
         self._lost = lost
@@ -91,7 +95,9 @@ class RankHeartbeat:
 
     def watch(self, processes: Iterable[str]) -> None:
         """Watch these processes from now on, and no others."""
-        now = self._clock()
+        now, processes = self._clock(), tuple(processes)
+        if processes and self._survivors is not None:
+            self._survivors.enter(processes)
         with self._lock:
             self._seen = {name: (b"", now) for name in processes if name != self._process}
 
@@ -100,7 +106,7 @@ class RankHeartbeat:
         """Say which ranks were busy where this one has waited too long; all print their stacks.
 
         Raises:
-            PeerLost: with that text.
+            WaitedTooLong: with that text.
         """
         try:
             yield
@@ -113,7 +119,7 @@ class RankHeartbeat:
             self._show_stacks()
             # The store may be this rank's, and the others read it once a beat.
             self._closed.wait(2 * BEAT_SECONDS)
-            raise PeerLost(
+            raise WaitedTooLong(
                 f"{busy}; the others wait no longer than training.commTimeoutSeconds "
                 f"({self._patience_seconds:g}). To fix: raise it, or let that work take less time"
             ) from error
@@ -131,6 +137,8 @@ class RankHeartbeat:
                 hung = self._hung()
                 if self._store.check([_STACKS]):
                     self._show_stacks()
+                if self._survivors is not None:
+                    self._survivors.look(self._store)
             except (dist.DistError, RuntimeError) as error:
                 # The store ends with rank 0; this rank may be ending too.
                 hung = f"rank 0's store is gone: {error}"
@@ -195,7 +203,12 @@ class RankHeartbeat:
                 if beat != last:
                     self._seen[name] = (beat, now)
                 elif now - since > self._hang_seconds:
-                    return f"{name} has not been heard of for {now - since:.0f} s"
+                    said = f"{name} has not been heard of for {now - since:.0f} s"
+                    if self._survivors is None:
+                        return said
+                    del self._seen[name]
+                    logger.error("%s: it is taken for lost", said)
+                    tell_gone(self._store, name)
         return None
 
 

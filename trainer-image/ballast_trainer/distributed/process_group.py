@@ -21,6 +21,7 @@ from ballast_policies.contract import Plan
 
 from ballast_trainer.causes import notes_of
 from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.distributed.connections import CONNECTIONS
 from ballast_trainer.distributed.heartbeat import record_collectives
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.stopping import StopSignal
@@ -153,6 +154,7 @@ class World:
         """End the process group."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
+        CONNECTIONS.forget()
 
 
 def serve_store(address: str, port: int, timeout_seconds: float) -> dist.TCPStore:
@@ -237,10 +239,11 @@ def join(
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if device.type == "cuda":
             record_collectives()
-        with peer_failures():
+        with peer_failures(), CONNECTIONS.opening():
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
-                store=dist.PrefixStore(f"launch-{plan.launch}/epoch-{plan.epoch}", store),
+                # A connection of its own: whoever waits there for a rank that is gone can be woken.
+                store=dist.PrefixStore(f"launch-{plan.launch}/epoch-{plan.epoch}", store.clone()),
                 rank=rank,
                 world_size=size,
                 timeout=_limit,
@@ -268,12 +271,14 @@ def join(
 
 def new_group(ranks: Sequence[int]) -> Any:
     """A process group of some ranks, which wait as long as in the default one; collective over all ranks."""
-    return dist.new_group(list(ranks), timeout=_limit)
+    with CONNECTIONS.opening():
+        return dist.new_group(list(ranks), timeout=_limit)
 
 
 def patient_group() -> Any:
     """A further ``World.patient_group``, for a thread of its own; collective over all ranks."""
-    return dist.new_group(backend="gloo", timeout=_PATIENCE)
+    with CONNECTIONS.opening():
+        return dist.new_group(backend="gloo", timeout=_PATIENCE)
 
 
 def _axis(lines: tuple[tuple[int, ...], ...], rank: int, size: int) -> Axis:

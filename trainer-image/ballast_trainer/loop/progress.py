@@ -10,6 +10,7 @@ from ballast_policies.contract import Report, Stage
 from ballast_policies.planning import imbalance
 
 from ballast_trainer.loop.idle import IdleSeconds, idle_seconds
+from ballast_trainer.loop.memory import LayerSizes
 from ballast_trainer.loop.replanning import best_step_seconds, layer_sizes
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.flops import peak_flops as gpu_peak_flops
@@ -42,6 +43,7 @@ class ProgressTracker:
         self._step_flops: float | None = None
         self._flops_counted = False
         self._idle: tuple[tuple[Stage, ...], IdleSeconds] | None = None
+        self.sizes: LayerSizes | None = None
         self._bytes: tuple[int, ...] = ()
         self._weight_bytes: tuple[int, ...] = ()
         self._activation_bytes: tuple[int, ...] | None = None
@@ -65,9 +67,17 @@ class ProgressTracker:
         self._began = time.monotonic()
         self._trained_seconds = 0.0
 
+    def timing(self) -> tuple[float, float]:
+        """When the job began, by the monotonic clock, and the seconds since in which steps ran."""
+        return self._began, self._trained_seconds
+
+    def continue_timing(self, began: float, trained_seconds: float) -> None:
+        """Count on from :meth:`timing` of before: steps that are done again do not count twice."""
+        self._began, self._trained_seconds = began, trained_seconds
+
     def gather_bytes(self) -> None:
         """Gather the bytes of all layers; collective."""
-        sizes = layer_sizes(self._training)
+        self.sizes = sizes = layer_sizes(self._training)
         self._bytes, self._weight_bytes = sizes.bytes, sizes.weight_bytes
 
     def new_bad_samples(self) -> dict[int, str]:

@@ -2,11 +2,13 @@
 
 import dataclasses
 import logging
+import time
 from typing import Any
 
 from ballast_policies.contract import Ack, ExitReason, Proposal
 
 from ballast_trainer.channel.channel_thread import ChannelThread
+from ballast_trainer.checkpoints.memory_copies import Loss
 from ballast_trainer.dynamics.protocol import UnchangedHooks, figures_of
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.reshape import ReshapeResult
@@ -54,16 +56,38 @@ class RankZeroReporter:
             else:
                 self.channel_thread.report(report)
 
-    def launched(self) -> None:
-        """Print the launch, and acknowledge its plan."""
-        training = self.training
-        self.event(
-            "launch",
-            epoch=training.plan.epoch,
-            ranks=training.world.size,
-            resumed_from_step=self.progress.resumed_from_step,
-            emulated=training.speed.factor if training.speed is not None else None,
-        )
+    def launched(self, loss: Loss | None = None) -> None:
+        """Print the launch, or that the job goes on after a loss; acknowledge its plan."""
+        training, from_step = self.training, self.progress.resumed_from_step
+        if loss is None:
+            self.event(
+                "launch",
+                epoch=training.plan.epoch,
+                ranks=training.world.size,
+                resumed_from_step=from_step,
+                emulated=training.speed.factor if training.speed is not None else None,
+            )
+        else:
+            seconds = time.monotonic() - loss.noticed
+            self.event(
+                "ranksLost",
+                epoch=training.plan.epoch,
+                lost=loss.processes,
+                ranks_before=loss.ranks,
+                ranks_after=training.world.size,
+                resumed_from_step=from_step,
+                seconds=seconds,
+            )
+            if training.world.rank == 0:
+                lost = ", ".join(loss.processes)
+                logger.warning(
+                    "%s lost: %d ranks go on after step %d, %.1f s later (goodput %.2f)",
+                    lost,
+                    training.world.size,
+                    training.step,
+                    seconds,
+                    self.progress.goodput() or 0.0,
+                )
         self.acknowledge(pause_ms=None)
 
     def acknowledge(self, *, pause_ms: float | None) -> None:

@@ -78,6 +78,38 @@ def best_stages(
     return stages_over(partition if staged is None else staged.balanced(partition), placement)
 
 
+def stages_left(training: TrainingState, sizes: LayerSizes | None, ranks: int) -> tuple[Stage, ...]:
+    """The best partition over the ranks that are left after a loss.
+
+    Args:
+        training: the job of before.
+        sizes: of its layers, for the memory limit; None: not known.
+        ranks: how many are left.
+
+    Raises:
+        ConfigurationError: they are too few for the pipeline, its schedule or their memory.
+    """
+    config, positions = training.config, training.world.mesh.positions(ranks)
+    if positions < config.pipeline.min_stages:
+        raise ConfigurationError(
+            "pipeline.minStages", f"{config.pipeline.min_stages}, and {positions} are left. To fix: lower it"
+        )
+    placement = training.placement(ranks)
+    if len(placement) > training.model.layer_count:
+        raise ConfigurationError("pipeline.stagesPerRank", f"{len(placement)} stages need as many layers")
+    stages = best_stages(training, training.profile.expected(), placement)
+    limit = config.rebalance.memory_bytes
+    if limit is None or sizes is None:
+        return stages
+    layers, form = measured_layers(training, sizes), pipeline_form(training, positions)
+    if not MemoryNeed(layers, form).fits(positions, limit):
+        raise ConfigurationError(
+            "rebalance.memoryBytes", f"{limit}, and the layers do not fit {positions} ranks. To fix: raise it"
+        )
+    room = LaunchRanks(placement=placement, memory=(float(limit),) * positions)
+    return launch_partition(stages, layers, form, room)
+
+
 def best_step_seconds(training: TrainingState, costs: LayerCosts) -> float:
     """Predicted seconds per step under the best partition over the same ranks.
 

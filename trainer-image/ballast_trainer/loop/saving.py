@@ -19,7 +19,9 @@ from ballast_trainer.checkpoints import tensors
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.checkpoints.export import check_place, export_checkpoint
 from ballast_trainer.checkpoints.manifest import Manifest
+from ballast_trainer.checkpoints.memory_copies import MemoryCopies, Moment
 from ballast_trainer.checkpoints.staging import StagedCopy, Staging
+from ballast_trainer.distributed.connections import CONNECTIONS
 from ballast_trainer.distributed.process_group import patient_group
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten, PeerLost, Stopped
@@ -54,7 +56,7 @@ _RETRIES_PER_PERIOD = 10
 
 
 class Saver:
-    """Saves and resumes the job; without ``checkpoint.path`` it does neither."""
+    """Saves and resumes the job; without ``checkpoint.path`` or copies in memory it does neither."""
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class Saver:
         event: Callable[..., None],
         stop: StopSignal,
         channel_thread: ChannelThread | None = None,
+        memory: MemoryCopies | None = None,
     ) -> None:
         """Prepare.
 
@@ -73,9 +76,11 @@ class Saver:
             event: prints that a checkpoint was written, or was not.
             stop: whether SIGTERM came.
             channel_thread: has rank 0's newest plan, with how often machines are lost.
+            memory: the copies in memory; None: there are none.
         """
         self._training, self._progress, self._event = training, progress, event
         self._channel_thread = channel_thread
+        self._memory = memory
         self._seconds: deque[float] = deque(maxlen=5)
         self._write_seconds: deque[float] = deque(maxlen=5)
         self._longest_write = 0.0
@@ -113,14 +118,19 @@ class Saver:
     def resume(self) -> Manifest | None:
         """Take over the step of the newest checkpoint; None where there is none. Collective.
 
+        After a loss of ranks: of the copies in memory, if all layers are among them.
+
         Raises:
             CheckpointError: there are some, and none can be used; it is of another job; another run holds the
                 directory.
         """
-        training = self._training
+        training, source = self._training, None if self._memory is None else self._memory.source
+        if self._checkpoints is not None:
+            self._checkpoints.open(training.world, launch=training.plan.launch)
+        if source is not None:
+            return self._go_on_from(source.moment)
         if self._checkpoints is None:
             return None
-        self._checkpoints.open(training.world, launch=training.plan.launch)
         manifest = self._checkpoints.newest(training.world)
         if manifest is not None:
             training.step = manifest.step
@@ -129,13 +139,32 @@ class Saver:
             training.checkpoint_step = self._progress.resumed_from_step = manifest.step
         return manifest
 
+    def _go_on_from(self, moment: Moment) -> Manifest:
+        training = self._training
+        manifest = Manifest(
+            step=moment.step,
+            layer_count=training.model.layer_count,
+            seed=training.config.training.seed,
+            files={},
+            loss_scale=moment.loss_scale,
+            data=moment.data,
+        )
+        training.step, training.checkpoint_step = moment.step, moment.checkpoint_step
+        training.loss_scale.restore(moment.loss_scale)
+        training.continue_data(moment.data)
+        self._progress.resumed_from_step = moment.step
+        self._progress.continue_timing(moment.began, moment.trained_seconds)
+        return manifest
+
     def load(self, manifest: Manifest) -> None:
         """Load the layers held; collective.
 
         Raises:
             CheckpointError: they do not fit, or cannot be read.
         """
-        if self._checkpoints is not None:
+        if self._memory is not None and self._memory.source is not None:
+            self._memory.load(self._training.world, self._training.layers)
+        elif self._checkpoints is not None:
             self._checkpoints.load(self._training.world, self._training.layers, manifest)
 
     def __enter__(self) -> Self:
@@ -143,6 +172,12 @@ class Saver:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Release the directory to other runs; a checkpoint that is being written is completed first."""
+        if self._memory is not None and isinstance(error, PeerLost):
+            # Whoever waits for this rank is to notice, too, and no thread is to be left behind.
+            CONNECTIONS.shut()
+            self._memory.abandon()
+            if self._in_flight is not None:
+                wait([self._in_flight.written])
         if self._in_flight is not None and isinstance(error, Exception) and not isinstance(error, PeerLost):
             # The others' parts are written as well: they wait for this rank.
             wait([self._in_flight.written])
@@ -165,6 +200,42 @@ class Saver:
             watch = Stopwatch()
             self._in_flight.copy.wait()
             self._in_flight.pause_ms += watch.milliseconds()
+        self._settle_copies()
+
+    def copy_if_due(self, *, anew: bool) -> None:
+        """Copy the state to the memory of the next rank, beside the steps that follow; collective.
+
+        ``anew``: none of the ranks that are there now has a copy.
+        """
+        training, memory = self._training, self._memory
+        if memory is None or not (anew or training.step % memory.every_steps == 0):
+            return
+        began, trained_seconds = self._progress.timing()
+        moment = Moment(
+            step=training.step,
+            loss_scale=training.loss_scale.state,
+            data=training.data_position(),
+            checkpoint_step=training.checkpoint_step,
+            began=began,
+            trained_seconds=trained_seconds,
+        )
+        copied = memory.begin(
+            training.world, training.plan, training.layers, moment, at_once=bool(training.dynamics)
+        )
+        if not copied and anew and training.world.rank == 0:
+            logger.warning(
+                "%d ranks are too few for copies in each other's memory: checkpoints alone count",
+                training.world.size,
+            )
+
+    def _settle_copies(self) -> None:
+        if self._memory is None:
+            return
+        try:
+            self._memory.settle()
+        except CheckpointNotWritten as error:
+            if self._training.world.rank == 0:
+                logger.warning("the ranks keep the copies of before: %s", error)
 
     def every_steps(self) -> int | None:
         """Steps between two checkpoints now, as rank 0 knows them; None: nothing is saved.
@@ -248,6 +319,11 @@ class Saver:
         self._in_flight = _InFlight(
             step=training.step, copy=copy, written=written, pause_ms=watch.milliseconds()
         )
+
+    def settle_all(self) -> None:
+        """Wait for all that this process group has to write; collective."""
+        self.settle()
+        self._settle_copies()
 
     def settle(self) -> bool:
         """Wait for the checkpoint that is being written, and tell of it; whether there was one. Collective.

@@ -21,6 +21,7 @@ from ballast_trainer.layers.optimize import drop_gradients, optimizer_step
 from ballast_trainer.loop.agreement import Agreed, agreed_values, figures
 from ballast_trainer.loop.asynchronous_step import AsynchronousRuns, StepDone
 from ballast_trainer.loop.ending import JobEnd
+from ballast_trainer.loop.in_place import InPlace
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.rank_zero import RankZeroReporter, SessionOutcome
@@ -45,8 +46,8 @@ class Session:
         channel_thread: ChannelThread | None,
         reporter: Reporter,
         stop: StopSignal,
-        peer_timeout_seconds: float,
         heartbeat: RankHeartbeat | None = None,
+        in_place: InPlace | None = None,
         end_request: EndRequest | None = None,
         profiler: StepProfiler | None = None,
     ) -> None:
@@ -59,14 +60,22 @@ class Session:
             training=training, progress=self._progress, reporter=reporter, channel_thread=channel_thread
         )
         event = self._rank_zero.event
-        self._saver = Saver(training, self._progress, event=event, stop=stop, channel_thread=channel_thread)
+        self._in_place = in_place
+        self._saver = Saver(
+            training,
+            self._progress,
+            event=event,
+            stop=stop,
+            channel_thread=channel_thread,
+            memory=None if in_place is None else in_place.memory,
+        )
         self._plan_follower = PlanFollower(
             training,
             self._rank_zero,
             heartbeat=heartbeat,
             save=self._saver.save,
-            settle=self._saver.settle,
-            peer_timeout_seconds=peer_timeout_seconds,
+            settle=self._saver.settle_all,
+            peer_timeout_seconds=training.config.training.comm_timeout_seconds,
         )
         self._evaluator = Evaluator(
             training,
@@ -116,6 +125,7 @@ class Session:
             if self._heartbeat is not None:
                 self._heartbeat.close()
             self._training.layers.settle()
+            self._saver.settle_all()
             self._training.world.leave()
             return outcome
 
@@ -136,7 +146,10 @@ class Session:
             dynamic.resumed(training.step, training.layers, training.world)
         training.rebuild()
         self._progress.gather_bytes()
-        self._rank_zero.launched()
+        if self._in_place is not None:
+            self._in_place.sizes = self._progress.sizes
+        self._rank_zero.launched(None if self._in_place is None else self._in_place.memory.loss)
+        self._saver.copy_if_due(anew=True)
 
     def _loop(self) -> SessionOutcome:
         training = self._training
@@ -300,6 +313,7 @@ class Session:
             self._plan_follower.propose_repack()
         if self._saver.save_if_due(wanted=told is not None and told.save):
             self._end.agree()
+        self._saver.copy_if_due(anew=told is None)
         return None
 
     def _evaluate_if_due(self) -> SessionOutcome | None:

@@ -369,6 +369,12 @@ class TrainingState:
             known = LoaderPosition.from_text(self.step, position)
             self.model.batch.continue_from(self.config.training.seed, known)
 
+    def release(self) -> None:
+        """Let go of the layers; what was measured of them stays."""
+        self.layers.drop(self.layers.indices())
+        self.pipeline, self._buckets, self._newest = None, None, None
+        self._pipelines.clear()
+
     def close(self) -> None:
         """End the processes that read data."""
         if self._ahead is not None:

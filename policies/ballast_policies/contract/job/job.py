@@ -210,6 +210,18 @@ _RULES = (
         reason=f"parallelism.tensor cuts layers, of the changes only {', '.join(_WHOLE_LAYERS)} allows that",
         fix="tensor: 1, with parallelism.data or more stages in its place",
     ),
+    Rule(
+        condition=_FLUSHES | (at("checkpoint.in_memory_every_steps") == 0),
+        field="checkpoint.in_memory_every_steps",
+        reason="without a flush the weights depend on where the pipeline drains, which copies would change",
+        fix="0, or a schedule with a flush, e.g. 1F1B",
+    ),
+    Rule(
+        condition=_ONE_EACH | (at("checkpoint.in_memory_every_steps") == 0),
+        field="checkpoint.in_memory_every_steps",
+        reason="pipeline.replicas fix the number of ranks, and none may be lost",
+        fix="0, or parallelism.data in place of replicas",
+    ),
     *exclusions(),
     *sharing_experts(),
     *caching_outputs(),

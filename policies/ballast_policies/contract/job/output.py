@@ -51,6 +51,10 @@ class CheckpointConfig(Settings):
     async_mode: AsyncMode = AsyncMode.ASYNC
     """``async``: steps go on while a copy of the state is written, which takes as much again of the host's
     memory; ``disabled``: they wait. Where a job stops or changes its ranks it waits in any case."""
+    in_memory_every_steps: int = Field(0, ge=0, le=2**31 - 1)
+    """Steps between two copies of each rank's state in the memory of the next one; 0: none. With them the
+    ranks that are left after a loss keep their processes and go on from the newest copy. With ``ballast-train
+    run --ranks`` alone; elsewhere the trainer refuses it."""
 
     @property
     def steps(self) -> int:

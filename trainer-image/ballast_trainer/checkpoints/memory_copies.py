@@ -1,0 +1,280 @@
+"""Copies of the ranks' state in the memory of their neighbours, from which the others go on after a loss.
+
+Each rank keeps a copy of its own tensors, and one of those of the rank before it in the pipeline, which is
+on another pod.  They are staged as for a checkpoint, and travel on a thread in a group of their own while the
+next step computes its gradients: it waits with its update until every rank has them.  Until then the copies of
+before are kept, so there is always a step that all have, and no more than the steps between two are done twice.
+"""
+
+import dataclasses
+import math
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ballast_policies.contract import Plan
+
+from ballast_trainer.checkpoints import tensors
+from ballast_trainer.checkpoints.staging import StagedCopy, Staging
+from ballast_trainer.distributed.process_group import World, patient_group
+from ballast_trainer.errors import CheckpointNotWritten
+from ballast_trainer.layers.layer import LayerSet
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What a job goes on from, besides its tensors; the same on every rank but for the times.
+
+    Attributes:
+        step: optimizer steps done.
+        loss_scale: of that step.
+        data: where the data's loader was; empty: by the step alone.
+        checkpoint_step: of the newest checkpoint; None: there is none.
+        began: when the job began, by the monotonic clock.
+        trained_seconds: since then, in which steps ran.
+    """
+
+    step: int
+    loss_scale: tuple[float, int]
+    data: str
+    checkpoint_step: int | None
+    began: float
+    trained_seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """The copies of one step that this rank holds.
+
+    Attributes:
+        epoch: of the plan that they were made under.
+        parts: the ranks of then whose tensors they are.
+        ranks: how many there were.
+        moment: what else the job goes on from.
+        tensors: by key, in the host's memory.
+    """
+
+    epoch: int
+    parts: tuple[int, ...]
+    ranks: int
+    moment: Moment
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def name(self) -> tuple[int, int]:
+        """Tells generations apart; the newest is the largest."""
+        return self.moment.step, self.epoch
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Ranks that the job has lost, and goes on without.
+
+    Attributes:
+        processes: theirs.
+        ranks: how many there were.
+        noticed: when this rank noticed, by the monotonic clock.
+    """
+
+    processes: tuple[str, ...]
+    ranks: int
+    noticed: float
+
+
+class MemoryCopies:
+    """The copies that this rank holds; they outlive the process group.
+
+    Attributes:
+        every_steps: steps between two.
+        loss: since when the job goes on without some of its ranks; None: it is a launch.
+        source: the copies that it goes on from; None: none.
+    """
+
+    def __init__(self, every_steps: int, device: torch.device) -> None:
+        """None yet; ``device`` is where the state lives."""
+        self.every_steps, self._device = every_steps, device
+        self.loss: Loss | None = None
+        self.source: Generation | None = None
+        self._held: dict[tuple[int, int], Generation] = {}
+        self._staging = [Staging(device), Staging(device)]
+        self._group: tuple[Any, Any] = (None, None)
+        """The patient group of the ranks that it is for, and the one of the thread that sends."""
+        self._flight: tuple[StagedCopy, Future[Generation]] | None = None
+
+    def begin(self, world: World, plan: Plan, layers: LayerSet, moment: Moment, *, at_once: bool) -> bool:
+        """Begin to copy the state beside the steps that follow; collective.
+
+        Args:
+            world: this rank.
+            plan: in force.
+            layers: that it holds.
+            moment: what else the job goes on from.
+            at_once: whether more than the optimizer step changes the tensors.
+
+        Returns:
+            Whether there is a rank on another pod to hold them.
+        """
+        self.settle()
+        apart = _apart(world.mesh.column, plan)
+        if world.size < 2 * apart:
+            self._held.clear()
+            return False
+        if self._group[0] is not world.patient_group:
+            self._group = world.patient_group, patient_group()
+        state = tensors.stored(world, layers)
+        later = set() if at_once else tensors.changed_by_optimizer(layers, state)
+        # The second has the copies of before, which stay as they are until all have the new ones.
+        copy = self._staging[0].begin(state, later=later)
+        made = Future[Generation]()
+        beside = dataclasses.replace(world, patient_group=self._group[1])
+
+        def send() -> None:
+            try:
+                generation = _exchanged(beside, apart, copy, moment)
+                self._held[generation.name] = generation
+                # Whoever has an answer knows that all have their copies.
+                beside.gather(None, patient=True)
+                made.set_result(generation)
+            except BaseException as error:
+                made.set_exception(error)
+
+        self._flight = copy, made
+        threading.Thread(target=send, name="memory-copy", daemon=True).start()
+        return True
+
+    def settle(self) -> None:
+        """Wait until every rank has the copies that are under way.
+
+        Raises:
+            CheckpointNotWritten: on all ranks; what was copied changed meanwhile.
+        """
+        if self._flight is None:
+            return
+        copy, made = self._flight
+        self._flight = None
+        copy.wait()
+        generation = made.result()
+        self._held = {generation.name: generation}
+        self._staging.reverse()
+
+    def abandon(self) -> None:
+        """The process group has ended, and with it what was under way: this rank has it, or those of before."""
+        if self._flight is not None:
+            wait([self._flight[1]])
+        self._flight, self._group = None, (None, None)
+
+    def told(self) -> list[tuple[int, int, int, tuple[int, ...]]]:
+        """Of each generation step, epoch, number of ranks, and the ranks whose tensors are here."""
+        return [(*name, one.ranks, one.parts) for name, one in self._held.items()]
+
+    def go_on(self, name: tuple[int, int] | None, loss: Loss) -> None:
+        """Go on from this generation; None: from none."""
+        self.loss = loss
+        self._held = {of: one for of, one in self._held.items() if of == name}
+        self.source = None if name is None else self._held.get(name)
+        # What is held may be in either of those before.
+        self._staging = [Staging(self._device), Staging(self._device)]
+
+    def load(self, world: World, layers: LayerSet) -> None:
+        """Load the layers held from the copies of all ranks; collective.
+
+        Raises:
+            CheckpointError: the tensors of a layer do not fit.
+        """
+        assert self.source is not None
+        mine = self.source.tensors
+        known = world.gather({key: (value.dtype, value.shape) for key, value in mine.items()}, patient=True)
+        described = {key: of for rank in reversed(known) for key, of in rank.items()}
+        needed = sorted(tensors.needed(world, layers, described))
+        transfers = [
+            (key, rank if key in known[rank] else min(r for r in range(world.size) if key in known[r]), rank)
+            for rank, keys in enumerate(world.gather(needed, patient=True))
+            for key in keys
+        ]
+        state, works = {}, []
+        for number, (key, source, target) in enumerate(transfers):
+            if target == world.rank:
+                dtype, shape = described[key]
+                # The optimizer changes what it has loaded.
+                state[key] = mine[key].clone() if source == target else torch.empty(shape, dtype=dtype)
+            if source != target:
+                way = _Way(source, target, number)
+                works += way.start(world, state[key] if target == world.rank else mine.get(key))
+        for work in works:
+            work.wait()
+        tensors.fill(world, layers, state, "the copy in memory")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Way:
+    """A tensor's way between two ranks."""
+
+    source: int
+    target: int
+    tag: int
+
+    def start(self, world: World, value: torch.Tensor | None) -> list[Any]:
+        """Its work on this rank, if it has a part in it."""
+        if value is None or not value.numel() or world.rank not in (self.source, self.target):
+            return []
+        flat = value.reshape(-1).view(torch.uint8)
+        if world.rank == self.source:
+            return [dist.isend(flat, dst=self.target, group=world.patient_group, tag=self.tag)]
+        return [dist.irecv(flat, src=self.source, group=world.patient_group, tag=self.tag)]
+
+
+def alone_on_their_pods(column: int, plan: Plan) -> str | None:
+    """Why no rank can hold another's copy, where ``column`` ranks are lost together; None: it can."""
+    apart = _apart(column, plan)
+    if len(plan.ranks) >= 2 * apart:
+        return None
+    return f"of {len(plan.ranks)} ranks none is {apart} further, on another pod and pipeline position"
+
+
+def _apart(column: int, plan: Plan) -> int:
+    """How many ranks further a copy lies: pods, and positions of the pipeline, are lost as a whole."""
+    return math.lcm(column, len(plan.ranks) // len(plan.pods))
+
+
+def _exchanged(world: World, apart: int, copy: StagedCopy, moment: Moment) -> Generation:
+    """This rank's copies, and those of the rank before it; collective.
+
+    Raises:
+        CheckpointNotWritten: on all ranks.
+    """
+    failure = None
+    try:
+        copy.finish()
+    except CheckpointNotWritten as error:
+        failure = str(error)
+    rows = [(key, value.dtype, value.shape) for key, value in copy.tensors.items()]
+    told = world.gather((failure, rows), patient=True)
+    failure = next((failed for failed, _ in told if failed is not None), None)
+    if failure is not None:
+        raise CheckpointNotWritten(failure)
+    before, after = (world.rank - apart) % world.size, (world.rank + apart) % world.size
+    received = {key: torch.empty(shape, dtype=dtype) for key, dtype, shape in told[before][1]}
+    works = [
+        *_started(world, world.rank, after, copy.tensors.values()),
+        *_started(world, before, world.rank, received.values()),
+    ]
+    for work in works:
+        work.wait()
+    return Generation(
+        epoch=world.epoch,
+        parts=(world.rank, before),
+        ranks=world.size,
+        moment=moment,
+        tensors={**received, **copy.tensors},
+    )
+
+
+def _started(world: World, source: int, target: int, values: Iterable[torch.Tensor]) -> list[Any]:
+    return [
+        work
+        for number, value in enumerate(values)
+        for work in _Way(source, target, number).start(world, value)
+    ]

@@ -1,0 +1,139 @@
+"""The survivors of a lost rank: who is left and how they go on, agreed over a store that no rank serves.
+
+Whoever notices a loss ends its own connections, so that the loss is noticed by all who wait for it, and says
+that it is here.  Once each process of the group is here or gone, the first that is here decides for all, and
+the first decision counts.  A process is gone where its parent has reaped it or its heartbeats have ended.
+Where one has ended by an error of its own, the others would meet it, too: then none goes on.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ballast_trainer.distributed.connections import CONNECTIONS
+from ballast_trainer.errors import PeerLost
+
+_NEWS, _NONE_GOES_ON = "survivors/news", "survivors/none-goes-on"
+_POLL_SECONDS = 0.02
+
+
+def process_of(store: Any, pid: int) -> str | None:
+    """The name of the rank's process with this id; None: it has not told yet."""
+    key = _named(pid)
+    return str(store.get(key).decode()) if store.check([key]) else None
+
+
+def tell_gone(store: Any, process: str) -> None:
+    """A process has been killed, or is to be taken for that."""
+    store.set(_gone(process), "")
+    store.add(_NEWS, 1)
+
+
+def tell_left(store: Any, process: str) -> None:
+    """A process has ended well."""
+    store.set(_left(process), "")
+
+
+def is_gone(store: Any, process: str) -> bool:
+    """Whether a process is taken for killed."""
+    return bool(store.check([_gone(process)]))
+
+
+def tell_none_goes_on(store: Any, reason: str) -> None:
+    """A process has ended by an error of its own."""
+    store.set(_NONE_GOES_ON, reason)
+    store.add(_NEWS, 1)
+
+
+def _named(pid: int) -> str:
+    return f"survivors/process/{pid}"
+
+
+def _gone(process: str) -> str:
+    return f"survivors/gone/{process}"
+
+
+def _left(process: str) -> str:
+    return f"survivors/left/{process}"
+
+
+class Survivors:
+    """This process among those of a job that goes on without lost ranks."""
+
+    def __init__(self, store: Any, process: str) -> None:
+        """In no group yet; ``store`` outlives every rank."""
+        self._store, self._process = store, process
+        store.set(_named(os.getpid()), process)
+        self._lock = threading.Lock()
+        self._members: tuple[str, ...] = ()
+        self._round = 1
+        self._news = 0
+
+    def enter(self, members: Sequence[str]) -> None:
+        """These processes are about to form a group."""
+        with self._lock:
+            self._members = tuple(members)
+
+    def look(self, store: Any) -> None:
+        """End this process's connections where a member is gone or has noticed a loss; on another thread.
+
+        ``store``: that thread's connection.
+        """
+        news = store.add(_NEWS, 0)
+        if news == self._news:
+            return
+        with self._lock:
+            # Until the main thread has noticed: it may open more of them.
+            if self._is_lost(store):
+                CONNECTIONS.shut()
+            else:
+                self._news = news
+
+    def _is_lost(self, store: Any) -> bool:
+        keys = [self._key("begun"), _NONE_GOES_ON, *map(_gone, self._members)]
+        return bool(self._members) and any(store.check([key]) for key in keys)
+
+    def none_goes_on(self, reason: str) -> None:
+        """This process ends by an error of its own."""
+        tell_none_goes_on(self._store, reason)
+
+    def agree(self, told: str, decide: Callable[[Mapping[str, str]], str]) -> str:
+        """How those of the group that are left go on; each of them calls this.
+
+        Args:
+            told: what whoever decides has to know of this process.
+            decide: gets by process that is left, in the order of the group, what it told.
+
+        Raises:
+            PeerLost: none goes on, or this process is taken for gone.
+        """
+        self._store.set(self._key(f"here/{self._process}"), told)
+        self._store.set(self._key("begun"), "")
+        self._store.add(_NEWS, 1)
+        while (decision := self._decision(decide)) is None:
+            time.sleep(_POLL_SECONDS)
+        with self._lock:
+            self._round += 1
+            self._members = ()
+        return decision
+
+    def _decision(self, decide: Callable[[Mapping[str, str]], str]) -> str | None:
+        """The one that counts, once it is there."""
+        store, key = self._store, self._key("decision")
+        if store.check([key]):
+            return str(store.get(key).decode())
+        if store.check([_NONE_GOES_ON]):
+            raise PeerLost(store.get(_NONE_GOES_ON).decode())
+        if is_gone(store, self._process):
+            raise PeerLost("the others have gone on without this rank, which they had not heard of for long")
+        left = [p for p in self._members if not (is_gone(store, p) or store.check([_left(p)]))]
+        here = [process for process in left if store.check([self._key(f"here/{process}")])]
+        if here == left and here[0] == self._process:
+            told = {process: store.get(self._key(f"here/{process}")).decode() for process in here}
+            return str(store.compare_set(key, "", decide(told)).decode())
+        return None
+
+    def _key(self, name: str) -> str:
+        return f"survivors/{self._round}/{name}"

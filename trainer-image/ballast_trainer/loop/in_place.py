@@ -1,0 +1,156 @@
+"""Going on in place after a loss: the ranks that are left keep their processes and divide the layers anew."""
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ballast_policies.contract import Directive, Plan
+
+from ballast_trainer.causes import describe
+from ballast_trainer.channel.base import ChannelError
+from ballast_trainer.checkpoints.memory_copies import Loss, MemoryCopies
+from ballast_trainer.distributed.connections import CONNECTIONS
+from ballast_trainer.distributed.process_group import peer_failures
+from ballast_trainer.distributed.survivors import Survivors
+from ballast_trainer.errors import ConfigurationError, PeerLost, WaitedTooLong
+from ballast_trainer.loop.memory import LayerSizes
+from ballast_trainer.loop.replanning import stages_left
+from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.models.protocol import Model
+
+logger = logging.getLogger(__name__)
+
+
+class InPlace:
+    """This rank's part in it.
+
+    Attributes:
+        memory: the copies to go on from.
+        survivors: this process among those that go on.
+        training: the job under the newest plan that all ranks have met under; None: there was none.
+        sizes: of its layers; None: not known.
+    """
+
+    def __init__(
+        self, memory: MemoryCopies, survivors: Survivors, process: str, regrouped: Callable[[Plan], None]
+    ) -> None:
+        """Prepare; ``regrouped`` is told on rank 0 of each plan by which the job goes on."""
+        self.memory, self.survivors = memory, survivors
+        self._process, self._regrouped = process, regrouped
+        self.training: TrainingState | None = None
+        self.sizes: LayerSizes | None = None
+
+    @property
+    def model(self) -> Model:
+        """The job's."""
+        assert self.training is not None
+        return self.training.model
+
+    def none_goes_on(self, error: BaseException) -> None:
+        """This rank ends by an error of its own, which the others would meet, too."""
+        with contextlib.suppress(RuntimeError, ConnectionError):  # the store is gone, too
+            self.survivors.none_goes_on(f"{self._process} has ended: {describe(error)}")
+
+    def next_plan(self, plan: Plan, error: PeerLost) -> Plan:
+        """The plan of the ranks that are left, by which this one goes on.
+
+        Args:
+            plan: of the launch, or by which it went on last.
+            error: by which this rank has noticed a loss.
+
+        Raises:
+            PeerLost: it does not.
+        """
+        noticed, training = time.monotonic(), self.training
+        if training is None or isinstance(error, WaitedTooLong):
+            self.none_goes_on(error)
+            raise error
+        logger.warning("%s; the ranks that are left agree on how to go on", error)
+        if training.plan.epoch > plan.epoch:
+            plan = training.plan
+        CONNECTIONS.shut()
+        with contextlib.suppress(RuntimeError):
+            training.world.leave()
+        told = json.dumps({"copies": self.memory.told()})
+        with peer_failures():
+            text = self.survivors.agree(told, lambda left: self._decide(training, plan, left))
+        decision = json.loads(text)
+        if "refused" in decision:
+            raise PeerLost(f"{decision['refused']} ({error})")
+        chosen = Plan.from_json(decision["plan"])
+        kept = {rank.process for rank in chosen.ranks}
+        if self._process not in kept:
+            raise PeerLost(f"the others go on without this rank, whose pod or stage is not whole ({error})")
+        source = decision["source"]
+        lost = tuple(rank.process for rank in plan.ranks if rank.process not in kept)
+        self.memory.go_on(
+            None if source is None else (source[0], source[1]),
+            Loss(processes=lost, ranks=len(plan.ranks), noticed=noticed),
+        )
+        training.release()
+        if chosen.ranks[0].process == self._process:
+            try:
+                self._regrouped(chosen)
+            except ChannelError as error_of_channel:
+                logger.warning("the plan of the ranks that are left is not told: %s", error_of_channel)
+        return chosen
+
+    def _decide(self, training: TrainingState, plan: Plan, left: Mapping[str, str]) -> str:
+        """How these processes go on, as text for :meth:`next_plan` of each."""
+        try:
+            kept = _whole(plan, set(left), training.world.mesh.column)
+            if not kept:
+                return json.dumps({"refused": "no pipeline position is left whole"})
+            stages = stages_left(training, self.sizes, len(kept))
+        except ConfigurationError as error:
+            return json.dumps({"refused": f"the ranks that are left cannot go on: {error}"})
+        source = newest_whole([json.loads(left[process])["copies"] for process in kept])
+        if source is None:
+            lost = [rank.process for rank in plan.ranks if rank.process not in left]
+            reason = f"no copy is left in memory of all layers: {', '.join(lost)} were lost together"
+            if training.config.checkpoint.path is None:
+                return json.dumps({"refused": f"{reason}, and without checkpoint.path nothing is saved"})
+            logger.warning("%s: going back to the newest checkpoint", reason)
+        by_process = {rank.process: rank for rank in plan.ranks}
+        chosen = plan.replace(
+            # A change of shape may have been under way.
+            epoch=plan.epoch + 2,
+            directive=Directive.RUN,
+            ranks=tuple(by_process[process].replace(rank=rank) for rank, process in enumerate(kept)),
+            stages=stages,
+            reason=f"{len(plan.ranks) - len(kept)} ranks are lost",
+        )
+        return json.dumps({"plan": chosen.to_json(), "source": source})
+
+
+def newest_whole(told: list[list[list[Any]]]) -> list[int] | None:
+    """Step and epoch of the newest copies of which every part is left; None: there are none.
+
+    ``told``: by process what :meth:`MemoryCopies.told` returned.
+    """
+    parts: dict[tuple[int, int, int], set[int]] = {}
+    for generations in told:
+        for step, epoch, ranks, held in generations:
+            parts.setdefault((step, epoch, ranks), set()).update(held)
+    whole = [name for name, held in parts.items() if len(held) == name[2]]
+    return list(max(whole)[:2]) if whole else None
+
+
+def _whole(plan: Plan, left: set[str], column: int) -> list[str]:
+    """The processes of the pods and pipeline positions that are left whole, by rank."""
+    kept = [rank.process for rank in plan.ranks]
+    pods = {rank.process: rank.pod for rank in plan.ranks}
+    while True:
+        broken = {pods[process] for process in kept if process not in left}
+        for first in range(0, len(plan.ranks), column):
+            members = [rank.process for rank in plan.ranks[first : first + column]]
+            if not left.issuperset(members) or broken.intersection(pods[m] for m in members):
+                broken.update(pods[member] for member in members)
+        gone = {process for process in kept if pods[process] in broken}
+        if not gone:
+            return kept
+        kept = [process for process in kept if process not in gone]
+        left = left - gone
