@@ -1,9 +1,10 @@
 """Copies of the ranks' state in the memory of their neighbours, from which the others go on after a loss.
 
 Each rank keeps a copy of its own tensors, and one of those of the rank before it in the pipeline, which is
-on another pod.  They are staged as for a checkpoint, and travel on a thread in a group of their own while the
-next step computes its gradients: it waits with its update until every rank has them.  Until then the copies of
-before are kept, so there is always a step that all have, and no more than the steps between two are done twice.
+on another pod.  They are staged as for a checkpoint, and travel on a thread in a group of their own while
+the next step computes its gradients: it waits with its update until every rank has them.  Until then the
+copies of before are kept, so there is always a step that all have, and no more steps are done twice than lie
+between two copies.
 """
 
 import dataclasses
@@ -161,7 +162,7 @@ class MemoryCopies:
         self._staging.reverse()
 
     def abandon(self) -> None:
-        """The process group has ended, and with it what was under way: this rank has it, or those of before."""
+        """The process group has ended: this rank has what was under way, or what was before."""
         if self._flight is not None:
             wait([self._flight[1]])
         self._flight, self._group = None, (None, None)

@@ -1,0 +1,164 @@
+"""Ranks that are lost: the others keep their processes, and go on from the copies in memory."""
+
+import itertools
+import random
+
+import pytest
+import yaml
+from ballast_policies.contract import ExitCode
+from ballast_trainer.loop.in_place import newest_whole
+
+from tests.support.gang import Gang
+from tests.support.kills import struck
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def local_ranks(tmp_path):
+    """``ballast-train run --ranks``: its process and what it prints."""
+    started = []
+
+    def run(config, *, ranks, environment=None):
+        made = Gang(tmp_path / "run")
+        made.folder.mkdir()
+        (made.folder / "config.yaml").write_text(yaml.safe_dump(config))
+        path = str(made.folder / "config.yaml")
+        arguments = ["run", "--config", path, "--log", "json", "--ranks", str(ranks)]
+        made.start("run", arguments, environment or {})
+        started.append(made)
+        return made
+
+    yield run
+    for made in started:
+        made.close()
+
+
+def steps(gang):
+    return [(line["step"], line["loss"]) for line in gang.lines("run") if "event" not in line]
+
+
+def assert_undisturbed(gang, reference, every):
+    """Each step has the loss of one process, as often as it is done; no more are repeated than allowed."""
+    done = steps(gang)
+    assert {step for step, _ in done} == set(reference)
+    assert max(abs(loss - reference[step]) for step, loss in done) < 1e-5
+    resumed = 0
+    for (before, _), (after, _) in itertools.pairwise(done):
+        resumed += after != before + 1
+        assert before - every < after <= before + 1
+    assert resumed <= len(gang.events("ranksLost", "run"))
+
+
+def in_memory(config, every):
+    return {**config, "checkpoint": {**config.get("checkpoint", {}), "inMemoryEverySteps": every}}
+
+
+def test_ranks_go_on_in_place_whichever_is_killed(local_ranks, small_config, single_process_losses, tmp_path):
+    """The middle, the first and the last stage, one after the other: the curve is that of one process."""
+    config = in_memory(small_config(totalSteps=24), 1)
+    reference = single_process_losses(small_config(totalSteps=24))
+    strikes = [(5, 2, 0, "SIGKILL"), (10, 0, 0, "SIGKILL"), (15, 3, 0, "SIGKILL")]
+    gang = local_ranks(struck(config, tmp_path / "strikes", *strikes), ranks=4)
+    assert gang.exit_codes() == {"run": 0}, gang.errors()
+    assert_undisturbed(gang, reference, every=1)
+    losses = gang.events("ranksLost", "run")
+    assert [(event["lost"], event["ranks_after"]) for event in losses] == [
+        (["rank-2"], 3),
+        (["rank-0"], 2),
+        (["rank-3"], 1),
+    ]
+    assert all(event["seconds"] > 0 for event in losses)
+    assert len(gang.events("launch", "run")) == 1
+
+
+def test_neighbours_lost_at_once_go_back_to_the_checkpoint(
+    local_ranks, small_config, single_process_losses, tmp_path
+):
+    """The copies of one of them are lost, too; ranks that are left say so, and read what is on disk."""
+    config = small_config(
+        totalSteps=16, checkpoint={"path": str(tmp_path / "saved"), "everySteps": 4, "asyncMode": "disabled"}
+    )
+    reference = single_process_losses(small_config(totalSteps=16))
+    strikes = [(10, 1, 0, "SIGKILL"), (10, 2, 0, "SIGKILL")]
+    gang = local_ranks(struck(in_memory(config, 1), tmp_path / "strikes", *strikes), ranks=4)
+    assert gang.exit_codes() == {"run": 0}, gang.errors()
+    assert_undisturbed(gang, reference, every=4)
+    assert "going back to the newest checkpoint" in gang.errors()
+    assert [event["resumed_from_step"] for event in gang.events("ranksLost", "run")] == [8]
+
+
+def test_without_a_copy_or_a_checkpoint_the_job_ends(local_ranks, small_config, tmp_path):
+    """Two of two positions that hold each other's copies: the reason is told."""
+    strikes = [(6, 0, 0, "SIGKILL"), (6, 1, 0, "SIGKILL")]
+    config = in_memory(small_config(totalSteps=1000), 2)
+    gang = local_ranks(struck(config, tmp_path / "strikes", *strikes), ranks=3)
+    assert gang.exit_codes() == {"run": 128 + 9}, gang.errors()
+    assert "without checkpoint.path nothing is saved" in gang.errors()
+
+
+def test_an_error_of_the_jobs_own_ends_all_ranks(local_ranks, small_config, tmp_path):
+    """The others would meet it, too."""
+    config = in_memory(small_config(totalSteps=1000), 1)
+    config["callback"] = {"name": "builtins:print", "args": {"no_such_argument": 1}}
+    gang = local_ranks(config, ranks=3)
+    assert gang.exit_codes() == {"run": ExitCode.ERROR}, gang.errors()
+    assert not gang.events("ranksLost", "run")
+
+
+def test_copies_in_memory_are_refused_where_ranks_do_not_go_on(gang, small_config):
+    """Under torchrun or in a pod the field would have no effect."""
+    refused = gang(in_memory(small_config(), 1), ranks=2)
+    assert set(refused.exit_codes().values()) == {ExitCode.USAGE}
+    assert "checkpoint.inMemoryEverySteps: 1, and ranks go on in place under" in refused.errors()
+
+
+@pytest.mark.nightly
+def test_a_hung_rank_is_left_behind(local_ranks, small_config, single_process_losses, tmp_path):
+    """A stopped process is taken for lost by its heartbeats, and killed."""
+    config = in_memory(small_config(totalSteps=12), 1)
+    reference = single_process_losses(small_config(totalSteps=12))
+    gang = local_ranks(
+        struck(config, tmp_path / "strikes", (5, 1, 0, "SIGSTOP")),
+        ranks=3,
+        environment={"BALLAST_HANG_SECONDS": "6"},
+    )
+    assert gang.exit_codes() == {"run": 0}, gang.errors()
+    assert_undisturbed(gang, reference, every=1)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(12))
+def test_ranks_go_on_after_kills_at_any_time(
+    local_ranks, small_config, single_process_losses, tmp_path, seed
+):
+    """During steps, copies, checkpoints and the going on itself; replicas and shared optimizers, too."""
+    draw = random.Random(seed)
+    total, every = 40, draw.choice([1, 1, 3])
+    parallelism = draw.choice([{}, {}, {"data": 2}, {"data": 2, "zeroStage": 1}])
+    ranks = 6 if parallelism else 4
+    fields = {"totalSteps": total, "pipeline": {"microbatches": 8, "globalBatchSize": 8}}
+    fields |= {"parallelism": parallelism} if parallelism else {}
+    config = in_memory(
+        small_config(**fields, checkpoint={"path": str(tmp_path / "saved"), "everySteps": 3}), every
+    )
+    reference = single_process_losses(small_config(totalSteps=total, pipeline=fields["pipeline"]))
+    strikes = [
+        (step, rank, draw.choice([0, *range(200)]), "SIGKILL")
+        for step, rank in zip(
+            sorted(draw.sample(range(2, total - 4), 2)), draw.sample(range(ranks), 2), strict=True
+        )
+    ]
+    gang = local_ranks(struck(config, tmp_path / "strikes", *strikes), ranks=ranks)
+    assert gang.exit_codes() == {"run": 0}, f"{strikes} {gang.errors()}"
+    # Where two are lost at once, what is on disk counts.
+    back = "going back to the newest checkpoint" in gang.errors()
+    assert_undisturbed(gang, reference, every=total if back else every)
+
+
+def test_the_newest_copies_of_which_all_parts_are_left_count():
+    """Some ranks have the newer ones already, others those of before alone."""
+    old, new = [4, 1, 3], [5, 1, 3]
+    assert newest_whole([[[*new, [0, 2]], [*old, [0, 2]]], [[*new, [1, 0]]]]) == [5, 1]
+    assert newest_whole([[[*new, [0, 2]], [*old, [0, 2]]], [[*old, [1, 0]]]]) == [4, 1]
+    assert newest_whole([[[*new, [0, 2]]], [[*old, [1, 0]]]]) is None
