@@ -28,6 +28,8 @@ _REFUSED_SECONDS = 2.0
 """The same where one of them has refused the configuration."""
 
 _STORE_SECONDS = 120.0
+_LOOKS_FOR_HUNG = 20
+"""Looks for ranks that have ended between two for ranks that hang."""
 _ENDED_WELL = (ExitCode.OK, ExitCode.STOPPED)
 
 
@@ -65,19 +67,21 @@ class _KeptStore:
         self._server.start()
         self._client: Any = None
         self._told: set[int] = set()
+        self._looks = 0
 
     def look(self, children: Sequence[BaseProcess]) -> None:
         """Tell the ranks which of them have ended, and end those that the others have given up."""
         from ballast_trainer.distributed import survivors
 
+        self._looks += 1
         for rank, child in enumerate(children):
             code = child.exitcode
-            if rank in self._told:
+            if rank in self._told or (code is None and self._looks % _LOOKS_FOR_HUNG):
                 continue
             store = self._reached()
             process = survivors.process_of(store, child.pid or 0)
             if code is None:
-                if process is not None and survivors.is_gone(store, process):
+                if process is not None and survivors.is_hung(store, process):
                     child.kill()
                 continue
             self._told.add(rank)

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ballast_trainer.distributed.activity import ACTIVITY
-from ballast_trainer.distributed.survivors import Survivors, tell_gone
+from ballast_trainer.distributed.survivors import Survivors, tell_hung
 from ballast_trainer.errors import PeerLost, WaitedTooLong
 
 logger = logging.getLogger(__name__)
@@ -207,8 +207,8 @@ class RankHeartbeat:
                     if self._survivors is None:
                         return said
                     del self._seen[name]
-                    logger.error("%s: it is taken for lost", said)
-                    tell_gone(self._store, name)
+                    logger.error("%s: it is to be killed, and the others go on", said)
+                    tell_hung(self._store, name)
         return None
 
 

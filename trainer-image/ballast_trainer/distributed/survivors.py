@@ -2,8 +2,8 @@
 
 Whoever notices a loss ends its own connections, so that the loss is noticed by all who wait for it, and says
 that it is here.  Once each process of the group is here or gone, the first that is here decides for all, and
-the first decision counts.  A process is gone where its parent has reaped it or its heartbeats have ended.
-Where one has ended by an error of its own, the others would meet it, too: then none goes on.
+the first decision counts.  A process is gone once its parent has reaped it, which kills one whose heartbeats
+have ended.  Where one has ended by an error of its own, the others would meet it, too: then none goes on.
 """
 
 import os
@@ -25,8 +25,18 @@ def process_of(store: Any, pid: int) -> str | None:
     return str(store.get(key).decode()) if store.check([key]) else None
 
 
+def tell_hung(store: Any, process: str) -> None:
+    """A process is not heard of any more: its parent is to kill it."""
+    store.set(_hung(process), "")
+
+
+def is_hung(store: Any, process: str) -> bool:
+    """Whether a process is to be killed."""
+    return bool(store.check([_hung(process)]))
+
+
 def tell_gone(store: Any, process: str) -> None:
-    """A process has been killed, or is to be taken for that."""
+    """A process has been killed."""
     store.set(_gone(process), "")
     store.add(_NEWS, 1)
 
@@ -34,11 +44,6 @@ def tell_gone(store: Any, process: str) -> None:
 def tell_left(store: Any, process: str) -> None:
     """A process has ended well."""
     store.set(_left(process), "")
-
-
-def is_gone(store: Any, process: str) -> bool:
-    """Whether a process is taken for killed."""
-    return bool(store.check([_gone(process)]))
 
 
 def tell_none_goes_on(store: Any, reason: str) -> None:
@@ -53,6 +58,10 @@ def _named(pid: int) -> str:
 
 def _gone(process: str) -> str:
     return f"survivors/gone/{process}"
+
+
+def _hung(process: str) -> str:
+    return f"survivors/hung/{process}"
 
 
 def _left(process: str) -> str:
@@ -107,7 +116,7 @@ class Survivors:
             decide: gets by process that is left, in the order of the group, what it told.
 
         Raises:
-            PeerLost: none goes on, or this process is taken for gone.
+            PeerLost: none goes on.
         """
         self._store.set(self._key(f"here/{self._process}"), told)
         self._store.set(self._key("begun"), "")
@@ -126,9 +135,7 @@ class Survivors:
             return str(store.get(key).decode())
         if store.check([_NONE_GOES_ON]):
             raise PeerLost(store.get(_NONE_GOES_ON).decode())
-        if is_gone(store, self._process):
-            raise PeerLost("the others have gone on without this rank, which they had not heard of for long")
-        left = [p for p in self._members if not (is_gone(store, p) or store.check([_left(p)]))]
+        left = [p for p in self._members if not any(store.check([key(p)]) for key in (_gone, _left))]
         here = [process for process in left if store.check([self._key(f"here/{process}")])]
         if here == left and here[0] == self._process:
             told = {process: store.get(self._key(f"here/{process}")).decode() for process in here}
