@@ -12,6 +12,22 @@ def solve(nodes, jobs):
     return allocate("max-min-fairness", Problem(gpu_types=TYPES, capacity=capacity, jobs=tuple(jobs)))
 
 
+def one_round(nodes, jobs, *, now=10.0, shares=None, running=None, settings=None, **options):
+    """A round in which gangs run since 0.0; ``options``: more of the question, or ``received`` GPU time."""
+    running, received = running or {}, options.pop("received", {})
+    return decide_round(
+        Question(
+            now=now,
+            shares=solve(nodes, jobs).allocation if shares is None else shares,
+            jobs=jobs,
+            nodes=nodes,
+            state=RoundState(received=received, running=running, running_since=dict.fromkeys(running, 0.0)),
+            settings=settings or RoundSettings(),
+            **options,
+        )
+    )
+
+
 def play(nodes, jobs, rounds, settings=None):
     """The rounds in a row, as the allocator plays them, with the state each began with."""
     settings = settings or RoundSettings(round_seconds=60.0)

@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import Node, Question, RoundSettings, RoundState, decide_round
+from ballast_policies.rounds import Node, RoundSettings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.policies.rounds.played import TYPES, play, solve
+from tests.policies.rounds.played import TYPES, one_round, play, solve
 
 
 @st.composite
@@ -124,26 +124,8 @@ def test_a_node_that_has_lost_gpus_is_not_overfilled_even_by_young_jobs(cluster,
     """Hysteresis never hands out GPUs that are gone."""
     nodes, jobs = cluster
     settings = RoundSettings(min_run_seconds=1e6, max_moves_per_hour=0)
-    first = decide_round(
-        Question(
-            now=0.0,
-            shares=solve(nodes, jobs).allocation,
-            jobs=jobs,
-            nodes=nodes,
-            state=RoundState(),
-            settings=settings,
-        )
-    )
+    first = one_round(nodes, jobs, now=0.0, settings=settings)
     fewer = [Node(name=n.name, pool=n.pool, gpu_type=n.gpu_type, gpus=max(0, n.gpus - lost)) for n in nodes]
-    second = decide_round(
-        Question(
-            now=60.0,
-            shares=solve(fewer, jobs).allocation,
-            jobs=jobs,
-            nodes=fewer,
-            state=RoundState(running=first.placements, running_since=dict.fromkeys(first.placements, 0.0)),
-            settings=settings,
-        )
-    )
+    second = one_round(fewer, jobs, now=60.0, running=first.placements, settings=settings)
     used = Counter(name for placement in second.placements.values() for name in placement.nodes)
     assert all(used[node.name] <= node.gpus for node in fewer)

@@ -6,7 +6,7 @@ import pytest
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds import Node, Placement, Question, RoundSettings, RoundState, decide_round
 
-from tests.policies.rounds.played import play, solve
+from tests.policies.rounds.played import one_round, play, solve
 
 
 def one_pool(gpus, *sizes):
@@ -38,21 +38,15 @@ def test_a_waiting_gang_is_told_what_is_missing():
     assert "of 3 v100 free in pool a" in decided.reasons[waiting]
 
 
+YOUNG = RoundSettings(min_run_seconds=1000.0, max_moves_per_hour=0)
+
+
 @pytest.mark.parametrize("pool, kind", [("b", "v100"), ("a", "k80")])
 def test_a_gang_whose_pool_has_another_name_or_type_holds_nothing_there(pool, kind):
     """It is placed again, even one that may not be stopped yet; the round goes on for the others."""
     nodes, jobs = one_pool([2, 2], 2, 2)
     old = Placement(gpu_type=kind, pool=pool, nodes=("n0", "n0"))
-    decided = decide_round(
-        Question(
-            now=10.0,
-            shares=solve(nodes, jobs).allocation,
-            jobs=jobs,
-            nodes=nodes,
-            state=RoundState(running={"job-0": old}, running_since={"job-0": 0.0}),
-            settings=RoundSettings(min_run_seconds=1000.0, max_moves_per_hour=0),
-        )
-    )
+    decided = one_round(nodes, jobs, running={"job-0": old}, settings=YOUNG)
     assert (decided.moved, decided.started) == (("job-0",), ("job-1",))
 
 
@@ -60,35 +54,16 @@ def test_a_gang_on_a_node_that_has_gone_is_placed_again():
     """A lost node does not hold on to its gang."""
     nodes, jobs = one_pool([2, 2], 2)
     gone = Placement(gpu_type="v100", pool="a", nodes=("lost", "lost"))
-    decided = decide_round(
-        Question(
-            now=10.0,
-            shares=solve(nodes, jobs).allocation,
-            jobs=jobs,
-            nodes=nodes,
-            state=RoundState(running={"job-0": gone}, running_since={"job-0": 0.0}),
-            settings=RoundSettings(min_run_seconds=1000.0, max_moves_per_hour=0),
-        )
-    )
+    decided = one_round(nodes, jobs, running={"job-0": gone}, settings=YOUNG)
     assert decided.moved == ("job-0",)
     assert set(decided.placements["job-0"].nodes) <= {"n0", "n1"}
 
 
-@pytest.mark.parametrize("kept", [("n0", "n0", "n1", "n1")])
-def test_a_gang_that_shrank_is_placed_at_its_new_size(kept):
+def test_a_gang_that_shrank_is_placed_at_its_new_size():
     """After a repack the old placement no longer fits the gang, so the caller passes the new one."""
     nodes, jobs = one_pool([2, 2], 2)
-    old = Placement(gpu_type="v100", pool="a", nodes=kept)
-    decided = decide_round(
-        Question(
-            now=10.0,
-            shares=solve(nodes, jobs).allocation,
-            jobs=jobs,
-            nodes=nodes,
-            state=RoundState(running={"job-0": old}, running_since={"job-0": 0.0}),
-            settings=RoundSettings(),
-        )
-    )
+    old = Placement(gpu_type="v100", pool="a", nodes=("n0", "n0", "n1", "n1"))
+    decided = one_round(nodes, jobs, running={"job-0": old})
     assert len(decided.placements["job-0"].nodes) == 2
 
 
@@ -126,20 +101,13 @@ def test_what_comes_free_is_kept_for_a_large_gang_that_waits_for_young_ones():
 def test_a_waiting_gang_is_told_for_whom_free_gpus_are_kept():
     """The reason names the gang that goes first."""
     nodes, jobs = one_pool([4], 1, 1, 3)
-    at = Placement(gpu_type="v100", pool="a", nodes=("n0",))
-    decided = decide_round(
-        Question(
-            now=10.0,
-            shares=solve(nodes, jobs).allocation,
-            jobs=[*jobs[:2], Job(name="job-2", gpus=4, throughput={"v100": 1.0})],
-            nodes=nodes,
-            state=RoundState(
-                received={"job-0": {"v100": 900.0}, "job-1": {"v100": 900.0}},
-                running={"job-0": at},
-                running_since={"job-0": 0.0},
-            ),
-            settings=RoundSettings(round_seconds=30.0, min_run_seconds=100.0),
-        )
+    decided = one_round(
+        nodes,
+        [*jobs[:2], Job(name="job-2", gpus=4, throughput={"v100": 1.0})],
+        shares=solve(nodes, jobs).allocation,
+        received={"job-0": {"v100": 900.0}, "job-1": {"v100": 900.0}},
+        running={"job-0": Placement(gpu_type="v100", pool="a", nodes=("n0",))},
+        settings=RoundSettings(round_seconds=30.0, min_run_seconds=100.0),
     )
     assert set(decided.placements) == {"job-0"}
     assert "3 of 4 v100 free in pool a, kept for job-2" in decided.reasons["job-1"]
@@ -149,17 +117,6 @@ def test_a_gang_that_stays_keeps_its_nodes_though_a_more_urgent_one_would_fit_th
     """No gang is moved only to pack another more tightly."""
     nodes, jobs = one_pool([2, 2], 2, 2)
     running = {"job-1": Placement(gpu_type="v100", pool="a", nodes=("n0", "n0"))}
-    decided = decide_round(
-        Question(
-            now=60.0,
-            shares=solve(nodes, jobs).allocation,
-            jobs=jobs,
-            nodes=nodes,
-            state=RoundState(
-                received={"job-1": {"v100": 60.0}}, running=running, running_since={"job-1": 0.0}
-            ),
-            settings=RoundSettings(),
-        )
-    )
+    decided = one_round(nodes, jobs, now=60.0, received={"job-1": {"v100": 60.0}}, running=running)
     assert decided.extended == ("job-1",)
     assert decided.placements["job-0"].nodes == ("n1", "n1")

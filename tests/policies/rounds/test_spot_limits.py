@@ -13,14 +13,14 @@ from ballast_policies.rounds import (
     PoolPart,
     Question,
     RoundSettings,
-    RoundState,
     SpotLimits,
-    decide_round,
 )
 from ballast_policies.rounds.grants import grant_gpus
 from ballast_policies.rounds.spot_limits import launches, nodes_by_place, within_spot_limits
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.policies.rounds.played import one_round
 
 SPOT = frozenset({"s", "t", "u"})
 
@@ -34,19 +34,16 @@ def job(name, gpus=1, **fields):
 
 
 def decide(jobs, nodes, limits, *, running=None, elastic=None, shares=None, within_round=False, **options):
-    running = running or {}
-    return decide_round(
-        Question(
-            now=100.0,
-            shares=shares or {one.name: {"v100": 1.0} for one in jobs},
-            jobs=jobs,
-            nodes=nodes,
-            state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
-            settings=RoundSettings(round_seconds=60.0, within_round=within_round),
-            elastic=elastic or {},
-            spot=limits,
-            **options,
-        )
+    return one_round(
+        nodes,
+        jobs,
+        now=100.0,
+        shares=shares or {one.name: {"v100": 1.0} for one in jobs},
+        running=running,
+        settings=RoundSettings(round_seconds=60.0, within_round=within_round),
+        elastic=elastic or {},
+        spot=limits,
+        **options,
     )
 
 

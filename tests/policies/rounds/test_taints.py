@@ -8,13 +8,11 @@ from ballast_policies.rounds import (
     ElasticGang,
     Node,
     Placement,
-    Question,
-    RoundSettings,
-    RoundState,
-    decide_round,
 )
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.policies.rounds.played import one_round
 
 TAINTS = ("", "a:NoSchedule", "b=1:NoSchedule")
 
@@ -29,17 +27,7 @@ def job(name: str, gpus: int) -> Job:
 
 def decide(jobs, nodes, *, not_tolerated=None, running=None, shares=None):
     shares = shares or {job.name: {"v100": 1.0} for job in jobs}
-    return decide_round(
-        Question(
-            now=0.0,
-            shares=shares,
-            jobs=jobs,
-            nodes=nodes,
-            state=RoundState(running=running or {}, running_since=dict.fromkeys(running or {}, 0.0)),
-            settings=RoundSettings(),
-            not_tolerated=not_tolerated or {},
-        )
-    )
+    return one_round(nodes, jobs, now=0.0, shares=shares, running=running, not_tolerated=not_tolerated or {})
 
 
 def test_a_gang_is_not_started_on_a_node_whose_taint_it_does_not_tolerate():
@@ -93,17 +81,13 @@ def test_a_gang_does_not_grow_onto_a_tainted_or_closed_node():
     )
     at = Placement(gpu_type="v100", pool="p", nodes=("home", "home"))
     gang = ElasticGang(speeds={"v100": {size: float(size) for size in (2, 3, 4, 5)}})
-    decided = decide_round(
-        Question(
-            now=0.0,
-            shares={"runs": {"v100": 1.0}},
-            jobs=[job("runs", 2)],
-            nodes=nodes,
-            state=RoundState(running={"runs": at}),
-            settings=RoundSettings(),
-            elastic={"runs": gang},
-            not_tolerated={"runs": frozenset({"a:NoSchedule"})},
-        )
+    decided = one_round(
+        nodes,
+        [job("runs", 2)],
+        shares={"runs": {"v100": 1.0}},
+        running={"runs": at},
+        elastic={"runs": gang},
+        not_tolerated={"runs": frozenset({"a:NoSchedule"})},
     )
     assert decided.placements["runs"].nodes == ("home", "home", "home")
 

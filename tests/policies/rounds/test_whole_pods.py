@@ -18,6 +18,8 @@ from ballast_policies.rounds.packing import pack
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.policies.rounds.played import one_round
+
 TYPES = {"a": "v100", "b": "p100"}
 
 
@@ -97,16 +99,13 @@ def test_a_gang_whose_pods_find_no_node_waits_and_says_why():
         name: Placement(gpu_type="v100", pool="a", nodes=(node,))
         for name, node in (("one", "x"), ("two", "y"))
     }
-    decided = decide_round(
-        Question(
-            now=0.0,
-            shares={job.name: {"v100": 1.0} for job in jobs},
-            jobs=jobs,
-            nodes=nodes,
-            state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
-            settings=RoundSettings(within_round=True),
-            gpus_per_pod={"pair": 2},
-        )
+    decided = one_round(
+        nodes,
+        jobs,
+        shares={job.name: {"v100": 1.0} for job in jobs},
+        running=running,
+        settings=RoundSettings(within_round=True),
+        gpus_per_pod={"pair": 2},
     )
     assert decided.waiting == ("pair",)
     assert decided.started == ("late",)
@@ -136,16 +135,12 @@ def test_a_gang_grows_by_whole_pods():
     nodes = tuple(Node(name=n, pool="a", gpu_type="v100", gpus=g) for n, g in (("x", 2), ("y", 3), ("z", 1)))
     at = Placement(gpu_type="v100", pool="a", nodes=("x", "x"))
     speeds = {"v100": {2: 1.0, 4: 2.0, 6: 3.0}}
-    decided = decide_round(
-        Question(
-            now=0.0,
-            shares={"one": {"v100": 1.0}},
-            jobs=[Job(name="one", gpus=2, throughput={"v100": 1.0})],
-            nodes=nodes,
-            state=RoundState(running={"one": at}),
-            settings=RoundSettings(),
-            elastic={"one": ElasticGang(speeds=speeds, together=2, per_pod=2)},
-            gpus_per_pod={"one": 2},
-        )
+    decided = one_round(
+        nodes,
+        [Job(name="one", gpus=2, throughput={"v100": 1.0})],
+        shares={"one": {"v100": 1.0}},
+        running={"one": at},
+        elastic={"one": ElasticGang(speeds=speeds, together=2, per_pod=2)},
+        gpus_per_pod={"one": 2},
     )
     assert decided.placements["one"].nodes == ("x", "x", "y", "y")

@@ -6,12 +6,11 @@ from ballast_policies.rounds import (
     ElasticGang,
     Node,
     Placement,
-    Question,
     RoundSettings,
-    RoundState,
     SizeSettings,
-    decide_round,
 )
+
+from tests.policies.rounds.played import one_round
 
 CONCAVE = {1: 1.0, 2: 1.78, 3: 2.4, 4: 2.9, 5: 3.3, 6: 3.7, 7: 4.0, 8: 4.3}
 
@@ -33,19 +32,16 @@ def at(*nodes, pool="p"):
 
 
 def decide(jobs, nodes, elastic, *, running=None, surplus=Surplus.LEVEL, within_round=False, **options):
-    running = running or {}
-    return decide_round(
-        Question(
-            now=100.0,
-            shares={one.name: {"v100": 1.0} for one in jobs},
-            jobs=jobs,
-            nodes=nodes,
-            state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
-            settings=RoundSettings(round_seconds=60.0, within_round=within_round),
-            elastic=elastic,
-            sizes=SizeSettings(surplus=surplus),
-            **options,
-        )
+    return one_round(
+        nodes,
+        jobs,
+        now=100.0,
+        shares={one.name: {"v100": 1.0} for one in jobs},
+        running=running,
+        settings=RoundSettings(round_seconds=60.0, within_round=within_round),
+        elastic=elastic,
+        sizes=SizeSettings(surplus=surplus),
+        **options,
     )
 
 

@@ -7,10 +7,7 @@ from collections import Counter
 import pytest
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.rounds import (
-    Question,
     RoundSettings,
-    RoundState,
-    decide_round,
     extra_nodes,
     kept_ranks,
     stays,
@@ -19,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policies.rounds.elastic.gangs import at, decide, gang, job, node, sizes_of
+from tests.policies.rounds.played import one_round
 
 BY_SHARES = [surplus for surplus in Surplus if surplus is not Surplus.COMPLETION_TIME]
 """Who runs is decided by shares; by completion time, with the sizes."""
@@ -108,15 +106,13 @@ def test_who_runs_is_decided_at_the_least_sizes(question, surplus):
         else place
         for name, place in running.items()
     }
-    at_least = decide_round(
-        Question(
-            now=100.0,
-            shares={one.name: {"v100": 1.0} for one in jobs},
-            jobs=jobs,
-            nodes=nodes,
-            state=RoundState(running=reduced, running_since=dict.fromkeys(reduced, 0.0)),
-            settings=RoundSettings(round_seconds=60.0),
-        )
+    at_least = one_round(
+        nodes,
+        jobs,
+        now=100.0,
+        shares={one.name: {"v100": 1.0} for one in jobs},
+        running=reduced,
+        settings=RoundSettings(round_seconds=60.0),
     )
     decided = decide(jobs, nodes, elastic, running=running, surplus=surplus)
     assert decided.placements.keys() == at_least.placements.keys()
@@ -142,15 +138,13 @@ def test_without_elastic_gangs_the_round_is_as_ever(question, surplus, within_ro
     """Fixed sizes are the special case."""
     jobs, nodes, _, running = question
     decided = decide(jobs, nodes, {}, running=running, surplus=surplus, within_round=within_round)
-    assert decided == decide_round(
-        Question(
-            now=100.0,
-            shares={one.name: {"v100": 1.0} for one in jobs},
-            jobs=jobs,
-            nodes=nodes,
-            state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
-            settings=RoundSettings(round_seconds=60.0, within_round=within_round),
-        )
+    assert decided == one_round(
+        nodes,
+        jobs,
+        now=100.0,
+        shares={one.name: {"v100": 1.0} for one in jobs},
+        running=running,
+        settings=RoundSettings(round_seconds=60.0, within_round=within_round),
     )
 
 

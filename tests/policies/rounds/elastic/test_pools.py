@@ -19,7 +19,8 @@ from ballast_policies.rounds import (
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-CONCAVE = {1: 1.0, 2: 1.78, 3: 2.4, 4: 2.9, 5: 3.3, 6: 3.7, 7: 4.0, 8: 4.3}
+from tests.policies.rounds.elastic.gangs import CONCAVE
+from tests.policies.rounds.played import one_round
 
 
 def gang(slow=0.5, sizes=range(2, 9), *, speeds=CONCAVE, **options):
@@ -232,17 +233,15 @@ def clusters(draw, most_gpus=6):
 
 def decide_random(question, running, surplus, *, now=600.0, limit=None):
     jobs, nodes, elastic, _ = question
-    return decide_round(
-        Question(
-            now=now,
-            shares={one.name: dict.fromkeys(one.throughput, 1 / len(one.throughput)) for one in jobs},
-            jobs=jobs,
-            nodes=nodes,
-            state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
-            settings=RoundSettings(round_seconds=360.0, max_moves_per_hour=limit),
-            elastic=elastic,
-            sizes=SizeSettings(surplus=surplus),
-        )
+    return one_round(
+        nodes,
+        jobs,
+        now=now,
+        shares={one.name: dict.fromkeys(one.throughput, 1 / len(one.throughput)) for one in jobs},
+        running=running,
+        settings=RoundSettings(round_seconds=360.0, max_moves_per_hour=limit),
+        elastic=elastic,
+        sizes=SizeSettings(surplus=surplus),
     )
 
 
