@@ -92,8 +92,9 @@ def test_a_family_learns_as_its_own_class_does(name):
     "name", first_daily(["mixtral with its routers' loss", "gemma2", "bert", "falcon with alibi", "jamba"])
 )
 def test_a_family_learns_so_on_three_ranks(gang, name):
-    """Figures of routers travel beside hidden states; the loss is that of one process."""
+    """Figures of routers travel beside hidden states; weights are tied; the loss is that of one process."""
     config = job(name, evaluation={"everySteps": 2, "batches": 1})
+    config["model"]["args"] |= {"tie_word_embeddings": True}
     config["evaluation"]["data"] = config["data"]
     config["training"]["recompute"] = True
     config["pipeline"]["microbatches"] = 4

@@ -223,9 +223,9 @@ def test_a_job_that_grows_and_shrinks_keeps_the_tie(
     assert_same_curve(pods.losses(names[0]), single_process_losses(config))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.processes
-@pytest.mark.parametrize("family", first_daily(["gpt2", "llama"]))
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_hugging_face_models_learn_as_their_own_class_does(gang, family):
     """GPT-2 and a Llama with tied weights: the losses of the whole class in a plain loop."""
     transformers = pytest.importorskip("transformers")
