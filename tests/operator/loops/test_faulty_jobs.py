@@ -79,6 +79,19 @@ async def full_cluster() -> Simulation:
     return simulation
 
 
+WITHOUT: dict[tuple[str, ...], tuple[dict[str, Any], int]] = {}
+
+
+async def decided_without(*names: str) -> tuple[dict[str, Any], int]:
+    """(what is decided without any error, how many gangs run then), with these jobs deleted."""
+    if names not in WITHOUT:
+        simulation = await full_cluster()
+        for name in names:
+            simulation.world.drop(JOB, NAMESPACE, name)
+        WITHOUT[names] = await decided(simulation), len(in_state(simulation, "Running"))
+    return WITHOUT[names]
+
+
 def in_state(simulation: Simulation, state: str) -> list[str]:
     names = [item["metadata"]["name"] for item in simulation.world.items(JOB)]
     return [name for name in names if simulation.state(name) == state]
@@ -103,17 +116,16 @@ def bugs(simulation: Simulation) -> float:
 @pytest.mark.parametrize("place", PLACES)
 async def test_a_running_gang_keeps_its_gpus_and_the_others_are_decided_on(place, monkeypatch, caplog):
     """Its pods stay and its GPUs are nobody's, it is told why, and it takes part once the error is gone."""
-    fine, simulation = await full_cluster(), await full_cluster()
+    simulation = await full_cluster()
     bad, gone, *_ = in_state(simulation, "Running")
-    for each in (fine, simulation):
-        each.world.drop(JOB, NAMESPACE, gone)
+    expected, running = await decided_without(gone)
+    simulation.world.drop(JOB, NAMESPACE, gone)
     pods = [pod["metadata"]["uid"] for pod in simulation.pods(bad)]
-    expected = await decided(fine)
     with monkeypatch.context() as patched:
         break_for(patched, place, bad)
         found = await decided(simulation)
         await decided(simulation)
-        assert len(in_state(simulation, "Running")) == len(in_state(fine, "Running"))
+        assert len(in_state(simulation, "Running")) == running
         condition = simulation.status(bad).condition("Decided")
         assert (condition.is_true, condition.reason) == (False, "InternalError")
         assert "it keeps its GPUs as they are: KeyError: 'no such thing'. To fix: " in condition.message
@@ -131,12 +143,10 @@ async def test_a_running_gang_keeps_its_gpus_and_the_others_are_decided_on(place
 @pytest.mark.parametrize("place", [place for place in PLACES if place not in OF_RUNNING_GANGS])
 async def test_a_waiting_job_waits_and_the_others_are_decided_on(place, monkeypatch):
     """The GPUs that it would get are another's, and its condition Admitted names the error."""
-    fine, simulation = await full_cluster(), await full_cluster()
+    simulation = await full_cluster()
     bad, gone = in_state(simulation, "Waiting")[0], in_state(simulation, "Running")[0]
-    for each in (fine, simulation):
-        each.world.drop(JOB, NAMESPACE, gone)
-    fine.world.drop(JOB, NAMESPACE, bad)
-    expected = await decided(fine)
+    expected, _ = await decided_without(gone, bad)
+    simulation.world.drop(JOB, NAMESPACE, gone)
     with monkeypatch.context() as patched:
         break_for(patched, place, bad)
         found = await decided(simulation)

@@ -93,7 +93,7 @@ async def test_each_gpu_second_is_paid_by_one_team(seed: int):
         simulation.add_job(f"j{number}", stages=(1, 2), totalSteps=10**6, trainer={"total": 10**6})
     known: dict[str, str] = {}
     changes, away = 0, 0
-    for _ in range(200):
+    for _ in range(120):
         if rng.random() < 0.1:
             item = simulation.world.get(JOB, NAMESPACE, rng.choice(sorted(simulation.trainers)))
             item["spec"]["entity"] = rng.choice(("vision", "speech", "text"))

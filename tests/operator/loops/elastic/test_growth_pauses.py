@@ -89,7 +89,7 @@ async def test_growths_that_fail_are_tried_less_and_less_often_and_the_gang_trai
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", first_daily([3, 7, 17]))
+@pytest.mark.parametrize("every", first_daily([7, 3, 17]))
 async def test_gpus_that_are_offered_and_wanted_back_again_and_again_do_not_wear_a_gang_out(every):
     """A short job that comes and goes gets its GPUs each time; the gang settles before each growth."""
     simulation = await one_gang(most=2, pause_ms=100.0, b=("fast", 1))
