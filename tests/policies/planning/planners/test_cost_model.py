@@ -100,12 +100,12 @@ def test_seconds_and_bytes_by_hand():
     # 8 bytes at 8 bytes/s; the first has the last gradient 1 s after it, 1 s of work and 4 bytes to exchange.
     assert cost.seconds == pytest.approx(1.5 + 6.0 + max(1.0, 1.0 + 1.0 + 0.5))
     # Two pipelines of two microbatches. Both are in flight on the first stage before its gradients, 4 bytes,
-    # are there: of 3 + 2 bytes each, and two outputs have buffers for their gradients. The second has one, of
-    # 5, less than the copy of its gradients that are averaged, 8, and a buffer for an input.
-    assert cost.bytes == (10.0 + (2 * 5.0 - 4.0) + 2 * 2.0, 20.0 + 8.0 + 2.0)
+    # are there: of 3 + 2 bytes each. The second has one, of 5, less than the copy of its gradients that are
+    # averaged, 8. Both have room for two messages.
+    assert cost.bytes == (10.0 + (2 * 5.0 - 4.0) + 2 * 2.0, 20.0 + 8.0 + 2 * 2.0)
     again = model.judge(Layout(stages=stages, microbatch_size=1, microbatches=4, recompute=True))
     # Inputs are kept, 0 and 2 bytes, and 3 and 5 are there while the layer's backward runs.
-    assert again.bytes == (10.0 + 2.0 + 3.0 + 2 * 2.0, 20.0 + 8.0 + 2.0)
+    assert again.bytes == (10.0 + 2.0 + 3.0 + 2 * 2.0, 20.0 + 8.0 + 2 * 2.0)
     assert again.seconds > cost.seconds
 
 
