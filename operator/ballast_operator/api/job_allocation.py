@@ -221,11 +221,6 @@ class JobAllocation(StatusModel):
         """Pools whose nodes of the gang do not all exist yet."""
         return tuple(dict.fromkeys(pool_to_grow(node) for node in self.nodes if is_coming(node)))
 
-    @property
-    def gpus_on_nodes(self) -> int:
-        """Those of its GPUs that are on nodes which exist: what is used and paid."""
-        return self.gpus - self.gpus_to_come
-
     def settled(self, node_of: Mapping[str, str]) -> "JobAllocation":
         """The allocation with the nodes on which its pods run; ``node_of``: pod -> node, if it is bound."""
         nodes = tuple(node_of.get(pod) or node for pod, node in self.node_of.items())

@@ -13,12 +13,21 @@ from ballast_operator.views.assignment import Assignment, AssignmentAction
 from ballast_operator.views.job import JobView
 from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.pod import PodView
-from ballast_policies.contract import Ack, Report
+from ballast_policies.contract import Ack, Proposal, Report, Stage
 from ballast_policies.rounds import Placement
 
 from tests.operator.views.builders import NOW, a_plan, a_spec, a_view
 
 PODS = ("job-1-0", "job-1-1", "job-1-2", "job-1-3")
+PROPOSAL = Proposal(
+    epoch=1,
+    step=40,
+    kept_pods=PODS[:2],
+    released_pods=PODS[2:],
+    stages=(Stage(rank=0, first_layer=0, end_layer=3), Stage(rank=1, first_layer=3, end_layer=8)),
+    step_seconds_before=1.0,
+    step_seconds_after=1.05,
+)
 FOUR_V100 = Placement(gpu_type="v100", pool="v100", nodes=("n",) * 4)
 
 

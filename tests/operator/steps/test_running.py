@@ -8,9 +8,17 @@ from ballast_operator.steps.context import WritePlan
 from ballast_operator.steps.running import progress
 from ballast_operator.steps.take_step import take_step
 from ballast_operator.views.lease import LeaseView
-from ballast_policies.contract import Ack, Directive, Proposal, Stage
+from ballast_policies.contract import Ack, Directive
 
-from tests.operator.steps.contexts import PODS, a_context, a_report, a_running_view, after, conditions, keep
+from tests.operator.steps.contexts import (
+    PROPOSAL,
+    a_context,
+    a_report,
+    a_running_view,
+    after,
+    conditions,
+    keep,
+)
 
 ACKNOWLEDGED = Ack(epoch=1, step=0)
 
@@ -85,16 +93,7 @@ def test_a_report_of_a_later_epoch_than_the_plan_is_left_alone():
 
 def test_a_proposal_is_answered_before_the_gang_grows():
     """A shrink that is proposed and GPUs that are offered in the same pass: the shrink is planned."""
-    proposal = Proposal(
-        epoch=1,
-        step=40,
-        kept_pods=PODS[:2],
-        released_pods=PODS[2:],
-        stages=(Stage(rank=0, first_layer=0, end_layer=3), Stage(rank=1, first_layer=3, end_layer=8)),
-        step_seconds_before=1.0,
-        step_seconds_after=1.05,
-    )
-    view = a_running_view(lease=LeaseView(ack=ACKNOWLEDGED, proposal=proposal))
+    view = a_running_view(lease=LeaseView(ack=ACKNOWLEDGED, proposal=PROPOSAL))
     (action,) = take_step(a_context(view, assignment=keep(extra_nodes=("m",)))).actions
     assert isinstance(action, WritePlan) and action.plan.directive is Directive.SHRINK
 

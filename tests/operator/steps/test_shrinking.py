@@ -6,21 +6,10 @@ import pytest
 from ballast_operator.steps.context import DeletePod, refusal
 from ballast_operator.steps.take_step import take_step
 from ballast_operator.views.lease import LeaseView
-from ballast_policies.contract import Ack, Directive, Proposal, Stage
+from ballast_policies.contract import Ack, Directive, Stage
 
-from tests.operator.steps.contexts import PODS, a_context, a_running_view, after, conditions
+from tests.operator.steps.contexts import PODS, PROPOSAL, a_context, a_running_view, after, conditions
 from tests.operator.views.builders import a_config, a_plan
-
-GOOD = Proposal(
-    epoch=1,
-    step=40,
-    kept_pods=PODS[:2],
-    released_pods=PODS[2:],
-    stages=(Stage(rank=0, first_layer=0, end_layer=3), Stage(rank=1, first_layer=3, end_layer=8)),
-    step_seconds_before=1.0,
-    step_seconds_after=1.05,
-)
-
 
 CASES = {
     "as it should be": ({}, {}, ""),
@@ -56,7 +45,7 @@ CASES = {
 def test_a_proposal_is_checked_against_the_spec_and_the_plan(repack, changes, want_words):
     """The refusal has the numbers; an empty one accepts."""
     spec = {"config": a_config(repack={"enabled": True, **repack})}
-    said = refusal(a_context(spec=spec), GOOD.replace(**changes))
+    said = refusal(a_context(spec=spec), PROPOSAL.replace(**changes))
     assert want_words in said if want_words else said == ""
 
 
@@ -68,23 +57,23 @@ SHRUNK = a_plan(PODS[:2], epoch=2, directive=Directive.SHRINK)
 
 
 def shrinking(*, acknowledged, released=True):
-    lease = LeaseView(ack=Ack(epoch=acknowledged, step=41, pause_ms=12.5), proposal=GOOD)
+    lease = LeaseView(ack=Ack(epoch=acknowledged, step=41, pause_ms=12.5), proposal=PROPOSAL)
     view = a_running_view(plan=SHRUNK, lease=lease)
     return view if released else dataclasses.replace(view, pods=view.pods[:2])
 
 
 def test_an_accepted_proposal_becomes_the_next_plan():
     """Repacked says which pods go; a refused one writes no plan and says why."""
-    (action,) = take_step(a_context(proposing(GOOD))).actions
+    (action,) = take_step(a_context(proposing(PROPOSAL))).actions
     assert [rank.pod for rank in action.plan.ranks] == list(PODS[:2])
-    late = take_step(a_context(proposing(GOOD.replace(step_seconds_after=2.0))))
+    late = take_step(a_context(proposing(PROPOSAL.replace(step_seconds_after=2.0))))
     assert late.actions == () and conditions(late)["Repacked"] == (False, "ProposalRefused")
 
 
 def test_a_proposal_of_an_earlier_epoch_is_not_open():
     """The plan has changed since; only rank 0's answer to the present one counts."""
-    assert take_step(a_context(proposing(GOOD))).actions
-    stale = take_step(a_context(proposing(GOOD.replace(epoch=3))))
+    assert take_step(a_context(proposing(PROPOSAL))).actions
+    stale = take_step(a_context(proposing(PROPOSAL.replace(epoch=3))))
     assert (stale.actions, "Repacked" in conditions(stale)) == ((), False)
 
 

@@ -26,12 +26,9 @@ from ballast_policies.planning.schedules import StageCosts, one_forward_one_back
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.policies.planning.partitions import all_partitions
+
 seconds = st.lists(st.floats(0.01, 10.0), min_size=2, max_size=9)
-
-
-def all_partitions(layers, ranks):
-    for cuts in itertools.combinations(range(1, layers), ranks - 1):
-        yield Partition(bounds=(0, *cuts, layers))
 
 
 @given(loads=seconds, slack=st.sampled_from([0.0, 0.05, 0.5]), data=st.data())

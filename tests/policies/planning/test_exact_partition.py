@@ -1,16 +1,11 @@
 """Which of several partitions with the smallest largest load the exact one is."""
 
-import itertools
-
 import pytest
-from ballast_policies.planning import Partition, RankCapacity, exact_partition
+from ballast_policies.planning import RankCapacity, exact_partition
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-
-def all_partitions(layers, ranks):
-    for cuts in itertools.combinations(range(1, layers), ranks - 1):
-        yield Partition(bounds=(0, *cuts, layers))
+from tests.policies.planning.partitions import all_partitions
 
 
 @given(data=st.data(), layers=st.integers(1, 9))

@@ -23,12 +23,9 @@ from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.policies.planning.partitions import all_partitions
+
 loads = st.lists(st.floats(0.01, 10.0), min_size=2, max_size=9)
-
-
-def all_partitions(layers, ranks):
-    for cuts in itertools.combinations(range(1, layers), ranks - 1):
-        yield Partition(bounds=(0, *cuts, layers))
 
 
 @given(seconds=loads, data=st.data())

@@ -19,10 +19,7 @@ from ballast_policies.planning.balancers.place_memory import PlaceBytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-
-def all_partitions(layers, ranks):
-    for cuts in itertools.combinations(range(1, layers), ranks - 1):
-        yield Partition(bounds=(0, *cuts, layers))
+from tests.policies.planning.partitions import all_partitions
 
 
 @given(seconds=st.lists(st.floats(0.01, 10.0), min_size=2, max_size=7), data=st.data())

@@ -1,7 +1,5 @@
 """Ranks that hold several stages: the schedule's step decides, not the largest stage."""
 
-import itertools
-
 import numpy as np
 import pytest
 from ballast_policies.planning import (
@@ -14,6 +12,8 @@ from ballast_policies.planning import (
 )
 from ballast_policies.planning.balancers import StagedPipeline
 from ballast_policies.planning.schedules import build_schedule, stages_of
+
+from tests.policies.planning.partitions import all_partitions
 
 SCHEDULES = [
     ("Interleaved1F1B", 2),
@@ -43,11 +43,6 @@ def pipeline(schedule: str, chunks: int, seconds: np.ndarray, *, ranks=2, capaci
         optimizer=[0.0] * len(seconds),
         capacity=capacity or RankCapacity(),
     )
-
-
-def all_partitions(layers: int, stages: int) -> list[Partition]:
-    cuts = itertools.combinations(range(1, layers), stages - 1)
-    return [Partition(bounds=(0, *cut, layers)) for cut in cuts]
 
 
 FAMILIES = ["alike", "unlike", "heavy tail", "cheaper to the end", "some free"]

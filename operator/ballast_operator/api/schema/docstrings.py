@@ -26,11 +26,6 @@ def member_docs(values: type[Any]) -> dict[str, str]:
     return {values[name].value: text for name, text in documented.items()}
 
 
-def one_line(text: str | None) -> str:
-    """The text without its line breaks."""
-    return " ".join((text or "").split())
-
-
 def _documented(kind: type[Any]) -> dict[str, str]:
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(definition, ast.ClassDef)

@@ -20,7 +20,6 @@ from pydantic.alias_generators import to_camel
 
 Positive = Annotated[float, pydantic.Field(gt=0)]
 Speed = Annotated[float, pydantic.Field(ge=1e-9, le=1e9)]
-NotNegative = Annotated[float, pydantic.Field(ge=0)]
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 Count = Annotated[int, pydantic.Field(ge=1)]
 

@@ -22,12 +22,8 @@ from ballast_policies.planning.planners.amp import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.policies.planning.partitions import all_partitions
 from tests.support.examples import first_fast
-
-
-def all_partitions(layers, ranks):
-    for cuts in itertools.combinations(range(1, layers), ranks - 1):
-        yield Partition(bounds=(0, *cuts, layers))
 
 
 def published_table(t, e, microbatches):
