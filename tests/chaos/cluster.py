@@ -30,9 +30,9 @@ class TroubledCluster(FakeCluster):
         self._trouble("get")
         return await super().get(kind, namespace, name)
 
-    async def list(self, kind: Kind, *, namespace: str = "", label_selector: str = "") -> Any:
+    async def list(self, kind: Kind, **how: str) -> Any:
         self._trouble("list")
-        return await super().list(kind, namespace=namespace, label_selector=label_selector)
+        return await super().list(kind, **how)
 
     async def try_create(self, kind: Kind, body: Any) -> dict[str, Any]:
         self._trouble("try")

@@ -44,7 +44,8 @@ def operator_rules() -> list[Rule]:
         # The identity of a job's pods.
         _rule("", ("serviceaccounts",), _APPLY),
         _rule(_RBAC, ("roles", "rolebindings"), _APPLY),
-        _rule("", ("events",), ("create",)),
+        # Its own, and those of kubelets about pulls.
+        _rule("", ("events",), ("create", "list")),
     ]
 
 

@@ -135,9 +135,11 @@ class Cluster:
         """Read one object."""
         return await self._request("get", kind, kind.path(namespace, name))
 
-    async def list(self, kind: Kind, *, namespace: str = "", label_selector: str = "") -> tuple[Objects, int]:
+    async def list(
+        self, kind: Kind, *, namespace: str = "", label_selector: str = "", field_selector: str = ""
+    ) -> tuple[Objects, int]:
         """All objects of a kind, and the resourceVersion of the list; read in pages."""
-        return await self._list(kind, namespace, label_selector, most=500)
+        return await self._list(kind, namespace, label_selector, fields=field_selector, most=500)
 
     async def list_metadata(
         self, kind: Kind, *, namespace: str = "", label_selector: str = ""
@@ -146,18 +148,25 @@ class Cluster:
         return await self._list(kind, namespace, label_selector, most=2000, accept=METADATA)
 
     async def _list(
-        self, kind: Kind, namespace: str, label_selector: str, *, most: int, accept: str = ""
+        self, kind: Kind, namespace: str, labels: str, *, fields: str = "", most: int, accept: str = ""
     ) -> tuple[Objects, int]:
         items: Objects = []
         version = "0"
-        where = {"namespace": namespace, "label_selector": label_selector, "accept": accept}
+        where = {"namespace": namespace, "label_selector": labels, "field_selector": fields, "accept": accept}
         async for page, read_at in self.pages(kind, most=most, **where):
             items += page
             version = read_at
         return items, int(version)
 
     async def pages(
-        self, kind: Kind, *, namespace: str = "", label_selector: str = "", most: int = 500, accept: str = ""
+        self,
+        kind: Kind,
+        *,
+        namespace: str = "",
+        label_selector: str = "",
+        field_selector: str = "",
+        most: int = 500,
+        accept: str = "",
     ) -> AsyncIterator[tuple[Objects, str]]:
         """(objects, resourceVersion of the list) page by page, of at most ``most`` objects.
 
@@ -167,6 +176,8 @@ class Cluster:
         path, query = kind.path(namespace), {"limit": str(most)}
         if label_selector:
             query["labelSelector"] = label_selector
+        if field_selector:
+            query["fieldSelector"] = field_selector
         names = {"apiVersion": kind.api_version, "kind": kind.kind}
         while True:
             page = await self._request("list", kind, path, query=query, accept=accept)

@@ -24,7 +24,7 @@ from ballast_operator.errors import (
     for_good,
 )
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import JOB, LEASE, POD, Key, Object
+from ballast_operator.kube.kinds import EVENT, JOB, LEASE, POD, Key, Object
 from ballast_operator.metrics import Metrics
 from ballast_operator.observation.events import EventToPost, Recorder, flips
 from ballast_operator.observation.observer import Observer
@@ -139,6 +139,9 @@ class Reconciler:
         item = self._observer.caches[JOB].get(key)
         assert item is not None
         result = self._decide(view)
+        if _gives_up_waiting(view, result):
+            view = await self._with_pulls(view)
+            result = self._decide(view)
         if result.needs_fresh_view and not await self._is_as_observed(view):
             return Requeue(0.0)
         before, after = view.status.allocation, result.status.allocation
@@ -230,6 +233,24 @@ class Reconciler:
             now=self._clock(),
             settings=self._settings,
         )
+
+    async def _with_pulls(self, view: JobView) -> JobView:
+        """The job with its pods as pulling whose nodes say so in Events.
+
+        A pod says it itself only when kubelet looks at it again, which is once the pull has ended.
+
+        Raises:
+            Unavailable: the API server does not answer.
+        """
+        try:
+            of_pulls = "involvedObject.kind=Pod,reason=Pulling"
+            events, _ = await self._cluster.list(EVENT, namespace=view.key[0], field_selector=of_pulls)
+        except Forbidden as error:
+            logger.warning("job=%s/%s whether its images are pulled is not known: %s", *view.key, error)
+            return view
+        named = {(event.get("involvedObject") or {}).get("uid") for event in events}
+        pods = tuple(pod.while_pulling() if pod.uid in named else pod for pod in view.pods)
+        return dataclasses.replace(view, pods=pods)
 
     async def _is_as_observed(self, view: JobView) -> bool:
         """Whether a fresh look at the job's pods and its lease shows what was observed."""
@@ -366,3 +387,12 @@ class Reconciler:
         self._progress_written.pop(key, None)
         self._unanswered.discard(key)
         self._allocate()
+
+
+def _gives_up_waiting(view: JobView, result: StepResult) -> bool:
+    """Whether a launch or a growth ends since pods do not run in time whose containers are being made."""
+    before, after = view.status.allocation, result.status.allocation
+    if before is None or after is None or before.ending is not None:
+        return False
+    ends = after.ending is not None and after.ending.cause is Cause.NOT_BOUND
+    return (ends or after.failed_growths > before.failed_growths) and any(pod.creating for pod in view.gang)

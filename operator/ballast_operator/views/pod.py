@@ -25,6 +25,7 @@ _NAMES_NOTHING = re.compile(r'code = NotFound|manifest unknown|persistentvolumec
 """Said of a pod whose image the registry does not have, or whose volume claim is not there.
 
 A registry that cannot be reached, or that asks for a password, may answer in an hour: that does not match."""
+_CREATING, _PULLING = "ContainerCreating", "PullingImage"
 _WAITS_FOR_NAMES = frozenset({"ErrImagePull", "ImagePullBackOff", "Unschedulable"})
 
 USUAL_GRACE_SECONDS = 30
@@ -107,6 +108,15 @@ class PodView:
         return missing or self.reason in _BROKEN
 
     @property
+    def creating(self) -> bool:
+        """Its node prepares its volumes and network, or pulls its image: kubelet does not tell them apart."""
+        return self.phase == "Pending" and self.reason == _CREATING
+
+    def while_pulling(self) -> "PodView":
+        """The pod while its node pulls its image, if its containers are being made."""
+        return dataclasses.replace(self, pulling=True, reason=_PULLING, detail="") if self.creating else self
+
+    @property
     def lost_peer(self) -> bool:
         """It ended because another did."""
         return self.phase == "Failed" and self.exit_code == ExitCode.PEER_LOST
@@ -128,7 +138,7 @@ def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) 
     reason, detail = _reason(status, ended, waiting, conditions.get("PodScheduled", {}))
     pulling = _pulls(waiting, conditions)
     if pulling:
-        reason, detail = "PullingImage", ""
+        reason, detail = _PULLING, ""
     message = _message(ended.get("message", ""))
     if message is None:
         detail = detail or _last_line(ended.get("message", ""))
@@ -180,10 +190,10 @@ def _reason(status: Object, ended: Object, waiting: Object, scheduled: Object) -
 def _pulls(waiting: Object, conditions: Mapping[str, Object]) -> bool:
     """Whether its node pulls its image: volumes and network are there, and nothing has failed.
 
-    Kubelets before 1.29 do not set ``PodReadyToStartContainers``; there no pull is known of.
+    Many kubelets set ``PodReadyToStartContainers`` only after the pull: there the Event ``Pulling`` tells.
     """
     prepared = conditions.get("PodReadyToStartContainers", {}).get("status") == "True"
-    return prepared and waiting.get("reason") == "ContainerCreating"
+    return prepared and waiting.get("reason") == _CREATING
 
 
 def _last_line(text: str) -> str:

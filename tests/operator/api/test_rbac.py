@@ -76,6 +76,7 @@ def as_operator(control_plane: ControlPlane, api: client.ApiClient) -> Iterator[
         ("patch", "", "configmaps"),
         ("create", "", "serviceaccounts"),
         ("create", "", "events"),
+        ("list", "", "events"),
         ("watch", COORDINATION, "leases"),
         ("update", COORDINATION, "leases"),
         ("create", RBAC, "roles"),

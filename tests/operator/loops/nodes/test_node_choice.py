@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from ballast_operator.kube.kinds import NODE, POD
+from ballast_operator.kube.kinds import EVENT, NODE, POD
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
@@ -175,6 +175,38 @@ async def test_a_node_on_which_a_gang_did_not_start_is_avoided():
     assert dict(status.restarts) == {"NotBound": 1}
     assert set(status.allocation.nodes) == {"fast-0", "fast-1"} - {first}
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
+
+
+class PullingNode(BrokenNode):
+    """Pulls an image: kubelet says so in an Event, and of the pod nothing but that it is made."""
+
+    def act(self, world: Any, now: Any) -> None:
+        super().act(world, now)
+        for pod in world.items(POD):
+            name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+            if pod["status"]["phase"] == "Pending" and not world.get(EVENT, NAMESPACE, f"{name}.pulling"):
+                waiting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
+                world.patch(POD, NAMESPACE, name, {"status": {"containerStatuses": [waiting]}})
+                event = {"involvedObject": {"kind": "Pod", "uid": uid}, "reason": "Pulling"}
+                metadata = {"namespace": NAMESPACE, "name": f"{name}.pulling"}
+                world.put(EVENT, {"apiVersion": "v1", "kind": "Event", "metadata": metadata, **event})
+
+
+async def test_a_pull_slower_than_the_limit_of_a_launch_keeps_it():
+    """Kubelet tells of a pull in an Event alone; the launch waits until its end, on the same nodes."""
+    simulation = two_zones()
+    simulation.add_job("one")
+    await simulation.until(lambda: simulation.status("one").allocation is not None)
+    (first,) = set(simulation.status("one").allocation.nodes)
+    simulation.trainers["pulling"] = PullingNode(simulation, first)
+    for _ in range(300):
+        await simulation.tick()
+    status = simulation.status("one")
+    assert (status.launches, set(status.allocation.nodes), status.allocation.ending) == (1, {first}, None)
+    assert "PullingImage" in status.condition("Running").message
+    del simulation.trainers["pulling"]
+    await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
+    assert not simulation.status("one").restarts
 
 
 @pytest.mark.slow

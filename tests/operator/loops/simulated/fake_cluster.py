@@ -30,6 +30,12 @@ def _selected(selector: str, labels: Mapping[str, str]) -> bool:
     return not name or (name in labels and (not value or labels[name] == value))
 
 
+def _field(item: Any, path: str) -> Any:
+    for name in path.split("."):
+        item = (item or {}).get(name)
+    return item
+
+
 class FakeCluster:
     """The operator's client over a :class:`World`, with the rights of its account."""
 
@@ -47,13 +53,17 @@ class FakeCluster:
             raise NotFound(f"{kind.kind} {namespace}/{name}")
         return as_sent(item)
 
-    async def list(self, kind: Kind, *, namespace: str = "", label_selector: str = "") -> Any:
+    async def list(
+        self, kind: Kind, *, namespace: str = "", label_selector: str = "", field_selector: str = ""
+    ) -> Any:
         has_right("list", kind)
+        fields = [field.split("=") for field in field_selector.split(",") if field]
         found = [
             self._listed(kind, item)
             for item in self.world.items(kind)
             if (not namespace or item["metadata"].get("namespace") == namespace)
             and _selected(label_selector, item["metadata"].get("labels") or {})
+            and all(_field(item, path) == value for path, value in fields)
         ]
         return found, self.world.version
 

@@ -11,13 +11,10 @@ RIGHTS = frozenset(
     for verb, group, resource in itertools.product(rule["verbs"], rule["apiGroups"], rule["resources"])
 )
 
-OF_PEOPLE = frozenset({("list", "", "events")})
-"""What commands do beside it, with the rights of who runs them."""
-
 
 def has_right(verb: str, kind: Kind, subresource: str = "") -> None:
     """Fail where the API server would answer 403."""
     group = kind.api_version.rpartition("/")[0]
     resource = f"{kind.plural}/{subresource}" if subresource else kind.plural
-    allowed = (verb, group, resource) in RIGHTS | OF_PEOPLE
+    allowed = (verb, group, resource) in RIGHTS
     assert allowed, f"the operator may not {verb} {resource} of {group!r}"
