@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from ballast_policies.accounting import price_part
+from ballast_policies.protocol.cause import Cause
 from ballast_policies.rounds import Placement, PoolPart
 from pydantic import Field, WithJsonSchema, field_serializer
 
 from ballast_operator.api.base import StatusModel, Time, schema
-from ballast_operator.api.cause import Cause
 
 _Text = Annotated[str, Field(max_length=4096)]
 _Name = Annotated[str, Field(max_length=253)]

@@ -18,9 +18,9 @@ from ballast_operator.api.base import ApiModel, GpuType, MemoryQuantity, ObjectM
 from ballast_operator.api.costs.budgets import OnLimit
 from ballast_operator.api.costs.job_data import DataLocation
 from ballast_operator.api.costs.spot_use import SpotUse
-from ballast_operator.api.placement.mixed_pools import RULES as MIXED_POOLS_RULES
-from ballast_operator.api.placement.mixed_pools import MixedPools
-from ballast_operator.api.placement.shared_gpus import SharesGpu
+from ballast_operator.api.mixed_pools import RULES as MIXED_POOLS_RULES
+from ballast_operator.api.mixed_pools import MixedPools
+from ballast_operator.api.node_pool import SharesGpu
 from ballast_operator.api.template import PodTemplate
 from ballast_operator.api.training_job_status import TrainingJobStatus
 

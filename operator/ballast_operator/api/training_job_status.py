@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
+from ballast_policies.protocol.cause import Cause
 from pydantic import Field, field_validator
 
 from ballast_operator.api.base import StatusModel, Step, Time, schema
-from ballast_operator.api.cause import Cause
 from ballast_operator.api.condition import Condition, Conditions, find_condition, set_condition
 from ballast_operator.api.conditions import SUSPENSIONS, JobCondition, JobReason, JobState
 from ballast_operator.api.costs.budgets import TeamPart

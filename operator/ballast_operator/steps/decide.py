@@ -3,7 +3,8 @@
 import dataclasses
 import math
 
-from ballast_operator.api.cause import Cause
+from ballast_policies.protocol.cause import Cause
+
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.errors import NameTaken, NotAllowed, OperatorError, ServerInternalError

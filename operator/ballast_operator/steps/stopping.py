@@ -2,9 +2,9 @@
 
 import datetime
 
+from ballast_policies.protocol.cause import Cause
 from ballast_policies.protocol.observed import Deadline
 
-from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import Ending
 from ballast_operator.api.training_job_status import Progress, TrainingJobStatus

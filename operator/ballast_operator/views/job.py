@@ -3,9 +3,9 @@
 import dataclasses
 
 from ballast_policies.contract import Directive, Plan
+from ballast_policies.protocol.cause import Cause
 from ballast_policies.protocol.shrink import pods_after_drain
 
-from ballast_operator.api.cause import Cause
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import Key

@@ -20,8 +20,8 @@ from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs.budgets import OnLimit
 from ballast_operator.api.costs.job_data import DataLocation
 from ballast_operator.api.costs.spot_use import SpotUse
-from ballast_operator.api.placement.mixed_pools import MixedPools
-from ballast_operator.api.placement.shared_gpus import SharesGpu
+from ballast_operator.api.mixed_pools import MixedPools
+from ballast_operator.api.node_pool import SharesGpu
 from ballast_operator.api.read import InvalidObject, read_training_job
 from ballast_operator.api.training_job import TrainingJobSpec
 from ballast_operator.kube.kinds import Object

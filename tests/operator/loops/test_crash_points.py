@@ -7,9 +7,9 @@ two launches of a job alive, no pod without a written intent, no release before 
 from typing import Any
 
 import pytest
-from ballast_operator.api.cause import Cause
 from ballast_operator.errors import Conflict, Unavailable
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
+from ballast_policies.protocol.cause import Cause
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 from tests.operator.loops.simulated.world import Crash

@@ -3,7 +3,6 @@
 import asyncio
 import json
 
-from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import LEASE
 from ballast_policies.contract import (
@@ -16,6 +15,7 @@ from ballast_policies.contract import (
     Report,
     TerminationMessage,
 )
+from ballast_policies.protocol.cause import Cause
 
 from tests.operator.loops.simulated.machines import end_pod
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation

@@ -4,7 +4,6 @@ import dataclasses
 import datetime
 from typing import Any
 
-from ballast_operator.api.cause import Cause
 from ballast_operator.api.job_allocation import Ending
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.settings import JobSettings
@@ -14,6 +13,7 @@ from ballast_operator.views.job import JobView
 from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.pod import PodView
 from ballast_policies.contract import Ack, Proposal, Report, Stage
+from ballast_policies.protocol.cause import Cause
 from ballast_policies.rounds import Placement
 
 from tests.operator.views.builders import NOW, a_plan, a_spec, a_view

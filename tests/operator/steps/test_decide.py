@@ -3,12 +3,12 @@
 import dataclasses
 
 import pytest
-from ballast_operator.api.cause import Cause
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import DeletePod, Surroundings, WritePlan
 from ballast_operator.steps.decide import decide, rbac_forbidden, refused
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive
+from ballast_policies.protocol.cause import Cause
 
 from tests.operator.steps.contexts import (
     NOW,

@@ -4,11 +4,11 @@ import dataclasses
 import datetime
 
 import pytest
-from ballast_operator.api.cause import Cause
 from ballast_operator.steps.failure import describe
 from ballast_operator.steps.take_step import take_step
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive, ExitCode, ExitReason, TerminationMessage
+from ballast_policies.protocol.cause import Cause
 
 from tests.operator.steps.contexts import NOW, PODS, a_context, a_pod, a_running_view, with_pod
 from tests.operator.views.builders import a_plan

@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
-from ballast_operator.api.cause import Cause
 from ballast_operator.steps.context import Apply, CreatePod, WritePlan
 from ballast_operator.steps.take_step import take_step
 from ballast_policies.contract import Directive
+from ballast_policies.protocol.cause import Cause
 
 from tests.operator.steps.contexts import PODS, a_context, conditions, with_pod, without_pods
 from tests.operator.views.builders import a_plan, a_spec, a_view

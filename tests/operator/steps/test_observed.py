@@ -3,10 +3,10 @@
 import math
 
 import pytest
-from ballast_operator.api.cause import Cause
 from ballast_operator.steps.observed import observed, seconds_left
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack
+from ballast_policies.protocol.cause import Cause
 from ballast_policies.protocol.observed import Deadline, OfferKind
 
 from tests.operator.steps.contexts import (

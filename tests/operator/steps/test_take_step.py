@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from ballast_operator.api.cause import Cause
 from ballast_operator.steps.take_step import take_step
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive
+from ballast_policies.protocol.cause import Cause
 
 from tests.operator.steps.contexts import (
     PODS,

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.prices.hazard import Hazard, RestartCosts, checkpoint_interval
+from ballast_policies.protocol.cause import Cause
 
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.snapshot import Snapshot
-from ballast_operator.api.cause import Cause
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus, PoolHazard
 from ballast_operator.api.job_allocation import is_coming
 from ballast_operator.api.node_pool import CapacityType, NodePool

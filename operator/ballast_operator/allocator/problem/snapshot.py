@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from ballast_policies.allocation.policy import CLOCK, Reads
 from ballast_policies.allocation.registry import find_policy
+from ballast_policies.protocol.cause import Cause
 from ballast_policies.scheduling import ClusterState
 
 from ballast_operator.allocator.costs.data_prices import data_prices
@@ -22,7 +23,6 @@ from ballast_operator.allocator.problem.sharing import (
 from ballast_operator.allocator.problem.snapshot_job import SnapshotJob, SnapshotJobs
 from ballast_operator.allocator.problem.tenants import admit_tenants, within_types
 from ballast_operator.allocator.problem.throughput import Measurements
-from ballast_operator.api.cause import Cause
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.clock import Time

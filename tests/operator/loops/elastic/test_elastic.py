@@ -1,10 +1,10 @@
 """Elastic gangs share a pool, give GPUs back when asked, and lose nothing when that fails."""
 
 import pytest
-from ballast_operator.api.cause import Cause
 from ballast_operator.kube.kinds import NODE
 from ballast_policies.allocation.policy import SpaceSharing, Surplus
 from ballast_policies.allocation.registry import POLICIES
+from ballast_policies.protocol.cause import Cause
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import Simulation

@@ -1,10 +1,10 @@
 """A running gang takes GPUs that no other job can use, and loses nothing when that fails."""
 
 import pytest
-from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
+from ballast_policies.protocol.cause import Cause
 
 from tests.operator.loops.simulated.machines import end_pod, node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation

@@ -1,8 +1,8 @@
 """Jobs without a model, from their creation to their end, over a cluster in memory."""
 
 import pytest
-from ballast_operator.api.cause import Cause
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD
+from ballast_policies.protocol.cause import Cause
 
 from tests.operator.loops.simulated.machines import end_pod
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation

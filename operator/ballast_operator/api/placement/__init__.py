@@ -1,1 +1,0 @@
-"""Where a job may be placed: types of fields of its spec."""
