@@ -12,6 +12,7 @@ SCRIPT: list[tuple[dict[str, Any], str, str]] = [
     for change in (
         {"pipeline": {"maxStages": 2, "microbatches": 4}},
         {"parallelism": {"stragglers": {"policy": "resize"}}},
+        {"plan": {"layers": [4]}},
         {"dynamics": [PRUNING]},
         {"rebalance": {"enabled": False}},
         {"repack": {"enabled": True}},
@@ -26,6 +27,8 @@ SCRIPT: list[tuple[dict[str, Any], str, str]] = [
 ]
 """A job without a model, with a field that only the trainer acts on."""
 
+TWO = {"minStages": 2, "maxStages": 2}
+
 RULES: list[tuple[dict[str, Any], str, str]] = [
     ({"pipeline": {"minStages": 3, "maxStages": 2}}, "pipeline.minStages", "minStages: 3, maxStages: 2"),
     ({"pipeline": {"maxStages": 9}}, "pipeline.maxStages", "pipeline.maxStages: 9, pipeline.microbatches: 8"),
@@ -35,6 +38,27 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
         "globalBatchSize: 16, microbatches: 3",
     ),
     ({"pipeline": {"stagesPerRank": 3}}, "pipeline.stagesPerRank", "or use one of LoopedBFS"),
+    (
+        {"plan": {"layers": [4, 4]}, "pipeline": {"maxStages": 2}},
+        "pipeline.minStages",
+        "of one number of stages",
+    ),
+    (
+        {"plan": {"layers": [4, 4]}, "pipeline": TWO, "repack": {"enabled": True}},
+        "repack.enabled",
+        "fixes the number of ranks",
+    ),
+    (
+        {"plan": {"layers": [4, 3]}, "pipeline": TWO, "model": {"name": "gpt", "layers": 8}},
+        "plan.layers",
+        "model.layers",
+    ),
+    ({"plan": {"layers": [4, 2, 2]}, "pipeline": TWO}, "plan.layers", "stages"),
+    (
+        {"plan": {"layers": [4, 4], "gpus": [{"gpuType": "a100", "stages": 1}]}, "pipeline": TWO},
+        "plan.gpus",
+        "pipeline.maxStages",
+    ),
     (
         {"pipeline": {"schedule": "ZeroBubbleV", "stagesPerRank": 1}},
         "pipeline.stagesPerRank",

@@ -21,7 +21,20 @@ EXAMPLES = [
 
 
 def whole(value):
-    """A fragment of a ClusterPolicy's spec as a whole object; anything else as it is."""
+    """A fragment of an object's spec as a whole object; anything else as it is."""
+    if set(value or ()) == {"spec"}:
+        spec = {
+            "totalSteps": 1,
+            "checkpoint": {"path": "/c"},
+            "template": {"spec": {"containers": [{"name": "t"}]}},
+        }
+        spec |= {"model": {"name": "gpt", "layers": sum(value["spec"]["plan"]["layers"])}, **value["spec"]}
+        return {
+            "apiVersion": "ballast.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "patched"},
+            "spec": spec,
+        }
     if value and set(value) <= {"objective", "tenants"}:
         pool = {"name": "a", "gpuType": "v100", "nodeSelector": {"pool": "a"}}
         return {

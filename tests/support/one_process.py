@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ballast_policies.contract import ExitReason
+from ballast_policies.contract import ExitReason, Plan
 from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.standalone import StandaloneChannel
 from ballast_trainer.distributed.stopping import StopSignal
@@ -43,7 +43,11 @@ class Told:
 
 
 def train_here(
-    config: Mapping[str, Any], *, stop_after: int | None = None, channel: Channel | None = None
+    config: Mapping[str, Any],
+    *,
+    stop_after: int | None = None,
+    channel: Channel | None = None,
+    plan: Plan | None = None,
 ) -> Told:
     """Train the whole job, or up to a step after which it is told to stop."""
     stop = StopSignal()
@@ -52,7 +56,7 @@ def train_here(
         if step == stop_after:
             stop.received = True
 
-    told, plan = Told(at_step), local_plan(["job-1-0"])
+    told, plan = Told(at_step), plan or local_plan(["job-1-0"])
     with host_seeded():
         outcome = train(
             ValidatedJob.from_mapping(config).with_ties(),

@@ -12,7 +12,9 @@ import torch
 from ballast_policies.contract import RENEW_ENV, RENEW_SECONDS, Plan
 from ballast_policies.contract.decode import Unknown
 from ballast_policies.contract.job import JobConfig
-from ballast_policies.planning.stages import first_stages, usable_stages
+from ballast_policies.contract.ranks import Stage
+from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.stages import first_stages, stages_over, usable_stages
 
 from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.channel_thread import ChannelThread
@@ -95,12 +97,19 @@ class ValidatedJob:
         return cls(config=config, model=model, validation=validation_data(config, model))
 
     def check_ranks(self, ranks: int) -> None:
-        """Refuse more ranks than layers.
+        """Refuse more ranks than layers, and a plan of other layers or stages.
 
         Raises:
-            ConfigurationError: some rank would have no layer.
+            ConfigurationError: some rank would have no layer, or ``plan`` is of another model or other ranks.
         """
-        stages = len(self.placement(ranks))
+        stages, plan = len(self.placement(ranks)), self.config.plan
+        if plan is not None and (sum(plan.layers), len(plan.layers)) != (self.model.layer_count, stages):
+            reason = (
+                f"has {sum(plan.layers)} layers in {len(plan.layers)} stages; {self.config.model_name!r} has "
+                f"{self.model.layer_count}, and {ranks} ranks have {stages} stages. "
+                "To fix: a plan for these, or leave it out"
+            )
+            raise ConfigurationError("plan.layers", reason)
         if stages > self.model.layer_count:
             reason = (
                 f"{stages} stages need as many layers; {self.config.model_name!r} has "
@@ -417,8 +426,30 @@ def _training_state(
         world=world,
         plan=plan,
         validation=job.validation,
-        stages=usable_stages(plan.stages, placement, model.layer_count)
-        or first_stages(model.layer_count, placement, config.pipeline.replicas),
+        stages=_launched_stages(job, plan, placement),
     )
     training.meter.first_microbatch = world.data.index * training.microbatches
     return training
+
+
+def _launched_stages(job: ValidatedJob, plan: Plan, placement: tuple[int, ...]) -> tuple[Stage, ...]:
+    """The stages that the ranks' plan asks for, else those of the configuration's, else even ones.
+
+    Raises:
+        ConfigurationError: those asked for are not of this model, or not on the ranks of the schedule.
+    """
+    layers, config = job.model.layer_count, job.config
+    if plan.stages:
+        asked = usable_stages(plan.stages, placement, layers)
+        if asked is None:
+            ranks = [stage.rank for stage in plan.stages]
+            raise ConfigurationError(
+                "plan.stages",
+                f"plan {plan.epoch} has {plan.stages[-1].end_layer} layers on ranks {ranks}; "
+                f"{config.model_name!r} has {layers}, which {config.pipeline.schedule} has on ranks "
+                f"{list(placement)}. To fix: model.layers, and the operator's version",
+            )
+        return asked
+    if config.plan is not None:
+        return stages_over(Partition(bounds=config.plan.bounds), placement)
+    return first_stages(layers, placement, config.pipeline.replicas)

@@ -56,6 +56,26 @@ class TrainingJobSpec(ApiModel, JobConfig):
             fix="leave grow out",
         ),
         *MIXED_POOLS_RULES,
+        Rule(
+            condition=Cel(
+                "!has(self.plan) || !has(self.plan.gpus) || size(self.plan.gpus) < 2 || "
+                "self.mixedPools == 'Allowed'",
+                lambda spec: len(spec.planned_types) < 2 or spec.mixed_pools is MixedPools.ALLOWED,
+            ),
+            field="mixed_pools",
+            reason="plan.gpus has several GPU types, which are in several pools",
+            fix="mixedPools: Allowed",
+        ),
+        Rule(
+            condition=Cel(
+                "!has(self.plan) || !has(self.plan.gpus) || !has(self.gpuTypes) || "
+                "size(self.gpuTypes) == 0 || self.plan.gpus.all(g, g.gpuType in self.gpuTypes)",
+                lambda spec: not spec.gpu_types or set(spec.planned_types) <= set(spec.gpu_types),
+            ),
+            field="plan.gpus",
+            reason="plan.gpus has a GPU type that gpuTypes does not allow",
+            fix="leave gpuTypes out",
+        ),
     )
     gpu_types: Annotated[
         tuple[GpuType, ...], Field(max_length=64, json_schema_extra=schema(list_type="set"))
@@ -114,6 +134,11 @@ class TrainingJobSpec(ApiModel, JobConfig):
     """Seconds after its end until the job is deleted; absent: it is kept."""
     template: PodTemplate
     """The pods. Changes take effect at the next launch."""
+
+    @property
+    def planned_types(self) -> tuple[str, ...]:
+        """GPU types of the plan, in the order of the ranks; empty: there is no plan, or it is of any type."""
+        return () if self.plan is None else tuple(of_type.gpu_type for of_type in self.plan.gpus)
 
     @property
     def config(self) -> JobConfig:

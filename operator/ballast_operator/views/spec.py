@@ -12,8 +12,9 @@ from ballast_policies.contract.job import JobConfig
 from ballast_policies.contract.job.reshaping import BalanceBy
 from ballast_policies.planning.launch.launch_partition import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.schedules import SCHEDULES
-from ballast_policies.planning.stages import first_stages, stage_placement
+from ballast_policies.planning.stages import first_stages, stage_placement, stages_over
 from ballast_policies.prices.egress import JobData
 
 from ballast_operator.api.base import memory_bytes
@@ -113,6 +114,19 @@ class JobSpec:
         return self.config.model.layers if self.config.model is not None else None
 
     @property
+    def planned_cut(self) -> Partition | None:
+        """Where the plan cuts the layers; None: there is no plan."""
+        plan = self.config.plan
+        return None if plan is None else Partition(bounds=plan.bounds)
+
+    @property
+    def planned_gpus(self) -> tuple[tuple[str, int], ...]:
+        """The GPU types of a plan of several, in the order of the ranks, and GPUs of each; else empty."""
+        plan = self.config.plan
+        each = () if plan is None or len(plan.gpus) < 2 else plan.gpus
+        return tuple((of_type.gpu_type, of_type.stages * self.ranks_per_position) for of_type in each)
+
+    @property
     def stages_per_rank(self) -> int:
         """Stages of the model that a rank holds, where there are several ranks."""
         pipeline = self.config.pipeline
@@ -202,7 +216,7 @@ class JobSpec:
         memory: float | Sequence[float] | None = None,
         speeds: tuple[float, ...] = (),
     ) -> tuple[Stage, ...]:
-        """The stages of a launch; empty leaves them to the trainer.
+        """The stages of a launch, those of the plan where there is one; empty leaves them to the trainer.
 
         That is where the number of layers is not known, or is below the number of stages.
 
@@ -219,6 +233,9 @@ class JobSpec:
             stages_per_rank=self.stages_per_rank,
             replicas=self.replicas,
         )
+        planned = self.planned_cut
+        if planned is not None and planned.ranks == len(placement):
+            return stages_over(planned, placement)
         if self.layers is None or self.layers < len(placement):
             return ()
         even = first_stages(self.layers, placement, self.replicas)
@@ -277,7 +294,7 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
         throughput.setdefault(known.gpu_type, {})[gpus] = known.steps_per_second
     return JobSpec(
         config=spec.config,
-        gpu_types=spec.gpu_types,
+        gpu_types=spec.planned_types or spec.gpu_types,
         throughput=throughput,
         weight=spec.weight,
         suspend=spec.suspend,

@@ -19,7 +19,7 @@ class Rule:
             empty: that as a whole.
         reason: what is wrong where it does not hold.
         fix: what to change.
-        explain: with a function as condition: the configuration -> ``reason`` with its values.
+        explain: the configuration -> ``reason`` with its values, where the condition does not tell them.
     """
 
     condition: Condition | Callable[[Any], bool]
@@ -40,13 +40,12 @@ class Rule:
 
     def problem(self, of: Any) -> Problem | None:
         """What is wrong with a configuration, with the values that the rule read; None: it holds."""
-        if not isinstance(self.condition, Condition):
-            if self.condition(of):
-                return None
+        holds = self.condition.holds if isinstance(self.condition, Condition) else self.condition
+        if holds(of):
+            return None
+        if self.explain is not None or not isinstance(self.condition, Condition):
             reason = self.reason if self.explain is None else self.explain(of)
             return Problem(self.path, f"{reason}. To fix: {self.fix}")
-        if self.condition.holds(of):
-            return None
         values = {json_path(path): at(path).value(of) for path in dict.fromkeys(self.condition.fields())}
         if None in values.values():
             return None

@@ -2,7 +2,8 @@
 
 For two pools and a size, as many GPUs as possible are of the faster type. Both orders are looked at: early
 stages keep more microbatches in flight, so the memory may fit in one order only. Only where no two pools
-hold the least size are there more than two parts: the fastest types first. Policies see a gang that no single
+hold the least size are there more than two parts: the fastest types first. A gang with a plan has the plan's
+types alone, each in one pool. Policies see a gang that no single
 pool can hold as a configuration for each mixture of types.
 """
 
@@ -22,6 +23,9 @@ MOST_POOLS = 6
 
 REVERSED_GAIN = 0.01
 """Rank 0 is on the faster type, unless the other order wins at least this: cuts differ by a layer."""
+
+MOST_PLANNED = 64
+"""Choices of pools for the GPU types of a plan, where types are in several."""
 
 MOST_MIXTURES = 8
 """Divisions of a gang of which policies are told."""
@@ -44,7 +48,7 @@ def best_parts(
     """
     found: tuple[PoolPart, ...] = ()
     options = list(_options(gang, room))
-    if one_pool:
+    if one_pool and not gang.planned:
         options += [
             (PoolPart(pool=pool, gpu_type=gpu_type, gpus=size),)
             for pool, (gpu_type, gpus) in room.items()
@@ -75,6 +79,13 @@ def _options(gang: MixedGang, room: Room) -> Iterator[tuple[PoolPart, ...]]:
         ),
         key=lambda one: (-gang.relative(one[1]), -one[2], one[0]),
     )
+    if gang.planned:
+        of_type = (
+            [_part(one, gpus) for one in pools if one[1] == gpu_type and one[2] >= gpus][:MOST_POOLS]
+            for gpu_type, gpus in gang.planned
+        )
+        yield from itertools.islice(itertools.product(*of_type), MOST_PLANNED)
+        return
     any_pair = False
     for fast, slow in itertools.combinations(pools[:MOST_POOLS], 2):
         sizes = [size for size in gang.sizes if 2 * gang.together <= size <= fast[2] + slow[2]]

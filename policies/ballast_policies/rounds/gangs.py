@@ -108,6 +108,7 @@ class MixedGang:
         memory: pool -> bytes of each GPU, where that is known.
         barred: groups of nodes (``Node.group``) on which it must not be started.
         per_pod: GPUs of each pod, which are on one node.
+        planned: GPU types in the order of its ranks, and GPUs of each, each in one pool; empty: any.
         min_gain: part by which several pools must be faster than one.
         may_move: it runs, and may be stopped and started elsewhere now.
         restart_seconds: from its stop to its first step elsewhere.
@@ -123,6 +124,7 @@ class MixedGang:
     memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
     barred: frozenset[str] = frozenset()
     per_pod: int = 1
+    planned: tuple[tuple[str, int], ...] = ()
     min_gain: float = 0.05
     may_move: bool = False
     restart_seconds: float = 30.0

@@ -165,6 +165,13 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             "spec": {"containers": [{"name": draw(NAMES), "resources": {"limits": {"cpu": draw(NAMES)}}}]},
         },
     }
+    if draw(st.booleans()):
+        stages = 1 if most == 1 else most * each
+        spec["plan"] = {"layers": [3] * stages, "gpus": [{"gpuType": draw(NAMES), "stages": most}]}
+        spec["model"]["layers"] = 3 * stages
+        spec["pipeline"]["minStages"] = most
+        spec["repack"] |= {"enabled": False, "targetStages": most}
+        spec["gpuTypes"] = []
     return {"metadata": {"name": draw(NAMES)}, "spec": spec}
 
 

@@ -14,13 +14,15 @@ FULL: JobConfig = EXAMPLES["config"]
 
 EXCLUDED = {
     "pipeline.replicas",
+    "plan",
     "training.rate_factor",
     "data.collate",
     "evaluation.data.pad_to_multiple_of",
 }
 """Fields at their defaults in the example: it has tensor and data parallelism, which exclude replicas, a
 decay of the learning rate, which excludes a schedule of the user's own, data that is padded, and data for
-evaluations that a function collates."""
+evaluations that a function collates. It may shrink, which a plan excludes: see
+``mixed/test_life.py``."""
 
 
 def at_default(config: Settings, path: str = "") -> Iterator[str]:

@@ -59,7 +59,7 @@ def _unpartitioned(config: dict[str, Any]) -> dict[str, Any]:
     Args:
         config: as the user wrote it; nothing is checked yet.
     """
-    alone = {key: value for key, value in config.items() if key != "parallelism"}
+    alone = {key: value for key, value in config.items() if key not in ("parallelism", "plan")}
     changes = alone.get("dynamics")
     if isinstance(changes, list):
         # One rank shares its experts with nobody.

@@ -205,7 +205,8 @@ def _admit_one(
             usable_for[alike] = usable_by_pool(capacity.nodes, *alike)
         usable = usable_for[alike]
         gpus = {pool: usable[pool] for pool in may_use if pool not in other_kind}
-        room = Room(gpus=gpus, memory=memory)
+        # A plan of several GPU types is for no single pool.
+        room = Room(gpus={} if view.spec.planned_gpus else gpus, memory=memory)
         size = gang_size(view, room)
         refusal = admission_error(view.spec, spec.node_pools, room, allowed, size)
         if refusal is None or allocation is not None or not view.avoided:
@@ -229,7 +230,7 @@ def _admit_one(
             fits_one_pool=False,
         )
     if allocation is None and refusal is not None:
-        refusal = over_all_pools(refusal, view.spec, room.gpus)
+        refusal = over_all_pools(refusal, view.spec, gpus)
         full = capacity.tolerance.without_room(view, may_use)
         return with_barred_nodes(refusal, capacity.nodes, barred, allowed, full)
     sizes = gang_sizes(view, room, allowed, size)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.memory.need import MemoryNeed
+from ballast_policies.planning.partition import Partition
 from ballast_policies.throughput.by_size import rounded
 
 from ballast_operator.kube.kinds import Key
@@ -49,7 +50,7 @@ class LayerProfiles:
 
     def __init__(self) -> None:
         self._profiles: dict[str, KindProfile] = {}
-        self._needs: dict[str, MemoryNeed] = {}
+        self._needs: dict[str, dict[Partition | None, MemoryNeed]] = {}
         self._seconds: dict[Key, tuple[float, ...]] = {}
         self._names: dict[Key, tuple[JobSpec, str]] = {}
 
@@ -107,9 +108,10 @@ class LayerProfiles:
         name = self._name(key, spec)
         if name not in self._profiles:
             return None
-        if name not in self._needs:
-            self._needs[name] = MemoryNeed(self._profiles[name].layers, spec.pipeline_form())
-        return self._needs[name]
+        needs, cut = self._needs.setdefault(name, {}), spec.planned_cut
+        if cut not in needs:
+            needs[cut] = MemoryNeed(self._profiles[name].layers, spec.pipeline_form(), cut)
+        return needs[cut]
 
     def layers(self, key: Key, spec: JobSpec) -> MeasuredLayers | None:
         """What is known of the job's layers for its next launch, its own seconds first; None: nothing."""

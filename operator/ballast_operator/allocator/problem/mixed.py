@@ -91,6 +91,15 @@ def over_all_pools(refusal: Refusal, spec: JobSpec, room: Mapping[str, int]) -> 
     """
     if refusal.reason != JobReason.EXCEEDS_CAPACITY or not can_mix(spec.config):
         return refusal
+    if spec.planned_gpus:
+        needs = ", ".join(f"{gpus} x {gpu_type}" for gpu_type, gpus in spec.planned_gpus)
+        has = ", ".join(f"{name} {count}" for name, count in sorted(room.items())) or "none"
+        pods = f" in pods of gpusPerPod={spec.gpus_per_pod}" if spec.gpus_per_pod > 1 else ""
+        message = (
+            f"plan.gpus needs {needs}, each of one pool{pods}, with memory for its layers; its pools have "
+            f"room for: {has}. To fix: a plan for the GPUs that there are, or add nodes"
+        )
+        return dataclasses.replace(refusal, message=message)
     if spec.mixes_pools:
         has = ", ".join(f"{name} {count}" for name, count in sorted(room.items()))
         message = (
@@ -115,6 +124,7 @@ def launched_pipeline(spec: JobSpec, layers: MeasuredLayers | None) -> LaunchedP
         count=spec.layers or 1,
         form=spec.pipeline_form(),
         ranks_per_position=spec.ranks_per_position,
+        cut=spec.planned_cut,
     )
 
 
@@ -153,6 +163,7 @@ def mixed_gang(
         memory=within_limit(spec, capacity.memory),
         barred=room.barred,
         per_pod=spec.gpus_per_pod,
+        planned=spec.planned_gpus,
         min_gain=spec.config.rebalance.min_gain,
         may_move=may_move(view) and not view.leaving and allocation is not None,
         restart_seconds=restart_seconds(view),
@@ -179,5 +190,6 @@ def holds(spec: JobSpec, room: MixedRoom, memory: GangMemory) -> bool:
         base=spec.ranks_per_position,
         memory=within_limit(spec, memory.pools),
         per_pod=spec.gpus_per_pod,
+        planned=spec.planned_gpus,
     )
     return bool(best_parts(gang, room.gpus))

@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 from ballast_policies.planning import PlanningError
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.registry import (
@@ -99,7 +100,13 @@ class _OptionalPicture(click.Command):
     help="Show the step, stages x time, as text; with a file, pipeline: write it as SVG.",
 )
 @click.option("--csv", "csv_file", type=OUT, help="pipeline: write the schedule as torch reads it.")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "--output",
+    type=click.Choice(["text", "json", "yaml"]),
+    default="text",
+    show_default=True,
+    help="yaml: the fields of a TrainingJob's spec that run the first plan, for kubectl patch.",
+)
 def plan(
     profile_file: Path,
     cluster_file: Path,
@@ -175,7 +182,22 @@ def plan(
         _write(trace, lambda: chrome_trace(simulated.trace))
         _write(drawn, lambda: schedule_svg(simulated.trace))
         _write(csv_file, lambda: schedule_csv(simulated.schedule))
+    if output == "yaml":
+        text = _patch({**answer, **(answer["plans"] or [{}])[0]})
     click.echo(json.dumps({"planner": planner, **answer}) if output == "json" else text)
+
+
+def _patch(plan: Mapping[str, Any]) -> str:
+    """The spec that runs a plan, as YAML.
+
+    Raises:
+        ClickException: no TrainingJob runs it.
+    """
+    if plan["refused"] is not None:
+        raise click.ClickException(
+            f"no TrainingJob runs this plan: {plan['refused']}. To fix: --planner best"
+        )
+    return yaml.safe_dump({"spec": plan["job"]}, sort_keys=False, default_flow_style=None).rstrip()
 
 
 def _refuse_without_simulation(planner: str, **options: object) -> None:

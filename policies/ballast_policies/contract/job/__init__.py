@@ -42,6 +42,7 @@ from ballast_policies.contract.job.parallelism import (
     StragglersConfig,
 )
 from ballast_policies.contract.job.pipeline import PipelineConfig
+from ballast_policies.contract.job.plan import PlanConfig, PlannedGpus
 from ballast_policies.contract.job.reshaping import BalanceBy, RebalanceConfig, RepackConfig
 from ballast_policies.contract.job.training import Decay, Precision, TrainingConfig
 
@@ -74,6 +75,8 @@ __all__ = [
     "ParallelismConfig",
     "Pattern",
     "PipelineConfig",
+    "PlanConfig",
+    "PlannedGpus",
     "Precision",
     "ProfilingConfig",
     "PruningSettings",

@@ -28,6 +28,7 @@ from ballast_policies.contract.job.output import (
 )
 from ballast_policies.contract.job.parallelism import ParallelismConfig, StragglerPolicy
 from ballast_policies.contract.job.pipeline import PipelineConfig
+from ballast_policies.contract.job.plan import PLAN_RULES, PlanConfig
 from ballast_policies.contract.job.pods import POD_RULES
 from ballast_policies.contract.job.reshaping import RebalanceConfig, RepackConfig
 from ballast_policies.contract.job.script import with_model_only
@@ -57,6 +58,7 @@ _RULES = (
     *with_model_only(
         pipeline=PipelineConfig,
         parallelism=ParallelismConfig,
+        plan=None,
         dynamics=tuple,
         rebalance=RebalanceConfig,
         repack=RepackConfig,
@@ -228,6 +230,7 @@ _RULES = (
     *comparing_sequences(),
     *suiting_families(),
     *POD_RULES,
+    *PLAN_RULES,
     Rule(
         condition=(at("parallelism.tensor") == 1)
         | at("parallelism.stragglers.policy").is_in([StragglerPolicy.NONE, StragglerPolicy.RESIZE])
@@ -264,6 +267,10 @@ class JobConfig(Settings):
     """How a step's batch passes through the stages. Changes take effect at the next launch."""
     parallelism: ParallelismConfig = Field(default_factory=ParallelismConfig)
     """How many ranks work at each position of the pipeline. Changes take effect at the next launch."""
+    plan: PlanConfig | None = None
+    """Where the layers are cut at each launch, and on which GPUs: what ``ballast plan`` prints. Then
+    ``rebalance`` moves layers where it measures better. Absent: cut by what is known of layers and GPUs.
+    Changes take effect at the next launch."""
     dynamics: Annotated[tuple[DynamicConfig, ...], Field(max_length=16), Keyed("kind")] = ()
     """How the model changes while it trains, each kind once."""
     rebalance: RebalanceConfig = Field(default_factory=RebalanceConfig)

@@ -15,7 +15,7 @@ from ballast_policies.planning.launch.launch_partition import UNLIMITED_BYTES
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.need import MOST_CUTS
 from ballast_policies.planning.memory.stage_bytes import stage_bytes
-from ballast_policies.planning.partition import PlanningError
+from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
 
@@ -42,12 +42,14 @@ class LaunchedPipeline:
         count: number of layers.
         form: its number of positions is not read.
         ranks_per_position: that share each position, on GPUs alike.
+        cut: the only one that is launched; None: the best.
     """
 
     layers: MeasuredLayers
     count: int
     form: PipelineForm
     ranks_per_position: int = 1
+    cut: Partition | None = None
 
 
 @functools.lru_cache(maxsize=20_000)
@@ -64,7 +66,8 @@ def step_seconds(pipeline: LaunchedPipeline, ranks: tuple[RankGpu, ...]) -> floa
     known = len(layers.seconds) == count and sum(layers.seconds) > 0
     seconds = layers.seconds if known else (1.0,) * count
     speeds = np.array([rank.speed for rank in ranks])
-    if count * len(ranks) > MOST_CUTS:  # launched with even stages
+    cut = pipeline.cut if pipeline.cut is not None and pipeline.cut.ranks == len(ranks) else None
+    if cut is None and count * len(ranks) > MOST_CUTS:  # launched with even stages
         loads = np.full(len(ranks), sum(seconds) / len(ranks))
     else:
         capacity = RankCapacity(speeds=speeds.tolist())
@@ -76,7 +79,10 @@ def step_seconds(pipeline: LaunchedPipeline, ranks: tuple[RankGpu, ...]) -> floa
                 stage_bytes=stage_bytes(layers, form),
             )
         try:
-            loads = exact_partition(seconds, len(ranks), capacity).loads(seconds)
+            found = cut or exact_partition(seconds, len(ranks), capacity)
+            if not (cut is None or capacity.memory is None or capacity.fits(cut)):
+                return None
+            loads = found.loads(seconds)
         except PlanningError:
             return None
     return predict_step_seconds(loads / speeds, max(1, pipeline.form.microbatches))

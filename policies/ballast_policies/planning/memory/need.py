@@ -8,7 +8,7 @@ import dataclasses
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.several_stages import bytes_of_cuts, smallest_cut
 from ballast_policies.planning.memory.stage_bytes import ROUNDING, stage_bytes
-from ballast_policies.planning.partition import even_partition
+from ballast_policies.planning.partition import Partition, even_partition
 
 MOST_CUTS = 20_000
 """Stages x layers, beyond which looking for a cut would take above a second; stages are even then."""
@@ -17,10 +17,10 @@ MOST_CUTS = 20_000
 class MemoryNeed:
     """What a pipeline of ``layers`` needs of its GPUs, at any number of positions; answers are kept."""
 
-    def __init__(self, layers: MeasuredLayers, form: PipelineForm) -> None:
-        """``form``: of any number of positions."""
+    def __init__(self, layers: MeasuredLayers, form: PipelineForm, cut: Partition | None = None) -> None:
+        """``form``: of any number of positions; ``cut``: the only one that is launched, None: the best."""
         self.layers = layers
-        self._form = form
+        self._form, self._cut = form, cut
         self._least: dict[int, float] = {}
 
     def fits(self, positions: int, memory: float) -> bool:
@@ -46,7 +46,9 @@ class MemoryNeed:
         if not count >= max(1, positions):
             return 0.0
         form = dataclasses.replace(self._form, positions=positions)
-        taken = bytes_of_cuts(self.layers, form)
+        taken, cut = bytes_of_cuts(self.layers, form), self._cut
+        if cut is not None and (cut.layers, cut.ranks) == (count, positions * form.stages_per_rank):
+            return float(max(taken(cut) if taken else stage_bytes(self.layers, form).of_cut(cut)))
         if taken is not None:
             return max(taken(smallest_cut(self.layers, form, lambda cut: max(taken(cut)))))
         found = stage_bytes(self.layers, form)

@@ -15,8 +15,8 @@ class TrainerFields:
     """Fields of a TrainingJob that run a plan.
 
     Attributes:
-        fields: ``pipeline``, ``parallelism`` and ``training``, as far as the plan sets them; over several GPU
-            types ``gpuTypes`` and ``mixedPools`` as well.
+        fields: ``pipeline``, ``parallelism``, ``training`` and ``plan``, as far as the plan sets them; over
+            several GPU types ``mixedPools`` as well.
         refused: why the trainer does not run it; None: it does.
     """
 
@@ -58,13 +58,21 @@ def trainer_fields(
         "pipeline": pipeline,
         "parallelism": {"tensor": layout.tensor, "data": data},
     }
-    if layout.recompute:
-        fields["training"] = {"recompute": True}
-    refused = _refusal(layout, fields, schedule, count, chunks, data)
-    types = list(dict.fromkeys(devices.types[gpu] for stage in layout.stages for gpu in stage.gpus))
-    if len(types) > 1:
-        refused = refused or _in_several_pools(layout, devices, schedule, one_each=count == layout.pipeline)
-        fields |= {"gpuTypes": types, "mixedPools": "Allowed"}
+    fields["training"] = {"recompute": layout.recompute}
+    # Of several stages a rank, the first ones are on each rank in turn.
+    types = [devices.types[stage.gpus[0]] for stage in layout.stages[:count]]
+    fields["plan"] = {
+        "layers": [stage.end_layer - stage.first_layer for stage in layout.stages],
+        "gpus": [{"gpuType": kind, "stages": types.count(kind)} for kind in dict.fromkeys(types)],
+    }
+    refused = None
+    if not SCHEDULES.find(schedule, ScheduleError).trained:
+        refused = f"schedule {schedule} is simulated only"
+    elif len({devices.types[gpu] for stage in layout.stages for gpu in stage.gpus}) > 1:
+        refused = _in_several_pools(layout, devices, schedule, one_each=count == layout.pipeline)
+    refused = refused or _refusal(layout, fields, schedule, count, chunks, data)
+    if len(set(types)) > 1:
+        fields["mixedPools"] = "Allowed"
     return TrainerFields(fields=fields, refused=refused)
 
 
@@ -96,8 +104,6 @@ def _refusal(
     layout: Layout, fields: dict[str, Any], schedule: str, ranks: int, chunks: int | None, data: int
 ) -> str | None:
     kind = SCHEDULES.find(schedule, ScheduleError)
-    if not kind.trained:
-        return f"schedule {schedule} is simulated only"
     job = {"totalSteps": 1, "model": {"name": "gpt", "layers": layout.bounds[-1]}, **fields}
     try:
         JobConfig.from_mapping(job)

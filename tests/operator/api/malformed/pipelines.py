@@ -12,6 +12,21 @@ def _mixed(**changes: Any) -> dict[str, Any]:
     return {**JOB["spec"], "mixedPools": "Allowed", **own, "pipeline": pipeline}
 
 
+def _planned(*types: str, **changes: Any) -> dict[str, Any]:
+    """A job's spec with a plan over these GPU types, a stage each."""
+    stages = {"minStages": len(types), "maxStages": len(types)}
+    layers = [1] * (len(types) - 1) + [JOB["spec"]["model"]["layers"] - len(types) + 1]
+    gpus = [{"gpuType": gpu_type, "stages": 1} for gpu_type in types]
+    spec = {field: value for field, value in JOB["spec"].items() if field != "gpuTypes"}
+    return {
+        **spec,
+        "pipeline": {**spec["pipeline"], **stages},
+        "plan": {"layers": layers, "gpus": gpus},
+        "repack": {"enabled": False},
+        **changes,
+    }
+
+
 PIPELINES: list[Malformed] = [
     ("mixed pools of a word", "spec.mixedPools", "Maybe", "spec.mixedPools", "Allowed"),
     (
@@ -34,6 +49,20 @@ PIPELINES: list[Malformed] = [
         _mixed(replicas=[2, 1, 1, 1], dynamics=[]),
         "spec.mixedPools",
         "one rank for each stage",
+    ),
+    (
+        "a plan of two GPU types for one pool",
+        "spec",
+        _planned("a100", "v100"),
+        "spec.mixedPools",
+        "which are in several pools",
+    ),
+    (
+        "a plan of a GPU type that it must not use",
+        "spec",
+        _planned("a100", "v100", mixedPools="Allowed", gpuTypes=["a100"]),
+        "spec.plan.gpus",
+        "gpuTypes does not allow",
     ),
     ("no pipeline", "spec.pipeline", REMOVED, "spec.pipeline", "required"),
     ("fewest above most", "spec.pipeline.minStages", 5, "spec.pipeline.minStages", "above maxStages"),

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import yaml
 from ballast_operator.cli.main import main
+from ballast_operator.views.spec import read_spec
 from ballast_policies.planning.planners.registry import PLANNERS
 from ballast_policies.planning.schedules import schedule_from_csv, validate
 from click.testing import CliRunner
@@ -160,9 +162,6 @@ def test_every_planner_answers_on_every_cluster_with_the_same_keys(run, name, cl
         assert plan["refused"] is None
     elif name in {"megatron", "amp"} and max(map(len, types)) > 1:
         assert "GPUs of a100 and v100" in plan["refused"]
-    assert job.get("mixedPools") == (
-        "Allowed" if len({kind for each in types for kind in each}) > 1 else None
-    )
     assert "stage  0" in answer["picture"] or "rank  0" in answer["picture"]
 
 
@@ -175,6 +174,41 @@ def test_top_plans_are_the_fastest_first_and_unlike(run):
     alone = json.loads(run("--planner", "best", "--output", "json").output)
     assert alone["stepSeconds"] == pytest.approx(seconds[0])
     assert alone["optimal"]
+
+
+@pytest.mark.parametrize("name", ["pipeline", "best", "amp"])
+def test_a_plan_over_two_gpu_types_applies_as_it_is_printed(run, name):
+    """A TrainingJob with the printed fields asks for these GPUs, and starts with exactly these layers."""
+    (plan, *_) = json.loads(run("--planner", name, "--output", "json").output)["plans"]
+    printed = yaml.safe_load(run("--planner", name, "--output", "yaml").output)["spec"]
+    assert printed == plan["job"]
+    job = {
+        "metadata": {"name": "planned", "namespace": "team"},
+        "spec": {
+            "totalSteps": 10,
+            "model": {"name": "gpt", "layers": plan["stages"][-1]["endLayer"]},
+            "checkpoint": {"path": "/checkpoints"},
+            "template": {"spec": {"containers": [{"name": "trainer"}]}},
+            **printed,
+        },
+    }
+    spec, why = read_spec(job)
+    assert spec is not None, why
+    assert [(s.first_layer, s.end_layer) for s in spec.first_stages(spec.largest_gang)] == [
+        (stage["firstLayer"], stage["endLayer"]) for stage in plan["stages"]
+    ]
+    asked = [kind for kind, gpus in spec.planned_gpus for _ in range(gpus)]
+    used = [stage["gpuTypes"] * (plan["tensor"] * plan["data"]) for stage in plan["stages"]]
+    assert asked == [kind for each in used for kind in each]
+
+
+def test_no_patch_is_printed_of_a_plan_that_no_job_runs(run):
+    """With the reason."""
+    result = run("--schedule", "ZeroBubbleH1", "--output", "yaml")
+    assert result.exit_code == 1
+    assert (
+        "no TrainingJob runs this plan: a gang in several pools has a schedule whose speed" in result.output
+    )
 
 
 def test_a_plan_that_the_trainer_does_not_run_says_so(run):

@@ -53,6 +53,37 @@ async def test_ranks_that_share_a_stage_are_in_one_pool():
     assert layers_of(simulation) == [5, 5, 1, 1]
 
 
+def planned(*, layers=(1, 2, 4, 5), **of_type):
+    return {"layers": list(layers), "gpus": [{"gpuType": t, "stages": n} for t, n in of_type.items()]}
+
+
+async def test_a_plan_has_its_gpus_in_its_order_and_its_layers():
+    """Slow GPUs first and more of them, though all the fast ones are free."""
+    simulation = two_pools(fast=4, slow=4)
+    add_wide(simulation, plan=planned(slow=3, fast=1), repack={"enabled": False})
+    await running(simulation)
+    assert parts_of(simulation) == ["3 x slow of pool slow", "1 x fast of pool fast"]
+    assert layers_of(simulation) == [1, 2, 4, 5]
+
+
+async def test_a_plan_of_one_gpu_type_is_launched_there():
+    simulation = two_pools(fast=4, slow=4)
+    add_wide(simulation, plan=planned(slow=4), mixedPools="Never", repack={"enabled": False})
+    await running(simulation)
+    assert parts_of(simulation) == ["4 x slow of pool slow"]
+    assert layers_of(simulation) == [1, 2, 4, 5]
+
+
+async def test_a_plan_for_gpus_that_there_are_not_is_refused_with_what_there_is():
+    simulation = two_pools(fast=4, slow=2)
+    add_wide(simulation, plan=planned(slow=3, fast=1), repack={"enabled": False})
+    await simulation.tick()
+    refusal = simulation.status("wide").condition("Admitted")
+    assert refusal.reason == "ExceedsCapacity"
+    assert "plan.gpus needs 3 x slow, 1 x fast, each of one pool" in refusal.message
+    assert "have room for: fast 4, slow 2. To fix: " in refusal.message
+
+
 async def test_without_mixed_pools_the_same_job_is_refused_as_ever():
     simulation = two_pools()
     add_wide(simulation, mixedPools="Never")

@@ -67,6 +67,14 @@ def test_a_position_is_in_one_pool():
     assert best_parts(gang, {"fast": ("fast", 3), "slow": ("slow", 7)}) == ()
 
 
+def test_a_plan_allows_its_own_division_alone():
+    """In its order, each type in one pool that has the GPUs; one pool alone is none."""
+    gang = a_gang(planned=(("slow", 3), ("fast", 1)))
+    room = {"fast": ("fast", 4), "few": ("slow", 2), "slow": ("slow", 6)}
+    assert best_parts(gang, room, one_pool=True) == (part("slow", 3), part("fast", 1))
+    assert best_parts(gang, {"fast": ("fast", 4), "few": ("slow", 2)}, one_pool=True) == ()
+
+
 def test_types_that_cannot_run_it_are_left_out():
     assert best_parts(a_gang(speeds={"fast": 4.0, "slow": 0.0}), ROOM) == ()
     assert best_parts(a_gang(speeds={"fast": 0.0, "slow": 0.0}), ROOM) == ()
