@@ -22,6 +22,7 @@ from ballast_policies.contract import Stage
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.layer import OPTIMIZER, Layer, LayerSet
 from ballast_trainer.layers.packing import join_bytes, joined_size, pack, split_bytes, unpack
+from ballast_trainer.models.deferred import values_follow
 from ballast_trainer.pipeline.layout import holders_of
 from ballast_trainer.profiling.stopwatch import Stopwatch
 
@@ -244,7 +245,8 @@ def migrate(
     failure: Exception | None = None
     try:
         # While others pack.
-        arrived = {n: layers.make(moves[n].layer) for n in parcels.received}
+        with values_follow():
+            arrived = {n: layers.make(moves[n].layer) for n in parcels.received}
     except _FAILURES as error:
         failure = error
     watch.lap("build")

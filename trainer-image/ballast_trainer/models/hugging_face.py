@@ -5,11 +5,13 @@ Decoders, encoders and image classifiers whose layers run one after the other.  
 apart.  Whether the parts one after the other compute what the model computes is tried before they are used.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +21,16 @@ from torch.nn import functional
 
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.chain import Chain, LayerCalls, NoChainError
+from ballast_trainer.models.deferred import DeferredWeights, deferred_weights
 from ballast_trainer.models.loss_weights import IGNORED, counted_targets
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.trees import Tree
 
 _TRIED = (2, 11)
 """Sequences and tokens of the trial; no size of a model, from which they have to be told."""
+
+_NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
+"""Variable that keeps transformers from reading a whole file ahead."""
 
 _ATTENTION = ("self_attn", "attn", "attention", "self_attention")
 
@@ -286,7 +292,9 @@ def _save(model: Any, found: Mapping[str, torch.Tensor], path: Path) -> None:
             "in dynamics has added or cut them. To fix: safetensors or torch"
         )
         raise ConfigurationError("export.format", reason)
-    model.load_state_dict(found)
+    # The model's own weights may have no memory.
+    model.load_state_dict(found, assign=True)
+    model.tie_weights()
     model.save_pretrained(path)
 
 
@@ -327,7 +335,78 @@ def pretrained(*, checkpoint: str, architecture: str | None = None) -> Model:
     own = (made.architectures or [""])[0]
     if architecture is None and ("For" in own or own.endswith("HeadModel")):
         architecture = own
-    return decoder(_built(made, architecture, lambda build, **how: build.from_pretrained(checkpoint, **how)))
+    with _read_by_tensor():
+        whole = _built(made, architecture, lambda build, **how: build.from_pretrained(checkpoint, **how))
+    return decoder(whole)
+
+
+class _Slice:
+    """A tensor of a file, which is read again for each layer that has it."""
+
+    def __init__(self, weights: DeferredWeights, file: str, name: str, known: Any) -> None:
+        self._weights, self._file, self._name, self._known = weights, file, name, known
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._known, name)
+
+    def __getitem__(self, part: Any) -> torch.Tensor:
+        if part is not Ellipsis:
+            found: torch.Tensor = self._known[part]
+            return found
+        return self._weights.read(self._read)
+
+    def _read(self) -> torch.Tensor:
+        from safetensors import safe_open
+
+        with safe_open(self._file, framework="pt") as file:
+            # A copy, as transformers takes it: of a file that may be replaced.
+            tensor: torch.Tensor = file.get_slice(self._name)[...]
+            return tensor
+
+
+class _File:
+    """``safetensors.safe_open`` in transformers' place of it."""
+
+    def __init__(self, weights: DeferredWeights, file: str, **options: Any) -> None:
+        from safetensors import safe_open
+
+        self._weights, self._file = weights, str(file)
+        self._opened: Any = safe_open(file, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._opened, name)
+
+    def __enter__(self) -> "_File":
+        self._opened.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._opened.__exit__(*error)
+
+    def get_slice(self, name: str) -> _Slice:
+        """As of ``safe_open``."""
+        return _Slice(self._weights, self._file, name, self._opened.get_slice(name))
+
+
+@contextlib.contextmanager
+def _read_by_tensor() -> Iterator[None]:
+    """Let ``from_pretrained`` read one tensor of safetensors after the other, none of which stays."""
+    from transformers import modeling_utils
+
+    weights = deferred_weights()
+    if weights is None or not hasattr(modeling_utils, "safe_open"):
+        yield
+        return
+    opened, threads = modeling_utils.safe_open, os.environ.get(_NO_THREADS)
+    modeling_utils.safe_open = functools.partial(_File, weights)
+    os.environ[_NO_THREADS] = "1"
+    try:
+        yield
+    finally:
+        modeling_utils.safe_open = opened
+        del os.environ[_NO_THREADS]
+        if threads is not None:
+            os.environ[_NO_THREADS] = threads
 
 
 def _built(config: Any, architecture: str | None, build: Callable[..., Any]) -> Any:

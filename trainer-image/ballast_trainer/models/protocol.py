@@ -21,6 +21,7 @@ from torch import nn
 
 from ballast_trainer.data.batch import Batch, BatchFunction
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.models.deferred import deferred_weights
 from ballast_trainer.models.loss_weights import LossWeight
 from ballast_trainer.models.ties import Tie, merged, ties_among
 
@@ -120,8 +121,8 @@ class Model:
         """A model from a list of modules, or of functions that each make one.
 
         Modules keep the weights they have (the trainer seeds torch before it calls a builder, so
-        that all ranks start alike), and every rank keeps all of them in the host's memory; with
-        functions a rank makes only the layers it holds.
+        that all ranks start alike), and a rank has memory for those of the layers that it holds where
+        they can be made again (``ballast_trainer.models.deferred``), as with functions.
 
         Args:
             layers: the modules, or functions that make them.
@@ -145,10 +146,20 @@ class Model:
             for name, parameter in module.named_parameters()
         }
 
+        weights = deferred_weights()
+
         def build_layer(index: int) -> nn.Module:
             layer = layers[index]
+            if index not in modules:
+                return layer()
             # The original stays as it was: the layer may be built again, on this rank too.
-            return _copied(index, modules[index], owners) if index in modules else layer()
+            copied = _copied(index, modules[index], owners)
+            if weights is None:
+                return copied
+            if torch.get_default_device().type == "meta":
+                return copied.to("meta")
+            weights.fill(modules[index], copied)
+            return copied
 
         return cls(
             layer_count=len(layers),

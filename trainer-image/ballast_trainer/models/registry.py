@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import logging
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +16,13 @@ from ballast_trainer.data.collate import BatchForm
 from ballast_trainer.data.sources import batches_from
 from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.models.autoencoder import build_autoencoder
+from ballast_trainer.models.deferred import DeferredWeights
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.models.protocol import Model, no_batch
 from ballast_trainer.models.recurrent import build_recurrent
 from ballast_trainer.seeding import host_seeded
+
+logger = logging.getLogger(__name__)
 
 MODELS: dict[str, Callable[..., Model]] = {
     "autoencoder": build_autoencoder,
@@ -26,6 +30,9 @@ MODELS: dict[str, Callable[..., Model]] = {
     "recurrent": build_recurrent,
 }
 
+
+_TOLD_BYTES = 64 << 20
+"""Of weights that are told to be in every rank's memory."""
 
 _ARGUMENTS = "To fix: the arguments that it takes, with values that it can use"
 
@@ -75,8 +82,7 @@ def build_model(config: ModelConfig, data: DataConfig | None = None, *, seed: in
         arguments.setdefault("layers", config.layers)
     given = shown(dict(config.args))
     try:
-        with host_seeded(seed):
-            model = builder(**arguments)
+        model = _with_deferred_weights(config.name, lambda: builder(**arguments), seed)
     except TrainerError:
         raise
     except ImportError as error:
@@ -106,6 +112,40 @@ def build_model(config: ModelConfig, data: DataConfig | None = None, *, seed: in
         reason = f"missing: {config.name!r} brings no data of its own. To fix: name the training data"
         raise ConfigurationError("data.name", reason)
     return model
+
+
+def _with_deferred_weights(name: str, build: Callable[[], Any], seed: int) -> Any:
+    """What a builder returns, whose layers have memory for their weights once they are built."""
+    weights, reason = DeferredWeights(), ""
+    try:
+        with host_seeded(seed), weights.building():
+            model = build()
+        in_memory = weights.keep(_kept_layers(model))
+    except (TrainerError, ImportError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the builder may do what needs weights in memory
+        reason = f": {with_place(error)}"
+    if reason:
+        logger.debug("%s is built as a whole%s", name, reason)
+        with host_seeded(seed):
+            model = build()
+        parameters = {id(one): one for layer in _kept_layers(model) for one in layer.parameters()}
+        in_memory = sum(one.nbytes for one in parameters.values())
+    if in_memory >= _TOLD_BYTES:
+        logger.warning(
+            "%s: every rank keeps %.2f GB of the weights of all layers in the host's memory, which cannot be "
+            "made or read again by layer%s. To fix: functions that make the layers, for Model.from_layers",
+            name,
+            in_memory / 1e9,
+            reason,
+        )
+    return model
+
+
+def _kept_layers(model: Any) -> list[torch.nn.Module]:
+    if not isinstance(model, Model) or model.kept_layer is None:
+        return []
+    return [kept for kept in map(model.kept_layer, range(model.layer_count)) if kept is not None]
 
 
 def _with_fix(error: Exception) -> str:

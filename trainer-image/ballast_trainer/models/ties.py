@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from ballast_trainer.models.deferred import address_of
+
 logger = logging.getLogger(__name__)
 
 Member = tuple[int, str]
@@ -96,7 +98,7 @@ class _Seen:
         self.name, self.identity = name, id(tensor)
         self.reference = weakref.ref(tensor)
         plain = tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() > 0
-        self.address = tensor.data_ptr() if plain else 0
+        self.address = address_of(tensor) if plain else 0
 
 
 def ties_among(modules: Mapping[int, nn.Module]) -> tuple[Tie, ...]:
