@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,7 +30,6 @@ from ballast_trainer.distributed.joining import announce_ready, wait_until_calle
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join
 from ballast_trainer.distributed.stopping import StopSignal
-from ballast_trainer.distributed.survivors import Survivors
 from ballast_trainer.dynamics.registry import build_dynamics, check_dynamics, warn_without_effect
 from ballast_trainer.environment import DeviceChoice, seconds_from
 from ballast_trainer.errors import ConfigurationError, PeerLost
@@ -56,6 +56,8 @@ from ballast_trainer.seeding import deterministic_kernels
 from ballast_trainer.tensor_parallel.check import check_tensor_parallel
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tied_model import shared_ties, tied_model
+
+logger = logging.getLogger(__name__)
 
 HANG_SECONDS_ENV = "BALLAST_HANG_SECONDS"
 """Seconds without a heartbeat after which a rank counts as hung."""
@@ -322,8 +324,7 @@ def _in_place(job: ValidatedJob, launch: RankLaunch, device: torch.device) -> In
     if alone is not None:
         raise ConfigurationError(field, f"{every}, and {alone}. To fix: 0, or more ranks")
     check_connections(field)
-    memory = MemoryCopies(every, device)
-    return InPlace(memory, Survivors(launch.store, launch.process), launch.process, launch.regrouped)
+    return InPlace(MemoryCopies(every, device), launch.store, launch.process, launch.regrouped)
 
 
 def _train(
@@ -341,9 +342,7 @@ def _train(
             )
         chosen, end_request = with_callback(chosen, job.config.callback, rank)
         meter = _meter(job, device, machine.speed, trace)
-        if in_place is not None:
-            in_place.survivors.enter([rank.process for rank in launch.plan.ranks])
-        training = _training_state(job, launch, machine, meter, sides.stop)
+        training = _training_state(job, launch, machine, meter, sides.stop, in_place)
         closing.callback(training.close)
         if in_place is not None:
             in_place.training = training
@@ -385,13 +384,17 @@ def _training_state(
     machine: _Machine,
     meter: Meter,
     stop: StopSignal,
+    in_place: InPlace | None,
 ) -> TrainingState:
     """Join the process group, and the state from which a session starts; collective over the plan's ranks."""
     device = machine.device
     config, plan, model = job.config, launch.plan, shared_ties(job.model, launch, job.config.training.seed)
     if launch.joining:
         announce_ready(launch.store, plan, launch.process)
+        logger.info("%s waits to be called by the ranks that train", launch.process)
         wait_until_called(launch.store, plan, launch.process, stop)
+    if in_place is not None:
+        in_place.survivors.enter([rank.process for rank in plan.ranks])
     world = join(
         store=launch.store,
         plan=plan,

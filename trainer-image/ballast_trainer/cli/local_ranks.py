@@ -9,13 +9,14 @@ import socket
 import sys
 import time
 import types
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ballast_policies.contract import ExitCode
 
-from ballast_trainer.environment import STORE_OUTLIVES_ENV
+from ballast_trainer.environment import RETURNS_ENV, STORE_OUTLIVES_ENV
 
 _POLL_SECONDS = 0.05
 _LEAVE_SECONDS = 10.0
@@ -61,36 +62,50 @@ class _KeptStore:
     The process that forks the ranks has no threads, and tells them who is gone.
     """
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, ranks: int) -> None:
+        self._port, self._ranks = port, ranks
         self._server = multiprocessing.get_context("fork").Process(target=_serve, args=(port,), daemon=True)
         self._server.start()
         self._client: Any = None
-        self._told: set[int] = set()
+        self._told: set[int | None] = set()
+        self.lost: list[BaseProcess] = []
         self._looks = 0
 
-    def look(self, children: Sequence[BaseProcess]) -> None:
+    def look(self, children: list[BaseProcess]) -> None:
         """Tell the ranks which of them have ended, and end those that the others have given up."""
         from ballast_trainer.distributed import survivors
 
         self._looks += 1
+        waiting = bool(self._told)
         for rank, child in enumerate(children):
             code = child.exitcode
-            if rank in self._told or (code is None and self._looks % _LOOKS_FOR_HUNG):
+            if child.pid in self._told or (code is None and self._looks % _LOOKS_FOR_HUNG):
+                waiting &= code is not None
                 continue
             store = self._reached()
             process = survivors.process_of(store, child.pid or 0)
             if code is None:
+                waiting &= process is not None and not survivors.has_entered(store, process)
                 if process is not None and survivors.is_hung(store, process):
                     child.kill()
                 continue
-            self._told.add(rank)
+            self._told.add(child.pid)
             if process is not None and code in _ENDED_WELL:
                 survivors.tell_left(store, process)
             elif process is not None and (code < 0 or code == ExitCode.PEER_LOST):
                 survivors.tell_gone(store, process)
+                self.lost.append(child)
+            elif process is None and rank >= self._ranks:
+                # It had started again, and none waits for it.
+                self.lost.append(child)
             else:
-                survivors.tell_none_goes_on(store, f"rank {rank} has ended with exit code {code}")
+                survivors.tell_none_goes_on(store, f"rank {child.name} has ended with exit code {code}")
+        if waiting and not self.lost:
+            # The job has ended without those that have started again.
+            for child in [one for one in children if one.pid not in self._told]:
+                child.kill()
+                child.join()
+                children.remove(child)
 
     def _reached(self) -> Any:
         if self._client is None:
@@ -121,7 +136,7 @@ def _serve(port: int) -> None:
 
 
 def run_local_ranks(
-    ranks: int, body: Callable[[], int], causes: Causes | None = None, *, go_on: bool = False
+    ranks: int, body: Callable[[], int], causes: Causes | None = None, *, returns: int | None = None
 ) -> int:
     """Run ``body`` in ``ranks`` forks, each with the environment that torchrun would give it.
 
@@ -131,7 +146,8 @@ def run_local_ranks(
         ranks: how many.
         body: returns an exit code.
         causes: receives the causes of failed ranks; printed last.
-        go_on: the others may go on without one that is killed.
+        returns: how often one that is killed is started again, while the others go on without it; None: they
+            do not.
 
     Returns:
         0 where all ranks end well, or those that went on; else the exit code of a rank that failed by itself.
@@ -141,8 +157,10 @@ def run_local_ranks(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    kept = _KeptStore(port) if go_on else None
-    children = _fork(ranks, port, body, {} if kept is None else {STORE_OUTLIVES_ENV: "1"})
+    kept = None if returns is None else _KeptStore(port, ranks)
+    variables = {} if kept is None else {STORE_OUTLIVES_ENV: "1"}
+    children = [_fork(rank, ranks, port, body, variables) for rank in range(ranks)]
+    started: Counter[int] = Counter()
 
     def pass_on(number: int, frame: types.FrameType | None) -> None:
         for child in children:
@@ -160,49 +178,56 @@ def run_local_ranks(
             _end(children, _REFUSED_SECONDS)
         elif kept is not None:
             kept.look(children)
+            while kept.lost:
+                rank = int(kept.lost.pop().name)
+                if started[rank] < (returns or 0) and any(child.is_alive() for child in children):
+                    started[rank] += 1
+                    again = variables | {RETURNS_ENV: str(started[rank])}
+                    children.append(_fork(rank, ranks, port, body, again))
         elif any(child.exitcode for child in children):
             left_behind = _end(children, _LEAVE_SECONDS)
         time.sleep(_POLL_SECONDS)
     if kept is not None:
         kept.close()
-    code = _exit_code([child.exitcode or 0 for child in children], left_behind, went_on=go_on)
+    code = _exit_code(children, left_behind, went_on=kept is not None)
     if causes is not None:
         causes.print_first()
     return code
 
 
-def _fork(ranks: int, port: int, body: Callable[[], int], variables: Mapping[str, str]) -> list[BaseProcess]:
+def _fork(
+    rank: int, ranks: int, port: int, body: Callable[[], int], variables: Mapping[str, str]
+) -> BaseProcess:
+    """A rank's process, named by its number."""
+    environment = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **variables,
+    }
     context = multiprocessing.get_context("fork")
-    children: list[BaseProcess] = []
-    for rank in range(ranks):
-        environment = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            **variables,
-        }
-        child = context.Process(target=_rank, args=(environment, body))
-        child.start()
-        children.append(child)
-    return children
+    child = context.Process(target=_rank, args=(environment, body), name=str(rank))
+    child.start()
+    return child
 
 
-def _exit_code(codes: list[int], left_behind: set[int], *, went_on: bool) -> int:
+def _exit_code(children: Sequence[BaseProcess], left_behind: set[int], *, went_on: bool) -> int:
     """The exit code of the rank that failed by itself; names the ranks that were killed.
 
     ``went_on``: where some have ended well, those that were killed do not count.
     """
+    codes = [child.exitcode or 0 for child in children]
     for rank in left_behind:
         codes[rank] = ExitCode.PEER_LOST
         _print_error(f"rank {rank} did not end within {_LEAVE_SECONDS:.0f} s of another, and was killed")
     if ExitCode.USAGE in codes:
         return ExitCode.USAGE
-    for rank, code in enumerate(codes):
+    for child, code in zip(children, codes, strict=True):
         if code < 0:
-            _print_error(f"rank {rank} was killed by {signal.Signals(-code).name}")
+            _print_error(f"rank {child.name} was killed by {signal.Signals(-code).name}")
     ended_well = [code for code in codes if code in _ENDED_WELL]
     if went_on and ended_well and all(c in _ENDED_WELL or c < 0 or c == ExitCode.PEER_LOST for c in codes):
         return max(ended_well)

@@ -1,11 +1,13 @@
 """``ballast-train run``: train from a configuration file; alone, with local ranks, or under torchrun."""
 
 import contextlib
+import copy
 import faulthandler
 import logging
 import multiprocessing
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from ballast_trainer.reporting.progress_line import ProgressLine
 logger = logging.getLogger("ballast_trainer.run")
 
 STORE_WAIT_SECONDS = 120.0
+_MOST_RETURNS = 3
+"""How often a rank that is killed is started again while the others go on."""
 _SAID_ONCE = {ExitReason.CONFIGURATION: ExitCode.USAGE, ExitReason.STOPPED: ExitCode.STOPPED}
 """Ends before the first step that all local ranks share."""
 
@@ -72,13 +76,17 @@ def _unpartitioned(config: dict[str, Any]) -> dict[str, Any]:
     return alone
 
 
-def _copies_in_memory(config_path: Path, assignments: tuple[str, ...]) -> bool:
-    """Whether the ranks are to go on without one that is lost; what is wrong is theirs to say."""
-    try:
-        checkpoint = read_config(config_path, assignments).get("checkpoint")
-    except ConfigurationError:
-        return False
-    return isinstance(checkpoint, dict) and bool(checkpoint.get("inMemoryEverySteps"))
+def _returns(config: Mapping[str, Any], *, follows_plans: bool) -> int | None:
+    """How often a lost rank is started again; None: no rank goes on without one.
+
+    Not where somebody else plans, or pods are several
+    ranks, which would have to come back together.
+    """
+    checkpoint, parallelism = config.get("checkpoint"), config.get("parallelism")
+    if not isinstance(checkpoint, dict) or not checkpoint.get("inMemoryEverySteps"):
+        return None
+    pods = isinstance(parallelism, dict) and parallelism.get("gpusPerPod", 1) != 1
+    return 0 if pods or follows_plans else _MOST_RETURNS
 
 
 def _open_store(launched: LaunchedRank, stop: StopSignal) -> Any:
@@ -119,6 +127,7 @@ def _run(
     from ballast_trainer.channel.base import Channel, ChannelError
     from ballast_trainer.channel.directory import DirectoryChannel
     from ballast_trainer.channel.standalone import StandaloneChannel
+    from ballast_trainer.distributed.returning import Returning, wait_for_growth
     from ballast_trainer.launch import RankLaunch, TraceRequest, ValidatedJob, train
     from ballast_trainer.reporting.console import JsonReporter, TextReporter
 
@@ -135,9 +144,16 @@ def _run(
     if rank == 0:
         job = job.with_ties()
     plan = _local_plan(ranks, job.config.parallelism.ranks_per_pod)
+    process = plan.ranks[rank].process
+    store = _open_store(launched, stop) if ranks > 1 else None
+    if launched.returns:
+        process = f"{process}.{launched.returns}"
+        plan = wait_for_growth(store, process, stop)
     channel: Channel
     if channel_folder is None:
         channel = alone = StandaloneChannel(plan)
+        if launched.store_outlives:
+            alone = channel = StandaloneChannel(plan, Returning(store, job.mesh.column).growth)
         regrouped = alone.follow
     else:
         folder = DirectoryChannel(channel_folder)
@@ -148,16 +164,16 @@ def _run(
                 reason = f"cannot write to {channel_folder}: {error}. To fix: name a directory"
                 raise ConfigurationError("--channel", reason) from error
         channel, regrouped = folder, folder.publish
-    store = _open_store(launched, stop) if ranks > 1 else None
     outcome = train(
         job,
         RankLaunch(
             plan=plan,
-            process=plan.ranks[rank].process,
+            process=process,
             store=store,
             local_rank=launched.local_rank,
             local_ranks=launched.local_ranks,
             device=device,
+            joining=launched.returns > 0,
             regrouped=regrouped if launched.store_outlives else None,
         ),
         channel=channel,
@@ -220,6 +236,7 @@ def run(
     # Local ranks share it.
     unsaid = multiprocessing.get_context("fork").Lock()
     causes = Causes()
+    known: dict[str, Any] = {}
 
     def body() -> int:
         if "RANK" in os.environ:
@@ -229,7 +246,8 @@ def run(
             if trace is not None and not trace.parent.is_dir():
                 reason = f"no folder {trace.parent}. To fix: make it, or write elsewhere"
                 raise ConfigurationError("--trace", reason)
-            config = read_config(config_path, assignments)
+            # One that starts again has what the others have.
+            config = copy.deepcopy(known) or read_config(config_path, assignments)
             return _run(
                 config,
                 log=log,
@@ -250,7 +268,10 @@ def run(
             return end(reason, describe(error))
 
     if ranks is not None and ranks > 1 and not single_process and "RANK" not in os.environ:
-        sys.exit(run_local_ranks(ranks, body, causes, go_on=_copies_in_memory(config_path, assignments)))
+        with contextlib.suppress(ConfigurationError):  # the ranks say what is wrong
+            known.update(read_config(config_path, assignments))
+        returns = _returns(known, follows_plans=channel_folder is not None)
+        sys.exit(run_local_ranks(ranks, body, causes, returns=returns))
     code = body()
     with contextlib.suppress(OSError):
         sys.stdout.flush()

@@ -93,11 +93,13 @@ class RankHeartbeat:
         for name, work in (("heartbeat", self._run), ("heartbeat-store", self._watch_store)):
             threading.Thread(target=work, name=name, daemon=True).start()
 
-    def watch(self, processes: Iterable[str]) -> None:
-        """Watch these processes from now on, and no others."""
+    def watch(self, processes: Iterable[str], joining: Iterable[str] = ()) -> None:
+        """Watch these processes from now on, and no others; ``joining`` ones are about to come."""
         now, processes = self._clock(), tuple(processes)
-        if processes and self._survivors is not None:
+        if self._survivors is not None and processes:
             self._survivors.enter(processes)
+        elif self._survivors is not None:
+            self._survivors.expect(joining)
         with self._lock:
             self._seen = {name: (b"", now) for name in processes if name != self._process}
 

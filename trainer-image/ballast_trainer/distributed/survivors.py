@@ -9,7 +9,7 @@ have ended.  Where one has ended by an error of its own, the others would meet i
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ballast_trainer.distributed.connections import CONNECTIONS
@@ -17,6 +17,11 @@ from ballast_trainer.errors import PeerLost
 
 _NEWS, _NONE_GOES_ON = "survivors/news", "survivors/none-goes-on"
 _POLL_SECONDS = 0.02
+
+
+def tell_name(store: Any, process: str) -> None:
+    """What this process is called, for its parent."""
+    store.set(_named(os.getpid()), process)
 
 
 def process_of(store: Any, pid: int) -> str | None:
@@ -28,6 +33,16 @@ def process_of(store: Any, pid: int) -> str | None:
 def tell_hung(store: Any, process: str) -> None:
     """A process is not heard of any more: its parent is to kill it."""
     store.set(_hung(process), "")
+
+
+def is_gone(store: Any, process: str) -> bool:
+    """Whether a process has been killed."""
+    return bool(store.check([_gone(process)]))
+
+
+def has_entered(store: Any, process: str) -> bool:
+    """Whether a process is in a group of the job, or was."""
+    return bool(store.check([_entered(process)]))
 
 
 def is_hung(store: Any, process: str) -> bool:
@@ -64,6 +79,10 @@ def _hung(process: str) -> str:
     return f"survivors/hung/{process}"
 
 
+def _entered(process: str) -> str:
+    return f"survivors/entered/{process}"
+
+
 def _left(process: str) -> str:
     return f"survivors/left/{process}"
 
@@ -74,16 +93,26 @@ class Survivors:
     def __init__(self, store: Any, process: str) -> None:
         """In no group yet; ``store`` outlives every rank."""
         self._store, self._process = store, process
-        store.set(_named(os.getpid()), process)
+        tell_name(store, process)
         self._lock = threading.Lock()
         self._members: tuple[str, ...] = ()
         self._round = 1
         self._news = 0
 
     def enter(self, members: Sequence[str]) -> None:
-        """These processes are about to form a group."""
+        """These processes are about to form a group, or are in one."""
         with self._lock:
+            if not self._members:
+                # The others may have gone on several times before this one came.
+                while self._store.check([self._key("decision")]):
+                    self._round += 1
+                self._store.set(_entered(self._process), "")
             self._members = tuple(members)
+
+    def expect(self, joining: Iterable[str]) -> None:
+        """These processes are about to join those of the group."""
+        with self._lock:
+            self._members = (*self._members, *joining)
 
     def look(self, store: Any) -> None:
         """End this process's connections where a member is gone or has noticed a loss; on another thread.
@@ -124,7 +153,6 @@ class Survivors:
         while (decision := self._decision(decide)) is None:
             time.sleep(_POLL_SECONDS)
         with self._lock:
-            self._round += 1
             self._members = ()
         return decision
 

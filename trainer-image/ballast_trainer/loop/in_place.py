@@ -14,6 +14,7 @@ from ballast_trainer.channel.base import ChannelError
 from ballast_trainer.checkpoints.memory_copies import Loss, MemoryCopies
 from ballast_trainer.distributed.connections import CONNECTIONS
 from ballast_trainer.distributed.process_group import peer_failures
+from ballast_trainer.distributed.returning import next_epoch
 from ballast_trainer.distributed.survivors import Survivors
 from ballast_trainer.errors import ConfigurationError, PeerLost, WaitedTooLong
 from ballast_trainer.loop.memory import LayerSizes
@@ -35,11 +36,18 @@ class InPlace:
     """
 
     def __init__(
-        self, memory: MemoryCopies, survivors: Survivors, process: str, regrouped: Callable[[Plan], None]
+        self, memory: MemoryCopies, store: Any, process: str, regrouped: Callable[[Plan], None]
     ) -> None:
-        """Prepare; ``regrouped`` is told on rank 0 of each plan by which the job goes on."""
-        self.memory, self.survivors = memory, survivors
-        self._process, self._regrouped = process, regrouped
+        """Prepare.
+
+        Args:
+            memory: the copies to go on from.
+            store: where ranks meet; outlives them.
+            process: name of this one.
+            regrouped: told on rank 0 of each plan by which the job goes on.
+        """
+        self.memory, self.survivors = memory, Survivors(store, process)
+        self._store, self._process, self._regrouped = store, process, regrouped
         self.training: TrainingState | None = None
         self.sizes: LayerSizes | None = None
 
@@ -65,7 +73,10 @@ class InPlace:
             PeerLost: it does not.
         """
         noticed, training = time.monotonic(), self.training
-        if training is None or isinstance(error, WaitedTooLong):
+        if training is None:
+            # It was about to join, or none has met any other.
+            raise error
+        if isinstance(error, WaitedTooLong):
             self.none_goes_on(error)
             raise error
         logger.warning("%s; the ranks that are left agree on how to go on", error)
@@ -117,7 +128,7 @@ class InPlace:
         by_process = {rank.process: rank for rank in plan.ranks}
         chosen = plan.replace(
             # A change of shape may have been under way.
-            epoch=plan.epoch + 2,
+            epoch=next_epoch(self._store, plan.epoch + 1),
             directive=Directive.RUN,
             ranks=tuple(by_process[process].replace(rank=rank) for rank, process in enumerate(kept)),
             stages=stages,

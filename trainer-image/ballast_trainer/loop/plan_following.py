@@ -124,7 +124,7 @@ class PlanFollower:
             return self._rank_zero.ended(ExitReason.STOPPED, f"plan {plan.epoch} stops the job; {saved}")
         if self._heartbeat is not None:
             # Ranks leave and join until the new process group is complete.
-            self._heartbeat.watch(())
+            self._heartbeat.watch((), joining=new - old)
         outcome = None
         try:
             if old == new:
