@@ -17,6 +17,7 @@ from ballast_policies.contract.ranks import Stage
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.stages import first_stages, stages_over, usable_stages
 
+from ballast_trainer.causes import describe
 from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.checkpoints.export import check_export
@@ -39,6 +40,7 @@ from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import learning_rate
 from ballast_trainer.layers.precision import check_precision
 from ballast_trainer.loop.in_place import InPlace
+from ballast_trainer.loop.migrate import MigrationFailed
 from ballast_trainer.loop.rank_zero import SessionOutcome
 from ballast_trainer.loop.session import Session
 from ballast_trainer.loop.state import TrainingState
@@ -262,6 +264,11 @@ def train(
                 launch = dataclasses.replace(launch, plan=plan, joining=False)
                 # Its ties are known by now.
                 job = dataclasses.replace(job, model=in_place.model)
+            except MigrationFailed as error:
+                if in_place is None:
+                    raise
+                # Of a rank that joins: the others train on as before.
+                raise PeerLost(f"this rank cannot take over layers: {describe(error)}") from error
             except BaseException as error:
                 if in_place is not None:
                     in_place.none_goes_on(error)

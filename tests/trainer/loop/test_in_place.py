@@ -72,7 +72,7 @@ def test_ranks_go_on_in_place_whichever_is_killed(local_ranks, small_config, sin
 
 
 def test_a_killed_rank_is_started_again_and_joins(local_ranks, small_config, single_process_losses, tmp_path):
-    """Under a new name, between two steps: the pipeline is as long as before, the curve that of one process."""
+    """Under a new name, between two steps: the pipeline is as long as before, the curve is the same."""
     gates = Gates(tmp_path / "gates", 12)
     config = gates.hold(in_memory(small_config(totalSteps=20), 1))
     gang = local_ranks(struck(config, tmp_path / "strikes", (5, 0, 0, "SIGKILL")), ranks=3)

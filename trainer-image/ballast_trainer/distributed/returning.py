@@ -11,7 +11,7 @@ from ballast_policies.contract import Plan, Rank
 
 from ballast_trainer.distributed.process_group import peer_failures
 from ballast_trainer.distributed.stopping import StopSignal
-from ballast_trainer.distributed.survivors import is_gone, tell_name
+from ballast_trainer.distributed.survivors import is_gone, tell_hung, tell_name
 from ballast_trainer.errors import Stopped
 
 _COUNT, _EPOCH = "returning/count", "returning/epoch"
@@ -61,16 +61,21 @@ class Returning:
         if self._own is None:
             self._own = self._store.clone()
         store = self._own
-        names = {rank.process for rank in plan.ranks}
-        if self._awaited is not None:
-            new = [rank.process for rank in self._awaited.ranks[len(plan.ranks) :]]
-            follows = self._awaited.ranks[: len(plan.ranks)] == plan.ranks
-            if follows and new and not any(is_gone(store, process) for process in new):
-                return self._awaited
-        back = [store.get(_returned(n + 1)).decode() for n in range(store.add(_COUNT, 0))]
-        waiting = [
-            p for p in back if p not in names and not (is_gone(store, p) or store.check([_plan_of(p)]))
-        ]
+        keys = [_returned(number + 1) for number in range(store.add(_COUNT, 0))]
+        back = [store.get(key).decode() for key in keys if store.check([key])]
+        back = [process for process in back if plan.rank_of(process) is None and not is_gone(store, process)]
+        awaited = self._awaited
+        if awaited is not None and awaited.ranks[: len(plan.ranks)] == plan.ranks:
+            new = awaited.ranks[len(plan.ranks) :]
+            if new and all(rank.process in back for rank in new):
+                return awaited
+        waiting = []
+        for process in back:
+            if store.check([_plan_of(process)]):
+                # Its plan is not followed any more: it has to start again.
+                tell_hung(store, process)
+            else:
+                waiting.append(process)
         if len(waiting) < self._column:
             return plan
         first = len(plan.ranks)
