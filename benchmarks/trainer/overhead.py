@@ -16,6 +16,7 @@ Settings, all unless one is named (on a GPU ``alone``):
   that backward, all else is real;
 - ``real``: a GPT on as many ranks as the machine has cores, at most four; nothing sleeps;
 - ``alone``: a GPT on one rank, against a plain loop of forward and backward over the microbatches;
+- ``tiny``: as ``alone``, 34 layers of 32 x 32 weights, which leave nearly all to the runtime;
 - ``tenfold``: a GPT on four ranks, each chunk padded to ten times its own CPU seconds as on a node that
   emulates a GPU. So the runtime's own CPU seconds within a chunk count ten times too, which no real device
   does: a bound from above.
@@ -61,9 +62,25 @@ class Setting:
 SETTINGS = {
     "calibrated": Setting(4, "calibrated by sleeping"),
     "alone": Setting(1, "computed"),
+    "tiny": Setting(1, "34 of 32 x 32 weights"),
     "real": Setting(min(4, os.cpu_count() or 1), "computed"),
     "tenfold": Setting(4, "computed, padded to ten times their CPU seconds", factor=10.0),
 }
+
+
+def tiny_model():
+    """A model whose layers have next to nothing to compute."""
+    import torch
+    from ballast_trainer.models.protocol import Model
+    from torch import nn
+
+    def layer():
+        return nn.Sequential(nn.Linear(32, 32), nn.Tanh())
+
+    def batch(seed, step, size):
+        return (torch.randn(size, 32, generator=torch.Generator().manual_seed(step)),) * 2
+
+    return Model.from_layers([layer] * 34, loss=nn.functional.mse_loss, batch=batch)
 
 
 def rank_main(rank, port, setting, options, results):
@@ -103,7 +120,10 @@ def rank_main(rank, port, setting, options, results):
             "pipeline": {"microbatches": MICROBATCHES, "globalBatchSize": 16},
         }
     )
-    model = sleeping_model(LAYERS) if setting.sleeps else build_model(config.model)
+    if setting == SETTINGS["tiny"]:
+        model = tiny_model()
+    else:
+        model = sleeping_model(LAYERS) if setting.sleeps else build_model(config.model)
     plan: Plan = local_plan([f"rank-{n}" for n in range(count)], network=41)
     store = (serve_store if rank == 0 else reach_store)("127.0.0.1", port, 60)
     device = torch.device(options.device, *([0] if options.device == "cuda" else []))

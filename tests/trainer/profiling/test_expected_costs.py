@@ -123,3 +123,19 @@ def test_layers_that_only_seem_uneven_stay():
     assert decision.rebalance
     gain = 1 - decision.step_seconds_after / decision.step_seconds_before
     assert 0.02 < gain < 0.1
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.2])
+def test_noise_is_not_taken_for_change(noise):
+    """Few more steps than one in eight are measured, and a layer that takes twice as long is seen at once."""
+    draw, profile, measured = np.random.default_rng(0), Profile(12), 0
+    for step in range(400):
+        if not profile.wants(step):
+            continue
+        measured += step >= 50
+        profile.add(list(draw.normal(1, noise, 36).clip(0)), step=step)
+    assert measured < 0.3 * 350
+    for step in range(400, 410):
+        if profile.wants(step):
+            profile.add([*np.where(np.arange(36) % 12 == 3, 2.0, 1.0)], step=step)
+    assert profile.costs().total[3] > 5

@@ -101,7 +101,8 @@ class Layer:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """This rank's gradients by parameter, after a step: whole ones, or those of its shares."""
-        learnt = ((name, self.learnt(name)) for name, _ in self.module.named_parameters())
+        # Looked up by name only where shares stand for them: this runs twice in each step.
+        learnt = ((n, self.learnt(n) if self.shares else p) for n, p in self.module.named_parameters())
         return {name: p.grad for name, p in learnt if p is not None and p.grad is not None}
 
     @property

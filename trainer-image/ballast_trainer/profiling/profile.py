@@ -16,6 +16,10 @@ DRIFT = 0.25
 """Change of a layer's seconds that, seen in two measured steps in a row, makes older ones obsolete."""
 SLOW_DRIFT = 0.08
 """Mean relative difference between the halves of the steps kept from which more steps are measured."""
+_ABOVE_NOISE = 1.6
+"""That difference over the mean deviation within the halves, above which it is no noise."""
+_OUTLIER = 4.0
+"""Change of a layer's seconds over its median deviation in the steps kept, above which it is no noise."""
 _FEWEST = 4
 """Steps from which a median can be told apart from noise."""
 
@@ -117,12 +121,21 @@ class Profile:
     def _drifts(self) -> bool:
         """Whether the layers' seconds differ between the older and the newer half of the steps kept."""
         steps, both = list(self._steps), range(2 * self.layer_count)
+        halves = steps[: KEPT_STEPS // 2], steps[KEPT_STEPS // 2 :]
         older, newer = (
-            [statistics.median(step[entry] for step in half) for entry in both]
-            for half in (steps[: KEPT_STEPS // 2], steps[KEPT_STEPS // 2 :])
+            [statistics.median(step[entry] for step in half) for entry in both] for half in halves
         )
         apart = sum(abs(a - b) for a, b in zip(older, newer, strict=True))
-        return apart > SLOW_DRIFT * sum(older)
+        if apart <= SLOW_DRIFT * sum(older):
+            return False
+        # Of costs that drift steadily four times the deviation within a half, of noise 1.2 times.
+        spread = sum(
+            abs(step[entry] - usual[entry])
+            for half, usual in zip(halves, (older, newer), strict=True)
+            for step in half
+            for entry in both
+        )
+        return apart > _ABOVE_NOISE * spread / KEPT_STEPS
 
     def _changed(self, seconds: Sequence[float]) -> frozenset[tuple[int, bool]]:
         """Layers whose forward and backward differ from the median, and whether they have grown."""
@@ -135,7 +148,8 @@ class Profile:
         found = set()
         for layer, usual in enumerate(before):
             change = seconds[layer] + seconds[count + layer] - usual
-            if abs(change) > DRIFT * max(usual, small):
+            noise = statistics.median(abs(step[layer] + step[count + layer] - usual) for step in self._steps)
+            if abs(change) > max(DRIFT * max(usual, small), _OUTLIER * noise):
                 found.add((layer, change > 0))
         return frozenset(found)
 
