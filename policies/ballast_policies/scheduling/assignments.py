@@ -127,7 +127,7 @@ def _assignment(
 ) -> JobAssignment:
     decided, allocation = decision.round, decision.allocation
     placement, why = decided.placements.get(job.name), decided.reasons.get(job.name, "")
-    of_data = data_cost_message(job, placement, state.capacity.pools, by_price=by_price)
+    of_data = data_cost_message(job, placement, state.usable_pools, by_price=by_price)
     why = "; ".join(filter(None, (why, of_data, job.left_out)))
     best = _next_best(
         allocation, job.job, state.capacity.gpu_types, chosen=placement.gpu_type if placement else None

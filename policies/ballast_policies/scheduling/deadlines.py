@@ -127,7 +127,7 @@ def _pools(state: ClusterState, job: ClusterJob, posed: Job, prices: Mapping[str
     """The pools that the job may use, with their prices."""
     return [
         dataclasses.replace(pool, price=pool.price or prices.get(pool.gpu_type, 0.0))
-        for pool in state.capacity.pools
+        for pool in state.usable_pools
         if posed.throughput.get(pool.gpu_type, 0.0) > 0 and pool.pool not in job.closed_pools
     ]
 
@@ -144,7 +144,7 @@ def _choice(
 ) -> Choice:
     gpus, at = job.job.gpus, WAIT
     of_class: dict[str, Hazard] = {}
-    for pool in state.capacity.pools:
+    for pool in state.usable_pools:
         if pool.pool in state.spot.pools:
             seen = state.preempted.get(pool.pool, Hazard())
             of_class[pool.gpu_type] = of_class.get(pool.gpu_type, Hazard()).plus(seen)

@@ -165,7 +165,7 @@ def build_problem(state: ClusterState, policy: SchedulingPolicy, *, now: float) 
     besides, closed = data_costs(policy.objective, state), state.closed_pools
     classes = price_classes(
         policy.objective,
-        state.useful_prices or state.capacity.pools,
+        state.useful_prices or state.usable_pools,
         state.capacity.regions,
         inputs.problem.prices,
         closed,

@@ -4,8 +4,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from collections.abc import Mapping
 
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Job, Problem
@@ -29,7 +28,6 @@ class Capacity:
     Attributes:
         gpu_types: of the pools, sorted.
         nodes: of the pools, with the GPUs that may be handed out.
-        withheld: GPU type -> GPUs of ``nodes`` that limits of spot machines leave to no job.
         prices: GPU type -> mean price of a GPU hour; without types of which no pool has a price.
         pools: with their own prices.
         memory: pool -> bytes of each of its GPUs, where that is known.
@@ -38,7 +36,6 @@ class Capacity:
 
     gpu_types: tuple[str, ...]
     nodes: tuple[Node, ...] = ()
-    withheld: Mapping[str, int] = dataclasses.field(default_factory=dict)
     prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
     pools: tuple[PricedPool, ...] = ()
     memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -48,65 +45,6 @@ class Capacity:
     def node_sizes(self) -> NodeSizes:
         """How many nodes gangs need in each pool."""
         return NodeSizes.of(self.nodes)
-
-    @property
-    def gpus_by_type(self) -> Counter[str]:
-        """GPU type -> GPUs that may be in use at a time."""
-        total: Counter[str] = Counter()
-        for node in self.nodes:
-            total[node.gpu_type] += node.gpus
-        total.subtract(self.withheld)
-        return total
-
-    def within(self, limits: SpotLimits, running: Iterable[Placement], wanted: Sequence[int]) -> Self:
-        """The capacity with the spot GPUs that could be in use at a time, so that shares are ones to be had.
-
-        Its nodes stay as they are: which of them are not offered, each round decides. Where not all pools can
-        be used whole, the cheapest come first. What runs counts in any case.
-
-        Args:
-            limits: of spot machines.
-            running: where gangs run.
-            wanted: the most GPUs of each job.
-        """
-        if not limits.limits and not self.withheld:
-            return self
-        has: Counter[str] = Counter()
-        places: dict[str, Counter[str]] = {}
-        for node in self.nodes:
-            has[node.pool] += node.gpus
-            places.setdefault(node.pool, Counter())[node.place] += node.gpus
-        held: Counter[str] = Counter()
-        for placement in running:
-            for name, nodes in placement.nodes_by_pool.items():
-                held[name] += len(nodes)
-        spot = sum(has[pool] for pool in limits.pools)
-        demand, largest = sum(wanted), max(wanted, default=0)
-        beside = limits.most_beside(has.total() - spot)
-        most = math.inf if beside is None else min(beside, limits.most(demand))
-        left = most - sum(held[pool] for pool in limits.pools)
-        part = limits.most_in_one_pool
-        usable = {}
-        for pool in sorted(self.pools, key=lambda pool: (pool.price <= 0, pool.price, pool.pool)):
-            if pool.pool not in limits.pools:
-                continue
-            there: float = has[pool.pool]
-            if part < 1:
-                most_there = max(largest, part * min(demand, spot))
-                there = sum(
-                    min(gpus, part / (1 - part) * (spot - gpus) + largest, most_there)
-                    for gpus in places.get(pool.pool, {}).values()
-                )
-            more = int(max(0, min(there - held[pool.pool], left)))
-            left -= more
-            usable[pool.pool] = min(has[pool.pool], held[pool.pool] + more)
-        withheld: Counter[str] = Counter()
-        pools = []
-        for pool in self.pools:
-            gpus = usable.get(pool.pool, pool.gpus)
-            withheld[pool.gpu_type] += pool.gpus - gpus
-            pools.append(dataclasses.replace(pool, gpus=gpus))
-        return dataclasses.replace(self, pools=tuple(pools), withheld=withheld)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,8 +129,8 @@ class ClusterState:
         tenants: what tenants with a limit on GPUs may still be given.
         shared: which jobs may share which GPUs.
         spot: limits of spot machines.
-        useful_prices: pools at the price of an hour in which a job gets on, where machines are taken away;
-            empty: as the capacity has them.
+        useful_prices: usable pools at the price of an hour in which a job gets on, where machines are taken
+            away; empty: as the capacity has them.
         preempted: spot pool -> machines that were taken away there, and in how many hours.
         start_seconds: pool -> until the pods of a new node run.
     """
@@ -207,11 +145,61 @@ class ClusterState:
     start_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
+    def usable_pools(self) -> tuple[PricedPool, ...]:
+        """The pools with the GPUs that could be in use at a time, so that shares are ones to be had.
+
+        Which nodes of spot pools are not offered for their limits, each round decides. Where not all pools
+        can be used whole, the cheapest come first. What runs counts in any case.
+        """
+        limits, capacity = self.spot, self.capacity
+        if not limits.limits:
+            return capacity.pools
+        has: Counter[str] = Counter()
+        places: dict[str, Counter[str]] = {}
+        for node in capacity.nodes:
+            has[node.pool] += node.gpus
+            places.setdefault(node.pool, Counter())[node.place] += node.gpus
+        held: Counter[str] = Counter()
+        # Of two jobs on one GPU, one.
+        for placement in {self.shared.on(at) or name: at for name, at in self.running.items()}.values():
+            for name, nodes in placement.nodes_by_pool.items():
+                held[name] += len(nodes)
+        spot = sum(has[pool] for pool in limits.pools)
+        wanted = [job.job.gpus if job.elastic is None else job.elastic.most for job in self.jobs]
+        demand, largest = sum(wanted), max(wanted, default=0)
+        beside = limits.most_beside(has.total() - spot)
+        most = math.inf if beside is None else min(beside, limits.most(demand))
+        left = most - sum(held[pool] for pool in limits.pools)
+        part = limits.most_in_one_pool
+        usable = {}
+        for pool in sorted(capacity.pools, key=lambda pool: (pool.price <= 0, pool.price, pool.pool)):
+            if pool.pool not in limits.pools:
+                continue
+            there: float = has[pool.pool]
+            if part < 1:
+                most_there = max(largest, part * min(demand, spot))
+                there = sum(
+                    min(gpus, part / (1 - part) * (spot - gpus) + largest, most_there)
+                    for gpus in places.get(pool.pool, {}).values()
+                )
+            more = int(max(0, min(there - held[pool.pool], left)))
+            left -= more
+            usable[pool.pool] = min(has[pool.pool], held[pool.pool] + more)
+        return tuple(
+            dataclasses.replace(pool, gpus=usable.get(pool.pool, pool.gpus)) for pool in capacity.pools
+        )
+
+    @functools.cached_property
     def problem(self) -> Problem:
-        """The jobs and the capacity as an allocation problem."""
+        """The jobs and the GPUs that could be in use as an allocation problem."""
+        gpus: Counter[str] = Counter()
+        for node in self.capacity.nodes:
+            gpus[node.gpu_type] += node.gpus
+        for pool, usable in zip(self.capacity.pools, self.usable_pools, strict=True):
+            gpus[pool.gpu_type] -= pool.gpus - usable.gpus
         return Problem(
             gpu_types=self.capacity.gpu_types,
-            capacity=dict(self.capacity.gpus_by_type),
+            capacity=dict(gpus),
             jobs=tuple(job.job for job in self.jobs),
             prices=self.capacity.prices,
         )

@@ -2,8 +2,9 @@
 
 import dataclasses
 
+from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Allocation, Job
-from ballast_policies.rounds import Node, Placement
+from ballast_policies.rounds import Node, Placement, SpotLimits
 from ballast_policies.scheduling import (
     Capacity,
     ClusterJob,
@@ -154,3 +155,24 @@ def test_within_a_round_a_job_is_told_what_it_was_told_when_it_got_its_gpus():
     assert "share there is 60%" in within.reasons["new"]
     next_round = rounds.decide(BEGIN + ROUND, both, old=0.4, new=0.6).round
     assert "share there is 40%" in next_round.reasons["old"]
+
+
+def test_spot_gpus_that_no_job_may_have_are_in_nobody_s_share_whenever_is_decided():
+    """Half of the GPUs in use may be spot: beside two others two of four. More jobs, or no limit: others."""
+    nodes = (
+        Node(name="sure", pool="sure", gpu_type="v100", gpus=2),
+        Node(name="spot", pool="spot", gpu_type="v100", gpus=4),
+    )
+    pools = tuple(PricedPool(pool=n.pool, gpu_type="v100", price=1.0, gpus=n.gpus) for n in nodes)
+    jobs = state(dict.fromkeys("abcd", 1)).jobs
+    limited = ClusterState(
+        capacity=Capacity(gpu_types=("v100",), nodes=nodes, pools=pools),
+        jobs=jobs,
+        spot=SpotLimits(pools=frozenset({"spot"}), on_demand_share=0.5),
+    )
+    assert [pool.gpus for pool in limited.usable_pools] == [2, 2]
+    assert limited.problem.capacity == {"v100": 4}
+    fewer = dataclasses.replace(limited, jobs=jobs[:2])
+    assert fewer.problem.capacity == {"v100": 3}
+    assert dataclasses.replace(fewer, jobs=jobs).problem.capacity == {"v100": 4}
+    assert dataclasses.replace(limited, spot=SpotLimits()).problem.capacity == {"v100": 6}

@@ -63,7 +63,7 @@ def refused_advice(snapshot: Snapshot, view: JobView) -> tuple[Advice, ...]:
 def placement_options(snapshot: Snapshot, job: SnapshotJob) -> tuple[PlacementOption, ...]:
     """The rest of the job in every pool that it may use, with each size that it may have."""
     steps, found = job.job.steps_remaining or 0.0, []
-    for pool in snapshot.capacity.pools:
+    for pool in snapshot.usable_pools:
         if pool.pool in job.closed_pools:
             continue
         speed = job.job.throughput.get(pool.gpu_type, 0.0)

@@ -151,7 +151,7 @@ def spot_seen(snapshot: Snapshot, spec: Sequence[NodePool], status: Object | Non
     before, _ = _known(status or {})
     return dataclasses.replace(
         snapshot,
-        useful_prices=at_useful_prices(snapshot.capacity.pools, spec, status),
+        useful_prices=at_useful_prices(snapshot.usable_pools, spec, status),
         preempted={
             pool: Hazard(preemptions=known.preemptions, hours=known.node_hours)
             for pool, known in before.items()

@@ -49,12 +49,6 @@ def speeds_beside(running: Mapping[str, Placement], shared: SharedGpus) -> dict[
     return found
 
 
-def on_own_gpus(running: Mapping[str, Placement], shared: SharedGpus) -> list[Placement]:
-    """Where jobs run, each GPU once."""
-    second = {name for names in _by_node(running, shared).values() for name in names[1:]}
-    return [at for name, at in running.items() if name not in second]
-
-
 def _by_node(running: Mapping[str, Placement], shared: SharedGpus) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, at in running.items() if shared.memory else ():

@@ -4,20 +4,18 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence, Set
 
-from ballast_policies.allocation.policy import CLOCK, Reads
 from ballast_policies.allocation.registry import find_policy
 from ballast_policies.protocol.cause import Cause
 from ballast_policies.scheduling import ClusterState
 
 from ballast_operator.allocator.costs.data_prices import data_prices
-from ballast_operator.allocator.costs.spot_limits import spot_limits
 from ballast_operator.allocator.costs.teams import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.faults import FaultyJob, JobFaults
 from ballast_operator.allocator.problem.admission import Admissions, RefusedJob
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, read_capacity
+from ballast_operator.allocator.problem.capacity_types import spot_limits
 from ballast_operator.allocator.problem.sharing import (
     colocation_candidates,
-    on_own_gpus,
     speeds_beside,
 )
 from ballast_operator.allocator.problem.snapshot_job import SnapshotJob, SnapshotJobs
@@ -29,9 +27,6 @@ from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.names import some_of
 from ballast_operator.views.nodes import NodeView
-
-TIMES = frozenset({*CLOCK, Reads.STEPS})
-"""Inputs of policies that compute with times: when jobs will end, by the steps that are left."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,37 +139,20 @@ def _take(
     ]
     admitted, beyond = within_types(spec.tenants, admitted, seen.jobs)
     refused += beyond
-    requests = [one.request(capacity.node_sizes) for one in admitted]
-    speeds = measurements.estimates(requests, capacity.gpu_types)
     shared = colocation_candidates(admitted, capacity, measurements.kinds)
     reads = find_policy(spec.objective.policy).reads
-    found = memory.jobs.of(
-        admitted,
-        requests,
-        speeds,
-        measurements,
-        capacity,
-        shared,
-        now=now,
-        reads_times=not TIMES.isdisjoint(reads),
-        reads_ages=Reads.ARRIVAL_ORDER in reads,
-    )
+    found = memory.jobs.of(admitted, measurements, capacity, shared, now=now, reads=reads)
     running = {job.name: job.placement for job in found if job.placement is not None}
     if speeds_there := speeds_beside(running, shared):
         found = tuple(dataclasses.replace(job, beside_speed=speeds_there.get(job.name, 1.0)) for job in found)
-    limits = spot_limits(spec, capacity.kinds)
     return Snapshot(
-        capacity=capacity.within(
-            limits,
-            on_own_gpus(running, shared),
-            [job.job.gpus if job.elastic is None else job.elastic.most for job in found],
-        ),
+        capacity=capacity,
         jobs=found,
         refused=tuple(refused),
         tenants=tenants.rooms,
         spent=seen.spent,
         shared=shared,
-        spot=limits,
+        spot=spot_limits(spec, capacity.kinds),
         faulty=tuple(
             FaultyJob(
                 key=view.key,

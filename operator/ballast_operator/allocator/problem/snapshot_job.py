@@ -5,8 +5,9 @@ Of those that wait, only the ones that have changed are made for each decision.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
+from ballast_policies.allocation.policy import CLOCK, Reads
 from ballast_policies.allocation.problem import Job
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.rounds import ElasticGang, SharedGpus, SpreadGang
@@ -107,6 +108,9 @@ def snapshot_job(
     )
 
 
+TIMES = frozenset({*CLOCK, Reads.STEPS})
+"""Inputs of policies that compute with times: when jobs will end, by the steps that are left."""
+
 Speeds = Mapping[str, Estimate]
 """GPU type -> what is known of a gang's speed there."""
 
@@ -142,32 +146,29 @@ class SnapshotJobs:
     def of(
         self,
         admitted: Sequence[Admitted],
-        requests: Sequence[GangRequest],
-        speeds: Mapping[Key, Speeds],
         measurements: Measurements,
         capacity: ClusterCapacity,
         shared: SharedGpus,
         *,
         now: Time,
-        reads_times: bool,
-        reads_ages: bool,
+        reads: Set[Reads],
     ) -> tuple[SnapshotJob, ...]:
         """A job for each that is admitted.
 
         Args:
             admitted: the jobs.
-            requests: of each the gang, whose speed was asked.
-            speeds: job -> the answers.
             measurements: what was reported.
             capacity: of the pools.
             shared: who may share which GPUs.
             now: the time.
-            reads_times: whether the policy computes with times.
-            reads_ages: whether it serves jobs in the order in which they arrived.
+            reads: what the policy reads.
 
         Raises:
             JobFaults: jobs that cannot be made.
         """
+        requests = [one.request(capacity.node_sizes) for one in admitted]
+        speeds = measurements.estimates(requests, capacity.gpu_types)
+        reads_times, reads_ages = not TIMES.isdisjoint(reads), Reads.ARRIVAL_ORDER in reads
         known, self._made = {} if reads_times else self._made, {}
         # Thousands of jobs have the same speeds; guesses of types that they may not use are none of them.
         alike: dict[tuple[int, int, tuple[str, ...]], bool] = {}

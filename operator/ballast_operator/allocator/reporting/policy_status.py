@@ -17,10 +17,9 @@ from ballast_operator.allocator.costs.price_feeds import (
     prices_current,
     saved_prices,
 )
-from ballast_operator.allocator.costs.spot_limits import spot_limits, within_spot_limits
 from ballast_operator.allocator.costs.teams import next_team_costs
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, held_by_pool
-from ballast_operator.allocator.problem.capacity_types import types_differ
+from ballast_operator.allocator.problem.capacity_types import spot_limits, types_differ, within_spot_limits
 from ballast_operator.allocator.problem.hazards import SeenNodes, next_hazards
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.solving.solver import Solve

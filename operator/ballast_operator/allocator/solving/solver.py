@@ -2,7 +2,8 @@
 
 An LP of a large cluster takes seconds of pure CPU; on the event loop it would stop heartbeats. The
 process lives as long as it answers in time; one that does not is killed, and another is started, while the
-fallback answers. The caller always gets an allocation, and the reason if it is the fallback's.
+fallback answers. The caller always gets an allocation, and the reason if it is the fallback's. The last
+answer is kept for as long as it holds.
 """
 
 import asyncio

@@ -71,9 +71,8 @@ def _round(live: "LiveCluster") -> dict[str, dict[str, Any]]:
     """Job -> its GPUs in the next round, and why."""
     from ballast_operator.allocator.forecast import next_round
     from ballast_operator.cli.live.whatif_over_time import in_force
-    from ballast_operator.cli.live.whatif_spot import limited
 
-    snapshot = limited(live.snapshot, live.policy)
+    snapshot = live.snapshot
     decided = next_round(snapshot, in_force(live.policy), now=live.at.timestamp(), live=live.resizable)
     found: dict[str, dict[str, Any]] = {}
     for job in snapshot.jobs:

@@ -5,7 +5,7 @@ import dataclasses
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -73,80 +73,108 @@ if TYPE_CHECKING:
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def whatif(
     policy: str | None,
-    agnostic: bool,
-    more: str | None,
     prices: str | None,
-    spot: str | None,
     days: float,
     start: str | None,
-    hours: float | None,
     cluster_policy: str,
     kubeconfig: str | None,
-    output: str,
+    **other: Any,
 ) -> None:
     """Show which jobs would gain and which would lose; nothing is changed on the cluster."""
     from ballast_policies.allocation.problem import ProblemError
-    from ballast_policies.simulator.whatif import Setup, compare
 
+    output = other.pop("output")
     if is_folder_of_prices(prices):
-        assert prices is not None
-        if agnostic or any(one is not None for one in (more, hours, spot)) or cluster_policy:
+        if cluster_policy or any(value not in (None, False) for value in other.values()):
             raise click.UsageError(
                 "--agnostic, --add, --spot, --over-time, --cluster-policy: not with --prices FOLDER. "
                 "To fix: leave them out"
             )
-        _replay(prices, policy, days, start, kubeconfig, output)
+        replay_cluster = from_lab("whatif-prices", "--prices FOLDER")
+        chosen = policy or "min-cost-slo"
+        with cluster_errors():
+            replay_cluster(
+                prices, policy=chosen, days=days, start=start, kubeconfig=kubeconfig, output=output
+            )
         return
     if start is not None:
         raise click.UsageError("--start: for --prices FOLDER. To fix: leave it out, or name a folder of logs")
-    added = {} if more is None else read_amounts(more, "--add", int)
-    priced = {} if prices is None else read_amounts(prices, "--prices", float)
+    change = _Change.of(policy=policy, prices=prices, **other)
     import_from_here(policy or "")
     try:
         with cluster_errors():
             live = asyncio.run(_read(kubeconfig, cluster_policy))
-        snapshot, objective = live.snapshot, live.policy.spec.objective
-        problem, notes = pose(snapshot, objective, policy or objective.policy, prices=priced)
-        limits = live.policy if spot is None else with_spot_limits(live.policy, spot)
-        gpus = {} if spot is None else {p.pool: p.gpus for p in limited(snapshot, limits).capacity.pools}
-        after = Setup(
-            policy=policy or objective.policy, agnostic=agnostic, more=added, prices=priced, gpus=gpus
-        )
-        before = Setup(policy=objective.policy, agnostic=objective.heterogeneity_agnostic)
-        problem, more_notes = _with_large_gangs(problem, snapshot, (before, after))
-        notes += more_notes
-        found = compare(problem, before, after, *priced_pools(snapshot))
-        courses = None
-        if hours is not None:
-            from ballast_operator.cli.live.whatif_over_time import over_time
-
-            courses = over_time(
-                snapshot,
-                live.policy,
-                (before, after),
-                hours=hours,
-                now=live.at.timestamp(),
-                live=live.resizable,
-                then=limits,
-            )
+        content, text = _compared(live, change)
     except ProblemError as error:
         raise click.UsageError(with_option(str(error), {"more": "--add"})) from error
-    if output == "json":
-        more_keys = {} if courses is None else {"over_time": courses.to_json()}
-        click.echo(json.dumps({**found.to_json(), "notes": list(notes), **more_keys}, indent=2))
-    else:
-        click.echo("\n".join([as_text(found), *(f"note: {note}" for note in notes)]))
-        if courses is not None:
-            click.echo(f"\n{courses.as_text()}")
+    click.echo(json.dumps(content, indent=2) if output == "json" else text)
 
 
-def _replay(
-    prices: str, policy: str | None, days: float, start: str | None, kubeconfig: str | None, output: str
-) -> None:
-    replay_cluster = from_lab("whatif-prices", "--prices FOLDER")
-    chosen = policy or "min-cost-slo"
-    with cluster_errors():
-        replay_cluster(prices, policy=chosen, days=days, start=start, kubeconfig=kubeconfig, output=output)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """What would be otherwise.
+
+    Attributes:
+        policy: None: the one in force.
+        agnostic: it takes all GPU types for equally fast.
+        more: GPU type -> GPUs added.
+        prices: GPU type -> USD of a GPU hour.
+        spot: limits of spot machines, as text; None: those in force.
+        hours: for which is simulated; None: only shares are compared.
+    """
+
+    policy: str | None
+    agnostic: bool
+    more: Mapping[str, int]
+    prices: Mapping[str, float]
+    spot: str | None
+    hours: float | None
+
+    @classmethod
+    def of(cls, *, more: str | None, prices: str | None, **others: Any) -> "_Change":
+        """As the options say it."""
+        return cls(
+            more={} if more is None else read_amounts(more, "--add", int),
+            prices={} if prices is None else read_amounts(prices, "--prices", float),
+            **others,
+        )
+
+
+def _compared(live: "LiveCluster", change: _Change) -> tuple[dict[str, Any], str]:
+    """(as JSON, as text).
+
+    Raises:
+        ProblemError: a policy cannot be used.
+    """
+    from ballast_policies.simulator.whatif import Setup, compare
+
+    snapshot, objective = live.snapshot, live.policy.spec.objective
+    policy = change.policy or objective.policy
+    problem, notes = pose(snapshot, objective, policy, prices=change.prices)
+    limits = live.policy if change.spot is None else with_spot_limits(live.policy, change.spot)
+    gpus = {} if change.spot is None else {p.pool: p.gpus for p in limited(snapshot, limits).usable_pools}
+    after = Setup(policy=policy, agnostic=change.agnostic, more=change.more, prices=change.prices, gpus=gpus)
+    before = Setup(policy=objective.policy, agnostic=objective.heterogeneity_agnostic)
+    problem, more_notes = _with_large_gangs(problem, snapshot, (before, after))
+    notes += more_notes
+    found = compare(problem, before, after, *priced_pools(snapshot))
+    content = {**found.to_json(), "notes": list(notes)}
+    text = "\n".join([as_text(found), *(f"note: {note}" for note in notes)])
+    if change.hours is not None:
+        from ballast_operator.cli.live.whatif_over_time import over_time
+
+        courses = over_time(
+            snapshot,
+            live.policy,
+            (before, after),
+            hours=change.hours,
+            now=live.at.timestamp(),
+            live=live.resizable,
+            then=limits,
+        )
+        content |= {"over_time": courses.to_json()}
+        text += f"\n\n{courses.as_text()}"
+    return content, text
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,10 +113,9 @@ def course(live: "LiveCluster", hours: float) -> "tuple[JobForecast, ...]":
         ProblemError: the policy cannot be used on what is there at some moment.
     """
     from ballast_operator.allocator.forecast import forecast
-    from ballast_operator.cli.live.whatif_spot import limited
 
     return forecast(
-        limited(live.snapshot, live.policy),
+        live.snapshot,
         in_force(live.policy),
         now=live.at.timestamp(),
         seconds=hours * HOUR,

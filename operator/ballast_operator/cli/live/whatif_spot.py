@@ -40,16 +40,10 @@ def with_spot_limits(policy: "ClusterPolicy", text: str) -> "ClusterPolicy":
 
 
 def limited(snapshot: "Snapshot", policy: "ClusterPolicy") -> "Snapshot":
-    """The snapshot with what the policy's limits of spot machines leave of its pools."""
-    from ballast_operator.allocator.costs.spot_limits import spot_limits
+    """The snapshot under the policy's limits of spot machines."""
+    from ballast_operator.allocator.problem.capacity_types import spot_limits
 
-    limits = spot_limits(policy.spec, snapshot.capacity.kinds)
-    capacity = snapshot.capacity.within(
-        limits,
-        list(snapshot.running.values()),
-        [job.job.gpus if job.elastic is None else job.elastic.most for job in snapshot.jobs],
-    )
-    return dataclasses.replace(snapshot, capacity=capacity, spot=limits)
+    return dataclasses.replace(snapshot, spot=spot_limits(policy.spec, snapshot.capacity.kinds))
 
 
 def priced_pools(
@@ -58,5 +52,5 @@ def priced_pools(
     """(the pools with their regions, if data has to be paid for; job -> pool -> what a step's data costs)."""
     besides = {job.name: job.usd_per_step for job in snapshot.jobs if job.usd_per_step}
     regions = snapshot.capacity.regions if besides else {}
-    pools = [dataclasses.replace(pool, region=regions.get(pool.pool, "")) for pool in snapshot.capacity.pools]
+    pools = [dataclasses.replace(pool, region=regions.get(pool.pool, "")) for pool in snapshot.usable_pools]
     return pools, besides
