@@ -4,6 +4,7 @@ An iteration admits the jobs that have arrived, makes a new allocation if one is
 lets the granted jobs run until the next time at which something changes.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -49,13 +50,9 @@ def simulate(
             run.step_round()
         else:
             run.step_event()
-    return summarise(
-        run.ledger,
-        run.counters,
-        workload,
-        settings,
-        begin=run.begin,
-        end=run.now,
+    found = summarise(run.ledger, run.counters, workload, settings, begin=run.begin, end=run.now)
+    return dataclasses.replace(
+        found,
         rules=settings.rules.name,
         space_sharing=settings.space_sharing,
         ideal=settings.ideal,

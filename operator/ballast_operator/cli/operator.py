@@ -39,18 +39,23 @@ COLLECT_AFTER = (20_000, 10, 10)
 )
 @click.option(
     "--metrics-host",
+    "health_host",
     default="0.0.0.0",
     show_default=True,
     help="Address of all that is served.",
 )
 @click.option(
     "--metrics-port",
+    "health_port",
     default=8080,
     show_default=True,
     help="Port of /healthz, /readyz and /metrics; 0: a free one.",
 )
 @click.option(
-    "--ui-port", type=click.IntRange(0, 65535), help="Serve the page here; 0: a free port. Default: no page."
+    "--ui-port",
+    "page_port",
+    type=click.IntRange(0, 65535),
+    help="Serve the page here; 0: a free port. Default: no page.",
 )
 @click.option(
     "--history",
@@ -66,18 +71,7 @@ COLLECT_AFTER = (20_000, 10, 10)
     show_default=True,
     help="Level of the log on standard error.",
 )
-def operator(
-    kubeconfig: str | None,
-    namespace: str,
-    lease_namespace: str,
-    metrics_host: str,
-    metrics_port: int,
-    ui_port: int | None,
-    history: Path | None,
-    history_days: float,
-    history_jobs: int,
-    log_level: str,
-) -> None:
+def operator(history_days: float, history_jobs: int, log_level: str, **given: Any) -> None:
     """Run the operator until SIGTERM."""
     # What is imported stays: the collector would walk through it again and again.
     gc.set_threshold(*COLLECT_AFTER)
@@ -98,16 +92,7 @@ def operator(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     _log_refused_registrations()
-    options = Options(
-        kubeconfig=kubeconfig,
-        namespace=namespace,
-        lease_namespace=lease_namespace,
-        health_host=metrics_host,
-        health_port=metrics_port,
-        page_port=ui_port,
-        history=history,
-        keep=Keep(days=history_days, jobs=history_jobs),
-    )
+    options = Options(keep=Keep(days=history_days, jobs=history_jobs), **given)
     # Decisions are computed in a thread; the event loop must not wait long for it.
     sys.setswitchinterval(SWITCH_SECONDS)
     try:

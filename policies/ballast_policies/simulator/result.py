@@ -103,9 +103,9 @@ class Result:
     workload: str
     policy: str
     agnostic: bool
-    space_sharing: bool
-    ideal: bool
-    rules: str
+    space_sharing: bool = False
+    ideal: bool = False
+    rules: str = "ballast"
     round_seconds: float
     cluster: dict[str, int]
     jobs_measured: int
@@ -186,14 +186,8 @@ def summarise(
     *,
     begin: float,
     end: float,
-    rules: str = "ballast",
-    space_sharing: bool = False,
-    ideal: bool = False,
 ) -> Result:
-    """The result of a simulation that has run from ``begin`` to ``end`` (s).
-
-    ``rules``, ``space_sharing``, ``ideal``: for the report.
-    """
+    """The result of a simulation under the operator's rules that has run from ``begin`` to ``end`` (s)."""
     rows = np.arange(*(settings.measure or (0, ledger.count)))
     took = ledger.finish[rows] - ledger.arrival[rows]
     rho = took / ledger.isolated_finish[rows]
@@ -205,9 +199,6 @@ def summarise(
         workload=workload.name,
         policy=settings.policy,
         agnostic=settings.agnostic,
-        space_sharing=space_sharing,
-        ideal=ideal,
-        rules=rules,
         round_seconds=settings.round_seconds,
         cluster={t: int(c) for t, c in zip(ledger.gpu_types, ledger.capacity, strict=True)},
         jobs_measured=len(rows),

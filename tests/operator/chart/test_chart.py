@@ -130,8 +130,8 @@ def test_the_operators_arguments_are_options_of_the_command(chart: Any) -> None:
     command, *options = container["args"]
     assert command == operator.name
     context = operator.make_context("operator", list(options))
-    assert (context.params["namespace"], context.params["metrics_port"]) == ("research", 8080)
-    assert context.params["ui_port"] == 8091
+    assert (context.params["namespace"], context.params["health_port"]) == ("research", 8080)
+    assert context.params["page_port"] == 8091
     environment = {variable["name"]: variable for variable in container["env"]}
     assert environment["BALLAST_NAMESPACE"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace"
 

@@ -101,23 +101,14 @@ def _print_rows(found: "Jobs", *, wide: bool) -> None:
 @click.option(
     "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: by line."
 )
-def logs(
-    job: str,
-    namespace: str,
-    rank: int | None,
-    follow: bool,
-    previous: bool,
-    tail: int | None,
-    kubeconfig: str | None,
-    output: str,
-) -> None:
+def logs(job: str, namespace: str, kubeconfig: str | None, output: str, **wanted: Any) -> None:
     """Print what all ranks of JOB have logged, by time; by step where nodes keep no times."""
     import dataclasses
 
-    if follow and previous:
+    if wanted["follow"] and wanted["previous"]:
         raise click.UsageError("--previous: not with --follow. To fix: leave one of them out")
     with contextlib.suppress(KeyboardInterrupt), connected(kubeconfig, namespace) as client:
-        for line in client.logs(job, rank=rank, follow=follow, previous=previous, tail=tail):
+        for line in client.logs(job, **wanted):
             if output == "json":
                 click.echo(json.dumps(dataclasses.asdict(line)))
             else:

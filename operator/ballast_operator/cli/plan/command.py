@@ -16,6 +16,7 @@ from ballast_policies.planning.planners.registry import (
     Planner,
     PlanRequest,
 )
+from ballast_policies.planning.profile_file import ProfileFile
 from ballast_policies.planning.schedules import (
     DEFAULT_SCHEDULE,
     SCHEDULES,
@@ -111,19 +112,10 @@ def plan(
     profile_file: Path,
     cluster_file: Path,
     planner: str,
-    schedule: str,
-    microbatches: int,
-    chunks: int,
-    batch_size: int | None,
-    top: int | None,
-    max_tensor: int | None,
-    evaluations: int,
-    seed: int,
     sweep: bool,
-    trace: Path | None,
     picture: Path | None,
-    csv_file: Path | None,
     output: str,
+    **options: Any,
 ) -> None:
     """Plan how a model trains: layers to stages to GPUs, and the predicted time of a step.
 
@@ -133,33 +125,14 @@ def plan(
     layers, cluster = read_profile(profile_file), read_cluster(cluster_file)
     shown = picture is not None and str(picture) == PICTURE_HERE
     drawn = None if shown else picture
+    trace, csv_file = options.pop("trace"), options.pop("csv_file")
     try:
         chosen = PLANNERS.find(planner, PlanningError)
         if not chosen.simulates:
             _refuse_without_simulation(planner, sweep=sweep, trace=trace, picture=drawn, csv=csv_file)
         if chosen.needs_links:
             cluster.check_links()
-        count = step_microbatches(layers, microbatches, batch_size)
-        profile = layers.profile(count)
-        request = PlanRequest(
-            profile=profile,
-            costs=tuple(layer_costs(layers, count)),
-            gpus=tuple(cluster.kinds()),
-            bandwidth=cluster.pipeline_bandwidth(cluster.total),
-            levels=tuple(cluster.levels()),
-            grid=cluster.grid(),
-            microbatches=count,
-            samples=batch_size or count * layers.microbatch_size,
-            schedule=schedule,
-            chunks=chunks,
-            evaluations=evaluations,
-            seed=seed,
-            top=top,
-            most_tensor=max_tensor or known_tensor(layers, cluster),
-            cost_model=CostModel(
-                profile, reduced_bytes(layers, count), layers.microbatch_size, cluster.devices()
-            ),
-        )
+        request = _request(layers, cluster, **options)
         found = chosen.plan(request)
         answer, text = dict(found.content), found.text
         if layers.assumed_split and chosen.simulates:
@@ -198,6 +171,35 @@ def _patch(plan: Mapping[str, Any]) -> str:
             f"no TrainingJob runs this plan: {plan['refused']}. To fix: --planner best"
         )
     return yaml.safe_dump({"spec": plan["job"]}, sort_keys=False, default_flow_style=None).rstrip()
+
+
+def _request(
+    layers: ProfileFile,
+    cluster: ClusterInput,
+    *,
+    microbatches: int,
+    batch_size: int | None,
+    max_tensor: int | None,
+    **search: Any,
+) -> PlanRequest:
+    """The planner's question; ``search``: fields of it as they are given."""
+    count = step_microbatches(layers, microbatches, batch_size)
+    profile = layers.profile(count)
+    return PlanRequest(
+        profile=profile,
+        costs=tuple(layer_costs(layers, count)),
+        gpus=tuple(cluster.kinds()),
+        bandwidth=cluster.pipeline_bandwidth(cluster.total),
+        levels=tuple(cluster.levels()),
+        grid=cluster.grid(),
+        microbatches=count,
+        samples=batch_size or count * layers.microbatch_size,
+        most_tensor=max_tensor or known_tensor(layers, cluster),
+        cost_model=CostModel(
+            profile, reduced_bytes(layers, count), layers.microbatch_size, cluster.devices()
+        ),
+        **search,
+    )
 
 
 def _refuse_without_simulation(planner: str, **options: object) -> None:

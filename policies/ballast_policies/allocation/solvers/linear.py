@@ -157,16 +157,8 @@ def maximise(
     if same is not None:
         x = same.spread(x)
         level, time = (level / same.size)[same.of], (time / same.size)[same.of]
-    solution = certified(
-        instance,
-        x=instance.feasible(x),
-        value=value,
-        base=base,
-        slope=slope,
-        level=level / full,
-        time=time,
-        prices=solved.prices,
-    )
+    solved = dataclasses.replace(solved, x=instance.feasible(x), level=level / full, time=time)
+    solution = certified(instance, solved, value=value, base=base, slope=slope)
     if after is not None:
         after = after.scaled(1.0 / unit)
         solution = dataclasses.replace(solution, solver=f"prices and {SOLVER}", start=after)
@@ -215,23 +207,16 @@ def _solved(program: Program, start: WarmStart | None) -> tuple[Solved, WarmStar
 
 
 def certified(
-    instance: Instance,
-    *,
-    x: np.ndarray,
-    value: np.ndarray,
-    base: np.ndarray,
-    slope: np.ndarray,
-    level: np.ndarray,
-    time: np.ndarray,
-    prices: np.ndarray,
+    instance: Instance, solved: Solved, *, value: np.ndarray, base: np.ndarray, slope: np.ndarray
 ) -> LinearSolution:
-    """A feasible ``x`` and any multipliers, as a solution with the bound that the multipliers prove.
+    """A feasible x and any multipliers, as a solution with the bound that the multipliers prove.
 
     For every feasible (x, t): value.x + gain t
         <= sum_c x_c (value_c + lambda r_c - mu_c - gpus_c p_c) + sum mu + p.capacity - lambda.base,
     if lambda.slope = gain.  Raising mu_m until no bracket is positive leaves the constant terms.
     """
-    columns = instance.columns
+    columns, x = instance.columns, solved.x
+    level, time, prices = solved.level, solved.time, solved.prices
     gained = bool((slope > 0).any())
     if gained:
         if not dot(level, slope) > 0:
