@@ -1,9 +1,11 @@
 """ZeRO-1: each replica has a part of the optimizer's state, and the weights are those of whole optimizers."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from ballast_policies.contract.job import TrainingConfig
-from ballast_trainer.cli.forecasting import profiled_layers
+from ballast_trainer.cli.forecasting import ForecastInput
 from ballast_trainer.config import read_job_config
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.mesh import Mesh
@@ -121,7 +123,7 @@ def test_a_forecast_has_the_bytes_of_a_rank(stage):
     }
     job = read_job_config(config)
     shares = job.parallelism.optimizer_shares
-    rows = profiled_layers(config, None, at_step=0, microbatches=4, shares=shares)
+    rows = ForecastInput(config_path=Path()).layers(config, microbatches=4, shares=shares)
     (forecast, *_) = forecasts(job, rows, ranks=4)
     model = build_gpt(layers=4, dim=24, heads=2, context=6)
     for index in range(4):

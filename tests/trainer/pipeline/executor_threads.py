@@ -7,7 +7,7 @@ import torch
 from ballast_policies.contract.job import TrainingConfig
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.layer_stack import LayerStack
-from ballast_trainer.pipeline.executor.executor import Executor
+from ballast_trainer.pipeline.executor.executor import Executor, RankStages
 from ballast_trainer.pipeline.executor.order import RankOrder
 from ballast_trainer.profiling.meter import Meter
 
@@ -90,14 +90,16 @@ def run(
             apply_gradients(rank, stage, step=step, microbatches=microbatches)
 
         executor = Executor(
-            stacks=stacks,
-            boundaries=(boundary,) * (schedule.stages - 1),
+            RankStages(
+                stacks=stacks,
+                boundaries=(boundary,) * (schedule.stages - 1),
+                meter=meter,
+                loss=loss,
+                device=torch.device("cpu"),
+            ),
             transport=transport.at(rank),
-            meter=meter,
-            loss=loss,
             batch=batch,
             apply_gradients=update,
-            device=torch.device("cpu"),
         )
         try:
             order = RankOrder(schedule, rank, steps)

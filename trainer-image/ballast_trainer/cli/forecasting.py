@@ -1,5 +1,7 @@
 """Options of ``simulate`` and ``trace``, and the profile they start from."""
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +11,9 @@ import click
 from ballast_policies.contract.decode import parse_json
 from ballast_policies.planning.profile_file import ProfiledLayer, read_profile
 
+from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.forecast import Machines
 
 FILE = click.Path(path_type=Path)
 _USUAL_RANKS = 4
@@ -28,8 +32,80 @@ def _speeds(context: click.Context, parameter: click.Parameter, value: str | Non
     return speeds
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastInput:
+    """What both commands are given, by their options."""
+
+    config_path: Path
+    assignments: tuple[str, ...] = ()
+    profile_path: Path | None = None
+    ranks: int | None = None
+    at_step: int = 0
+    bandwidth: float | None = None
+    speeds: tuple[float, ...] = ()
+    action_seconds: float = 0.0
+
+    def config(self) -> dict[str, Any]:
+        """The configuration of the file, with the fields that are set.
+
+        Raises:
+            ConfigurationError: it cannot be read.
+        """
+        return read_config(self.config_path, self.assignments)
+
+    @property
+    def machines(self) -> Machines:
+        """What the ranks run on."""
+        return Machines(speeds=self.speeds, bandwidth=self.bandwidth, action_seconds=self.action_seconds)
+
+    def layers(
+        self, config: dict[str, Any], *, microbatches: int, shares: int = 1
+    ) -> tuple[ProfiledLayer, ...]:
+        """The layers of the profile in the file, or of one that is measured now.
+
+        Args:
+            config: of the job.
+            microbatches: of a step, which a report's seconds are of.
+            shares: replicas that share a layer's optimizer. A report has the bytes of the job that ran.
+
+        Raises:
+            ConfigurationError: the file is no profile, or a field cannot work.
+        """
+        path = self.profile_path
+        if path is None:
+            from ballast_trainer.layer_profiler import layer_rows
+
+            profile = read_profile(layer_rows(config, steps=4, at_step=self.at_step))
+            return tuple(layer.shared_by(shares) for layer in profile.each_layer(microbatches))
+        try:
+            profile = read_profile(parse_json(path.read_text()))
+            rows = profile.each_layer(microbatches)
+            return tuple(layer.shared_by(shares) for layer in rows) if profile.layers else rows
+        except (OSError, ValueError) as error:
+            reason = (
+                f"{path} is not a profile: {error}. "
+                "To fix: give what 'ballast-train profile --output json' prints"
+            )
+            raise ConfigurationError("--profile", reason) from error
+
+    def ranks_of(self, config: Any, layers: int) -> int:
+        """How many ranks to forecast for."""
+        if self.ranks is not None:
+            return self.ranks
+        if config.pipeline.replicas:
+            return sum(config.pipeline.replicas)
+        return config.pipeline.max_stages or min(_USUAL_RANKS, layers)
+
+
 def forecast_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of both commands."""
+    """The options of both commands, which take them as one :class:`ForecastInput`."""
+    own = [field.name for field in dataclasses.fields(ForecastInput)]
+
+    @functools.wraps(command)
+    def with_input(**given: Any) -> Any:
+        return command(ForecastInput(**{name: given.pop(name) for name in own}), **given)
+
+    found: Callable[..., Any] = with_input
     for option in reversed(
         [
             click.option("--config", "config_path", type=FILE, required=True, help="YAML or JSON file."),
@@ -69,46 +145,5 @@ def forecast_options(command: Callable[..., Any]) -> Callable[..., Any]:
             ),
         ]
     ):
-        command = option(command)
-    return command
-
-
-def profiled_layers(
-    config: dict[str, Any], path: Path | None, *, at_step: int, microbatches: int, shares: int = 1
-) -> tuple[ProfiledLayer, ...]:
-    """The layers of the profile in a file, or of one that is measured now.
-
-    Args:
-        config: of the job.
-        path: the file, if any.
-        at_step: measure with changes as of it.
-        microbatches: of a step, which a report's seconds are of.
-        shares: replicas that share a layer's optimizer. A report has the bytes of the job that ran.
-
-    Raises:
-        ConfigurationError: the file is no profile, or a field cannot work.
-    """
-    if path is None:
-        from ballast_trainer.layer_profiler import layer_rows
-
-        profile = read_profile(layer_rows(config, steps=4, at_step=at_step))
-        return tuple(layer.shared_by(shares) for layer in profile.each_layer(microbatches))
-    try:
-        profile = read_profile(parse_json(path.read_text()))
-        rows = profile.each_layer(microbatches)
-        return tuple(layer.shared_by(shares) for layer in rows) if profile.layers else rows
-    except (OSError, ValueError) as error:
-        reason = (
-            f"{path} is not a profile: {error}. "
-            "To fix: give what 'ballast-train profile --output json' prints"
-        )
-        raise ConfigurationError("--profile", reason) from error
-
-
-def ranks_of(config: Any, given: int | None, layers: int) -> int:
-    """How many ranks to forecast for."""
-    if given is not None:
-        return given
-    if config.pipeline.replicas:
-        return sum(config.pipeline.replicas)
-    return config.pipeline.max_stages or min(_USUAL_RANKS, layers)
+        found = option(found)
+    return found

@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from ballast_trainer.causes import describe
-from ballast_trainer.cli.config_file import read_config
-from ballast_trainer.cli.forecasting import FILE, forecast_options, profiled_layers, ranks_of
-from ballast_trainer.forecast import Forecast, Machines, forecasts
+from ballast_trainer.cli.forecasting import FILE, ForecastInput, forecast_options
+from ballast_trainer.forecast import Forecast, forecasts
 from ballast_trainer.process_exit import end, reason_of
 from ballast_trainer.replay import Replay, read_loads, replay
 
@@ -53,18 +52,7 @@ def _replay_text(found: Replay, ranks: int) -> str:
     help="Replay the load curve that 'run --log json' printed: moves, and what following it wins.",
 )
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def simulate(
-    config_path: Path,
-    assignments: tuple[str, ...],
-    profile_path: Path | None,
-    ranks: int | None,
-    at_step: int,
-    bandwidth: float | None,
-    speeds: tuple[float, ...],
-    action_seconds: float,
-    loads_path: Path | None,
-    output: str,
-) -> None:
+def simulate(given: ForecastInput, loads_path: Path | None, output: str) -> None:
     """Predict step time, bubble and memory without starting ranks.
 
     Each rank is taken to be alone on its device, which is as fast as the one that was profiled unless
@@ -73,31 +61,24 @@ def simulate(
     from ballast_trainer.config import read_job_config
 
     try:
-        value = read_config(config_path, assignments)
+        value = given.config()
         config = read_job_config(value)
         if loads_path is not None:
             looks = read_loads(loads_path)
-            count = ranks_of(config, ranks, len(looks[0].seconds))
+            count = given.ranks_of(config, len(looks[0].seconds))
             replayed = replay(config, looks, ranks=count)
             text = _replay_text(replayed, count)
             if output == "json":
                 text = json.dumps({"ranks": count, "replay": replayed.as_json()})
             click.echo(text)
             return
-        rows = profiled_layers(
+        rows = given.layers(
             value,
-            profile_path,
-            at_step=at_step,
             microbatches=config.pipeline.microbatches,
             shares=config.parallelism.optimizer_shares,
         )
-        count = ranks_of(config, ranks, len(rows))
-        found = forecasts(
-            config,
-            rows,
-            ranks=count,
-            machines=Machines(speeds=speeds, bandwidth=bandwidth, action_seconds=action_seconds),
-        )
+        count = given.ranks_of(config, len(rows))
+        found = forecasts(config, rows, ranks=count, machines=given.machines)
     except Exception as error:
         sys.exit(end(reason_of(error), describe(error)))
     if output == "json":

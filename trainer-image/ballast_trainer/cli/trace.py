@@ -6,10 +6,9 @@ from pathlib import Path
 import click
 
 from ballast_trainer.causes import describe
-from ballast_trainer.cli.config_file import read_config
-from ballast_trainer.cli.forecasting import forecast_options, profiled_layers, ranks_of
+from ballast_trainer.cli.forecasting import ForecastInput, forecast_options
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.forecast import Machines, forecasts, schedule_for
+from ballast_trainer.forecast import forecasts, schedule_for
 from ballast_trainer.process_exit import end, reason_of
 
 FORMATS = (".json", ".svg", ".txt", ".csv")
@@ -27,18 +26,7 @@ _FLOW_STEPS = 2
     help="Write here: .json for chrome://tracing or Perfetto, .svg, .txt, or .csv as torch reads it. "
     "Default: text to standard output.",
 )
-def trace(
-    config_path: Path,
-    assignments: tuple[str, ...],
-    profile_path: Path | None,
-    ranks: int | None,
-    at_step: int,
-    bandwidth: float | None,
-    speeds: tuple[float, ...],
-    action_seconds: float,
-    even: bool,
-    out: Path | None,
-) -> None:
+def trace(given: ForecastInput, even: bool, out: Path | None) -> None:
     """Show every action of a simulated step in time.
 
     The partition is the job's first one; two steps where the schedule has no flush.
@@ -61,18 +49,15 @@ def trace(
             )
         if out is not None and not out.parent.is_dir():
             raise ConfigurationError("--out", f"no folder {out.parent}. To fix: make it, or write elsewhere")
-        value = read_config(config_path, assignments)
+        value = given.config()
         config = read_job_config(value)
         if even:
-            schedule = schedule_for(config, ranks_of(config, ranks, 4), steps=_FLOW_STEPS)
+            schedule = schedule_for(config, given.ranks_of(config, 4), steps=_FLOW_STEPS)
             played = simulate(schedule, even_costs(schedule.stages))
         else:
-            rows = profiled_layers(
-                value, profile_path, at_step=at_step, microbatches=config.pipeline.microbatches
-            )
-            count = ranks_of(config, ranks, len(rows))
-            machines = Machines(speeds=speeds, bandwidth=bandwidth, action_seconds=action_seconds)
-            (found, *_) = forecasts(config, rows, ranks=count, machines=machines, steps=_FLOW_STEPS)
+            rows = given.layers(value, microbatches=config.pipeline.microbatches)
+            count = given.ranks_of(config, len(rows))
+            (found, *_) = forecasts(config, rows, ranks=count, machines=given.machines, steps=_FLOW_STEPS)
             played = found.trace
         text = {
             ".json": lambda: chrome_trace(played),

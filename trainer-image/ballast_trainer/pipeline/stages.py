@@ -15,6 +15,7 @@ from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.layer_stack import LayerStack
+from ballast_trainer.pipeline.executor.executor import RankStages
 from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline, ExecutedPipeline
 from ballast_trainer.pipeline.executor.split_backward import backward_in_halves
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
@@ -202,30 +203,30 @@ class PipelineBuilder:
         Raises:
             ConfigurationError: the counts do not suit the schedule.
         """
-        schedule = self.schedule
+        schedule, held = self.schedule, self._held(boundaries)
         # One rank goes through its microbatches one by one; a run without a flush may be one step, with one.
         plain = dataclasses.replace(schedule, name=DEFAULT_SCHEDULE, stages_per_rank=None)
-        common: dict[str, Any] = {
-            "rank": self.rank,
-            "stacks": self._sending(boundaries),
-            "boundaries": boundaries,
-            "meter": self.meter,
-            "loss": _MeteredLoss(self.loss, self.meter, self.stages[-1].end_layer - 1),
-            "device": self.layers.device,
-            "line": None if self.line is None else self.line.ranks,
-            "lines": self.lines,
-        }
+        line = None if self.line is None else self.line.ranks
         if schedule.asynchronous:
-            return AsynchronousPipeline(plain.one_step(), schedule.run_of, **common)
-        return ExecutedPipeline(plain.one_step() if schedule.ranks == 1 else self._one_step, **common)
+            return AsynchronousPipeline(
+                plain.one_step(), schedule.run_of, held, rank=self.rank, line=line, lines=self.lines
+            )
+        flush = plain.one_step() if schedule.ranks == 1 else self._one_step
+        return ExecutedPipeline(flush, held, rank=self.rank, line=line, lines=self.lines)
 
-    def _sending(self, boundaries: Boundaries) -> dict[int, LayerStack]:
-        """The layers that this rank holds, by stage; messages of another shape would end the process."""
-        held = self.stacks()
-        for number, stack in held.items():
+    def _held(self, boundaries: Boundaries) -> RankStages:
+        """The stages of this rank; messages of another shape would end the process."""
+        stacks = self.stacks()
+        for number, stack in stacks.items():
             if number < len(boundaries):
                 stack.sent_as = boundaries[number]
-        return held
+        return RankStages(
+            stacks=stacks,
+            boundaries=boundaries,
+            meter=self.meter,
+            loss=_MeteredLoss(self.loss, self.meter, self.stages[-1].end_layer - 1),
+            device=self.layers.device,
+        )
 
     def _stack(self, indices: Iterable[int]) -> LayerStack:
         held = [self.layers[index] for index in indices]

@@ -37,6 +37,25 @@ class ApplyGradients(Protocol):
         """Update the weights from the gradients of ``microbatches``, summed over all replicas."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankStages:
+    """A rank's part of a pipeline.
+
+    Attributes:
+        stacks: by stage, the layers that this rank holds.
+        boundaries: between all stages.
+        meter: is told when a microbatch's work begins and ends.
+        loss: of one microbatch; on the rank of the last stage.
+        device: where this rank computes.
+    """
+
+    stacks: Mapping[int, LayerStack]
+    boundaries: Sequence[Boundary]
+    meter: Meter
+    loss: Loss
+    device: torch.device
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeakUsage:
     """Peak usage counted in a run, by stage of this rank.
@@ -63,31 +82,23 @@ class Executor:
 
     def __init__(
         self,
+        held: RankStages,
         *,
-        stacks: Mapping[int, LayerStack],
-        boundaries: tuple[Boundary, ...],
         transport: Transport,
-        meter: Meter,
-        loss: Loss,
         batch: Callable[[int], Batch],
         apply_gradients: ApplyGradients,
-        device: torch.device,
     ) -> None:
         """Prepare.
 
         Args:
-            stacks: by stage, the layers that this rank holds.
-            boundaries: between all stages.
+            held: the rank's stages.
             transport: carries messages to other ranks.
-            meter: is told when a microbatch's work begins and ends.
-            loss: of one microbatch; on the rank of the last stage.
             batch: inputs and targets of a step.
             apply_gradients: for schedules with update actions.
-            device: where this rank computes.
         """
-        self._stacks, self._boundaries = dict(stacks), boundaries
-        self._transport, self._meter, self._loss = transport, meter, loss
-        self._batch, self._apply_gradients, self._device = batch, apply_gradients, device
+        self._stacks, self._boundaries = dict(held.stacks), tuple(held.boundaries)
+        self._meter, self._loss, self._device = held.meter, held.loss, held.device
+        self._transport, self._batch, self._apply_gradients = transport, batch, apply_gradients
 
     def begin(self, order: RankOrder, first_step: int) -> None:
         """Start a run of ``order.steps`` steps, the first of which is ``first_step``."""

@@ -1,21 +1,18 @@
 """Pipelines that use the executor: replicas of stages with a flush, and schedules without one."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from ballast_policies.planning.schedules import Schedule, ScheduleError, ScheduleFacts, validate
 
 from ballast_trainer.data.batch import Batch
-from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.buffers import StepBuffers
-from ballast_trainer.layers.layer_stack import LayerStack
-from ballast_trainer.pipeline.executor.executor import ApplyGradients, Executor, Loss, PeakUsage
+from ballast_trainer.pipeline.executor.executor import ApplyGradients, Executor, PeakUsage, RankStages
 from ballast_trainer.pipeline.executor.groups import link_groups, replica_group
 from ballast_trainer.pipeline.executor.links import ProcessTransport
 from ballast_trainer.pipeline.executor.order import RankOrder
 from ballast_trainer.pipeline.executor.replicas import gather_rows, sum_gradients
-from ballast_trainer.profiling.meter import Meter
 
 
 def _never(stage: int, *, step: int, microbatches: int) -> None:
@@ -28,13 +25,9 @@ class ExecutedPipeline:
     def __init__(
         self,
         flush: Schedule,
+        held: RankStages,
         *,
         rank: int,
-        stacks: Mapping[int, LayerStack],
-        boundaries: tuple[Boundary, ...],
-        meter: Meter,
-        loss: Loss,
-        device: torch.device,
         line: Sequence[int] | None = None,
         lines: Sequence[Sequence[int]] = (),
     ) -> None:
@@ -42,18 +35,13 @@ class ExecutedPipeline:
 
         Args:
             flush: the schedule of one step.
+            held: the rank's stages.
             rank: position of this one.
-            stacks: by stage, the layers that this rank holds.
-            boundaries: between all stages.
-            meter: is told when a microbatch's work begins and ends.
-            loss: of one microbatch.
-            device: where this rank computes.
             line: the rank at each position of this pipeline; None: there is one, of all ranks.
             lines: those of every pipeline, in one order everywhere; none: there is one.
         """
         self._flush = RankOrder(flush, rank, 1)
-        self._stacks, self._meter, self._loss, self._device = stacks, meter, loss, device
-        self._boundaries = boundaries
+        self._held, self._stacks = held, held.stacks
         several = flush.ranks > 1
         self._group = replica_group(flush.stage_ranks, rank) if several else None
         line = range(flush.ranks) if line is None else line
@@ -71,7 +59,7 @@ class ExecutedPipeline:
             held = (layer for stack in self._stacks.values() for layer in stack.held)
             buffers = StepBuffers.of(module for layer in held for module in layer.stateful)
         executor = self._executor(lambda step: batch(), _never)
-        executor.begin(self._flush, self._meter.step)
+        executor.begin(self._flush, self._held.meter.step)
         loss = executor.advance()
         executor.finish()
         parameters = [parameter for stack in self._stacks.values() for parameter in stack.parameters()]
@@ -85,16 +73,7 @@ class ExecutedPipeline:
         return loss
 
     def _executor(self, batch: Callable[[int], Batch], apply_gradients: ApplyGradients) -> Executor:
-        return Executor(
-            stacks=self._stacks,
-            boundaries=self._boundaries,
-            transport=self._transport,
-            meter=self._meter,
-            loss=self._loss,
-            batch=batch,
-            apply_gradients=apply_gradients,
-            device=self._device,
-        )
+        return Executor(self._held, transport=self._transport, batch=batch, apply_gradients=apply_gradients)
 
 
 class AsynchronousPipeline(ExecutedPipeline):
@@ -107,13 +86,9 @@ class AsynchronousPipeline(ExecutedPipeline):
         self,
         flush: Schedule,
         schedule_of_run: Callable[[int], Schedule],
+        held: RankStages,
         *,
         rank: int,
-        stacks: Mapping[int, LayerStack],
-        boundaries: tuple[Boundary, ...],
-        meter: Meter,
-        loss: Loss,
-        device: torch.device,
         line: Sequence[int] | None = None,
         lines: Sequence[Sequence[int]] = (),
     ) -> None:
@@ -122,26 +97,12 @@ class AsynchronousPipeline(ExecutedPipeline):
         Args:
             flush: a schedule of one step with a flush, on the same ranks.
             schedule_of_run: the schedule of a run, given its number of steps.
+            held: the rank's stages.
             rank: position of this one.
-            stacks: by stage, the layers that this rank holds.
-            boundaries: between all stages.
-            meter: is told when a microbatch's work begins and ends.
-            loss: of one microbatch.
-            device: where this rank computes.
             line: the rank at each position of this pipeline; None: there is one, of all ranks.
             lines: those of every pipeline, in one order everywhere; none: there is one.
         """
-        super().__init__(
-            flush,
-            rank=rank,
-            stacks=stacks,
-            boundaries=boundaries,
-            meter=meter,
-            loss=loss,
-            device=device,
-            line=line,
-            lines=lines,
-        )
+        super().__init__(flush, held, rank=rank, line=line, lines=lines)
         self._schedule_of_run, self._rank = schedule_of_run, rank
         self._orders: dict[int, tuple[RankOrder, ScheduleFacts]] = {}
 
