@@ -22,6 +22,7 @@ from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
 from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard
+from ballast_operator.views.clock import now
 from emulated import objects
 
 
@@ -96,7 +97,7 @@ async def main() -> None:
             metrics=metrics,
             enqueue=lambda *_: None,
             feeds=PriceFeeds(cluster, "ballast-system"),
-            reporter=PolicyReporter(cluster, caches, Recorder(cluster)),
+            reporter=PolicyReporter(cluster, caches, Recorder(cluster), clock=now),
         )
         rows = []
         for repeat in range(given.repeats):

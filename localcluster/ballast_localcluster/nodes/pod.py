@@ -217,7 +217,7 @@ class Pod:
             self._host.events.post(self.manifest, "Warning", "NodeAgentFault", repr(fault))
 
     def _force(self, reason: str, message: str) -> None:
-        self._forced = {"forced_phase": "Failed", "reason": reason, "message": message}
+        self._forced = {"phase": "Failed", "reason": reason, "message": message}
 
     def _stop(self, grace_seconds: float) -> None:
         """SIGTERM the first time, SIGKILL when the shortest grace that was given has passed."""
@@ -271,7 +271,7 @@ class Pod:
                 host_address=self._host.address,
                 start_time=self._start_time,
                 previous=self._status or self.manifest.get("status", {}),
-                **self._forced,
+                forced=self._forced,
             )
             if status == self._status:
                 return

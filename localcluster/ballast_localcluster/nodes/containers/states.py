@@ -5,6 +5,8 @@ Phases and conditions are kubelet's: https://kubernetes.io/docs/concepts/workloa
 
 import dataclasses
 import datetime
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ballast_localcluster.nodes.api import Manifest
@@ -96,9 +98,7 @@ def pod_status(
     host_address: str,
     start_time: str,
     previous: Manifest,
-    forced_phase: str = "",
-    reason: str = "",
-    message: str = "",
+    forced: Mapping[str, str] = MappingProxyType({}),
 ) -> Manifest:
     """The pod's status, but for what others write (PodScheduled).
 
@@ -108,16 +108,14 @@ def pod_status(
         address: its IP address; empty before it has one.
         host_address: the node's.
         start_time: when the node took it.
-        reason: of a forced phase, one word.
-        message: of a forced phase, for people.
         previous: the status built before, for the times at which conditions changed.
-        forced_phase: Failed by decision of the node (deadline, admission).
+        forced: phase, reason and message, by decision of the node (deadline, admission).
     """
-    phase = forced_phase or pod_phase(init, containers)
+    phase = forced.get("phase") or pod_phase(init, containers)
     return {
         "phase": phase,
-        "reason": reason or None,
-        "message": message or None,
+        "reason": forced.get("reason") or None,
+        "message": forced.get("message") or None,
         "hostIP": host_address,
         "hostIPs": [_REPLACE, {"ip": host_address}],
         **({"podIP": address, "podIPs": [_REPLACE, {"ip": address}]} if address else {}),
