@@ -2,6 +2,7 @@
 
 python lab/benchmarks/prices/weeks.py > lab/benchmarks/prices/weeks.json     # minutes
 python lab/benchmarks/prices/gavel_cost.py > lab/benchmarks/prices/gavel_cost.json  # seconds
+python lab/benchmarks/prices/deadlines.py --data FOLDER > lab/benchmarks/prices/deadlines.json  # minutes
 python lab/benchmarks/prices/page.py                                     # the page, seconds
 """
 
@@ -24,6 +25,7 @@ from ballast_policies.throughput.table import JobType
 ROOT = Path(__file__).parents[3]
 GAVEL_COST = Path(__file__).with_name("gavel_cost.json")
 WEEKS = Path(__file__).with_name("weeks.json")
+DEADLINES = Path(__file__).with_name("deadlines.json")
 WORDS = Path(__file__).with_name("page.md")
 PAGE = ROOT / "lab" / "docs" / "spot-figures.md"
 GOOGLE = {"k80": 0.45, "p100": 1.46, "v100": 2.48}
@@ -223,6 +225,45 @@ def weeks() -> str:
     return table((f"{found['weeks']} weeks, {found['jobs']} jobs", "aim", "ours"), rows)
 
 
+def skynomad() -> str:
+    found = json.loads(DEADLINES.read_text())["skynomad"]
+    rows = [
+        [
+            each["cell"],
+            f"{each['hours']:.1f}",
+            f"{each['checkpoint_gb']:.0f}",
+            f"{each['theirs']:.3f}",
+            f"{each['ours']:.3f}" + (" (above)" if each["ours"] > each["theirs"] + 5e-4 else ""),
+        ]
+        for each in found
+    ]
+    means = [f"{math.fsum(each[kind] for each in found) / len(found):.3f}" for kind in ("theirs", "ours")]
+    rows.append(["mean", "", "", *means])
+    late = sum(each["late"] for each in found)
+    return table(("cell", "hours of work", "checkpoint, GB", "SkyNomad", "ours"), rows) + (
+        f"\n{late} deadlines were missed.\n"
+    )
+
+
+def cant_be_late() -> str:
+    found = json.loads(DEADLINES.read_text())["cant_be_late"]
+    kinds = ("uniform", "greedy", "ours")
+    rows = [
+        [
+            each["series"],
+            f"{each['deadline_hours']:.0f}",
+            f"{each['startup_hours']:.2f}",
+            *(f"{each[kind][0]:.3f}" for kind in kinds),
+            str(each["ours"][1]),
+        ]
+        for each in found
+    ]
+    means = [f"{math.fsum(each[kind][0] for each in found) / len(found):.3f}" for kind in kinds]
+    rows.append(["mean", "", "", *means, ""])
+    headings = ("zone", "due after, h", "start-up, h", "uniform progress", "greedy", "ours", "late")
+    return table(headings, rows)
+
+
 def main() -> None:
     market = excerpt()
     words = Template(WORDS.read_text(encoding="utf-8"))
@@ -234,6 +275,8 @@ def main() -> None:
         dynamic_starts=dynamic_starts(market),
         gavel_cost=gavel_cost(),
         weeks=weeks(),
+        skynomad=skynomad(),
+        cant_be_late=cant_be_late(),
     )
     PAGE.write_text(page, encoding="utf-8")
 

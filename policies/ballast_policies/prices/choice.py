@@ -100,8 +100,7 @@ def choose(situation: Situation, options: Options, preferences: Preferences, use
         cost = np.where(options.spot, np.inf, cost)
     if not np.isfinite(cost).any():
         return Choice(WAIT, "wait")
-    # What has to be carried there is spread over the steps that are left.
-    carried = cost + situation.move_usd / situation.steps
+    carried = cost + _carrying(situation, options, preferences, useful)
     needed = 0.0
     if situation.seconds_to_deadline is not None:
         if _must_be_sure(situation, options, preferences):
@@ -241,6 +240,17 @@ def _surest(situation: Situation, options: Options, preferences: Preferences, co
         return Choice(at, "stay")
     quick = fastest >= fastest.max() * (1 - 1e-9)
     return Choice(int(np.argmin(np.where(quick, cost, np.inf))), "deadline")
+
+
+def _carrying(
+    situation: Situation, options: Options, preferences: Preferences, useful: np.ndarray
+) -> np.ndarray:
+    """(k,) USD a step of what has to be carried to an offer, over the steps that are expected there."""
+    hours = np.array([_lifetime_hours(options, preferences, k) for k in range(len(options.speed))])
+    there = np.where(options.spot, options.speed * useful * hours * 3600.0, np.inf)
+    steps = np.maximum(np.minimum(situation.steps, np.nan_to_num(there, nan=0.0)), 1e-9)
+    found: np.ndarray = np.broadcast_to(situation.move_usd, steps.shape) / steps
+    return found
 
 
 def _waits(

@@ -1,5 +1,6 @@
 """Where one job should run now."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -98,6 +99,37 @@ def test_without_spot_machines_a_job_waits_for_a_while():
     assert chosen(Situation(steps=1e5, waited_seconds=1e5), none).option == 1
     assert chosen(Situation(steps=3600.0, seconds_to_deadline=1e5), none).option == WAIT
     assert chosen(Situation(steps=3600.0, seconds_to_deadline=4000.0), none).option == 1
+
+
+def test_a_part_of_the_slack_is_kept():
+    """It pays for later changes between spot machines and others: on demand before the last moment."""
+    none = options((1.0, math.nan, 0.1, True), DEMAND)
+    steps = 100 * 3600.0
+    assert chosen(Situation(steps=steps, seconds_to_deadline=120 * 3600.0), none).option == WAIT
+    assert chosen(Situation(steps=steps, seconds_to_deadline=108 * 3600.0), none).option == 1
+
+
+def test_dear_machines_are_waited_away_like_none():
+    """Twice the price that spot machines have when they are there; a little more is taken."""
+    for usd, option in ((2.9, WAIT), (1.1, 1)):
+        offers = options((1.0, math.nan, 0.1, True), (1.0, usd, 0.1, True), DEMAND)
+        offers = dataclasses.replace(offers, listed_usd_per_hour=np.array([1.0, usd, 3.0]))
+        found = chosen(Situation(steps=100 * 3600.0, seconds_to_deadline=130 * 3600.0), offers)
+        assert found.option == option
+
+
+def test_what_comes_and_goes_has_to_prove_itself():
+    """A job on demand leaves for it, or carries its data there, once it has lasted."""
+    for there, away, first in ((0.0, 1, 1), (7200.0, 0, 0)):
+        seconds = np.array([there, np.inf, np.inf])
+        offers = options((1.0, 1.0, 0.1, True), (1.0, 1.2, 0.0, True), DEMAND)
+        offers = dataclasses.replace(offers, there_seconds=seconds)
+        far = Situation(steps=100 * 3600.0, seconds_to_deadline=150 * 3600.0, move_usd=np.array([0.5, 0, 0]))
+        assert chosen(far, offers).option == first
+        sure = dataclasses.replace(offers, usd_per_hour=np.array([1.0, math.nan, 3.0]))
+        demand = Situation(steps=100 * 3600.0, seconds_to_deadline=130 * 3600.0, at=2)
+        quick = Preferences(review_seconds=60.0)
+        assert chosen(demand, sure, quick).option == (2 if away else 0)
 
 
 def test_nothing_to_rent_is_waiting():
