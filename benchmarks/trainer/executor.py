@@ -2,13 +2,13 @@
 
 - *CPU time*: the same layers, batches and orders, carried out by our executor and by the public schedules of
   torch.distributed.pipelining, on one rank a core (at most four) over gloo, in one run and in turns of a few
-  steps.  Layers are a GPT's (``--dim``), so that most of the time is theirs, or sleep (``--sleeping``: what
-  is left is the runtimes' own).  ``ratio`` is the median over the turns of (ours / torch's) CPU time of all
-  ranks, ``interval`` its 95 % interval by bootstrap; ours seeds the layers besides, and reports the loss.
+  steps.  Layers are a GPT's (``--dim``), so that most of the time is theirs, or one product of few numbers
+  (``--tiny``: what is left is the runtimes' own).  ``ratio`` is the median over the turns of (ours / torch's)
+  CPU time of all ranks, ``interval`` its 95 % interval by bootstrap; ours seeds the layers besides.
 - *No flush*: medians of a step of 1F1B, PipeDream and 2BW, as the session trains them, beside the
   simulator's.  With p ranks and m microbatches 1F1B takes (m + p - 1) / m times as long as the others.
 
-    python benchmarks/trainer/executor.py [--turns 30] [--dim 256] [--sleeping] [--no-flush] [--steps 40]
+    python benchmarks/trainer/executor.py [--turns 30] [--dim 256] [--tiny] [--no-flush] [--steps 40]
 
 For *no flush* on a machine whose cores are busy with other things, use longer layers (``--milliseconds``).
 """
@@ -206,7 +206,7 @@ def main():
     )
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--dim", type=int, default=256, help="of the GPT")
-    parser.add_argument("--sleeping", action="store_true", help="layers sleep")
+    parser.add_argument("--tiny", action="store_true", help="layers do next to nothing")
     parser.add_argument("--schedules", default=",".join(TORCH_CLASSES), help="of the comparison with torch")
     parser.add_argument("--no-flush", action="store_true", help="compare schedules without a flush instead")
     parser.add_argument("--steps", type=int, default=40, help="without a flush")
@@ -215,7 +215,7 @@ def main():
     if arguments.no_flush:
         rows = iter(without_a_flush(arguments.steps, arguments.milliseconds / 1000))
     else:
-        dim = 0 if arguments.sleeping else arguments.dim
+        dim = 0 if arguments.tiny else arguments.dim
         names = filter(None, arguments.schedules.split(","))
         rows = (beside_torch(name, arguments.turns, dim) for name in names)
     for row in rows:
