@@ -77,7 +77,7 @@ test-cuda: $(STAMP) ## run the trainer's tests on this machine's GPU over NCCL; 
 	@nvidia-smi --list-gpus
 	@BALLAST_TEST_DEVICE=cuda $(PYTEST) $(DAILY) $(ARGS) $(CUDA_TESTS)
 
-e2e-nodes: setup ## run the chart, images and trainers on real kubelets (root; containerd, buildah; some ten minutes)
+e2e-nodes: setup ## run the chart, images and trainers on real kubelets (root; containerd, buildah; a quarter of an hour)
 	@$(BIN)/python -m ballast_localcluster.setup --kubelets
 	@BALLAST_PATIENCE=$${BALLAST_PATIENCE:-3} $(BIN)/python -m pytest $(ARGS) tests/localcluster/test_real_nodes.py tests/e2e/test_real_kubelets.py
 

@@ -115,6 +115,8 @@ class LocalCluster:
             return
         keep = failed or self._keep_logs
         warden.stop(keep_logs=keep)
+        if self._real_nodes and self._layout is not None:
+            self._real_nodes.clear(self._layout)
         if failed and self._layout is not None:
             sys.stderr.write(f"localcluster: the logs are kept in {self._layout.logs}\n")
 

@@ -4,6 +4,9 @@ The operator runs in its image. Trainers run in the images' base, with torch and
 environment from a volume, unless BALLAST_TRAINER_ARCHIVE names an archive of the trainer's image.
 """
 
+import collections
+import datetime
+import json
 import os
 import shutil
 import subprocess
@@ -16,17 +19,28 @@ from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.default_nodes import default_nodes
 from ballast_localcluster.errors import StartError
 from ballast_localcluster.kubelets.binary import present_kubelets
+from ballast_localcluster.kubelets.configuration import Network
 from ballast_localcluster.kubelets.machine import check_machine
 from ballast_localcluster.kubelets.start import RealNodes
 from kubernetes import client, config
 
 from tests.e2e.conftest import Ballast, demo_object
 from tests.e2e.endless_jobs import CHECKPOINT, ENDLESS, SHRINKS, SMALL
+from tests.e2e.registry import Registry
 from tests.support.waiting import WAIT_SECONDS, eventually
 
 ROOT = Path(__file__).parents[2]
 REGISTRY, VERSION = "registry.example.com/ballast", "0.1.0"
 NAMESPACE = "ballast-system"
+CHART = str(ROOT / "charts" / "ballast")
+NODES = {node.name: node for node in default_nodes() if node.name in ("v100-0", "v100-1", "p100-0")}
+BIND_SECONDS = WAIT_SECONDS / 3
+"""Of a launch that does not pull: short, since tests wait for its end."""
+VALUES = {
+    "image": {"repository": f"{REGISTRY}/operator"},
+    "settings": {"JOB_BIND_SECONDS": BIND_SECONDS, "JOB_RESTART_BASE_SECONDS": 1},
+    "trainer": {"readOnlyRootFilesystem": True, "tmpSize": "100Mi"},
+}
 # Trainers do not run as root, and root's home is closed to them.
 SITE = Path(sysconfig.get_path("purelib")).resolve()
 
@@ -58,7 +72,65 @@ def needed() -> None:
 class RealBallast(Ballast):
     """The chart's release on real nodes, and jobs whose pods run in containers."""
 
-    def real_job(self, name: str, called: str, **spec):
+    def __post_init__(self):
+        super().__post_init__()
+        self.twice = []
+        """Nodes of which jobs held more GPUs than they have, at any look at a job."""
+
+    def job(self, name):
+        """The job; all of them are looked at, for GPUs that two hold."""
+        items = self.custom.list_namespaced_custom_object(**self.where)["items"]
+        held = collections.Counter()
+        for item in items:
+            allocation = (item.get("status") or {}).get("allocation") or {}
+            for node in allocation.get("nodes", ()):
+                held[node] += allocation.get("gpusPerPod", 1)
+        self.twice += [(node, n) for node, n in held.items() if node in NODES and n > NODES[node].gpus]
+        return next((item for item in items if item["metadata"]["name"] == name), None)
+
+    def end_job(self, name):
+        super().end_job(name)
+        assert not self.twice
+
+    def start(self, name):
+        """A job without an end that has saved; the node of its pods."""
+        self.apply(self.real_job("recurrent", name, totalSteps=ENDLESS, model=SMALL, checkpoint=CHECKPOINT))
+        self.wait_for_report(name, step=6, checkpoint=5)
+        (node,) = {pod.spec.node_name for pod in self.pods(name)}
+        return node
+
+    def wait_for_next_launch(self, name, node, saved):
+        """Wait until its second launch trains from the checkpoint, elsewhere than on ``node``."""
+        eventually(lambda: self.status(name).get("launches") == 2, f"{name} to be launched again")
+        resumed = self.wait_for_resumed(name)
+        assert resumed >= saved
+        self.wait_for_report(name, step=resumed + 1, checkpoint=resumed + 5)
+        assert self.status(name)["launches"] == 2
+        assert node not in {
+            pod.spec.node_name for pod in self.pods(name) if not pod.metadata.deletion_timestamp
+        }
+
+    def wait_for_node(self, node, ready):
+        """Wait until the cluster knows whether a node lives."""
+
+        def look():
+            conditions = self.core.read_node(node).status.conditions
+            return ready is ("True" in [c.status for c in conditions if c.type == "Ready"])
+
+        eventually(look, f"{node} to be {'Ready' if ready else 'NotReady'}")
+
+    def set_link(self, node, state):
+        """Cut a node off from all others and from the API server, or join it again."""
+        bridge = Network.read(self.cluster.folder / "network.json").bridge
+        configuration = json.loads((self.disk(node) / "configuration.json").read_text())
+        inside = ["nsenter", "-t", str(bridge), "-n", "ip", "link", "set"]
+        subprocess.run([*inside, f"node{configuration['index']}", state], check=True)
+
+    def disk(self, node):
+        """A node's."""
+        return self.cluster.folder / "nodes" / node
+
+    def real_job(self, name: str, called: str, image: str = "", **spec):
         """One of the demo's jobs, with a trainer's image and a folder of this machine as its volume."""
         job = self.demo_job(name, called, **spec)
         (volume,) = job["spec"]["template"]["spec"]["volumes"]
@@ -69,7 +141,7 @@ class RealBallast(Ballast):
         container["resources"] = {"requests": {"cpu": "50m", "memory": "200Mi"}}
         container["env"] = [{"name": "OMP_NUM_THREADS", "value": "1"}]
         if archive := os.environ.get("BALLAST_TRAINER_ARCHIVE"):
-            container["image"] = f"{REGISTRY}/{Path(archive).stem}:{VERSION}"
+            container["image"] = image or f"{REGISTRY}/{Path(archive).stem}:{VERSION}"
             return job
         paths = [SITE, ROOT / "policies", ROOT / "trainer-image"]
         mounts = container.setdefault("volumeMounts", [])
@@ -80,7 +152,7 @@ class RealBallast(Ballast):
         container["env"].append({"name": "PYTHONPATH", "value": ":".join(map(str, paths))})
         container["command"] = ["python3", "-m", "ballast_trainer", "pod"]
         container["securityContext"] = {"runAsUser": 65532}
-        container["image"] = f"{REGISTRY}/runtime:{VERSION}"
+        container["image"] = image or f"{REGISTRY}/runtime:{VERSION}"
         return job
 
     def kubectl(self, *words: str) -> str:
@@ -117,16 +189,13 @@ def release(archives, tmp_path_factory):
         *folder.parents[:2],
     ):  # pytest's folders are this user's alone, trainers run as another
         part.chmod(0o755)
-    nodes = [n for n in default_nodes() if n.name in ("v100-0", "v100-1", "p100-0")]
     with (
-        LocalCluster(nodes=nodes, real_nodes=RealNodes(archives)) as cluster,
+        LocalCluster(nodes=NODES.values(), real_nodes=RealNodes(archives)) as cluster,
         config.new_client_from_config(str(cluster.kubeconfig)) as api,
         helm.Config(kubeconfig_path=str(cluster.kubeconfig), namespace=NAMESPACE) as asked,
     ):
-        values = {"image": {"repository": f"{REGISTRY}/operator"}}
-        chart = str(ROOT / "charts" / "ballast")
         limit = int(WAIT_SECONDS)
-        asked.install(chart, "ballast", values, namespace=NAMESPACE, create_namespace=True, timeout=limit)
+        asked.install(CHART, "ballast", VALUES, namespace=NAMESPACE, create_namespace=True, timeout=limit)
         apps = client.AppsV1Api(api)
         eventually(
             lambda: apps.read_namespaced_deployment("ballast", NAMESPACE).status.ready_replicas,
@@ -137,14 +206,26 @@ def release(archives, tmp_path_factory):
         yield found
 
 
+@pytest.fixture
+def registry(release, archives):
+    """A registry that the nodes reach, and that holds its image back."""
+    gateway = Network.read(release.cluster.folder / "network.json").gateway
+    with Registry(gateway, archives[-1]) as found:
+        for node in NODES:
+            found.known_to(release.disk(node))
+        yield found
+
+
 def test_a_job_trains_in_containers_with_gpus_of_the_device_plugin(release):
     """Rank and pod agree on the GPU, checkpoints reach the volume, and the pod is restricted."""
     job = release.real_job("recurrent", "first", totalSteps=ENDLESS, model=SMALL, checkpoint=CHECKPOINT)
     release.apply(job)
     release.wait_for_report("first", step=3, checkpoint=5)
     pod = release.pods("first")[0]
-    told = release.kubectl("exec", pod.metadata.name, "--", "sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES; id -u")
-    device, user = told.split()
+    asked = "echo $NVIDIA_VISIBLE_DEVICES; id -u; touch /var/x 2>&1 | grep -o Read-only; touch /tmp/x"
+    told = release.kubectl("exec", pod.metadata.name, "--", "sh", "-c", asked)
+    device, user, written = told.split()
+    assert written == "Read-only"
     assert device in ("0", "1")
     assert user == "65532"
     assert list((release.folder / "checkpoints" / "first").iterdir())
@@ -164,3 +245,87 @@ def test_a_job_that_shrinks_gives_its_pods_back(release):
     release.wait_for_report("shrinks", step=repack["step"] + 3)
     assert release.status("shrinks")["launches"] == 1
     release.end_job("shrinks")
+
+
+def test_a_pull_slower_than_the_limit_of_a_launch_keeps_it(release, registry):
+    """It is told, and no other node begins the same pull."""
+    image = f"{registry.name}/runtime:{VERSION}"
+    release.apply(release.real_job("recurrent", "pulls", image, totalSteps=ENDLESS, model=SMALL))
+    eventually(lambda: len(release.pods("pulls")) == 2, "pods")
+    made = max(pod.metadata.creation_timestamp for pod in release.pods("pulls"))
+    late = made + datetime.timedelta(seconds=1.3 * BIND_SECONDS)
+    eventually(lambda: datetime.datetime.now(datetime.UTC) > late, "the limit to pass")
+    assert "PullingImage" in release.condition("pulls", "Running")["message"]
+    assert release.status("pulls")["allocation"]["launch"] == 1
+    registry.released.set()
+    release.wait_for_report("pulls", step=1)
+    status = release.status("pulls")
+    assert (status["launches"], status.get("restarts") or {}) == (1, {})
+    release.end_job("pulls")
+
+
+def test_an_image_that_is_nowhere_fails_the_job_with_its_name(release, registry):
+    """Within the limit of one launch, and its GPUs are free."""
+    job = release.real_job("recurrent", "absent", f"{registry.name}/absent:1", model=SMALL, backoffLimit=0)
+    release.apply(job)
+    release.wait_for_state("absent", "Failed")
+    assert f"{registry.name}/absent:1" in release.condition("absent", "Failed")["message"]
+    eventually(lambda: not release.pods("absent"), "its pods to go")
+    assert not release.status("absent").get("allocation")
+    release.end_job("absent")
+
+
+def test_a_trainer_over_its_memory_fails_with_what_to_raise(release):
+    """By the kernel's word, not by the last line of a log."""
+    job = release.real_job("recurrent", "large", model=SMALL, backoffLimit=0)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    container["resources"] = {"requests": {"memory": "40Mi"}, "limits": {"memory": "80Mi"}}
+    release.apply(job)
+    release.wait_for_state("large", "Failed")
+    message = release.condition("large", "Failed")["message"]
+    assert "OOMKilled" in message
+    assert "resources.limits.memory" in message
+    release.end_job("large")
+
+
+def test_a_drain_loses_no_step(release):
+    """``kubectl drain``: saved in the grace of the pods, trained on elsewhere; the operator may move, too."""
+    node = release.start("drained")
+    saved = release.report("drained")["checkpointStep"]
+    release.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force")
+    release.wait_for_next_launch("drained", node, saved)
+    status = release.status("drained")
+    assert status["restarts"] == {"NodeLeaving": 1}
+    assert status.get("lostSteps", 0) <= 1
+    release.kubectl("uncordon", node)
+    release.end_job("drained")
+
+
+def test_a_power_cut_costs_what_was_not_saved(release):
+    """Kubelet and containers die at once; the node is lost, not leaving, and comes back clean."""
+    node = release.start("cut")
+    saved = release.report("cut")["checkpointStep"]
+    release.cluster.lose_node(node)
+    release.wait_for_next_launch("cut", node, saved)
+    assert release.status("cut")["restarts"] == {"NodeLost": 1}
+    release.cluster.add_node(NODES[node])
+    release.end_job("cut")
+
+
+def test_a_gang_behind_a_partition_is_replaced_and_ends_when_it_heals(release):
+    """It trains on where nobody sees it, on the same folder, and writes no checkpoint there any more."""
+    node = release.start("parted")
+    saved = release.report("parted")["checkpointStep"]
+    release.set_link(node, "down")
+    try:
+        release.wait_for_node(node, ready=False)
+        release.wait_for_next_launch("parted", node, saved)
+    finally:
+        release.set_link(node, "up")
+    release.wait_for_node(node, ready=True)
+    eventually(
+        lambda: node not in {pod.spec.node_name for pod in release.pods("parted")}, "the old gang to go"
+    )
+    release.wait_for_report("parted", checkpoint=release.report("parted")["checkpointStep"] + 5)
+    assert release.status("parted")["launches"] == 2
+    release.end_job("parted")

@@ -54,6 +54,8 @@ def stacks_of_children(since: float, of: int | None = None) -> str:
             if not any(v.startswith(f"{STACKS_VARIABLE}=".encode()) for v in variables):
                 continue
             command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+            if "ballast_localcluster.supervision.warden" in command:  # with it the cluster would end
+                continue
             errors = Path(f"/proc/{pid}/fd/2").readlink()
             begin = errors.stat().st_size if errors.is_file() else 0
             os.kill(pid, signal.SIGCONT)

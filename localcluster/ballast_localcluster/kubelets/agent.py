@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 UNHEALTHY = "unhealthy-gpus"
 """A file on a node's disk: numbers of the GPUs that its device plugin calls unhealthy, one a line."""
 
+REGISTRIES = "certs.d"
+"""A folder on a node's disk: what containerd is to know of a registry, as HOST:PORT/hosts.toml."""
+
 _RESTART_PAUSE_SECONDS = 1.0
 
 # $0: the node's disk, $1: its name, $2: programs, $3: what is run as process 1.
@@ -254,6 +257,8 @@ class Node:
   disable_apparmor = true
   disable_hugetlb_controller = true
   tolerate_missing_hugetlb_controller = true
+  [{cri}.registry]
+    config_path = "/run/node/{REGISTRIES}"
   [{cri}.cni]
     bin_dir = "{c.plugins}"
     conf_dir = "/run/node/cni"

@@ -12,7 +12,12 @@ from ballast_localcluster.go_builds import Progress, print_progress
 from ballast_localcluster.kubelets.binary import find_kubelets
 from ballast_localcluster.kubelets.configuration import MOST_NODES, Network, NodeConfiguration
 from ballast_localcluster.kubelets.images import write_pause_archive
-from ballast_localcluster.kubelets.machine import cgroup_name, check_machine, plugins_folder
+from ballast_localcluster.kubelets.machine import (
+    cgroup_name,
+    check_machine,
+    plugins_folder,
+    remove_cgroups,
+)
 from ballast_localcluster.nodes.node import PROCESS_NODE_ANNOTATION, ProcessNode
 from ballast_localcluster.rest import Rest
 from ballast_localcluster.supervision.processes import die_with_parent
@@ -153,6 +158,15 @@ class RealNodes:
         rest.call(
             "PATCH", f"/api/v1/nodes/{node.name}", {"metadata": metadata}, "application/merge-patch+json"
         )
+
+    @staticmethod
+    def clear(layout: Layout) -> None:
+        """Remove what nodes leave whose power was cut: their keepers cannot any more.
+
+        Raises:
+            LocalClusterError: a control group stays.
+        """
+        remove_cgroups(cgroup_name(layout.folder))
 
     def _network(self, layout: Layout) -> Network:
         network = self.network(layout)
