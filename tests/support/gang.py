@@ -38,6 +38,14 @@ def device_variables(name: str) -> dict[str, str]:
     return {"NCCL_HOSTID": name, "NCCL_SOCKET_IFNAME": "lo"}
 
 
+def assert_same_curve(
+    losses: Mapping[int, float], reference: Mapping[int, float], *, within: float = 1e-5
+) -> None:
+    """The same steps, and about the same loss at each."""
+    assert sorted(losses) == sorted(reference)
+    assert max(abs(losses[step] - reference[step]) for step in reference) < within
+
+
 class Gang:
     """Ranks of one job: their processes, exit codes and what they print."""
 

@@ -20,13 +20,9 @@ from ballast_trainer.profiling.meter import Meter
 
 from tests.support.changes import change
 from tests.support.examples import first_daily
+from tests.support.gang import assert_same_curve
 from tests.support.plans import local_plan
 from tests.trainer.layers.trained_layers import CPU, trained_layers, weights
-
-
-def assert_same(losses, reference, *, within):
-    assert sorted(losses) == sorted(reference)
-    assert max(abs(losses[step] - reference[step]) for step in reference) < within
 
 
 @pytest.mark.processes
@@ -38,7 +34,7 @@ def test_bf16_partitioned_learns_as_bf16_in_one_process(gang, small_config, sing
     running = gang(config, ranks=2)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     # Gradients of microbatches are summed in another order by split backwards, in fp32.
-    assert_same(running.losses(), single_process_losses(config), within=2e-3)
+    assert_same_curve(running.losses(), single_process_losses(config), within=2e-3)
     full = single_process_losses(small_config(totalSteps=12))
     assert 0 < max(abs(running.losses()[step] - full[step]) for step in full) < 0.05
 
@@ -51,7 +47,7 @@ def test_recomputation_gives_the_same_curve_with_dropout(gang, small_config, sin
     config["pipeline"]["schedule"] = schedule
     running = gang({**config, "training": {"recompute": True}}, ranks=2)
     assert set(running.exit_codes().values()) == {0}, running.errors()
-    assert_same(running.losses(), single_process_losses(config), within=1e-6)
+    assert_same_curve(running.losses(), single_process_losses(config), within=1e-6)
 
 
 def test_fp16_is_refused_where_there_is_no_cuda():

@@ -10,6 +10,7 @@ from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer import LayerSet
 
 from tests.support.examples import first_daily
+from tests.support.gang import assert_same_curve
 
 pytestmark = pytest.mark.processes
 
@@ -69,8 +70,7 @@ def test_stages_that_end_in_views_train_as_one_process(gang, single_process_loss
     assert set(running.exit_codes().values()) == {0}, running.errors()
     expected = single_process_losses(config)
     losses = running.losses()
-    assert losses.keys() == expected.keys()
-    assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5
+    assert_same_curve(losses, expected)
 
 
 def test_a_cut_on_which_the_job_would_end_is_tried_once_and_not_made(gang, single_process_losses):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.support.examples import first_daily
+from tests.support.gang import assert_same_curve
 from tests.support.one_process import train_here
 from tests.trainer.models import families
 
@@ -73,11 +74,6 @@ def job(name, **fields):
         },
         **fields,
     }
-
-
-def assert_same_curve(losses, reference):
-    assert sorted(losses) == sorted(reference)
-    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
 
 
 @pytest.mark.parametrize("name", first_daily(families.FAMILIES, 31))

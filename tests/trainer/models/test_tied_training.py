@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch.distributed import checkpoint
 
 from tests.support.examples import first_daily
+from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
 from tests.support.one_process import train_here
 from tests.support.plans import local_plan
@@ -25,11 +26,6 @@ from tests.trainer.models import tied_models
 
 MODULE = "tests.trainer.models.tied_models"
 TRAINING = {"learningRate": 0.02, "weightDecay": 0.1, "clipNorm": 0.5}
-
-
-def assert_same_curve(losses, reference):
-    assert sorted(losses) == sorted(reference)
-    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
 
 
 def job(name, steps=8, **fields):

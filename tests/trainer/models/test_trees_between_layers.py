@@ -13,6 +13,7 @@ from ballast_trainer.seeding import host_seeded
 from ballast_trainer.trees import flatten, mapped, tensors_of, unflatten
 
 from tests.support.examples import first_daily
+from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
 from tests.support.one_process import train_here
 from tests.trainer.models import tree_models
@@ -29,11 +30,6 @@ def job(name, steps=8, **fields):
         "training": {"learningRate": 0.02, "clipNorm": 0.5},
         **fields,
     }
-
-
-def assert_same_curve(losses, reference):
-    assert sorted(losses) == sorted(reference)
-    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
 
 
 def losses_of_plain_modules(name, steps=8):

@@ -19,6 +19,7 @@ from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from torch import nn
 
+from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
 from tests.support.waiting import eventually
 
@@ -78,11 +79,6 @@ def lopsided(channel, folder, running, cuts, gates):
         )
 
 
-def assert_same(losses, reference):
-    assert sorted(losses) == sorted(reference)
-    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
-
-
 @pytest.mark.processes
 def test_a_users_model_optimizer_and_loader_keep_the_curve_under_replans(run, users_module, tmp_path):
     """Own layers, own optimizer with a plain number in its state, a shuffling DataLoader; layers move."""
@@ -96,7 +92,7 @@ def test_a_users_model_optimizer_and_loader_keep_the_curve_under_replans(run, us
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert running.events("migrate")
     assert single.exit_codes() == {"rank-0": 0}, single.errors()
-    assert_same(running.losses(), single.losses())
+    assert_same_curve(running.losses(), single.losses())
     assert single.losses()[20] < single.losses()[1]
 
 
@@ -148,8 +144,8 @@ def test_each_step_sees_the_same_samples_whatever_ranks_replans_and_restarts(run
         between = [batches for batches in read if batches not in ends]
         assert len(ends) == min(ranks, 2)
         assert all(len(batches) <= 2 and batches[0] == expected[start] for batches in between)
-    assert_same(running.losses(), single.losses())
-    assert_same({**first.losses(), **resumed.losses()}, single.losses())
+    assert_same_curve(running.losses(), single.losses())
+    assert_same_curve({**first.losses(), **resumed.losses()}, single.losses())
 
 
 @pytest.mark.processes
@@ -169,7 +165,7 @@ def test_workers_read_what_the_training_process_would(run, users_module, tmp_pat
         ahead = run(config, ranks=2)
         assert set(ahead.exit_codes().values()) == {0}, ahead.errors()
         losses |= ahead.losses()
-    assert_same(losses, single.losses())
+    assert_same_curve(losses, single.losses())
     # Two workers on each of two ranks, in each of two runs; no rank has read anything itself.
     assert len(set(logs.glob("*.log")) - set(plain)) == 8
 
@@ -196,7 +192,7 @@ def test_the_hugging_face_example_partitioned_learns_as_in_one_process(gang, tmp
         runs.append(gang(config, ranks=ranks, options=options, folder=folder))
     for one in runs:
         assert set(one.exit_codes().values()) == {0}, one.errors()
-    assert_same(runs[0].losses(), runs[1].losses())
+    assert_same_curve(runs[0].losses(), runs[1].losses())
     assert runs[1].losses()[8] < runs[1].losses()[1] - 0.5
 
 
@@ -303,7 +299,7 @@ def test_the_example_in_the_documentation_runs_as_it_is_printed(gang, tmp_path):
         runs.append(gang(config, ranks=ranks, options=options, folder=folder))
     for one in runs:
         assert set(one.exit_codes().values()) == {0}, one.errors()
-    assert_same(runs[0].losses(), runs[1].losses())
+    assert_same_curve(runs[0].losses(), runs[1].losses())
     assert runs[1].losses()[20] < runs[1].losses()[1]
 
 

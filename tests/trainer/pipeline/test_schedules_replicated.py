@@ -10,6 +10,7 @@ from ballast_trainer.loop.migrate import LayerMove, plan_moves
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
 
 from tests.support.examples import first_daily
+from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
 from tests.support.waiting import eventually
 
@@ -30,11 +31,6 @@ def alone(config):
     """The same job without replicas, which one process knows nothing of."""
     pipeline = {key: value for key, value in config["pipeline"].items() if key != "replicas"}
     return {**config, "pipeline": pipeline}
-
-
-def assert_same_curve(losses, reference):
-    assert sorted(losses) == sorted(reference)
-    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
 
 
 @pytest.mark.processes
