@@ -192,7 +192,6 @@ def _train(rank: int, port: int, job: Job) -> tuple[list[dict[str, Any]], LayerC
         channel_thread=channel_thread,
         reporter=lines if rank == 0 else SilentReporter(),
         stop=StopSignal(),
-        peer_timeout_seconds=60,
     )
     session.run()
     return lines.lines, training.profile.costs(), training.overhead

@@ -149,7 +149,6 @@ def rank_main(rank, port, setting, options, results):
         channel_thread=channel_thread,
         reporter=SilentReporter(),
         stop=StopSignal(),
-        peer_timeout_seconds=60,
     )
     session._launch()
     torch.manual_seed(0)
