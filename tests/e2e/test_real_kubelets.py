@@ -22,6 +22,9 @@ from ballast_localcluster.kubelets.binary import present_kubelets
 from ballast_localcluster.kubelets.configuration import Network
 from ballast_localcluster.kubelets.machine import check_machine
 from ballast_localcluster.kubelets.start import RealNodes
+from ballast_localcluster.rest import Rest
+from ballast_localcluster.supervision.owner import ended
+from ballast_localcluster.supervision.processes import PART_VARIABLE, marked_processes
 from kubernetes import client, config
 
 from tests.e2e.conftest import Ballast, demo_object
@@ -130,6 +133,16 @@ class RealBallast(Ballast):
         """A node's."""
         return self.cluster.folder / "nodes" / node
 
+    def restart_api_server(self):
+        """Kill it and start it again; etcd stays."""
+        part = "kube-apiserver"
+        (pid,) = marked_processes(f"{PART_VARIABLE}={self.cluster.folder / part}")
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+        os.kill(pid, 9)
+        eventually(lambda: pid in [end["pid"] for end in ended(self.cluster.folder)], "its end")
+        self.cluster.run(part, command, grace_seconds=0.0)
+        eventually(lambda: Rest(self.cluster.kubeconfig).answers("/readyz"), "the API server")
+
     def real_job(self, name: str, called: str, image: str = "", **spec):
         """One of the demo's jobs, with a trainer's image and a folder of this machine as its volume."""
         job = self.demo_job(name, called, **spec)
@@ -202,6 +215,7 @@ def release(archives, tmp_path_factory):
             "the operator to be ready",
         )
         found = RealBallast(cluster, api, folder)
+        found.helm, found.apps = asked, apps
         found.apply(demo_object("demo", folder))
         yield found
 
@@ -329,3 +343,35 @@ def test_a_gang_behind_a_partition_is_replaced_and_ends_when_it_heals(release):
     release.wait_for_report("parted", checkpoint=release.report("parted")["checkpointStep"] + 5)
     assert release.status("parted")["launches"] == 2
     release.end_job("parted")
+
+
+def test_jobs_train_through_a_killed_api_server_and_an_upgrade_of_the_operator(release):
+    """The same pods, the same launch; both new replicas are ready."""
+    release.start("steady")
+    uids = {pod.metadata.uid for pod in release.pods("steady")}
+    release.restart_api_server()
+    release.wait_for_report("steady", step=release.report("steady")["step"] + 5)
+    two = {**VALUES, "replicas": 2, "podAnnotations": {"release": "next"}}
+    release.helm.upgrade(CHART, "ballast", two, namespace=NAMESPACE, timeout=int(WAIT_SECONDS))
+
+    def upgraded():
+        status = release.apps.read_namespaced_deployment("ballast", NAMESPACE).status
+        return (status.updated_replicas, status.ready_replicas, status.replicas) == (2, 2, 2)
+
+    eventually(upgraded, "two new replicas")
+    release.wait_for_report("steady", step=release.report("steady")["step"] + 5)
+    status = release.status("steady")
+    assert (status["launches"], status.get("restarts") or {}) == (1, {})
+    assert {pod.metadata.uid for pod in release.pods("steady")} == uids
+    release.end_job("steady")
+
+
+def test_an_uninstall_leaves_jobs_training_and_deletable(release):
+    """Definitions and jobs stay; pods go with their job, without an operator. Runs last."""
+    release.start("left")
+    release.helm.uninstall("ballast", timeout=int(WAIT_SECONDS))
+    running = release.core.list_namespaced_pod
+    eventually(lambda: not running(NAMESPACE).items, "the operator to go")
+    release.wait_for_report("left", step=release.report("left")["step"] + 5)
+    release.end_job("left")
+    release.kubectl("get", "trainingjobs,clusterpolicies")
