@@ -92,7 +92,7 @@ def operator_image(context, tmp_path_factory):
     environment = tmp_path_factory.mktemp("image") / "ballast"
     folder = context("operator")
     for words in uv_commands("build-operator"):
-        # As in the image: files that are links into uv's cache would be changed there, and in all environments.
+        # As in the image: of links into uv's cache, all environments would see the changes.
         uv(*words, folder=folder, UV_PROJECT_ENVIRONMENT=str(environment), UV_LINK_MODE="copy")
     (last,) = [line for line in stage("build-operator") if "tidy-image" in line]
     for command in last.removeprefix("RUN ").replace("/opt/ballast", str(environment)).split("&&"):
