@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 import pytest
@@ -162,6 +163,31 @@ def looked_at():
     layer = nn.Linear(5000, 4000)
     layer.weight.detach().numpy()[0, 0] = 2
     return Model.from_layers([layer], loss=nn.functional.mse_loss, batch=lambda *_: 0)
+
+
+def by_a_thread():
+    """Builders whose threads write to a weight, and to what a weight is made of."""
+    layer, numbers = nn.Linear(8, 8), torch.zeros(8, 8)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(layer.weight.detach().fill_, 3.0).result()
+        pool.submit(numbers.fill_, 5.0).result()
+    other = nn.Linear(8, 8)
+    other.weight.data.copy_(numbers)
+    return Model.from_layers([layer, other], loss=nn.functional.mse_loss, batch=lambda *_: 0)
+
+
+def copied_by_a_function():
+    """A layer that is made of another when it is built."""
+    layer = nn.Linear(8, 8)
+    layers = [layer, lambda: copy.deepcopy(layer)]
+    return Model.from_layers(layers, loss=nn.functional.mse_loss, batch=lambda *_: 0)
+
+
+@pytest.mark.parametrize("builder", [by_a_thread, copied_by_a_function])
+def test_what_cannot_be_seen_is_not_deferred(all_deferred, builder):
+    with host_seeded(SEED):
+        plain = builder()
+    assert_equal_layers(built(f"{__name__}:{builder.__name__}"), plain)
 
 
 def test_a_model_that_is_built_as_a_whole_is_told(caplog):

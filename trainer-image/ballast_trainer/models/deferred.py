@@ -154,6 +154,8 @@ class DeferredWeights(TorchDispatchMode):
         self._bytes: dict[int, int] = {}
         self._writers: dict[int, list[_Operation]] = {}
         self._deferred: set[int] = set()
+        # By memory, after the newest write that was seen.
+        self._versions: dict[int, int] = {}
         self._kept: dict[int, torch.UntypedStorage] = {}
         self._copied = False
         self._values: OrderedDict[int, torch.UntypedStorage] = OrderedDict()
@@ -192,6 +194,9 @@ class DeferredWeights(TorchDispatchMode):
             kept |= {id(one): one for one in held if one is not None}
         if any(one.is_meta and self.view_of(one) is None for one in kept.values()):
             raise CannotDeferError("a layer has a tensor on the device meta")
+        views = [(one, self.view_of(one)) for one in kept.values()]
+        if any(view is not None and self._was_written(one, view) for one, view in views):
+            raise CannotDeferError("another thread has written to a parameter")
         for reference in self._modules.values():
             other = reference()
             for one in () if other is None else (*other._parameters.values(), *other._buffers.values()):
@@ -299,6 +304,7 @@ class DeferredWeights(TorchDispatchMode):
         # Not where something else refers to the tensor, e.g. a view of it.
         with contextlib.suppress(RuntimeError):
             torch.utils.swap_tensors(parameter, deferred)
+        self._wrote(parameter, view)
 
     def _on_meta(self, like: torch.Tensor, memory: int) -> torch.Tensor:
         made = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device="meta")
@@ -346,6 +352,14 @@ class DeferredWeights(TorchDispatchMode):
         size, stride = tuple(tensor.size()), tuple(tensor.stride())
         return _View(known[1], tensor.dtype, size, stride, int(tensor.storage_offset()))
 
+    def _wrote(self, tensor: torch.Tensor, view: _View, *, more: int = 0) -> None:
+        if not tensor.is_inference():
+            self._versions[view.memory] = max(tensor._version + more, self._versions.get(view.memory, 0))
+
+    def _was_written(self, tensor: torch.Tensor, view: _View) -> bool:
+        """Whether there were writes that were not seen: only operations of the builder's own thread are."""
+        return not tensor.is_inference() and tensor._version > self._versions.get(view.memory, 0)
+
     def _add(self, operation: _Operation, changed: Collection[int] = ()) -> None:
         for memory in {*operation.made, *changed}:
             self._writers.setdefault(memory, []).append(operation)
@@ -361,6 +375,10 @@ class DeferredWeights(TorchDispatchMode):
             kwargs = kwargs | {"device": torch.get_default_device()}
         leaves, form = tree_flatten((args, kwargs))
         views = {at: self._view(leaf) for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        for at, view in views.items():
+            if view is not None and not leaves[at].is_meta and self._was_written(leaves[at], view):
+                del self._known[StorageWeakRef(leaves[at].untyped_storage()).cdata]
+                views[at] = None
         metas = {at: view for at, view in views.items() if view is not None and leaves[at].is_meta}
         if torch.Tag.inplace_view in func.tags:
             if metas:
@@ -383,6 +401,9 @@ class DeferredWeights(TorchDispatchMode):
             self._others += [weakref.ref(one) for one in tree_leaves(made) if isinstance(one, torch.Tensor)]
             return made
         changed = {view.memory for one in targets if (view := self._view(one)) is not None}
+        for one in targets:
+            if (view := self._view(one)) is not None:
+                self._wrote(one, view, more=1)
         once = [view.memory for view in views.values() if view is not None]
         overwrites = (
             func._schema.name in _OVERWRITING

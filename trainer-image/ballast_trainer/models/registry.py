@@ -16,7 +16,7 @@ from ballast_trainer.data.collate import BatchForm
 from ballast_trainer.data.sources import batches_from
 from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.models.autoencoder import build_autoencoder
-from ballast_trainer.models.deferred import DeferredWeights
+from ballast_trainer.models.deferred import CannotDeferError, DeferredWeights
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.models.protocol import Model, no_batch
 from ballast_trainer.models.recurrent import build_recurrent
@@ -120,7 +120,10 @@ def _with_deferred_weights(name: str, build: Callable[[], Any], seed: int) -> An
     try:
         with host_seeded(seed), weights.building():
             model = build()
-        in_memory = weights.keep(_kept_layers(model))
+        layers = _kept_layers(model)
+        if layers and len(layers) < model.layer_count:
+            raise CannotDeferError("some layers are made by functions, which may copy others")
+        in_memory = weights.keep(layers)
     except (TrainerError, ImportError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the builder may do what needs weights in memory
