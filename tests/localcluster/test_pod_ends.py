@@ -14,7 +14,8 @@ pytestmark = pytest.mark.api
 
 
 def pid_of(pods, name):
-    """Process id of a container's first process."""
+    """Process id of a container's first process, once its status is reported."""
+    eventually(lambda: pods.status(name).get("containerStatuses"), f"pod {name} has a container")
     (container,) = pods.status(name)["containerStatuses"]
     return int(container["containerID"].removeprefix("process://"))
 

@@ -101,12 +101,14 @@ def test_local_ranks_say_once_what_is_wrong_with_their_configuration(options, wo
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("command", ["run", "simulate"])
-def test_a_configuration_that_is_not_there_is_a_usage_error(command, tmp_path):
-    """It says which file."""
-    result = CliRunner().invoke(main, [command, "--config", str(tmp_path / "none.yaml")])
-    assert result.exit_code == 2
-    assert "none.yaml" in result.stderr
+@pytest.mark.processes
+def test_a_configuration_that_is_not_there_is_a_usage_error(pods):
+    """Of every command that reads one; it says which file."""
+    for command in ("run", "simulate"):
+        # The command ends its process.
+        pods.start(command, [command, "--config", str(pods.folder / "none.yaml")], {})
+        assert pods.exit_code(command) == 2
+        assert "none.yaml" in (pods.folder / f"{command}.err").read_text()
 
 
 @pytest.mark.processes

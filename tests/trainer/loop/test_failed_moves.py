@@ -52,7 +52,7 @@ def moves_with_a_fault(world, name, fault, overlap):
     moves = moving.plan_moves(*stages)
     # Rank 2's layer 5 goes to rank 1; rank 1's layer 3 goes to rank 0, where nothing is wrong.
     if world.rank == 2:
-        setattr(moving, name, lambda *arguments: fault(sound(*arguments)))
+        setattr(moving, name, lambda *arguments, **options: fault(sound(*arguments, **options)))
     words = ""
     try:
         moving.migrate(world, layers, moves, overlap=moves if overlap else ())
