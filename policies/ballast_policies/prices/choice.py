@@ -28,6 +28,9 @@ SETTLED_HOURS = 1.0
 """What came back less than an hour ago is expected to last as long again as it has; later, at least as long
 as its rate of preemptions says."""
 
+_NEVER = 1e-9
+"""Preemptions an hour, once in a hundred thousand years, up to which there are none."""
+
 Reason = Literal["cheapest", "deadline", "stay", "no spot", "wait"]
 
 
@@ -309,7 +312,7 @@ def _lifetime_hours(options: Options, preferences: Preferences, k: int) -> float
     so a job that runs elsewhere lets it prove itself first.
     """
     rate = float(options.hazard_per_hour[k])
-    expected = 1.0 / rate if rate > 0 else math.inf
+    expected = 1.0 / rate if rate > _NEVER else math.inf
     if options.there_seconds is not None and math.isfinite(options.there_seconds[k]):
         been = float(options.there_seconds[k] + preferences.review_seconds) / 3600.0
         return been if been <= SETTLED_HOURS else max(been, expected)
