@@ -18,7 +18,8 @@ test-unit coverage-unit: DIST := loadfile
 UNIT = -m "not api and not processes and not e2e and not slow and not nightly" --hypothesis-profile=quick
 # What proves again, on more cases or by another way, what other tests prove. Files that ARGS names are run whole.
 DAILY = -m "not nightly"
-pytest_with = $(BIN)/python -m pytest --numprocesses=$(1) --dist=$(DIST) --no-loadscope-reorder $(if $(CI),--durations=25)
+# Without a limit of restarts, a run whose worker is lost waits for ever.
+pytest_with = $(BIN)/python -m pytest --numprocesses=$(1) --dist=$(DIST) --no-loadscope-reorder --max-worker-restart=0 $(if $(CI),--durations=25)
 PYTEST = $(call pytest_with,$(WORKERS))
 ARGS ?=
 
