@@ -39,13 +39,12 @@ def _connect(source: int, target: int, group: Any) -> None:
     NCCL connects two ranks in their first message, and both wait for it. Ranks whose first messages were
     those of a schedule would wait for each other on different links, for ever; links are made in one order.
     """
-    if dist.get_backend() != "nccl" or dist.get_rank() not in (source, target):
-        return
-    message = torch.zeros(1, device=torch.device("cuda", torch.cuda.current_device()))
-    if dist.get_rank() == source:
-        dist.send(message, target, group=group)
-    else:
-        dist.recv(message, source, group=group)
+    if dist.get_rank() in (source, target):
+        message = torch.zeros(1, device=torch.device("cuda", torch.cuda.current_device()))
+        if dist.get_rank() == source:
+            dist.send(message, target, group=group)
+        else:
+            dist.recv(message, source, group=group)
 
 
 def replica_group(stage_ranks: Sequence[Sequence[int]], rank: int) -> Any:
