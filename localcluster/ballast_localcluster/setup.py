@@ -5,6 +5,7 @@ With ``--karpenter`` and ``--kubelets`` also what only the clusters that ask for
 """
 
 import argparse
+import os
 import signal
 import sys
 
@@ -12,6 +13,9 @@ from ballast_localcluster.binaries import find_binaries
 from ballast_localcluster.errors import BinariesError
 from ballast_localcluster.karpenter.binary import find_karpenter
 from ballast_localcluster.kubelets.binary import find_kubelets
+from ballast_localcluster.supervision.processes import kill_marked
+
+_MARK = "BALLAST_SETUP"
 
 
 def main() -> int:
@@ -20,8 +24,14 @@ def main() -> int:
     parser.add_argument("--karpenter", action="store_true", help="build Karpenter, too")
     parser.add_argument("--kubelets", action="store_true", help="build kubelet, for real nodes, too")
     options = parser.parse_args()
-    # Told to end, it ends the compiler, too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Told to end, it ends the compiler, too, also one that is just starting.
+    os.environ[_MARK] = str(os.getpid())
+
+    def end(*_: object) -> None:
+        kill_marked(f"{_MARK}={os.getpid()}")
+        sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
     try:
         find_binaries()
         if options.karpenter:

