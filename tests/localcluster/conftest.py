@@ -3,7 +3,6 @@
 import json
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from ballast_localcluster import LocalCluster, ProcessNode
@@ -144,12 +143,3 @@ def pods(cluster):
     """Pods in a fresh namespace."""
     with fresh_namespace(ControlPlane(kubeconfig=cluster.kubeconfig, cluster=cluster)) as namespace:
         yield Pods(cluster, namespace)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of that id runs (a zombie does not)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"

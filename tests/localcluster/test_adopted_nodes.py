@@ -7,8 +7,7 @@ from ballast_localcluster.errors import NodesFileError
 from ballast_localcluster.nodes.node import ProcessNode
 from ballast_localcluster.rest import Rest, node_is_ready
 
-from tests.localcluster.conftest import is_alive
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, is_alive
 
 LABELS = {"example.dev/made-by": "an-autoscaler"}
 NODE = {

@@ -16,9 +16,9 @@ from ballast_localcluster.supervision.processes import MARK_VARIABLE, marked_pro
 from ballast_localcluster.supervision.warden import warden_pid
 
 from tests.support.control_plane import ControlPlane, fresh_namespace
-from tests.support.waiting import WAIT_SECONDS, eventually
+from tests.support.waiting import WAIT_SECONDS, eventually, is_alive
 
-from .conftest import Pods, is_alive
+from .conftest import Pods
 
 pytestmark = pytest.mark.api
 

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import eventually
-
-from .conftest import is_alive
+from tests.support.waiting import eventually, is_alive
 
 pytestmark = pytest.mark.api
 

@@ -8,9 +8,7 @@ import pytest
 from ballast_localcluster.nodes.containers.warm_start import WARM_START_VARIABLE, WarmStart
 from ballast_policies.contract import ExitCode
 
-from tests.support.waiting import eventually
-
-from .conftest import is_alive
+from tests.support.waiting import eventually, is_alive
 
 pytestmark = pytest.mark.api
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from ballast_localcluster.waiting import patience
@@ -51,3 +52,12 @@ def eventually(
             ) from failure
         waited = time.monotonic() - began
         time.sleep(min(max(_POLL_SECONDS, _POLL_SHARE * waited), _LONGEST_POLL_SECONDS))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of that id runs (a zombie does not)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"

@@ -117,8 +117,16 @@ def all_processes():
 
 def holds_open(pid, path):
     try:
-        return any(fd.readlink() == path for fd in Path(f"/proc/{pid}/fd").iterdir())
+        found = list(Path(f"/proc/{pid}/fd").iterdir())
     except OSError:  # it has ended, or is not ours
+        return False
+    return any(leads_to(fd, path) for fd in found)
+
+
+def leads_to(fd, path):
+    try:
+        return fd.readlink() == path
+    except OSError:  # it is closed meanwhile
         return False
 
 

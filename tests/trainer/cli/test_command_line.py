@@ -145,7 +145,7 @@ def test_a_killed_local_rank_is_named(pods):
     pods.wait_for_step(1, "run")
     parent = pods.processes["run"].pid
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text()
-    os.kill(max(map(int, children.split())), signal.SIGKILL)
+    os.kill(int(children.split()[-1]), signal.SIGKILL)
     assert pods.exit_code("run") == 128 + signal.SIGKILL
     said = pods.errors()
     assert "rank 1 was killed by SIGKILL" in said

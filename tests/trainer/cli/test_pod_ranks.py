@@ -9,7 +9,7 @@ import sys
 import pytest
 from ballast_policies.contract import ExitCode
 
-from tests.support.waiting import WAIT_SECONDS, eventually
+from tests.support.waiting import WAIT_SECONDS, eventually, is_alive
 
 pytestmark = pytest.mark.processes
 
@@ -115,6 +115,7 @@ def test_sigterm_reaches_every_rank_and_each_may_save(supervised, tmp_path):
         """
 def rank(local_rank, log):
     try:
+        Path(f"saves-{local_rank}").touch()
         time.sleep(3600)
     except SystemExit:
         if local_rank == 2:
@@ -126,7 +127,7 @@ def rank(local_rank, log):
 """,
         leave=0.1,
     )
-    eventually(lambda: all((tmp_path / f"process-{i}").exists() for i in range(3)), "the ranks run")
+    eventually(lambda: all((tmp_path / f"saves-{i}").exists() for i in range(3)), "the ranks run")
     pod.send_signal(signal.SIGTERM)
     pod.communicate(timeout=WAIT_SECONDS)
     assert pod.returncode == ExitCode.STOPPED
@@ -164,15 +165,7 @@ def rank(local_rank, log):
     eventually(lambda: all(file.exists() and file.read_text() for file in files), "the ranks run")
     processes = [int(file.read_text()) for file in files]
     pod.kill()
-
-    def gone(process):
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return True
-        return False
-
-    eventually(lambda: all(map(gone, processes)), "the ranks are gone")
+    eventually(lambda: not any(map(is_alive, processes)), "the ranks are gone")
 
 
 def test_what_a_rank_leaves_behind_is_reaped(supervised):

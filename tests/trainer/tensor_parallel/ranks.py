@@ -28,12 +28,12 @@ from tests.support.waiting import WAIT_SECONDS
 DIM, HEADS = 24, 12
 
 
-def on_ranks(function, size, *arguments, mesh=None, timeout_seconds=WAIT_SECONDS):
+def on_ranks(function, size, *arguments, mesh=None):
     """``function(world, *arguments)`` on ``size`` ranks; what each returns, by rank."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plan = local_plan([f"pod-{number}" for number in range(size)], network=1)
-        arguments = (folder, plan, mesh or Mesh(tensor=size), timeout_seconds, function, arguments)
+        arguments = (folder, plan, mesh or Mesh(tensor=size), function, arguments)
         processes = [forks().Process(target=_rank, args=(rank, *arguments)) for rank in range(size)]
         for process in processes:
             process.start()
@@ -45,7 +45,7 @@ def on_ranks(function, size, *arguments, mesh=None, timeout_seconds=WAIT_SECONDS
         return [torch.load(folder / f"result-{rank}") for rank in range(size)]
 
 
-def _rank(rank, folder, plan, mesh, timeout_seconds, function, arguments):
+def _rank(rank, folder, plan, mesh, function, arguments):
     torch.set_num_threads(1)
     try:
         store = dist.FileStore(os.fspath(folder / "store"), len(plan.ranks))
@@ -54,7 +54,7 @@ def _rank(rank, folder, plan, mesh, timeout_seconds, function, arguments):
             plan=plan,
             rank=rank,
             device=torch.device("cpu"),
-            timeout_seconds=timeout_seconds,
+            timeout_seconds=WAIT_SECONDS,
             mesh=mesh,
         )
         torch.save(function(world, *arguments), folder / f"result-{rank}")
