@@ -55,7 +55,7 @@ class Surplus(enum.StrEnum):
     ARRIVAL = "arrival"
     """The one that came first."""
     SHORTEST = "shortest"
-    """The one that would end first."""
+    """The one that becomes faster by the largest part a GPU, over the square root of its length."""
     LONGEST = "longest"
     """The one that would end last."""
     FINISH_TIME = "finish time"

@@ -43,9 +43,12 @@ class SizeCandidate:
     @property
     def _steps(self) -> float:
         steps = self.job.steps_remaining
-        if steps is None:
-            steps = DEFAULT_SECONDS * max(max(by_size.values()) for by_size in self.gang.speeds.values())
-        return max(steps, 1e-9)
+        return max(DEFAULT_SECONDS * self.fastest if steps is None else steps, 1e-9)
+
+    @property
+    def fastest(self) -> float:
+        """Steps/s with the best of its sizes."""
+        return max(max(by_size.values()) for by_size in self.gang.speeds.values())
 
     def is_late(self, speed: float) -> bool:
         """Whether it misses a deadline that has not passed, at this speed."""
@@ -73,7 +76,9 @@ def urgency(surplus: Surplus, one: SizeCandidate, now: int, more: int) -> float:
         case Surplus.ARRIVAL:
             return one.index
         case Surplus.SHORTEST:
-            return one.seconds(slow)
+            # Between Smith's rule (over the length), right for jobs that scale well, and equal parts.
+            most = one.fastest * (more - now)
+            return -(fast - slow) / most / math.sqrt(one.seconds(one.fastest))
         case Surplus.LONGEST:
             return -one.seconds(slow)
         case Surplus.FINISH_TIME:
@@ -127,7 +132,6 @@ def _of_times(
 _GAINS: Mapping[Surplus, Callable[[Speeds], float]] = {
     Surplus.ARRIVAL: _of_the_first,
     Surplus.THROUGHPUT: _of_sums,
-    Surplus.SHORTEST: functools.partial(_of_times, sum, SizeCandidate.seconds),
     Surplus.COMPLETION_TIME: functools.partial(_of_times, sum, SizeCandidate.seconds),
     Surplus.LONGEST: functools.partial(_of_times, max, SizeCandidate.seconds),
     Surplus.FINISH_TIME: functools.partial(_of_times, max, SizeCandidate.delay),

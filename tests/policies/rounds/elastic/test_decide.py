@@ -160,6 +160,14 @@ def test_the_policy_says_who_is_served_first():
     assert found[Surplus.COMPLETION_TIME] == {"x": 3, "y": 1}
 
 
+def test_the_shortest_job_first_leaves_gpus_that_bring_it_little_to_longer_ones():
+    """Else jobs end later on average than with equal parts."""
+    jobs = [job("x", steps_remaining=1000.0), job("y", steps_remaining=4000.0)]
+    elastic = {"x": gang((1, 2), speeds={1: 1.0, 2: 1.1}), "y": gang(range(1, 5))}
+    decided = decide(jobs, [node("a", 4)], elastic, surplus=Surplus.SHORTEST)
+    assert sizes_of(decided) == {"x": 1, "y": 3}
+
+
 @pytest.mark.parametrize(("left", "stops"), [(40.0, True), (5.0, False)])
 def test_by_completion_time_a_long_gang_waits_for_a_short_one_where_that_pays_its_restart(left, stops):
     """One GPU, where the long one runs: also of gangs of one size; within a round it is not stopped."""
