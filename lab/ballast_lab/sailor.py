@@ -6,14 +6,10 @@ FOLDER holds files of Sailor's artifact (github.com/eth-easl/sailor, MIT; Strati
 not part of Ballast: ``profiles/MODEL_GPU.json`` (microbatch -> tensor degree -> layer -> seconds of forward,
 backward and update), ``multizone_bandwidths_het.json`` and ``measured_plans.json``.
 
-A stage's seconds of a microbatch are those of its slowest replica: its layers, and the transfers of its
-boundaries, activations one way and gradients back, which a rank waits for. 1F1B with m microbatches takes
-(m - 1) of the slowest stage and one of each; then gradients are all-reduced over the replicas (a ring) and
-the weights updated. What the profiles leave out or cannot be is repaired by what they say elsewhere:
-
-- a smaller microbatch takes no longer than a larger one;
-- a profile that repeats another model's on the same GPUs, to the last digit, is none: the model's own
-  profile on other GPUs is scaled by what the other model's layers say of the two.
+Steps and bytes are those of the planners' cost model (``planners.cost_model``), a node being one GPU,
+except that a rank waits for what it sends and receives; gradients are reduced as FULL. A profile that repeats
+another model's on the same GPUs, to the last digit, is none: the model's own on other GPUs is scaled by
+what the other model's layers say of the two.
 
 Of bytes nothing was profiled. A GPU holds weights, gradients and Adam's state of its part of each layer, and
 the activations of the microbatches in flight, after Korthikanti et al., "Reducing Activation Recomputation in
@@ -29,6 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
+from ballast_policies.planning.gpu_profiles import GpuProfiles
+from ballast_policies.planning.planners.cost_model import CostModel, Degrees
+from ballast_policies.planning.planners.layout import Devices, Layout, PlacedStage
+from ballast_policies.planning.planners.one_f_one_b import backward_ends
+from ballast_policies.planning.planners.plan_memory import PlanMemory
+from ballast_policies.planning.profile import LayerProfile
+from ballast_policies.planning.profile_file import ProfiledLayer
+from ballast_policies.planning.schedules import DEFAULT_SCHEDULE
 
 HALF, FULL = 2, 4
 """Bytes of an activation, and of a gradient as it is all-reduced."""
@@ -94,6 +99,11 @@ class Machine:
     tensor: int
     zone: str
 
+    @property
+    def name(self) -> str:
+        """As a GPU type of :class:`Devices`."""
+        return f"{self.tensor} x {self.gpu} in {self.zone}"
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
@@ -120,6 +130,22 @@ class Measured:
     def microbatches(self) -> int:
         """Of a step, in each replica."""
         return max(1, self.samples // (self.microbatch * len(self.replicas[0])))
+
+    def layout(self) -> Layout:
+        """Each node as one GPU, which does what its GPUs do together."""
+        nodes = itertools.count()
+        return Layout(
+            stages=tuple(
+                PlacedStage(
+                    first_layer=layers[0],
+                    end_layer=layers[-1] + 1,
+                    groups=tuple((next(nodes),) for _ in replicas),
+                )
+                for layers, replicas in zip(self.stages, self.replicas, strict=True)
+            ),
+            microbatch_size=self.microbatch,
+            microbatches=self.microbatches * len(self.replicas[0]),
+        )
 
 
 class Profiles:
@@ -207,37 +233,93 @@ def step_seconds(plan: Measured, profiles: Profiles, links: Links) -> float:
     Raises:
         KeyError: a profile or a link is missing; the text says which.
     """
-    shape, count = SHAPES[plan.model], len(plan.stages)
-    message = HALF * plan.microbatch * shape.tokens * shape.width
-    last = plan.stages[-1][-1]
-    seconds, ends = [], []
-    for number, (layers, replicas) in enumerate(zip(plan.stages, plan.replicas, strict=True)):
-        slowest, update = 0.0, 0.0
-        for replica, machine in enumerate(replicas):
-            known = profiles.layers(plan.model, machine.gpu, machine.tensor, plan.microbatch)
-            rows = [_row(known, layer, last) for layer in layers]
-            here = sum(forward + backward for forward, backward, _ in rows)
-            for beside in (number - 1, number + 1):
-                if 0 <= beside < count:
-                    others = plan.replicas[beside]
-                    here += 2 * message / links.bandwidth(machine, others[replica % len(others)])
-            slowest = max(slowest, here)
-            update = max(update, sum(row[2] for row in rows))
-        seconds.append(slowest)
-        ends.append(update + _reduction(plan, layers, replicas, links))
-    return (plan.microbatches - 1) * max(seconds) + sum(seconds) + max(ends)
+    shape, last, layout = SHAPES[plan.model], plan.stages[-1][-1], plan.layout()
+    machines = [machine for stage in plan.replicas for machine in stage]
+    measured = {
+        (machine.name, 1, plan.microbatch): tuple(
+            ProfiledLayer(forward_seconds=forward, backward_seconds=backward, optimizer_seconds=update)
+            for forward, backward, update in _rows(plan, profiles, machine)
+        )
+        for machine in set(machines)
+    }
+    reduced = [FULL * shape.parameters(layer, last) for layer in range(last + 1)]
+    if len(plan.stages) == 1:
+        reduced[last] = 0.0  # tied to the first
+    profile = _profile(plan, weights=reduced)
+    rings = [zip(stage, (*stage[1:], stage[0]), strict=True) for stage in plan.replicas if len(stage) > 1]
+    neighbours = list(itertools.chain.from_iterable(rings))
+    for here, there in itertools.pairwise(plan.replicas):
+        longest = range(max(len(here), len(there)))
+        neighbours += [(here[k % len(here)], there[k % len(there)]) for k in longest]
+    between: dict[tuple[str, str], float] = {}
+    for one, other in neighbours:
+        names = (min(one.name, other.name), max(one.name, other.name))
+        between[names] = min(between.get(names, float("inf")), links.bandwidth(one, other))
+    devices = Devices(
+        types=tuple(machine.name for machine in machines),
+        speeds=(1.0,) * len(machines),
+        memory=(float("inf"),) * len(machines),
+        servers=tuple(range(len(machines))),
+        between_of=between,
+    )
+    model = CostModel(
+        profile, (0.0,) * profile.layers, plan.microbatch, devices, measured=GpuProfiles(measured)
+    )
+    gpus = model.stage_gpus(tuple(stage.groups for stage in layout.stages))
+    times = model.times(
+        Degrees(1, 1, plan.microbatch, plan.microbatches),
+        gpus,
+        np.array([layout.bounds]),
+        np.array(layout.replicas),
+    )
+    # A rank of theirs waits for what it sends and receives.
+    waits = np.pad(times.transfer, ((0, 0), (0, 1))) + np.pad(times.transfer, ((0, 0), (1, 0)))
+    ends = backward_ends(
+        times.forward + waits, times.backward + waits, np.zeros_like(times.transfer), plan.microbatches
+    )
+    return float((ends + times.exchange).max())
 
 
 def peak_bytes(plan: Measured) -> float:
-    """Predicted bytes of the fullest GPU: of 1F1B, with as many microbatches in flight as stages follow."""
-    shape, last = SHAPES[plan.model], plan.stages[-1][-1]
+    """Predicted bytes of the fullest GPU."""
+    shape, last, layout = SHAPES[plan.model], plan.stages[-1][-1], plan.layout()
     fullest = 0.0
-    for number, (layers, replicas) in enumerate(zip(plan.stages, plan.replicas, strict=True)):
+    for number, replicas in enumerate(plan.replicas):
         tensor = min(machine.tensor for machine in replicas)
-        held = HELD * sum(shape.parameters(layer, last) for layer in layers) / tensor
-        kept = plan.microbatch * sum(shape.activations(layer, last, tensor) for layer in layers)
-        fullest = max(fullest, held + min(plan.microbatches, len(plan.stages) - number) * kept)
+        profile = _profile(
+            plan,
+            weights=[HALF * shape.parameters(layer, last) / tensor for layer in range(last + 1)],
+            held=[HELD * shape.parameters(layer, last) / tensor for layer in range(last + 1)],
+            kept=[plan.microbatch * shape.activations(layer, last, tensor) for layer in range(last + 1)],
+        )
+        taken = PlanMemory(profile, plan.microbatch).of_layout(layout, DEFAULT_SCHEDULE)
+        fullest = max(fullest, float(taken[number]))
     return RESERVED + fullest
+
+
+def _profile(
+    plan: Measured,
+    *,
+    weights: Sequence[float],
+    held: Sequence[float] | None = None,
+    kept: Sequence[float] | None = None,
+) -> LayerProfile:
+    """Layers of one microbatch, whose seconds are measured elsewhere."""
+    shape, none = SHAPES[plan.model], (0.0,) * len(weights)
+    return LayerProfile(
+        forward_seconds=none,
+        backward_seconds=none,
+        held_bytes=tuple(held or weights),
+        weight_bytes=tuple(weights),
+        activation_bytes=tuple(kept or none),
+        output_bytes=(float(HALF * plan.microbatch * shape.tokens * shape.width),) * len(weights),
+    )
+
+
+def _rows(plan: Measured, profiles: Profiles, machine: Machine) -> Layers:
+    last = plan.stages[-1][-1]
+    known = profiles.layers(plan.model, machine.gpu, machine.tensor, plan.microbatch)
+    return [_row(known, layer, last) for layer in range(last + 1)]
 
 
 def _row(known: Layers, layer: int, last: int) -> tuple[float, float, float]:
@@ -245,18 +327,6 @@ def _row(known: Layers, layer: int, last: int) -> tuple[float, float, float]:
     if layer == last:
         return known[-1]
     return known[layer] if layer < len(known) - 1 else known[len(known) // 2]
-
-
-def _reduction(plan: Measured, layers: Sequence[int], replicas: Sequence[Machine], links: Links) -> float:
-    """Seconds of the all-reduce of a stage's gradients; the shards of a node share its link."""
-    shape, n, last = SHAPES[plan.model], len(replicas), plan.stages[-1][-1]
-    if n == 1:
-        return 0.0
-    parameters = sum(shape.parameters(layer, last) for layer in layers)
-    if {0, last} <= set(layers):
-        parameters -= shape.words * shape.width  # tied
-    ring = zip(replicas, (*replicas[1:], replicas[0]), strict=True)
-    return 2.0 * (n - 1) / n * FULL * parameters / min(links.bandwidth(*pair) for pair in ring)
 
 
 def read_plans(text: str) -> list[Measured]:

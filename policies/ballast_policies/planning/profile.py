@@ -1,6 +1,8 @@
 """The input of a plan: measured layers, and the GPUs to plan for."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Self
 
 from ballast_policies.planning.memory.measured_layers import MeasuredLayer
 from ballast_policies.planning.partition import PlanningError
@@ -39,6 +41,12 @@ class LayerProfile:
         lengths = {field.name: len(getattr(self, field.name)) for field in dataclasses.fields(self)}
         if len(set(lengths.values())) != 1 or not self.forward_seconds:
             raise PlanningError(f"every layer needs every value, the counts are: {lengths}")
+
+    @classmethod
+    def of(cls, layers: Sequence[object]) -> Self:
+        """From layers that have a value of each field's name."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: tuple(getattr(layer, name) for layer in layers) for name in names})
 
     @property
     def rows(self) -> tuple[MeasuredLayer, ...]:

@@ -1,6 +1,5 @@
 """The file of measured layers: what ``ballast-train profile`` prints, or a running job's report."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -146,13 +145,7 @@ class ProfileFile(Model):
 
     def profile(self, microbatches: int) -> LayerProfile:
         """For the pipeline planner."""
-        layers = self.each_layer(microbatches)
-        return LayerProfile(
-            **{
-                field.name: tuple(getattr(layer, field.name) for layer in layers)
-                for field in dataclasses.fields(LayerProfile)
-            }
-        )
+        return LayerProfile.of(self.each_layer(microbatches))
 
 
 def read_profile(value: Any) -> ProfileFile:

@@ -9,6 +9,8 @@ from typing import Any
 import click
 import yaml
 from ballast_policies.planning import PlanningError
+from ballast_policies.planning.gpu_profiles import GpuProfiles
+from ballast_policies.planning.planners.answers import PlannerAnswer, layouts_answer
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.registry import (
     DEFAULT_PLANNER,
@@ -32,6 +34,8 @@ from ballast_operator.cli.plan.input import (
     known_tensor,
     layer_costs,
     read_cluster,
+    read_gpu_profiles,
+    read_layout,
     read_profile,
     reduced_bytes,
     step_microbatches,
@@ -83,6 +87,17 @@ class _OptionalPicture(click.Command):
     type=click.IntRange(1),
     help="Samples of a step; default: --microbatches x the profile's microbatchSize.",
 )
+@click.option(
+    "--profiles",
+    "profile_paths",
+    multiple=True,
+    metavar="PATH",
+    type=click.Path(exists=True, path_type=Path),
+    help="Files or folders of layers measured by GPU type and tensor degree, for PROFILE's seconds.",
+)
+@click.option(
+    "--given", type=FILE, help="Predict this plan (as --output json prints one) instead of planning."
+)
 @click.option("--top", type=click.IntRange(1), help="Plans to show, best first; default 1, amp: 5.")
 @click.option(
     "--max-tensor",
@@ -112,6 +127,8 @@ def plan(
     profile_file: Path,
     cluster_file: Path,
     planner: str,
+    profile_paths: tuple[Path, ...],
+    given: Path | None,
     sweep: bool,
     picture: Path | None,
     output: str,
@@ -123,16 +140,24 @@ def plan(
     both are YAML or JSON. All times are predictions: nothing is run. See docs/planning.md.
     """
     layers, cluster = read_profile(profile_file), read_cluster(cluster_file)
+    measured = read_gpu_profiles(profile_paths) if profile_paths else None
     shown = picture is not None and str(picture) == PICTURE_HERE
     drawn = None if shown else picture
     trace, csv_file = options.pop("trace"), options.pop("csv_file")
     try:
         chosen = PLANNERS.find(planner, PlanningError)
+        if measured is not None:
+            cluster = cluster.measured_by(measured)
+        if given is not None:
+            chosen = dataclasses.replace(chosen, simulates=False, plan=lambda request: _given(request, given))
+        elif measured is not None and not chosen.measured:
+            names = ", ".join(PLANNERS.own(lambda row: row.measured))
+            raise click.UsageError(f"--profiles: planner {planner} plans from one. To fix: --planner {names}")
         if not chosen.simulates:
             _refuse_without_simulation(planner, sweep=sweep, trace=trace, picture=drawn, csv=csv_file)
         if chosen.needs_links:
             cluster.check_links()
-        request = _request(layers, cluster, **options)
+        request = _request(layers, cluster, measured, **options)
         found = chosen.plan(request)
         answer, text = dict(found.content), found.text
         if layers.assumed_split and chosen.simulates:
@@ -176,6 +201,7 @@ def _patch(plan: Mapping[str, Any]) -> str:
 def _request(
     layers: ProfileFile,
     cluster: ClusterInput,
+    measured: GpuProfiles | None,
     *,
     microbatches: int,
     batch_size: int | None,
@@ -185,21 +211,32 @@ def _request(
     """The planner's question; ``search``: fields of it as they are given."""
     count = step_microbatches(layers, microbatches, batch_size)
     profile = layers.profile(count)
+    if measured is not None:
+        measured.check((), profile.layers)
     return PlanRequest(
         profile=profile,
         costs=tuple(layer_costs(layers, count)),
         gpus=tuple(cluster.kinds()),
         bandwidth=cluster.pipeline_bandwidth(cluster.total),
-        levels=tuple(cluster.levels()),
+        levels=None if measured else tuple(cluster.levels()),
         grid=cluster.grid(),
         microbatches=count,
         samples=batch_size or count * layers.microbatch_size,
-        most_tensor=max_tensor or known_tensor(layers, cluster),
+        most_tensor=max_tensor or (cluster.total if measured else known_tensor(layers, cluster)),
         cost_model=CostModel(
-            profile, reduced_bytes(layers, count), layers.microbatch_size, cluster.devices()
+            profile,
+            reduced_bytes(layers, count),
+            layers.microbatch_size,
+            cluster.devices(),
+            measured=measured,
         ),
         **search,
     )
+
+
+def _given(request: PlanRequest, path: Path) -> PlannerAnswer:
+    """The answer for a plan that exists already."""
+    return layouts_answer(request.model, [read_layout(path, request.model)])
 
 
 def _refuse_without_simulation(planner: str, **options: object) -> None:

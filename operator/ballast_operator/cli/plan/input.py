@@ -1,6 +1,7 @@
 """The two files that ``ballast plan`` reads: a profile of layers, and a description of a cluster."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
@@ -10,12 +11,16 @@ import pydantic
 import yaml
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.gpus.catalogue import gpu_named
-from ballast_policies.planning import PlanningError, profile_file
+from ballast_policies.planning import PlanningError, gpu_profiles, profile_file
+from ballast_policies.planning.gpu_profiles import GpuProfiles
 from ballast_policies.planning.planners import Level
 from ballast_policies.planning.planners.amp import DeviceGrid, LayerCost
-from ballast_policies.planning.planners.layout import Devices, devices_of
+from ballast_policies.planning.planners.answers import FoundPlan
+from ballast_policies.planning.planners.cost_model import CostModel
+from ballast_policies.planning.planners.layout import Devices, Layout, PlacedStage, devices_of
 from ballast_policies.planning.profile import GpuKind
-from ballast_policies.planning.profile_file import ProfileFile
+from ballast_policies.planning.profile_file import ProfiledLayer, ProfileFile
+from ballast_policies.planning.schedules import DEFAULT_SCHEDULE
 from pydantic.alias_generators import to_camel
 
 Positive = Annotated[float, pydantic.Field(gt=0)]
@@ -48,11 +53,26 @@ class GpuInput(_Input):
         return self.memory_bytes if found is None else found.memory_bytes
 
 
+class TypeLinks(_Input):
+    """Bytes/s inside the servers of one GPU type, or between servers of one or two."""
+
+    gpus: Annotated[list[str], pydantic.Field(min_length=1, max_length=2)]
+    inside_server: Positive | None = None
+    between_servers: Positive | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _inside_is_of_one(self) -> Self:
+        if self.inside_server is not None and len(self.gpus) > 1:
+            raise ValueError(f"insideServer is of one GPU type, not of {self.gpus}: give each its own entry")
+        return self
+
+
 class BandwidthInput(_Input):
-    """Bytes/s of the two kinds of links."""
+    """Bytes/s of the two kinds of links; ``byType``: of types whose links are others."""
 
     inside_server: Positive
     between_servers: Positive
+    by_type: list[TypeLinks] = []
 
 
 class ClusterInput(_Input):
@@ -68,6 +88,12 @@ class ClusterInput(_Input):
         twice = sorted({name for name in types if types.count(name) > 1})
         if twice:
             raise ValueError(f"GPU types {twice} are listed twice: give each type once, with its count")
+        linked = (
+            {name for links in self.bandwidth.by_type for name in links.gpus} if self.bandwidth else set()
+        )
+        if linked - set(types):
+            unknown = sorted(linked - set(types))
+            raise ValueError(f"bandwidth.byType has links of {unknown}: name types of gpus, {types}")
         return self
 
     @property
@@ -102,6 +128,7 @@ class ClusterInput(_Input):
     def devices(self) -> Devices:
         """All GPUs in the order in which they fill the servers."""
         links = self.bandwidth
+        by_type = () if links is None else links.by_type
         return devices_of(
             [
                 GpuKind(gpu_type=gpu.type, count=gpu.count, speed=gpu.speed, memory_bytes=gpu.known_memory)
@@ -110,7 +137,26 @@ class ClusterInput(_Input):
             gpus_per_server=self.gpus_per_server,
             inside=float("inf") if links is None else links.inside_server,
             between=float("inf") if links is None else links.between_servers,
+            inside_of={of.gpus[0]: of.inside_server for of in by_type if of.inside_server},
+            between_of={
+                (min(of.gpus), max(of.gpus)): of.between_servers for of in by_type if of.between_servers
+            },
         )
+
+    def measured_by(self, profiles: GpuProfiles) -> "ClusterInput":
+        """The cluster with the types' speeds as profiles tell them.
+
+        Raises:
+            PlanningError: a type has no profile, or a speed of its own.
+        """
+        profiles.check([gpu.type for gpu in self.gpus], profiles.layers)
+        for gpu in self.gpus:
+            if "speed" in gpu.model_fields_set:
+                raise PlanningError(
+                    f"GPU type {gpu.type} has speed {gpu.speed:g} and a profile. To fix: leave the speed out"
+                )
+        gpus = [gpu.model_copy(update={"speed": profiles.speed(gpu.type)}) for gpu in self.gpus]
+        return self.model_copy(update={"gpus": gpus})
 
     def levels(self) -> list[Level]:
         """For PipeDream: GPUs of a server, then servers, of those that are full."""
@@ -153,6 +199,26 @@ class ClusterInput(_Input):
         """GPUs of a full server, and how many of these there are."""
         per_server = min(self.gpus_per_server or self.total, self.total)
         return per_server, self.total // per_server
+
+
+class _GivenStage(_Input):
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+    first_layer: Annotated[int, pydantic.Field(ge=0)]
+    end_layer: Count
+    gpus: Annotated[list[Annotated[list[int], pydantic.Field(min_length=1)]], pydantic.Field(min_length=1)]
+
+
+class GivenPlan(_Input):
+    """A plan as ``--output json`` prints it; what is predicted of it is ignored."""
+
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+    stages: Annotated[list[_GivenStage], pydantic.Field(min_length=1)]
+    microbatch_size: Count
+    microbatches: Count
+    recompute: bool = False
+    schedule: str = DEFAULT_SCHEDULE
 
 
 def step_microbatches(profile: ProfileFile, microbatches: int, batch_size: int | None) -> int:
@@ -217,6 +283,63 @@ def read_profile(path: Path) -> ProfileFile:
         raise click.ClickException(f"{path}: {error}") from error
 
 
+def read_gpu_profiles(paths: Sequence[Path]) -> GpuProfiles:
+    """Read files, and those of folders whose names end as JSON or YAML do.
+
+    Raises:
+        ClickException: the text names the file, the field, the value and what to change.
+    """
+    found: dict[gpu_profiles.Key, tuple[ProfiledLayer, ...]] = {}
+    files = [file for path in paths for file in (_in_folder(path) if path.is_dir() else [path])]
+    for file in files:
+        try:
+            of_file = gpu_profiles.read_gpu_profiles(file.stem, _content(file))
+        except ContractError as error:
+            raise click.ClickException(f"{file}: {error}") from error
+        for gpu_type, tensor, size in set(of_file) & set(found):
+            raise click.ClickException(
+                f"{file}: {gpu_type} at tensor degree {tensor}, microbatch {size} is in two files. "
+                "To fix: give the files of one model"
+            )
+        found |= of_file
+    if not found:
+        raise click.ClickException(f"--profiles: no profile in {', '.join(map(str, paths))}")
+    try:
+        return GpuProfiles(found)
+    except PlanningError as error:
+        raise click.ClickException(f"--profiles: {error}") from error
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix in (".json", ".yaml", ".yml"))
+
+
+def read_layout(path: Path, model: CostModel) -> FoundPlan:
+    """Read a plan: the output of ``--output json``, whose first plan it is, or one of its ``plans``.
+
+    Raises:
+        ClickException: it cannot be read, or is no plan for the model's layers and GPUs.
+    """
+    value = _content(path)
+    if isinstance(value, dict) and value.get("plans"):
+        value = value["plans"][0]
+    given = _validated(path, GivenPlan, value)
+    stages = tuple(
+        PlacedStage(first_layer=s.first_layer, end_layer=s.end_layer, groups=tuple(map(tuple, s.gpus)))
+        for s in given.stages
+    )
+    layout = Layout(
+        stages=stages,
+        microbatch_size=given.microbatch_size,
+        microbatches=given.microbatches,
+        recompute=given.recompute,
+    )
+    reason = layout.unsuited(model.layers, model.devices.count)
+    if reason is not None:
+        raise click.ClickException(f"{path}: stages: {reason}")
+    return FoundPlan(layout, given.schedule)
+
+
 def read_cluster(path: Path) -> ClusterInput:
     """Read YAML or JSON.
 
@@ -227,8 +350,12 @@ def read_cluster(path: Path) -> ClusterInput:
 
 
 def _read(path: Path, model: type[Model]) -> Model:
+    return _validated(path, model, _content(path))
+
+
+def _validated(path: Path, model: type[Model], value: Any) -> Model:
     try:
-        return model.model_validate(_content(path))
+        return model.model_validate(value)
     except pydantic.ValidationError as error:
         reasons = "; ".join(
             f"{'.'.join(map(str, problem['loc'])) or 'file'}: {problem['msg']}" for problem in error.errors()

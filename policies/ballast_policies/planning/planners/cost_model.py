@@ -9,6 +9,8 @@ a microbatch (k = b / the profile's), seconds of one microbatch:
     exchange = 2 (r - 1) / r sum W_l / t / data link                       once a step
 
 where O and P are the parts of the forward and the backward that do not depend on b, and F and B the rest.
+Where layers were measured by GPU type, tensor degree and microbatch size, forward and backward are what was
+measured, of the stage's slowest type, and the update follows the exchange.
 A step is a 1F1B step with a flush: the order is played exactly (:mod:`one_f_one_b`; the simulator where
 stages have different numbers of replicas), and ends with the last exchange of gradients.
 
@@ -23,6 +25,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ballast_policies.planning.gpu_profiles import GpuProfiles
 from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.memory.stage_bytes import ROUNDING, StageBytes
 from ballast_policies.planning.partition import PlanningError
@@ -39,14 +42,25 @@ from ballast_policies.planning.schedules.builders.synchronous import one_forward
 class StageGpus:
     """What the GPUs of each stage are: arrays of shape (p,), or (n, p) for n placements.
 
-    ``boundary_link`` is of the link to the next stage, p - 1 values.
+    ``boundary_link`` is of the link to the next stage, p - 1 values. ``types``: bit k for the k-th type.
     """
 
     speed: np.ndarray
+    types: np.ndarray
     memory: np.ndarray
     tensor_link: np.ndarray
     data_link: np.ndarray
     boundary_link: np.ndarray
+
+    def some(self, index: "np.ndarray | int") -> "StageGpus":
+        """Some of several placements."""
+        return StageGpus(**{f.name: getattr(self, f.name)[index] for f in dataclasses.fields(self)})
+
+    @classmethod
+    def together(cls, each: "Sequence[StageGpus]") -> "StageGpus":
+        """Several placements as one value."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: np.stack([getattr(gpus, name) for gpus in each]) for name in names})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,12 +108,20 @@ class CostModel:
         reduced_bytes: all-reduced by tensor parallelism, both ways together, shape (L,).
         microbatch_size: the profile's.
         devices: the GPUs.
+        measured: the same layers by GPU type and degree, in place of the profile's seconds and the speeds.
     """
 
     def __init__(
-        self, profile: LayerProfile, reduced_bytes: tuple[float, ...], microbatch_size: int, devices: Devices
+        self,
+        profile: LayerProfile,
+        reduced_bytes: tuple[float, ...],
+        microbatch_size: int,
+        devices: Devices,
+        *,
+        measured: GpuProfiles | None = None,
     ) -> None:
         self.profile, self.devices, self.profiled_size = profile, devices, microbatch_size
+        self.measured = measured
         self.layers = profile.layers
         outputs = profile.output_bytes
         forward, backward = np.asarray(profile.forward_seconds), np.asarray(profile.backward_seconds)
@@ -110,7 +132,7 @@ class CostModel:
         self.O, self.P = _sums(fixed), _sums(fixed_backward)
         self.W = _sums(profile.weight_bytes)
         self.R, self.outputs = _sums(reduced_bytes), np.asarray(outputs, dtype=float)
-        self.memory = PlanMemory(profile, microbatch_size)
+        self.memory = PlanMemory(profile, microbatch_size, measured)
 
     def stage_gpus(self, stages: tuple[Groups, ...]) -> StageGpus:
         """Speeds, memory and links of the GPUs of each stage."""
@@ -118,6 +140,9 @@ class CostModel:
         each = [[gpu for group in groups for gpu in group] for groups in stages]
         return StageGpus(
             speed=np.array([min(devices.speeds[gpu] for gpu in gpus) for gpus in each]),
+            types=np.array(
+                [sum({1 << devices.kinds.index(devices.types[gpu]) for gpu in gpus}) for gpus in each]
+            ),
             memory=np.array([min(devices.memory[gpu] for gpu in gpus) for gpus in each]),
             tensor_link=np.array([min(devices.link(group) for group in groups) for groups in stages]),
             data_link=np.array(
@@ -132,20 +157,66 @@ class CostModel:
             ),
         )
 
-    def times(self, degrees: Degrees, gpus: StageGpus, bounds: np.ndarray) -> StageTimes:
-        """Times of the stages; ``bounds`` of n partitions, shape (n, p + 1)."""
+    def times(
+        self, degrees: Degrees, gpus: StageGpus, bounds: np.ndarray, replicas: np.ndarray | None = None
+    ) -> StageTimes:
+        """Times of the stages.
+
+        Args:
+            degrees: of all stages.
+            gpus: of each.
+            bounds: of n partitions, shape (n, p + 1).
+            replicas: of each stage, where they differ, shape (p,).
+        """
         first, end = bounds[:, :-1], bounds[:, 1:]
-        scale, t, r = degrees.microbatch_size / self.profiled_size, degrees.tensor, degrees.data
-        reduced = (t - 1) / t * scale * (self.R[end] - self.R[first]) / gpus.tensor_link
-        F, B = scale / t * self.F + self.O, scale / t * self.B + self.P
-        forward = (F[end] - F[first]) / gpus.speed + reduced
-        backward = (B[end] - B[first]) / gpus.speed + reduced
-        return StageTimes(
-            forward=forward,
-            backward=backward + forward if degrees.recompute else backward,
-            transfer=scale * self.outputs[end[:, :-1] - 1] / gpus.boundary_link,
-            exchange=2 * (r - 1) / r * (self.W[end] - self.W[first]) / t / gpus.data_link,
+        data = np.array(degrees.data) if replicas is None else replicas
+        forward, backward, exchange = self._own_seconds(degrees, gpus, (first, end), data)
+        scale = degrees.microbatch_size / self.profiled_size
+        transfer = scale * self.outputs[end[:, :-1] - 1] / gpus.boundary_link
+        return StageTimes(forward=forward, backward=backward, transfer=transfer, exchange=exchange)
+
+    def layer_seconds(self, degrees: Degrees, gpus: StageGpus) -> np.ndarray:
+        """Seconds of a step of each layer on each stage's GPUs, transfers between stages left out: (p, L)."""
+        column = StageGpus(**{f.name: getattr(gpus, f.name)[:, None] for f in dataclasses.fields(gpus)})
+        first = np.arange(self.layers)[None, :]
+        data = np.array(degrees.data)
+        forward, backward, exchange = self._own_seconds(degrees, column, (first, first + 1), data)
+        return np.asarray(degrees.microbatches * (forward + backward) + exchange)
+
+    def profiled(self, degrees: Degrees, types: np.ndarray) -> np.ndarray:
+        """Whether all GPU types of the stages were measured at the degrees; by placement."""
+        unknown = sum(
+            1 << k
+            for k, kind in enumerate(self.devices.kinds)
+            if self.measured and self.measured.sums(kind, degrees.tensor, degrees.microbatch_size) is None
         )
+        return np.asarray((types & unknown == 0).all(axis=-1))
+
+    def _own_seconds(
+        self, degrees: Degrees, gpus: StageGpus, layers: tuple[np.ndarray, np.ndarray], r: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of a microbatch forward and backward, and after a step; layers (first, end), r replicas."""
+        (first, end), t = layers, degrees.tensor
+        scale = degrees.microbatch_size / self.profiled_size
+        exchange = 2 * (r - 1) / r * (self.W[end] - self.W[first]) / t / gpus.data_link
+        if self.measured is None:
+            reduced = (t - 1) / t * scale * (self.R[end] - self.R[first]) / gpus.tensor_link
+            F, B = scale / t * self.F + self.O, scale / t * self.B + self.P
+            forward = (F[end] - F[first]) / gpus.speed + reduced
+            backward = (B[end] - B[first]) / gpus.speed + reduced
+        else:
+            forward, backward, update = np.zeros((3, *np.broadcast_shapes(gpus.types.shape, end.shape)))
+            for k, kind in enumerate(self.devices.kinds):
+                sums = self.measured.sums(kind, t, degrees.microbatch_size)
+                if sums is None:
+                    continue
+                there = gpus.types >> k & 1 == 1
+                own = sums[:, end] - sums[:, first]
+                slower = there & (own[0] + own[1] > forward + backward)
+                forward, backward = np.where(slower, own[0], forward), np.where(slower, own[1], backward)
+                update = np.where(there, np.maximum(update, own[2]), update)
+            exchange = exchange + update
+        return forward, backward + forward if degrees.recompute else backward, exchange
 
     def stage_bytes(self, degrees: Degrees, stages: int, schedule: str = DEFAULT_SCHEDULE) -> StageBytes:
         """Bytes of a GPU of any stage of pipelines of ``stages``."""
@@ -167,13 +238,14 @@ class CostModel:
         schedule: str = DEFAULT_SCHEDULE,
     ) -> np.ndarray:
         """Whether every GPU holds its stage, by partition, shape (n,)."""
+        profiled = np.broadcast_to(self.profiled(degrees, gpus.types), len(bounds))
         if np.isinf(gpus.memory).all():
-            return np.ones(len(bounds), dtype=bool)
+            return profiled
         stages = bounds.shape[1] - 1
         taken = self.stage_bytes(degrees, stages, schedule).taken(
             np.arange(stages), bounds[:, :-1], bounds[:, 1:]
         )
-        return np.asarray((taken <= gpus.memory * ROUNDING).all(axis=1))
+        return np.asarray(profiled & (taken <= gpus.memory * ROUNDING).all(axis=1))
 
     def step_seconds(self, degrees: Degrees, gpus: StageGpus, bounds: np.ndarray) -> np.ndarray:
         """Seconds of a step by partition, shape (n,); infinite where a GPU's memory is not enough."""
@@ -188,7 +260,13 @@ class CostModel:
         Args:
             layout: the plan.
             schedule: that it is trained with, which its bytes depend on; the seconds are those of 1F1B.
+
+        Raises:
+            PlanningError: its GPU types were not all measured at its degrees.
         """
+        if self.measured is not None:
+            used = {self.devices.types[gpu] for stage in layout.stages for gpu in stage.gpus}
+            self.measured.require(sorted(used), layout.tensor, layout.microbatch_size)
         bounds = np.array([layout.bounds])
         gpus = self.stage_gpus(tuple(stage.groups for stage in layout.stages))
         data = layout.data
@@ -229,14 +307,14 @@ class CostModel:
             replicas, count = (1,) * layout.pipeline, count // data
         check_playable(sum(replicas), count)
         own = np.array([stage.replicas for stage in layout.stages])
-        degrees = Degrees(layout.tensor, 2, layout.microbatch_size, 1, layout.recompute)
-        times = self.times(degrees, gpus, bounds)
+        degrees = Degrees(layout.tensor, 1, layout.microbatch_size, 1, layout.recompute)
+        times = self.times(degrees, gpus, bounds, own)
         return simulate(
             _schedule(replicas, count),
             StageCosts(
                 forward=tuple(times.forward[0].tolist()),
                 backward=tuple(times.backward[0].tolist()),
-                update=tuple((times.exchange[0] * 2 * (own - 1) / own).tolist()),
+                update=tuple(times.exchange[0].tolist()),
                 transfer=tuple(times.transfer[0].tolist()),
                 serial_links=True,
             ),

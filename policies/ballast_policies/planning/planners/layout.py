@@ -2,7 +2,10 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.profile import GpuKind
@@ -16,6 +19,8 @@ class Devices:
         types, speeds, memory: by GPU; memory in bytes, infinite where it is not limited.
         servers: by GPU, the number of its server.
         inside, between: bytes/s of a link inside a server and between servers; infinite: transfers are free.
+        inside_of: the same inside servers, of GPU types whose links are others.
+        between_of: the same between servers, by two GPU types in alphabetical order.
     """
 
     types: tuple[str, ...]
@@ -24,17 +29,35 @@ class Devices:
     servers: tuple[int, ...]
     inside: float = float("inf")
     between: float = float("inf")
+    inside_of: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    between_of: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
 
     @property
     def count(self) -> int:
         """Number of GPUs."""
         return len(self.types)
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The GPU types, each once."""
+        return tuple(dict.fromkeys(self.types))
+
+    def links_of_types(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes/s between GPUs of two types in one server, and in two: shape (kinds, kinds) each."""
+        kinds = self.kinds
+        inside = np.array([self.inside_of.get(kind, self.inside) for kind in kinds])
+        between = [[self.between_of.get((min(a, b), max(a, b)), self.between) for b in kinds] for a in kinds]
+        return np.minimum(inside[:, None], inside[None, :]), np.array(between)
+
     def link(self, gpus: Sequence[int]) -> float:
         """Bytes/s of the slowest link among some GPUs; infinite for one alone."""
         if len(gpus) < 2:
             return float("inf")
-        return self.inside if len({self.servers[gpu] for gpu in gpus}) == 1 else self.between
+        among = sorted({self.types[gpu] for gpu in gpus})
+        if len({self.servers[gpu] for gpu in gpus}) == 1:
+            return min(self.inside_of.get(kind, self.inside) for kind in among)
+        pairs = itertools.combinations(among, 2) if len(among) > 1 else ((among[0], among[0]),)
+        return min(self.between_of.get(pair, self.between) for pair in pairs)
 
 
 def devices_of(
@@ -43,6 +66,8 @@ def devices_of(
     gpus_per_server: int | None = None,
     inside: float = float("inf"),
     between: float = float("inf"),
+    inside_of: Mapping[str, float] | None = None,
+    between_of: Mapping[tuple[str, str], float] | None = None,
 ) -> Devices:
     """The GPUs of some kinds, which fill servers in their order.
 
@@ -60,6 +85,8 @@ def devices_of(
         servers=tuple(index // per_server for index in range(len(each))),
         inside=inside,
         between=between,
+        inside_of=inside_of or {},
+        between_of=between_of or {},
     )
 
 
@@ -101,6 +128,25 @@ class Layout:
     microbatch_size: int
     microbatches: int
     recompute: bool = False
+
+    def unsuited(self, layers: int, gpus: int) -> str | None:
+        """Why it is no plan for so many layers and GPUs, and what to change; None: it is one."""
+        bounds = [0, *(stage.end_layer for stage in self.stages)]
+        for number, stage in enumerate(self.stages):
+            if stage.first_layer != bounds[number] or stage.end_layer <= stage.first_layer:
+                return (
+                    f"stage {number} has layers {stage.first_layer} to {stage.end_layer - 1}. "
+                    f"To fix: begin with layer {bounds[number]}, one layer at least"
+                )
+        if bounds[-1] != layers:
+            return f"they end with layer {bounds[-1] - 1} of {layers}. To fix: give each layer to a stage"
+        used = [gpu for stage in self.stages for gpu in stage.gpus]
+        if len(set(used)) < len(used) or not 0 <= min(used) <= max(used) < gpus:
+            return f"they have GPUs {sorted(used)}. To fix: name each at most once, from 0 to {gpus - 1}"
+        degrees = {len(group) for stage in self.stages for group in stage.groups}
+        if len(degrees) > 1:
+            return f"they have tensor degrees {sorted(degrees)}. To fix: as many GPUs in each group"
+        return None
 
     @functools.cached_property
     def replicas(self) -> tuple[int, ...]:

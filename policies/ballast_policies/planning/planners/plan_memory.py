@@ -6,13 +6,14 @@ held, W of weights, A of activations, G of gradients into the weights and an out
     H / t, W / t, k A / t, k G / t, k o
 
 since an output is on every rank of a group. Where activations are recomputed, k times the layer's input in
-place of k A / t, which is there while its backward runs.
+place of k A / t, which is there while its backward runs. Where bytes were measured at t and k, they count.
 """
 
 import functools
 
 import numpy as np
 
+from ballast_policies.planning.gpu_profiles import GpuProfiles
 from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.memory.stage_bytes import LayerSums, StageBytes
 from ballast_policies.planning.planners.layout import Layout
@@ -23,8 +24,10 @@ from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, SCHEDULES, Sch
 class PlanMemory:
     """Of one profile, whose microbatches have ``profiled_size`` samples."""
 
-    def __init__(self, profile: LayerProfile, profiled_size: int) -> None:
-        self._profile, self._profiled_size = profile, profiled_size
+    def __init__(
+        self, profile: LayerProfile, profiled_size: int, measured: GpuProfiles | None = None
+    ) -> None:
+        self._profile, self._profiled_size, self._measured = profile, profiled_size, measured
         self._sums = functools.lru_cache(maxsize=256)(self._found_sums)
         self._of = functools.lru_cache(maxsize=2000)(self._stage_bytes)
 
@@ -52,6 +55,9 @@ class PlanMemory:
 
     def _found_sums(self, tensor: int, size: int, recompute: bool) -> LayerSums:
         profile, scale = self._profile, size / self._profiled_size
+        rows = None if self._measured is None else self._measured.rows(tensor, size)
+        if rows is not None:
+            profile, scale, tensor = LayerProfile.of(rows), 1.0, 1
         outputs = scale * np.asarray(profile.output_bytes, dtype=float)
         kept = scale * np.asarray(profile.activation_bytes, dtype=float) / tensor
         repeated = scale * np.asarray(profile.repeated_bytes, dtype=float) / tensor

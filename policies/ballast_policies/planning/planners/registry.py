@@ -18,12 +18,14 @@ class Planner:
         plan: raises PlanningError or ScheduleError where there is no plan.
         needs_links: it cannot plan without the cluster's bandwidth; without it transfers are free.
         simulates: its answer has a simulated pipeline, which can be drawn and exported.
+        measured: it plans from layers that were measured by GPU type and tensor degree.
     """
 
     summary: str
     plan: Callable[[PlanRequest], PlannerAnswer]
     needs_links: bool = False
     simulates: bool = False
+    measured: bool = False
 
 
 PLANNERS = Registry(
@@ -35,11 +37,14 @@ PLANNERS = Registry(
         "best": Planner(
             summary="all degrees, microbatches, recomputation, layers and order of GPUs, with a bound",
             plan=rows.best,
+            measured=True,
         ),
         "pipedream": Planner(summary="replicated stages", plan=published.pipedream),
-        "2bw": Planner(summary="parallel pipelines with two weight versions", plan=published.two_versions),
+        "2bw": Planner(
+            summary="parallel pipelines with two weight versions", plan=published.two_versions, measured=True
+        ),
         "megatron": Planner(
-            summary="PTD-P: tensor x data x pipeline of equal stages", plan=published.megatron
+            summary="PTD-P: tensor x data x pipeline of equal stages", plan=published.megatron, measured=True
         ),
         "amp": Planner(summary="tensor x data x pipeline on unlike GPUs and links", plan=published.amp),
     },

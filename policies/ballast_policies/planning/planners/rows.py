@@ -220,7 +220,7 @@ def _without_idle(layout: Layout | None) -> Layout | None:
 def _single_ranks(request: PlanRequest) -> Layout | None:
     """The pipeline planner's layout, where it is small enough to be found at once."""
     gpus = request.model.devices.count
-    if gpus * request.microbatches > 256 or gpus > request.profile.layers:
+    if gpus * request.microbatches > 256 or gpus > request.profile.layers or request.model.measured:
         return None
     try:
         return _pipeline_layout(

@@ -30,17 +30,6 @@ def all_cuts(layers: int, stages: int, *, most: int) -> np.ndarray | None:
     return np.concatenate([np.zeros_like(ends), inner, ends], axis=1)
 
 
-def rows(gpus: StageGpus, index: np.ndarray | int) -> StageGpus:
-    """Some of several placements."""
-    return StageGpus(
-        speed=gpus.speed[index],
-        memory=gpus.memory[index],
-        tensor_link=gpus.tensor_link[index],
-        data_link=gpus.data_link[index],
-        boundary_link=gpus.boundary_link[index],
-    )
-
-
 def best_of_all(
     model: CostModel, degrees: Degrees, gpus: StageGpus, bounds: np.ndarray, limit: float
 ) -> tuple[float, int, np.ndarray]:
@@ -50,7 +39,7 @@ def best_of_all(
     """
     best, placement, cut = np.inf, 0, bounds[0]
     for index in range(len(gpus.speed)):
-        own = rows(gpus, index)
+        own = gpus.some(index)
         times = model.times(degrees, own, bounds)
         loads, m = times.forward + times.backward, degrees.microbatches
         p = loads.shape[1]
@@ -80,14 +69,7 @@ def quick_best(
     fitting = [(index, bounds) for index, bounds in cut if bounds is not None]
     if not fitting:
         return None
-    own = [placements[index] for index, _ in fitting]
-    together = StageGpus(
-        speed=np.stack([gpus.speed for gpus in own]),
-        memory=np.stack([gpus.memory for gpus in own]),
-        tensor_link=np.stack([gpus.tensor_link for gpus in own]),
-        data_link=np.stack([gpus.data_link for gpus in own]),
-        boundary_link=np.stack([gpus.boundary_link for gpus in own]),
-    )
+    together = StageGpus.together([placements[index] for index, _ in fitting])
     seconds = model.step_seconds(degrees, together, np.stack([bounds for _, bounds in fitting]))
     k = int(np.argmin(seconds))
     return (float(seconds[k]), *fitting[k]) if np.isfinite(seconds[k]) else None
@@ -96,17 +78,9 @@ def quick_best(
 def _quick_cut(model: CostModel, degrees: Degrees, gpus: StageGpus) -> np.ndarray | None:
     """The partition whose busiest stage is least busy, within the memory; None where none fits."""
     stages = len(gpus.speed)
-    t, m = degrees.tensor, degrees.microbatches
-    scale = degrees.microbatch_size / model.profiled_size
-    again = 2.0 if degrees.recompute else 1.0
-    work = np.diff(again * (scale / t * model.F + model.O) + scale / t * model.B + model.P)
-    reduced = (1 + again) * (t - 1) / t * scale * np.diff(model.R)
-    r = degrees.data
-    exchange = 2 * (r - 1) / r * np.diff(model.W) / t
-    busy = (
-        m * (work / gpus.speed[:, None] + reduced / gpus.tensor_link[:, None])
-        + exchange / gpus.data_link[:, None]
-    )
+    if not model.profiled(degrees, gpus.types):
+        return None
+    busy = model.layer_seconds(degrees, gpus)
     limited = not np.isinf(gpus.memory).all()
     try:
         found = partition_by_rank(

@@ -4,6 +4,7 @@ A stage's GPUs are of one type, and the stages of a type follow each other, as t
 pools do.
 """
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -128,32 +129,31 @@ def unlike(devices: Devices, placements: np.ndarray) -> tuple[StageGpus, np.ndar
     """The stages' GPUs of the placements that differ for the cost model, shape (n, p), and their numbers."""
     speeds, memory = np.asarray(devices.speeds), np.asarray(devices.memory)
     server = np.asarray(devices.servers)[placements]
-    # A stage is as slow as its slowest link, which may be the one inside a server.
-    slowest = np.all if devices.inside >= devices.between else np.any
-    inside_tensor = slowest((server == server[..., :1]).all(axis=3), axis=2)
-    inside_data = slowest((server == server[:, :, :1, :]).all(axis=2), axis=2)
-    same = slowest(server[:, 1:] == server[:, :-1], axis=(2, 3))
-    speed, held = speeds[placements].min(axis=(2, 3)), memory[placements].min(axis=(2, 3))
-    features = np.concatenate([speed, held, inside_tensor, inside_data, same], axis=1)
-    _, first = np.unique(features, axis=0, return_index=True)
-    first = np.sort(first)
-
-    def link(inside: np.ndarray, members: int) -> np.ndarray:
-        if members == 1:
-            return np.full(inside.shape, np.inf)
-        return np.where(inside, devices.inside, devices.between)
-
+    kinds = devices.kinds
+    # All GPUs of a stage are of one type.
+    kind = np.array([kinds.index(name) for name in devices.types])[placements[:, :, 0, 0]]
+    inside, between = devices.links_of_types()
     _, _, data, tensor = placements.shape
-    return (
-        StageGpus(
-            speed=speed[first],
-            memory=held[first],
-            tensor_link=link(inside_tensor[first], tensor),
-            data_link=link(inside_data[first], data),
-            boundary_link=np.where(same[first], devices.inside, devices.between),
-        ),
-        first,
+
+    def link(same_server: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """The slowest link of each stage, shape (n, stages)."""
+        wide = (..., *(None,) * (same_server.ndim - 2))
+        each = np.where(same_server, inside[one, other][wide], between[one, other][wide])
+        return np.asarray(each.min(axis=tuple(range(2, each.ndim))))
+
+    free = np.full(kind.shape, np.inf)
+    found = StageGpus(
+        speed=speeds[placements].min(axis=(2, 3)),
+        types=1 << kind,
+        memory=memory[placements].min(axis=(2, 3)),
+        tensor_link=link((server == server[..., :1]).all(axis=3), kind, kind) if tensor > 1 else free,
+        data_link=link((server == server[:, :, :1, :]).all(axis=2), kind, kind) if data > 1 else free,
+        boundary_link=link(server[:, 1:] == server[:, :-1], kind[:, :-1], kind[:, 1:]),
     )
+    features = [getattr(found, field.name) for field in dataclasses.fields(found)]
+    _, first = np.unique(np.concatenate(features, axis=1), axis=0, return_index=True)
+    first = np.sort(first)
+    return found.some(first), first
 
 
 def likely_placements(devices: Devices, tensor: int, data: int, stages: int) -> list[Placement]:

@@ -68,6 +68,9 @@ def all_shapes(
                     least = layers.bounds(tensor, data, recompute, sizes, microbatches, choice)
                     width = least.shape[1]
                     bounds[:, :width] = np.minimum(bounds[:, :width], least)
+                if model.measured is not None:
+                    measured = _measured(model, tensor, recompute, sizes, microbatches)
+                    bounds = np.where(np.isinf(bounds), np.inf, measured)
                 for size, count, row in zip(sizes.tolist(), microbatches.tolist(), bounds, strict=True):
                     degrees = Degrees(tensor, data, size, count, recompute)
                     found += [
@@ -76,6 +79,25 @@ def all_shapes(
                         if bound < limit
                     ]
     return sorted(found, key=lambda shape: (shape.bound, shape.degrees.recompute, shape.stages))
+
+
+def _measured(
+    model: CostModel, tensor: int, recompute: bool, sizes: np.ndarray, microbatches: np.ndarray
+) -> np.ndarray:
+    """The bounds where layers were measured by GPU type: each layer on the type that is fastest at it.
+
+    With w their seconds of a microbatch and c the largest load, T >= m c, T >= w + (m - p) c and c >= w / p.
+    """
+    assert model.measured is not None
+    found, p = np.full((len(sizes), model.layers), np.inf), np.arange(1, model.layers + 1)
+    for row, (size, m) in enumerate(zip(sizes.tolist(), microbatches.tolist(), strict=True)):
+        known = [model.measured.sums(kind, tensor, size) for kind in model.devices.kinds]
+        each = [(1 + recompute) * np.diff(sums[0]) + np.diff(sums[1]) for sums in known if sums is not None]
+        if each:
+            work = np.min(each, axis=0)
+            load = np.maximum(work.sum() / p, work.max())
+            found[row] = np.maximum(m * load, work.sum() + np.maximum(m - p, 0) * load)
+    return np.asarray(found * (1 - 1e-12))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,7 +114,8 @@ class _Choice:
 
 def _choices(devices: Devices, tensor: int, data: int) -> list[_Choice]:
     # Links inside servers may be the slower ones.
-    slow, fast = devices.between, max(devices.inside, devices.between)
+    inside_links, between_links = devices.links_of_types()
+    slow, fast = float(between_links.max()), float(max(inside_links.max(), between_links.max()))
     servers: dict[int, list[float]] = {}
     for server, speed in zip(devices.servers, devices.speeds, strict=True):
         servers.setdefault(server, []).append(speed)

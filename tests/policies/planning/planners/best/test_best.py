@@ -1,12 +1,16 @@
 """The best plan: equal to brute force where that is possible, and its bound true."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 from ballast_policies.planning import PlanningError
+from ballast_policies.planning.gpu_profiles import GpuProfiles
 from ballast_policies.planning.planners.best import plan_best
+from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import Layout, PlacedStage
+from ballast_policies.planning.profile_file import ProfiledLayer
 
 from tests.policies.planning.planners.random_instances import random_model
 
@@ -78,6 +82,49 @@ def test_best_equals_brute_force(seed):
     assert seconds == pytest.approx(cost.seconds, rel=1e-9)
     assert seconds == pytest.approx(want, rel=1e-9)
     assert found.optimal
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_best_from_layers_measured_by_gpu_type_equals_brute_force(seed):
+    """Some types were not measured at some degrees; links depend on the types."""
+    random = np.random.default_rng(100 + seed)
+    model = random_model(random, most_gpus=4, most_layers=3)
+    kinds = model.devices.kinds
+    measured = {
+        (kind, tensor, size): tuple(
+            ProfiledLayer(forward_seconds=f, backward_seconds=b, optimizer_seconds=u)
+            for f, b, u in random.uniform(0.1, 2, (model.layers, 3)).tolist()
+        )
+        for kind in kinds
+        for tensor in (1, 2)
+        for size in (1, 2)
+        if (tensor, size) == (1, 1) or random.random() < 0.7
+    }
+    devices = dataclasses.replace(
+        model.devices,
+        inside_of={kinds[0]: 5.0},
+        between_of={(a, b): float(random.uniform(0.5, 9)) for a in kinds for b in kinds if a <= b},
+    )
+    model = CostModel(model.profile, (0.0,) * model.layers, 1, devices, measured=GpuProfiles(measured))
+    judged = [
+        model.judge(layout)
+        for layout in every_layout(model, 4)
+        if has_one_type_after_the_other(devices, layout)
+        and all(
+            (devices.types[g], layout.tensor, layout.microbatch_size) in measured
+            for stage in layout.stages
+            for g in stage.gpus
+        )
+    ]
+    want = min((cost.seconds for cost in judged if cost.fits), default=None)
+    if want is None:
+        with pytest.raises(PlanningError, match=r"fits their memory|the largest GPU has"):
+            plan_best(model, batch_size=4, most_tensor=model.devices.count)
+        return
+    found = plan_best(model, batch_size=4, most_tensor=model.devices.count)
+    assert found.plans[0][0] == pytest.approx(want, rel=1e-9)
+    assert model.judge(found.plans[0][1]).seconds == pytest.approx(want, rel=1e-9)
+    assert found.bound <= want * (1 + 1e-9)
 
 
 @pytest.mark.slow
