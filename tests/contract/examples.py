@@ -40,6 +40,7 @@ from ballast_policies.contract.job import (
     StragglersConfig,
     TrainingConfig,
     WandbConfig,
+    WeightType,
 )
 
 STAGES = (
@@ -95,6 +96,8 @@ EXAMPLES = {
             clip_norm=0.5,
             optimizer="my.optimizers:lion",
             precision=Precision.BF16,
+            dtype=WeightType.BF16,
+            master_weights=False,
             compile=True,
             dataloader_num_workers=2,
             skip_bad_samples=3,

@@ -149,6 +149,13 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
         "training.precision",
         "To fix: precision: bf16 or fp32",
     ),
+    ({"training": {"dtype": "bf16"}}, "training.dtype", "To fix: precision: bf16"),
+    ({"training": {"masterWeights": False}}, "training.masterWeights", "To fix: dtype: bf16"),
+    (
+        {"training": {"precision": "bf16", "dtype": "bf16"}, "dynamics": [PRUNING]},
+        "training.masterWeights",
+        "To fix: masterWeights: false",
+    ),
     (
         {"pipeline": {"schedule": "PipeDream"}, "training": {"skipBadSamples": 1}},
         "training.skipBadSamples",

@@ -12,7 +12,7 @@ from ballast_trainer.dynamics.registry import build_dynamics
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import optimizer_step, squared_gradient_norm
-from ballast_trainer.layers.precision import check_precision
+from ballast_trainer.layers.precision import check_precision, computing_in
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.activations import SavedTensors, weight_gradient_bytes
@@ -109,9 +109,9 @@ def _passing_bytes(training: TrainingState) -> tuple[list[int], list[int]]:
     value: Tree = inputs.chunk(training.microbatches)[0]
     kept, waiting = [], []
     for layer in training.layers:
-        value = mapped(_learning, value)
+        value = mapped(_learning, layer.taken(value))
         counter = SavedTensors(value)
-        with counter.saving(layer.index):
+        with counter.saving(layer.index), computing_in(training.config.training.precision, training.device):
             output = layer.module(value)
         kept.append(counter.count([layer.module]).get(layer.index, 0))
         waiting.append(weight_gradient_bytes(output))

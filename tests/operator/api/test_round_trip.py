@@ -113,7 +113,17 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             "decay": draw(st.sampled_from(["constant", "linear", "cosine"])),
             "decaySteps": draw(st.integers(1001, 2**53)),
             "decayTo": draw(st.floats(0, 1)),
-            "precision": draw(st.sampled_from(["fp32", "bf16", "fp16"])),
+            **draw(
+                st.sampled_from(
+                    [
+                        *(
+                            {"precision": precision, "dtype": "fp32", "masterWeights": True}
+                            for precision in ("fp32", "fp16", "bf16")
+                        ),
+                        {"precision": "bf16", "dtype": "bf16", "masterWeights": not pruned},
+                    ]
+                )
+            ),
             "recompute": draw(st.booleans()),
             "dataloaderNumWorkers": draw(st.integers(0, 64)),
             "skipBadSamples": draw(st.integers(0, 9)),

@@ -20,6 +20,7 @@ from ballast_trainer.profiling.meter import Meter
 from tests.trainer.tensor_parallel.ranks import on_ranks
 
 CPU = torch.device("cpu")
+HALF = {"precision": "bf16", "dtype": "bf16"}
 OPTIMIZERS = ("adamw", "sgd", "torch.optim:Adagrad", "torch.optim:Adafactor", f"{__name__}:by_dimension")
 """By numbers the first three (Adagrad makes its state at once); by matrices; two groups with own rates."""
 
@@ -112,14 +113,18 @@ def test_replicas_share_the_optimizer_and_get_the_weights_of_a_whole_one():
         assert max(states) < (0.52 if name in OPTIMIZERS[:3] else 0.7) * whole["state"] + 200
 
 
+@pytest.mark.parametrize(
+    "types", [{}, HALF, {**HALF, "masterWeights": False}], ids=["fp32", "masters", "bf16"]
+)
 @pytest.mark.parametrize("stage", [0, 1])
-def test_a_forecast_has_the_bytes_of_a_rank(stage):
+def test_a_forecast_has_the_bytes_of_a_rank(stage, types):
     """What `simulate` prints as held is within 5 % of parameters, gradients and optimizer state, counted."""
     config = {
         "totalSteps": 1,
         "model": {"name": "gpt", "layers": 4, "args": {"dim": 24, "heads": 2, "context": 6}},
         "pipeline": {"microbatches": 4, "globalBatchSize": 4},
         "parallelism": {"data": 4, "zeroStage": stage},
+        "training": types,
     }
     job = read_job_config(config)
     shares = job.parallelism.optimizer_shares
@@ -131,10 +136,10 @@ def test_a_forecast_has_the_bytes_of_a_rank(stage):
         layers = LayerSet(model, job.training, CPU, lambda _, module: module, replicas=replicas)
         layers.hold(layers.make(number) for number in range(4))
         for layer in layers:
-            for group in layer.optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = torch.ones_like(parameter)
-            layer.optimizer.step()
+            for name, _ in layer.module.named_parameters():
+                if (learnt := layer.learnt(name)) is not None:
+                    learnt.grad = torch.ones_like(learnt)
+            layer.update()
         counted = sum(layer.byte_count() for layer in layers)
         assert forecast.ranks[0].held_bytes == pytest.approx(counted, rel=0.05)
 

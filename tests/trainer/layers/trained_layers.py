@@ -2,6 +2,7 @@
 
 import torch
 from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.layers.precision import computing_in
 from ballast_trainer.models.gpt import build_gpt
 
 CPU = torch.device("cpu")
@@ -14,8 +15,9 @@ def trained_layers(config, *, seed=3):
     layers.hold(layers.make(index) for index in range(4))
     inputs, targets = model.batch(seed, 0, 4)
     value = inputs
-    for layer in layers:
-        value = layer.module(value)
+    with computing_in(config.precision, CPU):
+        for layer in layers:
+            value = layer.module(value)
     return layers, lambda scale: (scale.scaled(model.loss)(value, targets)).backward()
 
 

@@ -134,14 +134,14 @@ class ForwardOnly:
         CURRENT_FORWARD.set(CURRENT_FORWARD.step, None)
         with computing_in(self.precision, device):
             for index in range(self.stages[stage].first_layer, self.stages[stage].end_layer):
-                module = self.layers[index].module
+                layer = self.layers[index]
                 seed_layer(device, key, index)
                 try:
                     with ACTIVITY.doing("an evaluation's forward of layer", index):
-                        value = module(value)
+                        value = layer.module(layer.taken(value))
                         flatten(value)
                 except Exception as error:
-                    note_layer(error, index, type(module).__name__)
+                    note_layer(error, index, type(layer.module).__name__)
                     note_input(error, index, value)
                     raise
         return value

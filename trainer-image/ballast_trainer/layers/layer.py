@@ -20,14 +20,19 @@ from ballast_trainer.layers.optimizer_state import (
     from_tensor,
     group_settings,
     refuse_state_in_groups,
+    update_instead,
 )
+from ballast_trainer.layers.precision import in_bf16, inputs_in_bf16
 from ballast_trainer.layers.zero import Share, mixes_parameters, shares_of, take_part
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import load_callable
 from ballast_trainer.seeding import host_seeded, seed_build
+from ballast_trainer.trees import Tree
 
 MODULE, OPTIMIZER = "module.", "optimizer."
 """Prefixes of a layer's tensors: ``module.<name>`` and ``optimizer.<parameter>.<key>``."""
+MASTER = "master"
+"""Key of the fp32 copy of a bf16 parameter, which its optimizer updates."""
 
 
 _FUSED_ON = ("cpu", "cuda")
@@ -92,12 +97,21 @@ class Layer:
         """Modules in it whose buffers its forward changes, as the last trial of a plan has seen."""
         self.shares: dict[str, Share] = {}
         self._replicas = replicas
+        self._masters: dict[str, nn.Parameter] = {}
         self._arrival: Callable[[], Mapping[str, torch.Tensor]] | None = None
-        self._optimizer = self._new_optimizer()
+        self._optimizer = self._new_optimizer(in_bf16(module) if config.dtype == "bf16" else {})
+
+    def taken(self, value: Tree) -> Tree:
+        """A value as the module takes it: the model's inputs in the type of its weights."""
+        return inputs_in_bf16(value) if self.index == 0 and self.config.dtype == "bf16" else value
 
     def learnt(self, name: str) -> nn.Parameter | None:
         """What has a parameter's gradient after a step: itself, or this replica's share, if any."""
         return self.shares[name].own if self.shares else self.module.get_parameter(name)
+
+    def _updated(self, name: str) -> nn.Parameter | None:
+        """What the optimizer updates for a parameter: its master, or what has its gradient."""
+        return self._masters[name] if name in self._masters else self.learnt(name)
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """This rank's gradients by parameter, after a step: whole ones, or those of its shares."""
@@ -112,9 +126,9 @@ class Layer:
             assert self._optimizer is not None
             for name, value in self._arrival().items():
                 parameter, key = _parameter_and_key(name)
-                held = self.learnt(parameter)
+                held = self._updated(parameter)
                 assert held is not None, "only its state was sent"
-                self._optimizer.state[held][key].copy_(value)
+                (held.detach() if key == MASTER else self._optimizer.state[held][key]).copy_(value)
             self._arrival = None
         return self._optimizer
 
@@ -122,8 +136,24 @@ class Layer:
     def optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
         self._arrival, self._optimizer = None, optimizer
 
-    def _new_optimizer(self) -> torch.optim.Optimizer | None:
-        parameters = dict(self.module.named_parameters())
+    def update(self) -> None:
+        """Let the optimizer learn from the gradients, which are gone afterwards."""
+        assert self.optimizer is not None
+        rounded, masters = [], []
+        for name, master in self._masters.items():
+            learnt = self.learnt(name)
+            if learnt is not None and learnt.grad is not None:
+                master.grad, learnt.grad = learnt.grad.to(master.dtype), None
+                rounded.append(learnt.detach())
+                masters.append(master.detach())
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if masters:
+            torch._foreach_copy_(rounded, masters)
+
+    def _new_optimizer(self, values: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer | None:
+        """A new one; ``values``: in fp32, by parameter, from which masters begin."""
+        parameters, self._masters = dict(self.module.named_parameters()), {}
         owned = [p for name, p in parameters.items() if name not in self.copies]
         if self._replicas is not None and parameters:
             every = list(parameters.values())
@@ -139,6 +169,15 @@ class Layer:
             return None
         if self._replicas is None:
             optimizer = _make_optimizer(owned, self.config)
+        instead = {}
+        for name in values if self.config.has_masters else ():
+            learnt = self.learnt(name)
+            if learnt is None or not parameters[name].requires_grad or name in self.copies:
+                continue
+            value = self.shares[name].own_part(values[name]) if self.shares else values[name]
+            instead[learnt] = nn.Parameter(value.to(learnt.device, torch.float32, copy=True))
+            self._masters[name] = instead[learnt]
+        update_instead(optimizer, instead)
         self._group_settings = group_settings(optimizer)
         return optimizer
 
@@ -152,9 +191,11 @@ class Layer:
         if self.optimizer is not None:
             refuse_state_in_groups(self.optimizer, self._group_settings)
             for name, _ in self.module.named_parameters():
-                held = self.learnt(name)
+                held = self._updated(name)
                 kept = {} if held is None else self.optimizer.state.get(held, {})
                 kept = as_tensors(self.optimizer, kept)
+                if name in self._masters:
+                    kept[MASTER] = self._masters[name].detach()
                 tensors |= {f"{OPTIMIZER}{name}.{key}": value for key, value in kept.items()}
         return tensors
 
@@ -168,16 +209,26 @@ class Layer:
         self.module.load_state_dict(module)
         # Loading may have replaced parameters: a pruned weight comes as its kept values.
         self._arrival = None
-        self._optimizer = self._new_optimizer()
+        rounded = [name for name, of in self.module.named_parameters() if of.dtype is torch.bfloat16]
+        self._optimizer = self._new_optimizer({name: module[name] for name in rounded})
         if self._optimizer is None:
             return
         for name, value in tensors.items():
             if name.startswith(OPTIMIZER):
                 parameter, key = _parameter_and_key(name)
-                held = self.learnt(parameter)
+                held = self._updated(parameter)
                 if held is None:
                     continue
-                plain, restored = from_tensor(self._optimizer, key, value, held.device)
+                if key == MASTER:
+                    if parameter in self._masters and not value.is_meta:
+                        held.detach().copy_(value)
+                    continue
+                of = tensors.get(f"{OPTIMIZER}{parameter}.{MASTER}", module.get(parameter, held)).dtype
+                if value.dtype is of is not held.dtype:
+                    # Of a job whose weights had another type.
+                    plain, restored = key, value.to(held.device, held.dtype)
+                else:
+                    plain, restored = from_tensor(self._optimizer, key, value, held.device)
                 self._optimizer.state[held][plain] = restored
 
     def expect(self, arrival: Callable[[], Mapping[str, torch.Tensor]]) -> None:

@@ -60,7 +60,7 @@ class LayerStack(nn.Module):
         """Run the layers; outside of a schedule's chunk (shape inference) nothing is measured."""
         meter = self._meter
         microbatch = meter.microbatch
-        value = self._entered(value)
+        value = self._entered(self.held[0].taken(value))
         key = mixed_key(self._seed, meter.step, meter.first_microbatch + (microbatch or 0))
         frozen = 0
         measured = meter.by_layer and microbatch is not None

@@ -109,8 +109,7 @@ def optimizer_step(
             for group in layer.optimizer.param_groups:
                 # A user's optimizer may give its groups different rates.
                 group["lr"] = group.setdefault(BASE_RATE, group["lr"]) * factor
-            layer.optimizer.step()
-            layer.optimizer.zero_grad(set_to_none=True)
+            layer.update()
         began = meter.add_optimizer(layer.index, began)
 
 
@@ -119,5 +118,7 @@ def drop_gradients(layers: LayerSet) -> None:
     layers.settle()
     for layer in layers:
         layer.module.zero_grad(set_to_none=True)
-        if layer.optimizer is not None:
-            layer.optimizer.zero_grad(set_to_none=True)
+        for name in layer.shares:
+            learnt = layer.learnt(name)
+            if learnt is not None:
+                learnt.grad = None

@@ -56,6 +56,24 @@ def from_tensor(
     return key, value.to(device if on_device or key != "step" else "cpu", copy=True)
 
 
+def update_instead(
+    optimizer: torch.optim.Optimizer, instead: Mapping[torch.nn.Parameter, torch.nn.Parameter]
+) -> None:
+    """Let an optimizer update other parameters, of the same shapes, instead of some of its own."""
+    for group in optimizer.param_groups:
+        group["params"] = [instead.get(parameter, parameter) for parameter in group["params"]]
+    for old, new in instead.items():
+        # Some make their state at once.
+        state = optimizer.state.pop(old, {})
+        if state:
+            optimizer.state[new] = {
+                key: value.to(new.dtype)
+                if isinstance(value, torch.Tensor) and value.dtype is old.dtype
+                else value
+                for key, value in state.items()
+            }
+
+
 def group_settings(optimizer: torch.optim.Optimizer) -> Groups:
     """Numbers in the parameter groups besides those that the trainer sets."""
     return [

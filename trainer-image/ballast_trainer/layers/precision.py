@@ -1,7 +1,8 @@
-"""Precision: the type that layers compute in, and the loss scale that keeps fp16 gradients above zero.
+"""Precision: the types of weights and of what layers compute, and the loss scale that keeps fp16 gradients.
 
-Weights, gradients and optimizer state stay fp32 (master weights); with ``bf16`` or ``fp16`` the
-layers run under autocast, so activations between stages have the type that the layers return.
+With ``bf16`` or ``fp16`` the layers run under autocast, so activations between stages have the type that
+the layers return.  Weights are fp32; with ``dtype: bf16`` they and their gradients are bf16, and the
+optimizer updates fp32 copies, as in Megatron-LM, or them, as in torchtitan.
 fp16 gradients below 6e-8 vanish: the loss is multiplied by a scale before the backward, gradients
 are divided by it before clipping (Micikevicius et al. 2018, section 3.2).
 """
@@ -11,6 +12,8 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ballast_trainer.causes import note_given
 from ballast_trainer.errors import ConfigurationError, TrainerError
@@ -41,6 +44,29 @@ def computing_in(precision: str, device: torch.device) -> contextlib.AbstractCon
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=_TYPES[precision])
+
+
+def in_bf16(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Make a layer's parameters bf16; returns by name what they were, in fp32.
+
+    Those of batch norms stay fp32, as in Apex: their kernels want one type with the running statistics.
+    """
+    norms = (part for part in module.modules() if isinstance(part, _NormBase))
+    kept = {id(parameter) for norm in norms for parameter in norm.parameters()}
+    found = {
+        name: parameter.detach().float()
+        for name, parameter in module.named_parameters()
+        if parameter.dtype in (torch.float32, torch.bfloat16) and id(parameter) not in kept
+    }
+    lowered = {id(module.get_parameter(name)) for name in found}
+    # Recurrent modules let their kernels' copies of the weights follow.
+    module._apply(lambda tensor: tensor.to(torch.bfloat16) if id(tensor) in lowered else tensor)
+    return found
+
+
+def inputs_in_bf16(value: Tree) -> Tree:
+    """The inputs of a model whose weights are bf16."""
+    return mapped(lambda tensor: tensor.bfloat16() if tensor.dtype is torch.float32 else tensor, value)
 
 
 def in_full_precision(loss: Loss) -> Loss:

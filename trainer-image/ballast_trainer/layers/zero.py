@@ -45,6 +45,10 @@ class Share:
         """Whether each replica has a part."""
         return self.place[1] > 1
 
+    def own_part(self, value: torch.Tensor) -> torch.Tensor:
+        """Of a tensor in the parameter's shape, what this replica has of it: flat, or all."""
+        return self.part(value, self.place[0]) if self.is_cut else value
+
     def part(self, state: torch.Tensor, index: int) -> torch.Tensor:
         """Of a tensor of the parameter's optimizer state, flat or in its shape, the part of a replica."""
         begin, end = self.bounds[index]

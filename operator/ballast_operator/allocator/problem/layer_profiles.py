@@ -151,7 +151,7 @@ def _kind_in(namespace: str, spec: JobSpec) -> str:
         fields["model"],
         fields.get("dynamics"),
         fields.get("parallelism"),
-        [training.get(field) for field in ("optimizer", "precision", "recompute")],
+        [training.get(field) for field in ("optimizer", "precision", "dtype", "masterWeights", "recompute")],
         [pipeline.get(field) for field in ("globalBatchSize", "microbatches")],
         [pipeline.get(field) for field in ("schedule", "stagesPerRank", "replicas")],
     ]

@@ -44,7 +44,7 @@ from ballast_policies.contract.job.parallelism import (
 from ballast_policies.contract.job.pipeline import PipelineConfig
 from ballast_policies.contract.job.plan import PlanConfig, PlannedGpus
 from ballast_policies.contract.job.reshaping import BalanceBy, RebalanceConfig, RepackConfig
-from ballast_policies.contract.job.training import Decay, Precision, TrainingConfig
+from ballast_policies.contract.job.training import Decay, Precision, TrainingConfig, WeightType
 
 __all__ = [
     "AsyncMode",
@@ -88,4 +88,5 @@ __all__ = [
     "Structure",
     "TrainingConfig",
     "WandbConfig",
+    "WeightType",
 ]

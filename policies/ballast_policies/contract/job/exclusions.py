@@ -6,6 +6,7 @@ from typing import Any
 from ballast_policies.contract.conditions import Condition, at
 from ballast_policies.contract.job.changes import FreezingCriterion
 from ballast_policies.contract.job.model import FAMILIES
+from ballast_policies.contract.job.training import WeightType
 from ballast_policies.contract.row_conditions import each_row
 from ballast_policies.contract.rules import Rule
 from ballast_policies.planning.dynamics import DYNAMICS, excluded_pair
@@ -107,6 +108,14 @@ def sharing_optimizers() -> tuple[Rule, ...]:
             reason="pruning and changes of your own use whole gradients and the optimizer's whole state, of "
             "which a replica has a part with zeroStage",
             fix="zeroStage: 0, or leave the change out",
+        ),
+        Rule(
+            condition=(at("training.dtype") == WeightType.FP32)
+            | (at("training.master_weights") == False)  # noqa: E712 - a comparison as a value
+            | each_row("dynamics", "kind", DYNAMICS, _needs_no_gradients),
+            field="training.master_weights",
+            reason="pruning and changes of your own write to weights, which their fp32 copies replace",
+            fix="masterWeights: false, or leave the change out",
         ),
         Rule(
             condition=lambda config: shared.holds(config) or not _compares_gradients(config),

@@ -24,8 +24,17 @@ class Decay(enum.StrEnum):
     """Half a cosine down."""
 
 
+class WeightType(enum.StrEnum):
+    """The type of weights and gradients."""
+
+    FP32 = "fp32"
+    """Single precision."""
+    BF16 = "bf16"
+    """bfloat16."""
+
+
 class Precision(enum.StrEnum):
-    """What layers compute in; weights and optimizer state stay fp32."""
+    """What layers compute in."""
 
     FP32 = "fp32"
     """Single precision."""
@@ -51,6 +60,18 @@ class TrainingConfig(Settings):
             field="rate_factor",
             reason="rateFactor takes the place of warmupSteps, decay and decaySteps",
             fix="leave these out, or rateFactor",
+        ),
+        Rule(
+            condition=(at("dtype") == WeightType.FP32) | (at("precision") == Precision.BF16),
+            field="dtype",
+            reason="layers whose weights are bf16 compute in it",
+            fix="precision: bf16, or leave dtype out",
+        ),
+        Rule(
+            condition=(at("dtype") == WeightType.BF16) | (at("master_weights") == True),  # noqa: E712 - a comparison as a value
+            field="master_weights",
+            reason="weights of fp32 have no masters that could be left out",
+            fix="dtype: bf16, or leave masterWeights out",
         ),
     )
 
@@ -85,7 +106,13 @@ class TrainingConfig(Settings):
     """``adamw``, ``sgd``, or ``module:callable`` of the trainer's image, called with the parameters and the
     learning rate."""
     precision: Precision = Precision.FP32
-    """What layers compute in: ``fp32``; ``bf16`` or ``fp16`` by autocast, the weights stay fp32."""
+    """What layers compute in: ``fp32``; ``bf16`` or ``fp16`` by autocast."""
+    dtype: WeightType = WeightType.FP32
+    """Type of weights and gradients: ``fp32`` or ``bf16``, in which all but batch norms is then held, sent
+    and exported."""
+    master_weights: bool = True
+    """With ``dtype: bf16``, whether the optimizer updates fp32 copies of the weights, its state fp32, too.
+    Without them its state is bf16: half the memory, and updates below 1/256 of a weight are lost."""
     recompute: bool = False
     """Whether only each layer's input is kept and its forward runs again in the backward: less memory, more
     time."""
@@ -103,6 +130,11 @@ class TrainingConfig(Settings):
     comm_timeout_seconds: float = Field(600.0, ge=1, le=86400)
     """How long ranks wait for one that lives but is busy, e.g. in a callback, or in a layer that compiles.
     Dead and hung ranks are noticed in seconds."""
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether the optimizer updates copies of the weights."""
+        return self.dtype is WeightType.BF16 and self.master_weights
 
     @property
     def norm_limit(self) -> float | None:
