@@ -26,13 +26,32 @@ from ballast_localcluster.custom_resources import install_custom_resources
 from ballast_localcluster.errors import LocalClusterError, StartError
 from ballast_localcluster.nodes.configuration import AgentConfiguration
 from ballast_localcluster.nodes.node import ProcessNode
-from ballast_localcluster.ports import free_ports
 from ballast_localcluster.rest import Rest, node_is_ready, node_offers_gpus
 from ballast_localcluster.supervision.owner import WardenHandle, tail
 from ballast_localcluster.waiting import Found, Limit, wait_until
 
 if TYPE_CHECKING:
     from ballast_localcluster.kubelets.start import RealNodes
+import contextlib
+import socket
+
+from ballast_localcluster.components import HOST, Ports
+
+
+def free_ports() -> Ports:
+    """Three different ports that are free now.
+
+    Another process may take one before it is used; `LocalCluster.start` tries again then.
+    """
+    with contextlib.ExitStack() as stack:
+        numbers = []
+        for _ in range(3):
+            holder = stack.enter_context(socket.socket())
+            holder.bind((HOST, 0))
+            numbers.append(holder.getsockname()[1])
+    etcd, etcd_peers, api_server = numbers
+    return Ports(etcd=etcd, etcd_peers=etcd_peers, api_server=api_server)
+
 
 _PORT_ATTEMPTS = 3
 _AGENT_GRACE_SECONDS = 5.0

@@ -11,8 +11,8 @@ import sys
 
 from ballast_localcluster.binaries import find_binaries
 from ballast_localcluster.errors import BinariesError
-from ballast_localcluster.karpenter.binary import find_karpenter
-from ballast_localcluster.kubelets.binary import find_kubelets
+from ballast_localcluster.karpenter.start import find_karpenter
+from ballast_localcluster.kubelets.start import find_kubelets
 from ballast_localcluster.supervision.processes import kill_marked
 
 _MARK = "BALLAST_SETUP"

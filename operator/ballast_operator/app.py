@@ -19,9 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
 from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.errors import Forbidden, LeaseLapsed, NotLeader, OperatorError, Unavailable
-from ballast_operator.health import serve, stale_streams
 from ballast_operator.history.recent import Recent
 from ballast_operator.history.store import HistoryWriter, Keep
 from ballast_operator.kube.caches import Caches
@@ -29,11 +31,10 @@ from ballast_operator.kube.client import Cluster, connect
 from ballast_operator.kube.informers import Informers
 from ballast_operator.kube.kinds import LEASE, Kind
 from ballast_operator.kube.leadership import Leadership
-from ballast_operator.loop_thread import LoopThread
 from ballast_operator.metrics import Metrics
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.settings import Settings
-from ballast_operator.tasks import keep_running
+from ballast_operator.tasks import LoopThread, keep_running
 from ballast_operator.term import LeaderTerm
 from ballast_operator.waits import WaitReason, Waits
 
@@ -302,3 +303,48 @@ class Operator:
             stale = self._settings.api.stale_seconds
             found += stale_streams(informers.caches, stale_seconds=stale, now=time.monotonic())
         return found
+
+
+def stale_streams(caches: Caches, *, stale_seconds: float, now: float) -> list[str]:
+    """One line for each kind whose watch has been behind for longer than ``stale_seconds``."""
+    return [
+        f"the watch of {kind.plural} has been behind for {now - since:.0f} s"
+        for kind, since in tuple(caches.lagging_since.items())
+        if now - since > stale_seconds
+    ]
+
+
+async def serve(
+    *, host: str, port: int, metrics: Metrics, problems: Callable[[], list[str]], waits: Waits
+) -> tuple[web.AppRunner, int]:
+    """Serve the pages; returns the runner (to clean up) and the port (chosen free where ``port`` is 0).
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    def page(found: list[str], *, ok: bool) -> web.Response:
+        return web.Response(status=200 if ok else 503, text="\n".join([*(["ok"] if ok else []), *found]))
+
+    async def healthz(_request: web.Request) -> web.Response:
+        found = problems()
+        return page(found + waits.lines(), ok=not found and not waits.broken)
+
+    async def readyz(_request: web.Request) -> web.Response:
+        found = problems()
+        return page(found + waits.lines(), ok=not found and waits.ready)
+
+    async def show_metrics(_request: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    application = web.Application()
+    application.router.add_get("/healthz", healthz)
+    application.router.add_get("/readyz", readyz)
+    application.router.add_get("/metrics", show_metrics)
+    runner = web.AppRunner(application, access_log=None, handle_signals=False)
+    await runner.setup()
+    site = web.TCPSite(runner, host, port)
+    await site.start()
+    return runner, int(runner.addresses[0][1])

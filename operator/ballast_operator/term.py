@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
 from ballast_operator.allocator.allocator import Allocator
-from ballast_operator.allocator.costs.clouds.prices import CloudPrices
+from ballast_operator.allocator.costs.cloud_prices import CloudPrices
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
 from ballast_operator.allocator.reporting.reporter import PolicyReporter
 from ballast_operator.allocator.saved_state import StateStore
@@ -27,9 +27,8 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
-from ballast_operator.reconcile.changes import Changes
+from ballast_operator.reconcile.changes import Changes, ReconcileWorker
 from ballast_operator.reconcile.reconciler import Reconciler
-from ballast_operator.reconcile.worker import ReconcileWorker
 from ballast_operator.settings import Settings
 from ballast_operator.tasks import keep_running
 from ballast_operator.views.assignment import AssignmentBoard

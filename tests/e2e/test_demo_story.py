@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 from ballast_operator.demo.manifests import compare_with_agnostic, demo_manifests, read_manifests
+from ballast_operator.demo.report import summarise
 from ballast_operator.demo.run import DemoSettings, run_demo
-from ballast_operator.demo.summary import summarise
 
 from tests.support.waiting import WAIT_SECONDS
 

@@ -7,8 +7,7 @@ import subprocess
 import pytest
 import yaml
 from ballast_localcluster.cluster import LocalCluster
-from ballast_localcluster.karpenter.binary import find_karpenter, present_karpenter
-from ballast_localcluster.karpenter.start import start_karpenter
+from ballast_localcluster.karpenter.start import find_karpenter, present_karpenter, start_karpenter
 from ballast_operator.install import install_objects
 from ballast_operator.local_operator import OPERATOR_NAMESPACE, apply_objects
 from kubernetes import client, config

@@ -18,10 +18,9 @@ import pytest
 from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.default_nodes import default_nodes
 from ballast_localcluster.errors import StartError
-from ballast_localcluster.kubelets.binary import present_kubelets
 from ballast_localcluster.kubelets.configuration import Network
 from ballast_localcluster.kubelets.machine import check_machine
-from ballast_localcluster.kubelets.start import RealNodes
+from ballast_localcluster.kubelets.start import RealNodes, present_kubelets
 from ballast_localcluster.rest import Rest
 from ballast_localcluster.supervision.owner import ended
 from ballast_localcluster.supervision.processes import PART_VARIABLE, marked_processes

@@ -13,7 +13,7 @@ from ballast_lab.prices.logs.folder import read_market
 from ballast_localcluster.default_nodes import read_nodes
 from ballast_localcluster.errors import NodesFileError
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
-from ballast_operator.cli.allocate.input import read_problem
+from ballast_operator.cli.allocate.command import read_problem
 from ballast_operator.cli.plan import input as plan_input
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.contract import ContractError

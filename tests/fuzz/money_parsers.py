@@ -7,7 +7,7 @@ from ballast_operator.api.read import (
     read_job_status,
     read_training_job,
 )
-from ballast_operator.cli.allocate.input import read_problem
+from ballast_operator.cli.allocate.command import read_problem
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.prices.clouds.aws import spot_price
 from ballast_policies.prices.clouds.azure import retail_price

@@ -9,8 +9,13 @@ import pytest
 from ballast_localcluster import binaries
 from ballast_localcluster.binaries import PROGRAMS, build_key, find_binaries
 from ballast_localcluster.errors import BinariesError
-from ballast_localcluster.karpenter.binary import find_karpenter, karpenter_version, present_karpenter
-from ballast_localcluster.karpenter.start import INSTANCE_TYPES, read_instance_types
+from ballast_localcluster.karpenter.start import (
+    INSTANCE_TYPES,
+    find_karpenter,
+    karpenter_version,
+    present_karpenter,
+    read_instance_types,
+)
 from ballast_operator.cli.local.up import up
 from click.testing import CliRunner
 

@@ -1,7 +1,7 @@
 """Restarts, phases and conditions of a pod, from the states of its containers."""
 
 import pytest
-from ballast_localcluster.nodes.containers.restart import (
+from ballast_localcluster.nodes.containers.runner import (
     CALM_SECONDS,
     LAST_BACKOFF_SECONDS,
     Backoff,

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from ballast_localcluster.errors import LocalClusterError, StartError
 from ballast_localcluster.kubelets import machine
-from ballast_localcluster.kubelets.binary import present_kubelets
-from ballast_localcluster.kubelets.configuration import MOST_NODES, Network
-from ballast_localcluster.kubelets.images import PAUSE
+from ballast_localcluster.kubelets.configuration import MOST_NODES, PAUSE, Network
 from ballast_localcluster.kubelets.machine import cgroup_name, check_machine
+from ballast_localcluster.kubelets.start import present_kubelets
 from ballast_localcluster.supervision.processes import MARK_VARIABLE, marked_processes
 from ballast_operator.cli.local.up import up
 from click.testing import CliRunner

@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from ballast_operator.loop_thread import LoopThread
+from ballast_operator.tasks import LoopThread
 
 from tests.support.waiting import WAIT_SECONDS
 

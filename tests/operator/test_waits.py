@@ -5,8 +5,8 @@ import logging
 
 import aiohttp
 import pytest
+from ballast_operator.app import serve
 from ballast_operator.errors import Forbidden, NotFound, Rejected, Unavailable
-from ballast_operator.health import serve
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.informers import resync
 from ballast_operator.kube.kinds import JOB, LEASE, NAMESPACE, POD, POLICY

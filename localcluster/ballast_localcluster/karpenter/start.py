@@ -1,13 +1,118 @@
 """Run Karpenter in a local cluster, with process nodes for the Node objects that it makes."""
 
+import dataclasses
+import functools
+import hashlib
 import json
+import os
+import re
+import shutil
 from pathlib import Path
 
+from ballast_localcluster.binaries import system_name
 from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.custom_resources import install_custom_resources
-from ballast_localcluster.errors import NodesFileError
-from ballast_localcluster.karpenter.binary import Karpenter
+from ballast_localcluster.errors import BinariesError, NodesFileError
+from ballast_localcluster.go_builds import (
+    Progress,
+    build_once,
+    cache_base,
+    compile_packages,
+    go_command,
+    print_progress,
+    run_go,
+)
 from ballast_localcluster.rest import Rest
+
+MODULE = Path(__file__).with_name("go.mod")
+FOLDER_VARIABLE = "BALLAST_KARPENTER"
+PROGRAM = "karpenter-kwok"
+_WHAT = "Karpenter"
+_REPOSITORY = "sigs.k8s.io/karpenter"
+_PACKAGE = f"{_REPOSITORY}/kwok"
+_DEFINITIONS = ("kwok/charts/crds", "kwok/apis/crds")
+_FLAGS = ("-trimpath", "-ldflags", "-s -w")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Karpenter:
+    """A folder with the program and ``crds``, the definitions of its kinds."""
+
+    folder: Path
+
+    @property
+    def program(self) -> Path:
+        """The executable."""
+        return self.folder / PROGRAM
+
+    @property
+    def crds(self) -> tuple[Path, ...]:
+        """Files of CustomResourceDefinitions."""
+        return tuple(sorted((self.folder / "crds").glob("*.yaml")))
+
+
+def karpenter_version() -> str:
+    """The version that is built, e.g. ``v1.14.1``."""
+    match = re.search(rf"^\s*(?:require )?{re.escape(_REPOSITORY)} (v\S+)", MODULE.read_text(), re.MULTILINE)
+    assert match is not None
+    return match[1]
+
+
+def present_karpenter() -> Karpenter | None:
+    """The one that the environment names, else the cached build; None where there is neither.
+
+    Raises:
+        BinariesError: ``BALLAST_KARPENTER`` names a folder that lacks something.
+    """
+    if value := os.environ.get(FOLDER_VARIABLE):
+        named = Karpenter(folder=Path(value).expanduser().resolve())
+        if not os.access(named.program, os.X_OK) or not named.crds:
+            raise BinariesError(
+                f"{FOLDER_VARIABLE}={value} has no program {PROGRAM}, or no crds/*.yaml. "
+                f"To fix: put them there, or unset {FOLDER_VARIABLE} so that they are built."
+            )
+        return named
+    folder = _cache_folder()
+    return Karpenter(folder=folder) if folder.is_dir() else None
+
+
+def find_karpenter(progress: Progress | None = None) -> Karpenter:
+    """The one that is present, else a new build.
+
+    Args:
+        progress: takes one line of progress; None writes to standard error.
+
+    Raises:
+        BinariesError: the environment's folder lacks something, or the build is not possible or fails.
+    """
+    progress = progress or print_progress
+    if found := present_karpenter():
+        return found
+    folder = _cache_folder()
+    build_once(folder, _WHAT, functools.partial(_build, progress=progress), progress)
+    return Karpenter(folder=folder)
+
+
+def _cache_folder() -> Path:
+    digest = hashlib.sha256(MODULE.read_bytes() + b"\0" + MODULE.with_suffix(".sum").read_bytes())
+    digest.update(" ".join(_FLAGS).encode())
+    return cache_base() / "karpenter" / f"{karpenter_version()}-{system_name()}-{digest.hexdigest()[:12]}"
+
+
+def _build(folder: Path, progress: Progress) -> None:
+    source = MODULE.parent
+    go = go_command(MODULE, _WHAT, f"set {FOLDER_VARIABLE} to a folder that holds {PROGRAM} and crds/*.yaml")
+    progress(f"building {_WHAT} {karpenter_version()}; once, about 5 minutes on 2 cores")
+    progress("fetching its Go modules")
+    packages = len(run_go([go, "list", "-deps", _PACKAGE], source).splitlines())
+    command = [go, *_FLAGS, "-o", str(folder / PROGRAM), _PACKAGE]
+    compile_packages(command, source, packages, progress)
+    module = Path(run_go([go, "list", "-m", "-f", "{{.Dir}}", _REPOSITORY], source).strip())
+    (folder / "crds").mkdir()
+    for part in _DEFINITIONS:
+        for file in sorted((module / part).glob("*.yaml")):
+            shutil.copyfile(file, folder / "crds" / file.name)  # without the module cache's mode, read-only
+
 
 INSTANCE_TYPES = Path(__file__).with_name("instance-types.json")
 """The usual instance types: one or two emulated GPUs of three types, spot and on demand."""

@@ -19,10 +19,11 @@ from ballast_localcluster.errors import StartError
 from ballast_localcluster.kubelets.configuration import (
     CLUSTERS,
     MOST_NODES,
+    PAUSE,
     Network,
     NodeConfiguration,
+    share_images,
 )
-from ballast_localcluster.kubelets.images import PAUSE, share_images
 from ballast_localcluster.kubelets.machine import make_cgroup, remove_cgroups
 from ballast_localcluster.nodes.node import GPU_RESOURCE
 from ballast_localcluster.supervision.processes import die_with_parent

@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 
-from ballast_policies.allocation.problem import Allocation
+from ballast_policies.allocation.problem import Allocation, Job
+from ballast_policies.allocation.registry import find_policy
+from ballast_policies.prices.forecast import PlacementOption, cheapest, fastest, placement_option
 from ballast_policies.scheduling.inputs import CompletedProblem
 
-from ballast_operator.allocator.costs.forecasts import limit_advice, refused_advice
-from ballast_operator.allocator.deadlines import deadline_advice
 from ballast_operator.allocator.faults import JobFaults
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.problem.snapshot_job import SnapshotJob
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.assignment import Advice
+from ballast_operator.views.hold import budget_spent
 from ballast_operator.views.job import JobView
 
 
@@ -84,3 +85,204 @@ def _placement_advice(snapshot: Snapshot, job: SnapshotJob) -> tuple[Advice, ...
         return ()
     reason = JobReason.ON_MORE_NODES
     return (Advice(type=JobCondition.CONSOLIDATED, value=False, reason=reason, message=text),)
+
+
+def deadline_advice(policy: str, job: Job, allocation: Allocation) -> tuple[Advice, ...]:
+    """The job's condition ``OnTime``; nothing where it has no deadline or the policy reads none.
+
+    A policy that was replaced by the fallback has not looked at deadlines: then there is no condition either.
+    """
+    if job.deadline is None or allocation.policy != policy:
+        return ()
+    if not find_policy(policy).names_unmet_deadlines:
+        return ()
+    if job.name not in allocation.unmet_deadlines:
+        message = f"{policy} gives the job the GPUs that its deadline needs"
+        return (_advice(True, JobReason.DEADLINE_WITHIN_REACH, message),)
+    if job.deadline <= 0:
+        message = "spec.deadline has passed; the job continues without one. To fix: set a later spec.deadline"
+        return (_advice(False, JobReason.DEADLINE_PASSED, message),)
+    fastest = max(job.throughput.values(), default=0.0)
+    steps = job.steps_remaining or 0.0
+    if fastest <= 0 or steps / fastest > job.deadline:
+        needed = (
+            f"{in_two_digits(steps / fastest)} on its fastest GPUs" if fastest > 0 else "GPUs that can run it"
+        )
+        message = (
+            f"the remaining steps need {needed} and spec.deadline is in "
+            f"{in_two_digits(job.deadline)}; "
+            "the job continues without a deadline. To fix: set a later spec.deadline, or lower totalSteps"
+        )
+        return (_advice(False, JobReason.DEADLINE_OUT_OF_REACH, message),)
+    message = (
+        "jobs with earlier deadlines need the same GPUs; the job continues without a deadline. "
+        "To fix: set a later spec.deadline, or add nodes"
+    )
+    return (_advice(False, JobReason.DEADLINE_CONTENDED, message),)
+
+
+def _advice(value: bool, reason: JobReason, message: str) -> Advice:
+    return Advice(type=JobCondition.ON_TIME, value=value, reason=reason, message=message)
+
+
+def in_two_digits(seconds: float) -> str:
+    """A duration by two digits: it changes as time passes, and each change is a write."""
+    for unit, length in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.2g} {unit}"
+    return f"{seconds:.2g} s"
+
+
+LATE_AGAIN = 0.95
+"""A deadline at risk by the job's speed remains so until the job needs less than this part of the time."""
+
+UNKNOWN = (
+    "nothing can be forecast before a speed of the job is measured. "
+    "To fix: state spec.throughput, or let it run"
+)
+
+
+def limit_advice(
+    policy: str, snapshot: Snapshot, job: SnapshotJob, view: JobView, allocation: Allocation
+) -> tuple[Advice, ...]:
+    """The job's conditions about its deadline and its budget; nothing where it has neither."""
+    spec = view.spec
+    assert spec is not None
+    team = refused_advice(snapshot, view)
+    if spec.budget is None and job.job.deadline is None:
+        return team
+    options = () if job.name in snapshot.unmeasured else placement_options(snapshot, job)
+    found = []
+    if job.job.deadline is not None:
+        met = None
+        if allocation.policy == policy and find_policy(policy).names_unmet_deadlines:
+            met = job.name not in allocation.unmet_deadlines
+        at_risk, reason, message = _deadline(job, view, options, met=met)
+        kind = JobCondition.DEADLINE_AT_RISK
+        found.append(Advice(type=kind, value=at_risk, reason=reason, message=message))
+    if team:
+        found += team
+    elif spec.budget is not None and not budget_spent(spec, view.status):
+        reason, message = _budget(job, view, spec.budget, options)
+        kind = JobCondition.BUDGET_EXHAUSTED
+        found.append(Advice(type=kind, value=False, reason=reason, message=message))
+    return tuple(found)
+
+
+def refused_advice(snapshot: Snapshot, view: JobView) -> tuple[Advice, ...]:
+    """The condition of a job whose team has spent its budget; nothing where it has not."""
+    spent = snapshot.spent.get(view.spec.entity or "") if view.spec is not None else None
+    if spent is None:
+        return ()
+    kind, reason = JobCondition.BUDGET_EXHAUSTED, JobReason.TEAM_BUDGET_SPENT
+    return (Advice(type=kind, value=True, reason=reason, message=spent.message),)
+
+
+def placement_options(snapshot: Snapshot, job: SnapshotJob) -> tuple[PlacementOption, ...]:
+    """The rest of the job in every pool that it may use, with each size that it may have."""
+    steps, found = job.job.steps_remaining or 0.0, []
+    for pool in snapshot.usable_pools:
+        if pool.pool in job.closed_pools:
+            continue
+        speed = job.job.throughput.get(pool.gpu_type, 0.0)
+        sizes = {job.job.gpus: speed}
+        if job.elastic is not None:
+            sizes = dict(job.elastic.speeds.get(pool.gpu_type, {}))
+        for gpus, rate in sizes.items():
+            one = placement_option(
+                pool.pool,
+                pool.gpu_type,
+                gpus=gpus,
+                price_per_gpu_hour=pool.price,
+                steps=steps,
+                speed=rate if pool.gpus >= gpus else 0.0,
+                usd_per_step=job.usd_per_step.get(pool.pool, 0.0),
+            )
+            if one is not None:
+                found.append(one)
+    return tuple(found)
+
+
+def _deadline(
+    job: SnapshotJob, view: JobView, options: tuple[PlacementOption, ...], *, met: bool | None
+) -> tuple[bool, JobReason, str]:
+    """(at risk, reason, message); ``met``: what the policy says, None where it does not look at deadlines."""
+    left = job.job.deadline or 0.0
+    if left <= 0:
+        return True, JobReason.DEADLINE_PASSED, "spec.deadline has passed. To fix: set a later spec.deadline"
+    best = fastest(options)
+    if best is None:
+        return False, JobReason.SPEED_UNKNOWN, UNKNOWN
+    told = f"spec.deadline is in {in_two_digits(left)}; {_forecast(job, options, left)}"
+    later = "To fix: set a later spec.deadline"
+    if best.seconds > left:
+        message = f"{told}. {later}, or lower totalSteps"
+        return True, JobReason.DEADLINE_OUT_OF_REACH, message
+    if met is False:
+        message = f"{told}; jobs with earlier deadlines need the same GPUs. {later}, or add nodes"
+        return True, JobReason.DEADLINE_CONTENDED, message
+    known = view.status.condition(JobCondition.DEADLINE_AT_RISK)
+    was_late = known is not None and known.is_true and known.reason == JobReason.DEADLINE_SPEED_TOO_LOW
+    here = _present(job)
+    if met is None and here is not None and here > (LATE_AGAIN * left if was_late else left):
+        message = (
+            f"where it runs it needs {in_two_digits(here)}; {told}. {later}, raise spec.weight, or use the "
+            "policy min-cost-slo, which reads deadlines"
+        )
+        return True, JobReason.DEADLINE_SPEED_TOO_LOW, message
+    return False, JobReason.DEADLINE_WITHIN_REACH, told
+
+
+def _present(job: SnapshotJob) -> float | None:
+    """Seconds to the job's last step where it runs; None: it does not run, or its speed is not known."""
+    held = job.placement
+    if held is None:
+        return None
+    speed = job.speed(held)
+    return (job.job.steps_remaining or 0.0) / speed if speed > 0 else None
+
+
+def _budget(
+    job: SnapshotJob, view: JobView, budget: float, options: tuple[PlacementOption, ...]
+) -> tuple[JobReason, str]:
+    if not options:
+        return JobReason.SPEED_UNKNOWN, UNKNOWN
+    time = job.job.deadline
+    time = time if time is not None and time > 0 else float("inf")
+    least = cheapest(options, within_seconds=time) or cheapest(options)
+    if least is None or least.cost is None:
+        message = "no pool that the job may use has a price. To fix: set nodePools[].pricePerGpuHour"
+        return JobReason.PRICE_UNKNOWN, message
+    spent = view.status.cost_so_far
+    told = f"{_amount(budget - spent)} of {budget:.10g} are left; {_forecast(job, options, time)}"
+    if spent + least.cost > budget:
+        needed = _amount(1.05 * (spent + least.cost))
+        message = f"{told}. To fix: raise spec.budget to about {needed}, or lower totalSteps"
+        return JobReason.BUDGET_TOO_SMALL, message
+    return JobReason.BUDGET_SUFFICIENT, told
+
+
+def _forecast(job: SnapshotJob, options: tuple[PlacementOption, ...], within_seconds: float) -> str:
+    """What is left, at its cheapest and at its fastest, by two digits: each change is a write."""
+    steps = job.job.steps_remaining or 0.0
+    parts = [f"the remaining steps, about {_amount(steps)},"]
+    least, best = cheapest(options), fastest(options)
+    in_time = cheapest(options, within_seconds=within_seconds)
+    if least is not None:
+        parts.append(f"{_as_text(least)} at the cheapest")
+    if in_time is not None and in_time != least:
+        parts.append(f"and {_as_text(in_time)} at the cheapest before the deadline")
+    if best is not None and best not in (least, in_time):
+        parts.append(f"{'and ' if least is not None else ''}{_as_text(best)} at the fastest")
+    return " ".join(parts)
+
+
+def _as_text(one: PlacementOption) -> str:
+    price = "" if one.cost is None else f"cost {_amount(one.cost)} and "
+    return f"{price}take {in_two_digits(one.seconds)} on {one.gpus} x {one.gpu_type} of pool {one.pool}"
+
+
+def _amount(value: float) -> str:
+    """By two digits, without an exponent."""
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 10 else f"{rounded:.10f}".rstrip("0").rstrip(".") or "0"

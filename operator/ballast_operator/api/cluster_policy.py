@@ -22,9 +22,7 @@ from ballast_operator.api.base import (
     schema,
 )
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
-from ballast_operator.api.costs.budgets import TeamBudget
-from ballast_operator.api.costs.job_data import DataPrice
-from ballast_operator.api.costs.spot_limits import SpotLimits
+from ballast_operator.api.costs import DataPrice, SpotLimits, TeamBudget
 from ballast_operator.api.node_pool import CapacityType, NodePool
 
 _Seconds = Annotated[float, Field(ge=0, le=1e9)]

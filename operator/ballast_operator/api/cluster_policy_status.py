@@ -4,9 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ballast_operator.api.base import StatusModel, Time, schema
-from ballast_operator.api.condition import Conditions
-from ballast_operator.api.costs.budgets import TeamCost
+from ballast_operator.api.base import Conditions, StatusModel, Time, schema
+from ballast_operator.api.costs import TeamCost
 
 _Name = Annotated[str, Field(max_length=253)]
 

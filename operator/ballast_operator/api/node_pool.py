@@ -9,8 +9,7 @@ from ballast_policies.contract.rules import Rule
 from pydantic import Field
 
 from ballast_operator.api.base import ApiModel, DnsLabel, GpuType, MemoryQuantity, Refused
-from ballast_operator.api.costs.job_data import Region
-from ballast_operator.api.costs.price_feed import PriceFeed
+from ballast_operator.api.costs import PriceFeed, Region
 
 
 class SharingKind(enum.StrEnum):

@@ -15,9 +15,7 @@ from pydantic import (
 
 from ballast_operator.api import meta
 from ballast_operator.api.base import ApiModel, GpuType, MemoryQuantity, ObjectMeta, Time, schema
-from ballast_operator.api.costs.budgets import OnLimit
-from ballast_operator.api.costs.job_data import DataLocation
-from ballast_operator.api.costs.spot_use import SpotUse
+from ballast_operator.api.costs import DataLocation, OnLimit, SpotUse
 from ballast_operator.api.mixed_pools import RULES as MIXED_POOLS_RULES
 from ballast_operator.api.mixed_pools import MixedPools
 from ballast_operator.api.node_pool import SharesGpu

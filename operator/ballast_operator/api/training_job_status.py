@@ -5,11 +5,18 @@ from typing import Annotated
 from ballast_policies.protocol.cause import Cause
 from pydantic import Field, field_validator
 
-from ballast_operator.api.base import StatusModel, Step, Time, schema
-from ballast_operator.api.condition import Condition, Conditions, find_condition, set_condition
+from ballast_operator.api.base import (
+    Condition,
+    Conditions,
+    StatusModel,
+    Step,
+    Time,
+    find_condition,
+    schema,
+    set_condition,
+)
 from ballast_operator.api.conditions import SUSPENSIONS, JobCondition, JobReason, JobState
-from ballast_operator.api.costs.budgets import TeamPart
-from ballast_operator.api.costs.job_data import DataCost
+from ballast_operator.api.costs import DataCost, TeamPart
 from ballast_operator.api.job_allocation import JobAllocation, PoolCost
 
 _Text = Annotated[str, Field(max_length=4096)]

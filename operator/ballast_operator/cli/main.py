@@ -11,13 +11,13 @@ COMMANDS = {
         "ballast_operator.cli.allocate.command:allocate",
         "Solve one allocation from a file of jobs.",
     ),
-    "completion": ("ballast_operator.cli.completion:completion", "Print a shell's completion of commands."),
+    "completion": ("ballast_operator.cli.main:completion", "Print a shell's completion of commands."),
     "cost": ("ballast_operator.cli.live.cost:cost", "What jobs, teams and pools of a live cluster cost."),
     "crds": ("ballast_operator.cli.crds:crds", "Write the custom resource definitions."),
     "delete": ("ballast_operator.cli.live.jobs:delete", "Delete a training job."),
     "demo": ("ballast_operator.cli.local.demo:demo", "Run the demo on a local cluster."),
     "doctor": ("ballast_operator.cli.live.doctor:doctor", "Check what Ballast needs of a cluster."),
-    "down": ("ballast_operator.cli.local.down:down", "Stop a local cluster."),
+    "down": ("ballast_operator.cli.local.up:down", "Stop a local cluster."),
     "explain": ("ballast_operator.cli.live.explain:explain", "Explain why a job runs on its GPUs, or waits."),
     "gpus": ("ballast_operator.cli.gpus:gpus", "List the catalogue of GPUs, or look one up."),
     "jobs": ("ballast_operator.cli.live.jobs:jobs", "List training jobs."),
@@ -83,3 +83,21 @@ class _LazyGroup(click.Group):
 @click.version_option(version("ballast-operator"), prog_name="ballast")
 def main() -> None:
     """Train on mixed GPUs under Kubernetes: allocate, plan, simulate, run."""
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    r"""Print the completion of commands and options for SHELL.
+
+    \b
+    bash: echo 'source <(ballast completion bash)' >> ~/.bashrc
+    zsh:  echo 'source <(ballast completion zsh)' >> ~/.zshrc
+    fish: ballast completion fish > ~/.config/fish/completions/ballast.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None
+    script = found(main, {}, "ballast", "_BALLAST_COMPLETE")
+    click.echo(script.source_template % script.source_vars())

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ballast_operator.cli.live.manifests import read_manifests
-from ballast_operator.cli.terminal import printable
+from ballast_operator.cli.option_names import printable
 
 GPU = "nvidia.com/gpu"
 UNKNOWN_STEPS = 1_000_000

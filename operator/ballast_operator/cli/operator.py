@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ballast_operator.cli.numbers import Number
+from ballast_operator.cli.option_names import Number
 
 if TYPE_CHECKING:
     from ballast_operator.app import Options

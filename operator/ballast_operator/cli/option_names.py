@@ -1,6 +1,46 @@
 """Names of command-line options in place of the settings that messages of ``ballast_policies`` name."""
 
+import math
+import sys
+import unicodedata
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would obey: escape sequences, other control and format characters.
+
+    A trainer's message reaches the terminal of the cluster's administrator; each such character but a
+    line's end becomes U+FFFD.
+    """
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c)[0] == "C" and c != "\n" else c for c in text
+    )
+
+
+def import_from_here(policy: str) -> None:
+    """Let ``module:function`` name modules in the working directory, as ``python -m`` does."""
+    here = str(Path.cwd())
+    if ":" in policy and here not in sys.path:
+        sys.path.insert(0, here)
+
+
+class Number(click.FloatRange):
+    """A number within bounds; click's own lets ``nan`` pass, which is in no order with them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number.
+
+        Raises:
+            click.BadParameter: it is none, infinite, or out of bounds.
+        """
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{number} is no finite number. To fix: give one", param, ctx)
+        return number
 
 
 def with_option(message: str, options: Mapping[str, str]) -> str:

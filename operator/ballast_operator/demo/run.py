@@ -20,7 +20,7 @@ from ballast_operator.api.conditions import JobState
 from ballast_operator.demo.manifests import read_manifests
 from ballast_operator.demo.recorder import Recorder
 from ballast_operator.install import install_objects
-from ballast_operator.kube.namespaces import missing
+from ballast_operator.kube.client import missing
 from ballast_operator.local_operator import (
     OPERATOR_NAMESPACE,
     apply_objects,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ballast_operator.api.rbac import operator_rules, page_rules, people_roles
 from ballast_operator.api.schema.crd import crd_files, to_yaml
-from ballast_operator.generated.api_reference import api_reference
-from ballast_operator.generated.chart_readme import chart_readme
 from ballast_operator.generated.dashboards import dashboard_files
 from ballast_operator.generated.tables import (
+    api_reference,
     balancers_table,
+    chart_readme,
     dynamics_table,
     methods_table,
     planners_table,

@@ -1,13 +1,150 @@
 """Grafana dashboards over the operator's metrics, as JSON that the chart puts into a ConfigMap."""
 
+import dataclasses
 import json
 from typing import Any
 
-from ballast_operator.generated.cost_dashboard import COSTS
-from ballast_operator.generated.panels import HERE, Dashboard, Panel, Query, one, quantiles, rate
+HERE = '{namespace=~"$namespace"}'
+"""Series of the operators that are looked at."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """One PromQL expression and its legend."""
+
+    expression: str
+    legend: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One panel.
+
+    Attributes:
+        unit: Grafana's word for the unit (``short``, ``s``, ``percentunit``, ``bool``...).
+        kind: ``timeseries`` or ``stat``.
+        stacked: areas on top of each other.
+    """
+
+    title: str
+    description: str
+    unit: str
+    queries: tuple[Query, ...]
+    kind: str = "timeseries"
+    stacked: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Dashboard:
+    """One dashboard; ``uid`` never changes, so that links and stars survive."""
+
+    uid: str
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def one(expression: str, legend: str) -> tuple[Query, ...]:
+    """A single query."""
+    return (Query(expression=expression, legend=legend),)
+
+
+def rate(counter: str, by: str) -> str:
+    """The counter's increase a second, summed over replicas."""
+    return f"sum by ({by}) (rate({counter}{HERE}[$__rate_interval]))"
+
+
+def quantiles(histogram: str, by: str = "") -> tuple[Query, ...]:
+    """The histogram's median and 99th percentile."""
+    labels, legend = (f"le, {by}", f" {{{{{by}}}}}") if by else ("le", "")
+    return tuple(
+        Query(
+            expression=f"histogram_quantile({q}, {rate(f'{histogram}_bucket', labels)})",
+            legend=name + legend,
+        )
+        for q, name in ((0.5, "median"), (0.99, "99 %"))
+    )
+
 
 _WIDTH, _HEIGHT, _COLUMNS = 8, 8, 3
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+COSTS = Dashboard(
+    uid="ballast-costs",
+    title="Ballast / Costs",
+    panels=(
+        Panel(
+            title="Cost, by pool",
+            description="What the pools' GPUs have cost, held or idle, in the currency of pricePerGpuHour.",
+            unit="short",
+            stacked=True,
+            queries=one(f"max by (pool) (ballast_pool_cost{HERE})", "{{pool}}"),
+        ),
+        Panel(
+            title="Cost, by team",
+            description="What the teams' jobs have cost, deleted jobs included.",
+            unit="short",
+            stacked=True,
+            queries=one(f"max by (team) (ballast_team_cost{HERE})", "{{team}}"),
+        ),
+        Panel(
+            title="Budget used",
+            description="Cost of all time / budget, of teams whose budget is for all time.",
+            unit="percentunit",
+            queries=one(
+                f"max by (team) (ballast_team_cost{HERE})"
+                ' / max by (team) (ballast_team_budget{namespace=~"$namespace", period="Total"})',
+                "{{team}}",
+            ),
+        ),
+        Panel(
+            title="Waste",
+            description="Idle GPUs; start-ups and lost steps of the jobs that are not deleted.",
+            unit="short",
+            stacked=True,
+            queries=one(f"max by (kind) (ballast_wasted_cost{HERE})", "{{kind}}"),
+        ),
+        Panel(
+            title="Goodput",
+            description="The productive part of the GPU time of jobs that are not deleted, by pool.",
+            unit="percentunit",
+            queries=one(f"max by (pool) (ballast_goodput{HERE})", "{{pool}}"),
+        ),
+        Panel(
+            title="What GPUs were held for",
+            description="GPU seconds a second, of the jobs that are not deleted: productive, or what not.",
+            unit="short",
+            stacked=True,
+            queries=one(f"max by (use) (deriv(ballast_gpu_seconds{HERE}[10m]))", "{{use}}"),
+        ),
+        Panel(
+            title="Idle, by pool",
+            description="Part of a pool's cost in which no job held its GPUs.",
+            unit="percentunit",
+            queries=one(
+                f"max by (pool) (ballast_pool_idle_cost{HERE}) / max by (pool) (ballast_pool_cost{HERE})",
+                "{{pool}}",
+            ),
+        ),
+        Panel(
+            title="Prices",
+            description="Price of a GPU hour that counts.",
+            unit="short",
+            queries=one(f"max by (pool) (ballast_pool_price_per_gpu_hour{HERE})", "{{pool}}"),
+        ),
+        Panel(
+            title="Age of prices",
+            description="Since when the last good price of a price feed holds.",
+            unit="s",
+            queries=one(f"max by (pool) (ballast_price_age_seconds{HERE})", "{{pool}}"),
+        ),
+        Panel(
+            title="Jobs kept off spot machines",
+            description="By spec.spot of the ClusterPolicy.",
+            unit="short",
+            queries=one(f"max (ballast_jobs_kept_off_spot{HERE})", "jobs"),
+        ),
+    ),
+)
 
 GPUS = Dashboard(
     uid="ballast-gpus",

@@ -27,8 +27,7 @@ from ballast_operator.kube.kinds import (
     key_of,
     version_of,
 )
-from ballast_operator.kube.pinning import pinned_node
-from ballast_operator.kube.slim import slim
+from ballast_operator.kube.slim import pinned_node, slim
 
 K = TypeVar("K")
 

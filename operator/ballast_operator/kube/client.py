@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import yaml
+from ballast_policies.contract.limits import nested_deeper
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.dynamic import DynamicClient
@@ -32,8 +33,47 @@ from ballast_operator.errors import (
     Unreachable,
     for_good,
 )
-from ballast_operator.kube.kinds import VERSION, Kind, Object
-from ballast_operator.kube.nesting import read_json
+from ballast_operator.kube.kinds import NAMESPACE, VERSION, Kind, Object
+
+MOST_LEVELS = 100
+"""Of an answer, with the levels of the list and the object around a value."""
+
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+
+
+def read_json(data: bytes) -> Any:
+    """A value of at most :data:`MOST_LEVELS` levels.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    return json.loads(shallow(data.decode()))
+
+
+def shallow(text: str) -> str:
+    """JSON with null in place of the values that are nested deeper than :data:`MOST_LEVELS`.
+
+    A custom resource may hold JSON of any shape, and the API server takes ten thousand levels of it: Python's
+    decoder gives up at a tenth of that, for a whole list or watch because of one object. The object is
+    refused when it is read: what is left is still far deeper than a spec may be
+    (:mod:`ballast_policies.contract.limits`).
+    """
+    if text.count("{") + text.count("[") <= MOST_LEVELS or not nested_deeper(text, MOST_LEVELS):
+        return text
+    parts, kept_from, level = [], 0, 0
+    for token in _TOKEN.finditer(text):
+        if token[0] in ("[", "{"):
+            level += 1
+            if level == MOST_LEVELS + 1:
+                parts.append(text[kept_from : token.start()])
+        elif token[0] in ("]", "}"):
+            if level == MOST_LEVELS + 1:
+                parts.append("null")
+                kept_from = token.end()
+            level -= 1
+    # A text that ends below that is torn: what is returned is no JSON either.
+    return "".join([*parts, text[kept_from:] if level <= MOST_LEVELS else ""])
+
 
 FIELD_MANAGER = "ballast-operator"
 """Owner of the fields that the operator applies."""
@@ -415,3 +455,22 @@ def _translate(verb: str, path: str, error: DynamicApiError) -> OperatorError:
     if error.status == 403:
         return NotAllowed(text)
     return Rejected(text)
+
+
+async def is_missing(cluster: Cluster, namespace: str) -> bool:
+    """Whether the API server does not know ``namespace``; False also where the account may not ask."""
+    try:
+        await cluster.get(NAMESPACE, "", namespace)
+    except NotFound:
+        return True
+    except Rejected:
+        return False
+    return False
+
+
+def missing(namespace: str) -> str:
+    """The message for a user, with what to change."""
+    return (
+        f"there is no namespace {namespace}. To fix: kubectl create namespace {namespace}, or name another "
+        "(kubectl get namespaces)"
+    )

@@ -12,9 +12,8 @@ import time
 
 from ballast_operator.errors import NotFound, Rejected, Unavailable
 from ballast_operator.kube.caches import WATCHED, Caches
-from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.client import Cluster, is_missing
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, POD, Kind, key_of
-from ballast_operator.kube.namespaces import is_missing
 from ballast_operator.kube.reflector import Reflector, Where, where
 from ballast_operator.metrics import Metrics
 from ballast_operator.settings import ApiSettings

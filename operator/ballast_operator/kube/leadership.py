@@ -14,7 +14,7 @@ A leader that is fenced goes on trying to renew. Each renewal is a write on the 
 it lands, nobody has held the Lease meanwhile, and the term goes on as after a pause. Where the Lease has
 changed in any other way, the term is over.
 
-It renews on an event loop of its own (:mod:`ballast_operator.loop_thread`), so that no load on the main loop
+It renews on an event loop of its own (:mod:`ballast_operator.tasks`), so that no load on the main loop
 delays it. While the main loop does not turn at all, it does not renew: another replica should lead then.
 """
 

@@ -14,9 +14,8 @@ from typing import TypedDict
 
 from ballast_operator.errors import OperatorError, Unavailable, Unreachable
 from ballast_operator.kube.caches import SELECTORS, Caches
-from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.client import Cluster, read_json
 from ballast_operator.kube.kinds import POD, VERSION, Kind, Object, check
-from ballast_operator.kube.nesting import read_json
 
 SLICE_SECONDS = 0.02
 """How long events are taken in before the rest of the event loop has its turn."""

@@ -7,7 +7,7 @@ import uuid
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 
-from ballast_operator.api.condition import Condition
+from ballast_operator.api.base import Condition
 from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import EVENT, Kind

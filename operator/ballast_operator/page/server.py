@@ -23,7 +23,6 @@ from ballast_operator.history.store import HistoryError, JobRecord, read_events,
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import Kind
-from ballast_operator.loop_thread import LoopThread
 from ballast_operator.page import screens
 from ballast_operator.page.access import (
     LONGEST_TOKEN,
@@ -35,6 +34,7 @@ from ballast_operator.page.access import (
     TooManyLoginsError,
 )
 from ballast_operator.page.pictures import duration
+from ballast_operator.tasks import LoopThread
 
 logger = logging.getLogger(__name__)
 

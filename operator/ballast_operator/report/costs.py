@@ -16,7 +16,7 @@ from typing import Any
 
 from ballast_policies.accounting import cost, price_part
 
-from ballast_operator.api.costs.budgets import BudgetPeriod
+from ballast_operator.api.costs import BudgetPeriod
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POLICY, Object
 from ballast_operator.report.baselines import (

@@ -8,7 +8,7 @@ from ballast_policies.accounting import SECONDS_PER_HOUR
 
 from ballast_operator.api.base import Time
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
-from ballast_operator.api.costs.budgets import TeamCost
+from ballast_operator.api.costs import TeamCost
 
 
 def team_costs(status: Mapping[str, Any] | None, now: Time) -> tuple[TeamCost, ...]:

@@ -9,6 +9,16 @@ from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.errors import NameTaken, NotAllowed, OperatorError, ServerInternalError
 from ballast_operator.settings import JobSettings
+from ballast_operator.steps.accounting import (
+    account_suspension,
+    limits_reached,
+    seconds_to_next_limit,
+    with_cost_for_budget,
+    with_cost_of_last_team,
+    with_ended_pods,
+    with_sharer,
+    with_team,
+)
 from ballast_operator.steps.context import (
     DeletePod,
     ReconcileContext,
@@ -17,14 +27,6 @@ from ballast_operator.steps.context import (
     apply_allocator_conditions,
     with_status,
 )
-from ballast_operator.steps.costs.accounting import (
-    account_suspension,
-    with_cost_of_last_team,
-    with_ended_pods,
-    with_sharer,
-    with_team,
-)
-from ballast_operator.steps.costs.limits import limits_reached, seconds_to_next_limit, with_cost_for_budget
 from ballast_operator.steps.growing import give_up_growth
 from ballast_operator.steps.messages import with_refused_messages
 from ballast_operator.steps.running import with_saved_step

@@ -9,10 +9,10 @@ from ballast_policies.protocol.observed import Deadline
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_operator.desired.owned import access_objects, lease_object
+from ballast_operator.desired.owned import access_objects, lease_object, rendezvous_object, script_environment
 from ballast_operator.desired.pod import PodOptions, pod_object
-from ballast_operator.desired.script import rendezvous_object, script_environment
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE
+from ballast_operator.steps.accounting import accrue_cost
 from ballast_operator.steps.context import (
     Apply,
     CreatePod,
@@ -21,7 +21,6 @@ from ballast_operator.steps.context import (
     WritePlan,
     with_condition,
 )
-from ballast_operator.steps.costs.accounting import accrue_cost
 from ballast_operator.steps.observed import seconds_left
 from ballast_operator.views.names import some_of
 from ballast_operator.views.pod import PodView

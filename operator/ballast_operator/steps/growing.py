@@ -9,6 +9,7 @@ from ballast_policies.protocol.observed import Deadline, Gang
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.desired.pod import PodOptions, pod_object
+from ballast_operator.steps.accounting import accrue_cost, accrue_pause
 from ballast_operator.steps.context import (
     CreatePod,
     JobCounter,
@@ -17,7 +18,6 @@ from ballast_operator.steps.context import (
     WritePlan,
     with_condition,
 )
-from ballast_operator.steps.costs.accounting import accrue_cost, accrue_pause
 from ballast_operator.steps.failure import describe, leaving_text
 from ballast_operator.steps.gang import ranks_of
 from ballast_operator.steps.observed import seconds_left

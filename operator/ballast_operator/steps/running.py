@@ -10,6 +10,12 @@ from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import Progress, Rebalancing, TrainingJobStatus
 from ballast_operator.desired.owned import access_objects, lease_object
 from ballast_operator.kube.kinds import LEASE
+from ballast_operator.steps.accounting import (
+    accrue_cost,
+    accrue_isolated_time,
+    accrue_lost_steps,
+    accrue_pause,
+)
 from ballast_operator.steps.context import (
     Action,
     Apply,
@@ -17,12 +23,6 @@ from ballast_operator.steps.context import (
     WritePlan,
     seconds_since,
     with_condition,
-)
-from ballast_operator.steps.costs.accounting import (
-    accrue_cost,
-    accrue_isolated_time,
-    accrue_lost_steps,
-    accrue_pause,
 )
 from ballast_operator.steps.messages import with_reporting
 

@@ -6,6 +6,7 @@ from ballast_policies.protocol.moves import RecordShrink
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import JobAllocation, NodesLeaving
 from ballast_operator.api.training_job_status import Repacking, Survivor, TrainingJobStatus
+from ballast_operator.steps.accounting import accrue_cost, accrue_pause
 from ballast_operator.steps.context import (
     JobCounter,
     ReconcileContext,
@@ -14,7 +15,6 @@ from ballast_operator.steps.context import (
     refusal,
     with_condition,
 )
-from ballast_operator.steps.costs.accounting import accrue_cost, accrue_pause
 from ballast_operator.steps.failure import leaving_text
 from ballast_operator.views.clock import Time
 

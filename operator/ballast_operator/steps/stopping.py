@@ -8,6 +8,7 @@ from ballast_policies.protocol.observed import Deadline
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import Ending
 from ballast_operator.api.training_job_status import Progress, TrainingJobStatus
+from ballast_operator.steps.accounting import accrue_cost, with_final_deadline
 from ballast_operator.steps.context import (
     JobCounter,
     ReconcileContext,
@@ -16,8 +17,6 @@ from ballast_operator.steps.context import (
     seconds_since,
     with_condition,
 )
-from ballast_operator.steps.costs.accounting import accrue_cost
-from ballast_operator.steps.costs.limits import with_final_deadline
 from ballast_operator.steps.failure import EXITED_WELL
 from ballast_operator.steps.observed import seconds_left
 from ballast_operator.steps.running import progress

@@ -3,7 +3,7 @@
 import dataclasses
 
 from ballast_operator.api.conditions import JobReason
-from ballast_operator.api.costs.budgets import OnLimit
+from ballast_operator.api.costs import OnLimit
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.views.clock import Time, show
 from ballast_operator.views.spec import JobSpec

@@ -18,7 +18,7 @@ from kubernetes.utils.quantity import parse_quantity
 
 from ballast_operator.api.job_allocation import JobAllocation, is_coming
 from ballast_operator.kube.kinds import JOB, Key, Object
-from ballast_operator.kube.pinning import pinned_node
+from ballast_operator.kube.slim import pinned_node
 from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.notices import Leaving, read_leaving
 from ballast_operator.views.taints import GONE_KEYS, Taint, blocking, read_taints

@@ -18,9 +18,7 @@ from ballast_policies.planning.stages import first_stages, stage_placement, stag
 from ballast_policies.prices.egress import JobData
 
 from ballast_operator.api.base import memory_bytes
-from ballast_operator.api.costs.budgets import OnLimit
-from ballast_operator.api.costs.job_data import DataLocation
-from ballast_operator.api.costs.spot_use import SpotUse
+from ballast_operator.api.costs import DataLocation, OnLimit, SpotUse
 from ballast_operator.api.mixed_pools import MixedPools
 from ballast_operator.api.node_pool import SharesGpu
 from ballast_operator.api.read import InvalidObject, read_training_job

@@ -2,7 +2,7 @@
 
 ``at("min_stages") <= at("max_stages")`` is not a truth value but the comparison itself.  Python evaluates it
 on a configuration (:meth:`Condition.holds`); the operator writes the same as CEL for the API server
-(``ballast_operator.api.schema.cel``).  A comparison with a field that is not set holds.
+(``ballast_operator.api.schema.model_schema``).  A comparison with a field that is not set holds.
 """
 
 import dataclasses

@@ -10,8 +10,7 @@ from ballast_operator.allocator.size_changes import DEFAULT_RESTART_SECONDS
 from ballast_operator.api.cluster_policy import CHOOSABLE
 from ballast_operator.api.node_pool import CapacityType
 from ballast_operator.api.read import read_cluster_policy
-from ballast_operator.cli.live.whatif_over_time import OverTime, changed, over_time
-from ballast_operator.cli.live.whatif_spot import with_spot_limits
+from ballast_operator.cli.live.whatif_over_time import OverTime, changed, over_time, with_spot_limits
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Job, ProblemError
 from ballast_policies.rounds import ElasticGang, Node, Placement, resize_cooldown_seconds

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import yaml
-from ballast_operator.generated.chart_readme import chart_readme
+from ballast_operator.generated.tables import chart_readme
 
 VALUES = Path(__file__).parents[3] / "charts/ballast/values.yaml"
 

@@ -2,7 +2,7 @@
 
 import pytest
 from ballast_operator.cli.live.explain import as_text
-from ballast_operator.cli.terminal import printable
+from ballast_operator.cli.option_names import printable
 from ballast_operator.report.explanation import Explanation
 
 

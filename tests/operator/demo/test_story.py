@@ -4,10 +4,8 @@ import json
 
 import pytest
 from ballast_operator.demo.manifests import compare_with_agnostic, demo_manifests, read_manifests
-from ballast_operator.demo.report import render_summary
+from ballast_operator.demo.report import render, render_summary, summarise
 from ballast_operator.demo.story import Story
-from ballast_operator.demo.summary import summarise
-from ballast_operator.demo.view import render
 from ballast_policies.contract import JOB_LABEL, REPORT_ANNOTATION, Report
 from rich.console import Console
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 from ballast_operator.desired.pod import PodOptions, pod_object
-from ballast_operator.kube.pinning import pinned_node
+from ballast_operator.kube.slim import pinned_node
 from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, RANK_LABEL
 
 from tests.operator.steps.contexts import PODS, a_running_view

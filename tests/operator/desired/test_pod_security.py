@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from ballast_operator.desired.pod_security import TRAINER_GROUP, restricted
+from ballast_operator.desired.pod import TRAINER_GROUP, restricted
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,7 @@
 """The environment of a script's pods, and where the others find rank 0."""
 
 import pytest
-from ballast_operator.desired.script import rendezvous_object, script_environment
+from ballast_operator.desired.owned import rendezvous_object, script_environment
 from ballast_policies.contract import RENDEZVOUS_PORT, rendezvous_config_map_name, rendezvous_key
 
 from tests.operator.views.builders import a_spec, a_view

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from aiohttp import web
-from ballast_operator.health import stale_streams
+from ballast_operator.app import stale_streams
 from ballast_operator.kube import informers, reflector
 from ballast_operator.kube.caches import WATCHED, Caches
 from ballast_operator.kube.informers import Informers

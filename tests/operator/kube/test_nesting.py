@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from ballast_operator.kube.nesting import MOST_LEVELS, read_json, shallow
+from ballast_operator.kube.client import MOST_LEVELS, read_json, shallow
 from hypothesis import given
 from hypothesis import strategies as st
 

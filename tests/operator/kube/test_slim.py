@@ -1,8 +1,7 @@
 """The caches keep what is read, and no more."""
 
 from ballast_operator.kube.kinds import JOB, NODE, POD
-from ballast_operator.kube.pinning import pinned_node
-from ballast_operator.kube.slim import slim
+from ballast_operator.kube.slim import pinned_node, slim
 from ballast_operator.views.nodes import pod_gpus, read_node
 from ballast_operator.views.pod import read_pod
 

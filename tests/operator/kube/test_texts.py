@@ -5,7 +5,7 @@ import contextlib
 import json
 
 import pytest
-from ballast_operator.api.costs.budgets import TeamPart
+from ballast_operator.api.costs import TeamPart
 from ballast_operator.api.training_job_status import Decision, TrainingJobStatus
 from ballast_operator.errors import Conflict, Rejected
 from ballast_operator.kube.client import connect

@@ -4,7 +4,7 @@ import datetime
 
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_operator.observation.gpu_holders import GpuHolders
+from ballast_operator.observation.observer import GpuHolders
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,7 +14,6 @@ from ballast_localcluster.nodes.containers.process import (
     ProcessStartError,
     termination_message,
 )
-from ballast_localcluster.nodes.containers.restart import Backoff, restarts
 from ballast_localcluster.nodes.containers.states import (
     ContainerView,
     Running,
@@ -23,6 +23,32 @@ from ballast_localcluster.nodes.containers.states import (
     now,
 )
 from ballast_localcluster.nodes.pod_resources.references import ConfigurationError
+
+FIRST_BACKOFF_SECONDS = 1.0
+LAST_BACKOFF_SECONDS = 30.0
+CALM_SECONDS = 60.0
+"""kubelet waits 10 s to 5 min and forgets after 10 min; here all three are ten times shorter."""
+
+
+def restarts(policy: str, exit_code: int) -> bool:
+    """What ``restartPolicy`` says about a process that ended with ``exit_code``."""
+    return policy == "Always" or (policy == "OnFailure" and exit_code != 0)
+
+
+@dataclasses.dataclass(slots=True)
+class Backoff:
+    """Waiting times that double from the first to the last, and start over after a calm run."""
+
+    _next: float = 0.0
+
+    def seconds(self, ran_seconds: float) -> float:
+        """How long to wait after a run of ``ran_seconds``; the first restart does not wait."""
+        if ran_seconds >= CALM_SECONDS:
+            self._next = 0.0
+        wait = self._next
+        self._next = min(max(FIRST_BACKOFF_SECONDS, 2 * wait), LAST_BACKOFF_SECONDS)
+        return wait
+
 
 START_ERROR_EXIT_CODE = 128
 _CONFIGURATION_RETRY_SECONDS = 1.0

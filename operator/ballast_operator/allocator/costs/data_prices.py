@@ -6,7 +6,7 @@ from ballast_policies.prices.egress import DataPrices, JobData
 
 from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.conditions import JobReason
-from ballast_operator.api.costs.job_data import DataPrice
+from ballast_operator.api.costs import DataPrice
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, region_of

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ballast_policies.accounting import SECONDS_PER_HOUR, cost
 
 from ballast_operator.api.cluster_policy_status import PoolBill
-from ballast_operator.api.costs.budgets import TeamCost
+from ballast_operator.api.costs import TeamCost
 from ballast_operator.report.paid import Written, written_for_data, written_for_gpus
 from ballast_operator.views.assignment import UNKNOWN_POOL, PoolInfo
 from ballast_operator.views.clock import Time

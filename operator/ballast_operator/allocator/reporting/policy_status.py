@@ -24,9 +24,8 @@ from ballast_operator.allocator.problem.hazards import SeenNodes, next_hazards
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api import cluster_policy_status as api
-from ballast_operator.api.base import storable
+from ballast_operator.api.base import Condition, set_condition, storable
 from ballast_operator.api.cluster_policy import ClusterPolicy
-from ballast_operator.api.condition import Condition, set_condition
 from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
 from ballast_operator.api.read import unknown_fields
 from ballast_operator.kube.kinds import POLICY, Object

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ballast_operator.cli.terminal import printable
+from ballast_operator.cli.option_names import printable
 
 
 def _of_local_cluster(context: click.Context, option: click.Parameter, value: str | None) -> str | None:

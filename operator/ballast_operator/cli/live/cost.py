@@ -63,8 +63,7 @@ def cost(namespace: str, kubeconfig: str | None, by: str | None, output: str, pl
 
 
 async def _read(namespace: str, kubeconfig: str | None) -> "Costs":
-    from ballast_operator.kube.client import connect
-    from ballast_operator.kube.namespaces import is_missing, missing
+    from ballast_operator.kube.client import connect, is_missing, missing
     from ballast_operator.report.costs import read_costs
 
     async with await connect(kubeconfig) as cluster:

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ballast_operator.cli.live.overview_tables import WIDE_COLUMNS
-from ballast_operator.cli.terminal import printable
+from ballast_operator.cli.option_names import printable
 from ballast_operator.report.costs import Costs, JobCost, PoolCostLine, TeamCost
 
 STACKED = 3

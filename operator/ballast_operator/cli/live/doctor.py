@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
-from ballast_operator.cli.terminal import printable
+from ballast_operator.cli.option_names import printable
 from ballast_operator.views.names import some_of
 
 if TYPE_CHECKING:

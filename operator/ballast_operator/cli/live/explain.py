@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
-from ballast_operator.cli.terminal import printable
+from ballast_operator.cli.option_names import printable
 
 if TYPE_CHECKING:
     from ballast_operator.report.explanation import Explanation
@@ -26,8 +26,7 @@ def explain(job: str, namespace: str, kubeconfig: str | None, output: str) -> No
 
 async def _read(job: str, namespace: str, kubeconfig: str | None) -> "Explanation":
     from ballast_operator.errors import NotFound
-    from ballast_operator.kube.client import connect
-    from ballast_operator.kube.namespaces import is_missing, missing
+    from ballast_operator.kube.client import connect, is_missing, missing
     from ballast_operator.report.explanation import explain_job
 
     async with await connect(kubeconfig) as cluster:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ballast_operator.cli.terminal import printable
+from ballast_operator.cli.option_names import printable
 
 if TYPE_CHECKING:
     from ballast_operator.history.store import JobRecord

@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ballast_operator.api.policy_conditions import NO_POLICY
-from ballast_operator.cli.terminal import printable
+from ballast_operator.cli.option_names import printable
 from ballast_operator.report.overview import JobLine, Overview
 
 WIDE_COLUMNS = 140

@@ -9,8 +9,7 @@ import click
 from ballast_operator.cli.live.connection import kubeconfig_option
 from ballast_operator.cli.live.jobs import connected, print_objects
 from ballast_operator.cli.live.manifests import read_manifests
-from ballast_operator.cli.numbers import Number
-from ballast_operator.cli.terminal import printable
+from ballast_operator.cli.option_names import Number, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,7 @@ import contextlib
 import click
 
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
-from ballast_operator.cli.numbers import Number
+from ballast_operator.cli.option_names import Number
 
 
 @click.command()
@@ -32,8 +32,7 @@ async def _show(namespace: str, kubeconfig: str | None, once: bool, every: float
     from rich.live import Live
 
     from ballast_operator.cli.live.overview_tables import Tables
-    from ballast_operator.kube.client import connect
-    from ballast_operator.kube.namespaces import is_missing, missing
+    from ballast_operator.kube.client import connect, is_missing, missing
     from ballast_operator.report.overview import read_overview
 
     async with await connect(kubeconfig) as cluster:

@@ -11,10 +11,8 @@ import click
 
 from ballast_operator.cli.laboratory import from_lab
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
-from ballast_operator.cli.live.whatif_spot import limited, priced_pools, with_spot_limits
-from ballast_operator.cli.numbers import Number
-from ballast_operator.cli.option_names import with_option
-from ballast_operator.cli.own_modules import import_from_here
+from ballast_operator.cli.live.whatif_over_time import limited, priced_pools, with_spot_limits
+from ballast_operator.cli.option_names import Number, import_from_here, with_option
 from ballast_operator.cli.simulate.input import read_amounts
 from ballast_operator.cli.simulate.spot import is_folder_of_prices
 

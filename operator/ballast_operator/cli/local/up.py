@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ballast_localcluster.kubelets.start import RealNodes
     from ballast_localcluster.nodes.node import ProcessNode
 
+
 OPERATOR = "operator"
 """Name of the operator among the cluster's processes."""
 
@@ -187,8 +188,12 @@ def _autoscaler(instance_types: str | None) -> Callable[["LocalCluster"], object
     """
     if instance_types is None:
         return lambda cluster: None
-    from ballast_localcluster.karpenter.binary import find_karpenter
-    from ballast_localcluster.karpenter.start import INSTANCE_TYPES, read_instance_types, start_karpenter
+    from ballast_localcluster.karpenter.start import (
+        INSTANCE_TYPES,
+        find_karpenter,
+        read_instance_types,
+        start_karpenter,
+    )
 
     path = INSTANCE_TYPES if instance_types == "default" else Path(instance_types)
     read_instance_types(path)
@@ -246,3 +251,23 @@ def _start_operator(cluster: "LocalCluster") -> None:
             wait_until(leads, "the operator to lead", Limit.CONTROLLERS_READY)
         except TimeoutError as error:
             raise StartError(f"{error}. The end of its log:\n{tail(log)}") from error
+
+
+@click.command()
+@click.option("--name", default="ballast", show_default=True, help="Name of the cluster, as given to up.")
+def down(name: str) -> None:
+    """Stop a local cluster: its pods, its control plane, its files."""
+    from ballast_localcluster.background import down as stop
+    from ballast_localcluster.background import names
+    from ballast_localcluster.errors import LocalClusterError
+
+    try:
+        stopped = stop(name)
+    except (LocalClusterError, TimeoutError) as error:
+        raise click.ClickException(str(error)) from error
+    if not stopped:
+        others = ", ".join(names())
+        raise click.ClickException(
+            f"no cluster {name!r} runs here" + (f"; these do: {others}" if others else "")
+        )
+    click.echo(f"Cluster {name} is down, and nothing of it is left.")

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ballast_operator.cli.laboratory import from_lab
-from ballast_operator.cli.option_names import with_option
-from ballast_operator.cli.own_modules import import_from_here
+from ballast_operator.cli.option_names import import_from_here, with_option
 from ballast_operator.cli.simulate.input import (
     OPTIONS,
     WorkloadOptions,

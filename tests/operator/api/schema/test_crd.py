@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 import yaml
 from ballast_operator.api.base import ApiModel
-from ballast_operator.api.schema.crd import crd_files, custom_resource_definitions
-from ballast_operator.api.schema.structural import UnsupportedSchemaError, structural_schema
+from ballast_operator.api.schema.crd import (
+    UnsupportedSchemaError,
+    crd_files,
+    custom_resource_definitions,
+    structural_schema,
+)
 from ballast_operator.cli.crds import crds
 from click.testing import CliRunner
 from pydantic import Field

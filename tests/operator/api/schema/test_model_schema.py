@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ballast_operator.api.schema.cel import cel_rule
-from ballast_operator.api.schema.model_schema import required_fields
-from ballast_operator.api.schema.structural import structural_schema
+from ballast_operator.api.schema.crd import structural_schema
+from ballast_operator.api.schema.model_schema import cel_rule, required_fields
 from ballast_policies.contract.conditions import AtDefaults, absent, at, each_is, given
 from ballast_policies.contract.job import JobConfig, PipelineConfig
 from ballast_policies.contract.rules import Rule

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from ballast_operator.allocator.costs.clouds.prices import CloudPrices
-from ballast_operator.allocator.costs.clouds.source import SourceUnavailableError
+from ballast_operator.allocator.costs.cloud_lists import SourceUnavailableError
+from ballast_operator.allocator.costs.cloud_prices import CloudPrices
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.policy_conditions import PolicyReason

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY
-from ballast_operator.kube.pinning import pinned_node
+from ballast_operator.kube.slim import pinned_node
 from ballast_operator.report.costs import costs
 
 from tests.operator.loops.simulated.machines import node

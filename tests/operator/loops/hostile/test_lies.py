@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ballast_operator.errors import NotAllowed, Rejected
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, POD, Kind
-from ballast_operator.reconcile.worker import ReconcileWorker
+from ballast_operator.reconcile.changes import ReconcileWorker
 from ballast_operator.views.clock import Time
 from ballast_policies.contract import (
     ACK_ANNOTATION,

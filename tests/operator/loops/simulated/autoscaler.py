@@ -4,7 +4,7 @@ import dataclasses
 import datetime
 
 from ballast_operator.kube.kinds import NODE, POD
-from ballast_operator.kube.pinning import pinned_node
+from ballast_operator.kube.slim import pinned_node
 from ballast_operator.views.clock import Time, show
 from ballast_operator.views.nodes import pod_gpus
 from ballast_operator.views.selectors import read_requirements

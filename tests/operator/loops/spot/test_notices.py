@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 from ballast_operator.kube.kinds import CONFIG_MAP, NODE, POD
-from ballast_operator.kube.notice_kinds import CONDITIONS, TAINTS
+from ballast_operator.kube.slim import CONDITIONS, TAINTS
 from ballast_operator.views.clock import show
 from ballast_policies.contract import PLAN_KEY, Directive, Plan, plan_config_map_name
 

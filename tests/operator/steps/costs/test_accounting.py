@@ -3,14 +3,14 @@
 import pytest
 from ballast_operator.api.training_job_status import GpuTime, Isolated, Progress
 from ballast_operator.observation.status_changes import progress_alone
-from ballast_operator.steps.context import with_status
-from ballast_operator.steps.costs.accounting import (
+from ballast_operator.steps.accounting import (
     account_suspension,
     accrue_cost,
     accrue_isolated_time,
     accrue_lost_steps,
     accrue_pause,
 )
+from ballast_operator.steps.context import with_status
 from ballast_operator.views.assignment import GangPools, PoolInfo
 
 from tests.operator.steps.contexts import a_context, a_report, after, an_idle_view

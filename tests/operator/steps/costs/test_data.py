@@ -2,8 +2,8 @@
 
 import pytest
 from ballast_operator.api.training_job_status import Progress
+from ballast_operator.steps.accounting import accrue_data, data_cost_per_second
 from ballast_operator.steps.context import with_status
-from ballast_operator.steps.costs.data import accrue_data, data_cost_per_second
 from ballast_operator.views.assignment import GangPools, PoolInfo
 from ballast_policies.prices.egress import GB, NO_DATA_PRICES, DataPrices, JobData
 

@@ -4,14 +4,14 @@ import math
 
 import pytest
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.api.costs.budgets import OnLimit
-from ballast_operator.steps.context import with_condition, with_status
-from ballast_operator.steps.costs.limits import (
+from ballast_operator.api.costs import OnLimit
+from ballast_operator.steps.accounting import (
     limits_reached,
     seconds_to_next_limit,
     with_cost_for_budget,
     with_final_deadline,
 )
+from ballast_operator.steps.context import with_condition, with_status
 
 from tests.operator.steps.contexts import a_context, after, an_idle_view
 from tests.operator.steps.costs.test_accounting import at_price

@@ -1,9 +1,9 @@
 """A job's cost is booked on the team that it belonged to when the cost arose."""
 
 import pytest
-from ballast_operator.api.costs.budgets import TeamPart
+from ballast_operator.api.costs import TeamPart
+from ballast_operator.steps.accounting import MOST_TEAMS, accrue_cost, with_cost_of_last_team, with_team
 from ballast_operator.steps.context import with_status
-from ballast_operator.steps.costs.accounting import MOST_TEAMS, accrue_cost, with_cost_of_last_team, with_team
 from ballast_operator.views.assignment import GangPools, PoolInfo
 
 from tests.operator.steps.contexts import a_context, an_idle_view

@@ -4,8 +4,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from ballast_operator.allocator.costs.clouds.aws import AwsSpotHistory
-from ballast_operator.allocator.costs.clouds.source import SourceUnavailableError
+from ballast_operator.allocator.costs.cloud_lists import AwsSpotHistory, SourceUnavailableError
 from ballast_policies.prices.clouds.wanted import AwsSpotPrice
 from ballast_policies.prices.errors import PriceLogError
 

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from ballast_operator.allocator.costs.clouds import gcp
-from ballast_operator.allocator.costs.clouds.azure import AzureRetailPrices
-from ballast_operator.allocator.costs.clouds.gcp import GcpCatalog
-from ballast_operator.allocator.costs.clouds.source import MOST_FAILURES, SourceUnavailableError
+from ballast_operator.allocator.costs import cloud_lists as gcp
+from ballast_operator.allocator.costs.cloud_lists import (
+    MOST_FAILURES,
+    AzureRetailPrices,
+    GcpCatalog,
+    SourceUnavailableError,
+)
 from ballast_policies.prices.clouds.wanted import AzurePrice, GcpPrice
 from ballast_policies.prices.errors import PriceLogError
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from ballast_operator.allocator.costs.clouds.prices import RETRY_SECONDS, CloudPrices
-from ballast_operator.allocator.costs.clouds.source import SourceUnavailableError
+from ballast_operator.allocator.costs.cloud_lists import SourceUnavailableError
+from ballast_operator.allocator.costs.cloud_prices import RETRY_SECONDS, CloudPrices
 from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice
 from ballast_policies.prices.errors import PriceLogError
 

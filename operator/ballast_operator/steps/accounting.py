@@ -4,15 +4,23 @@ import math
 
 from ballast_policies.accounting import cost, isolated_seconds, price_part
 from ballast_policies.contract import Report
+from ballast_policies.prices.egress import GB
 
-from ballast_operator.api.conditions import JobCondition
-from ballast_operator.api.costs.budgets import TeamPart
-from ballast_operator.api.job_allocation import PoolCost, SharedGpu
+from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.costs import DataCost, TeamPart
+from ballast_operator.api.job_allocation import JobAllocation, PoolCost, SharedGpu
 from ballast_operator.api.training_job_status import GpuTime, Isolated, Progress, TrainingJobStatus
-from ballast_operator.steps.context import ReconcileContext, seconds_since, with_status
-from ballast_operator.steps.costs.data import accrue_data
-from ballast_operator.views.clock import Time
-from ballast_operator.views.hold import ROUNDING, active_seconds
+from ballast_operator.steps.context import ReconcileContext, seconds_since, with_condition, with_status
+from ballast_operator.views.assignment import Advice
+from ballast_operator.views.clock import Time, show
+from ballast_operator.views.hold import (
+    ROUNDING,
+    active_seconds,
+    budget_message,
+    budget_spent,
+    deadline_message,
+    deadline_passed,
+)
 
 
 def accrue_cost(
@@ -240,3 +248,161 @@ def with_team(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJ
 
 def _has_changed(context: ReconcileContext, status: TrainingJobStatus) -> bool:
     return bool(status.team_costs) and status.team_costs[-1].team != (context.spec.entity or "")
+
+
+def with_cost_for_budget(context: ReconcileContext) -> TrainingJobStatus:
+    """The status of a job with a budget, its cost brought up to now."""
+    status = context.view.status
+    return status if context.spec.budget is None else accrue_cost(context, status)
+
+
+def limits_reached(context: ReconcileContext) -> tuple[Advice, ...]:
+    """Conditions that the pass knows better than the last decision: what is reached, and what is no more."""
+    spec, status = context.spec, context.view.status
+    found = []
+    kind = JobCondition.BUDGET_EXHAUSTED
+    if budget_spent(spec, status):
+        message = budget_message(spec)
+        found.append(Advice(type=kind, value=True, reason=JobReason.BUDGET_SPENT, message=message))
+    elif _is(status, kind, JobReason.BUDGET_SPENT):
+        message = "spec.budget is above what the job has cost"
+        found.append(Advice(type=kind, value=False, reason=JobReason.BUDGET_SUFFICIENT, message=message))
+    kind = JobCondition.DEADLINE_AT_RISK
+    if deadline_passed(spec, context.now):
+        message = deadline_message(spec)
+        found.append(Advice(type=kind, value=True, reason=JobReason.DEADLINE_PASSED, message=message))
+    elif _is(status, kind, JobReason.DEADLINE_PASSED):
+        message = "spec.deadline is in the future"
+        found.append(Advice(type=kind, value=False, reason=JobReason.DEADLINE_WITHIN_REACH, message=message))
+    return tuple(found)
+
+
+def _is(status: TrainingJobStatus, kind: JobCondition, reason: JobReason) -> bool:
+    condition = status.condition(kind)
+    return condition is not None and condition.is_true and condition.reason == reason
+
+
+def seconds_to_next_limit(context: ReconcileContext) -> float:
+    """Until the budget is spent at the present price, a deadline passes, or it has run as long as it may."""
+    spec, status, left = context.spec, context.view.status, math.inf
+    allocation = status.allocation
+    if status.finished:
+        return left
+    if spec.deadline is not None and not deadline_passed(spec, context.now):
+        left = (spec.deadline - context.now).total_seconds()
+    if spec.active_deadline_seconds is not None and allocation is not None:
+        left = min(left, spec.active_deadline_seconds - active_seconds(status, context.now))
+    if spec.budget is not None and allocation is not None and not budget_spent(spec, status):
+        since = status.unpaid_since or context.now
+        per_second = allocation.price_part * sum(
+            cost(float(part.gpus), context.price_of(part.pool, since, context.now))
+            for part in allocation.by_pool
+        )
+        per_second += data_cost_per_second(context)
+        if per_second > 0:
+            left = min(left, (spec.budget - status.cost_so_far) / per_second)
+    return max(0.0, left)
+
+
+def with_final_deadline(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:
+    """The status of a job that has succeeded, with what became of its deadline."""
+    deadline = context.spec.deadline
+    if deadline is None or deadline_passed(context.spec, context.now):
+        return status
+    message = f"the job was done before spec.deadline, {show(deadline)}"
+    return with_condition(
+        context, status, JobCondition.DEADLINE_AT_RISK, False, JobReason.DEADLINE_MET, message
+    )
+
+
+def accrue_data(
+    context: ReconcileContext, status: TrainingJobStatus, unreported: int = 0
+) -> TrainingJobStatus:
+    """The status with the data of the steps that it has more than were counted; call before the gang changes.
+
+    Each pool reads its part by its GPUs. While a price is not known (an operator that has just started knows
+    no pools), steps wait to be counted.
+    """
+    data, known, allocation = context.spec.data, status.data, status.allocation
+    read = _steps_read(status) + unreported
+    if allocation is None or (data is None and known is None):
+        return status
+    if data is None or known is None:
+        # From here on: what was done without ``spec.dataLocation`` cost nothing.
+        return status.replace(data=(known or DataCost()).replace(steps=read))
+    new = max(0, read - known.steps)
+    parts = allocation.by_pool
+    total = sum(part.gpus for part in parts) or 1
+    moved, copied = _checkpoint(context, status, known)
+    costs: dict[str, float] = {}
+    gigabytes = 0.0
+    for part in parts:
+        info = context.around.pools.named(part.pool)
+        price = data.usd_per_step(info.data_prices, info.region)
+        if price is None:
+            return status
+        costs[part.pool] = new * price * part.gpus / total
+        gigabytes += new * data.bytes_per_step * part.gpus / total / GB if info.region != data.region else 0.0
+    costs[parts[0].pool] += copied
+    gigabytes += moved / GB
+    if (
+        not any(costs.values())
+        and not gigabytes
+        and new == 0
+        and known.region == _region(context, allocation)
+    ):
+        return status
+    return _paid(status, costs, allocation).replace(
+        data=known.replace(
+            region=_region(context, allocation),
+            steps=read,
+            gigabytes=known.gigabytes + gigabytes,
+            cost=known.cost + sum(costs.values()),
+        )
+    )
+
+
+def data_cost_per_second(context: ReconcileContext) -> float:
+    """What the gang pays for data at its present speed; 0: nothing, or it is not known."""
+    data, status = context.spec.data, context.view.status
+    progress, allocation = status.progress, status.allocation
+    if data is None or allocation is None or progress is None or not progress.steps_per_second:
+        return 0.0
+    total, found = sum(part.gpus for part in allocation.by_pool) or 1, 0.0
+    for part in allocation.by_pool:
+        info = context.around.pools.named(part.pool)
+        found += (data.usd_per_step(info.data_prices, info.region) or 0.0) * part.gpus / total
+    return found * progress.steps_per_second
+
+
+def _steps_read(status: TrainingJobStatus) -> int:
+    """Steps whose data was read: those that were lost and done again twice."""
+    done = status.progress.step if status.progress is not None else 0
+    return done + status.lost_steps
+
+
+def _region(context: ReconcileContext, allocation: JobAllocation) -> str:
+    return context.around.pools.named(allocation.by_pool[0].pool).region
+
+
+def _checkpoint(context: ReconcileContext, status: TrainingJobStatus, known: DataCost) -> tuple[float, float]:
+    """(bytes of a checkpoint that was copied to where the gang is now, what that cost)."""
+    data, allocation = context.spec.data, status.allocation
+    assert data is not None and allocation is not None
+    info = context.around.pools.named(allocation.by_pool[0].pool)
+    saved = status.progress is not None and bool(status.progress.checkpoint_step)
+    if not saved or not known.region or known.region == info.region or data.checkpoint_bytes is None:
+        return 0.0, 0.0
+    return data.checkpoint_bytes, data.usd_to_move(info.data_prices, known.region, info.region)
+
+
+def _paid(status: TrainingJobStatus, costs: dict[str, float], allocation: JobAllocation) -> TrainingJobStatus:
+    entries = {entry.pool: entry for entry in status.pool_costs}
+    types = {part.pool: part.gpu_type for part in allocation.by_pool}
+    for pool, paid in costs.items():
+        if paid > 0:
+            entry = entries.get(pool, PoolCost(pool=pool, gpu_type=types[pool]))
+            entries[pool] = entry.replace(data_cost=entry.data_cost + paid)
+    return status.replace(
+        cost_so_far=status.cost_so_far + sum(costs.values()), pool_costs=tuple(entries.values())
+    )

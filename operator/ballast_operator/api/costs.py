@@ -1,0 +1,281 @@
+"""Prices, data, budgets and limits of costs: parts of both resources."""
+
+import enum
+from typing import Annotated
+
+from ballast_policies.contract.conditions import Cel
+from ballast_policies.contract.rules import Rule
+from ballast_policies.prices.clouds.wanted import USD
+from pydantic import Field
+
+from ballast_operator.api.base import ApiModel, MemoryQuantity, StatusModel, Step, Time, schema
+
+
+class OnLimit(enum.StrEnum):
+    """What happens to a job that has reached a limit."""
+
+    SUSPEND = "Suspend"
+    """It saves a checkpoint, stops, and holds no GPUs until the limit is raised."""
+    CONTINUE = "Continue"
+    """It continues; the condition and an Event say that the limit is reached."""
+    FAIL = "Fail"
+    """It saves a checkpoint, stops, and has failed for good."""
+
+
+class OnTeamLimit(enum.StrEnum):
+    """What happens to the jobs of a team that has spent its budget."""
+
+    SUSPEND = "Suspend"
+    """They save a checkpoint, stop, and hold no GPUs until there is budget again."""
+    CONTINUE = "Continue"
+    """They continue; their condition BudgetExhausted and an Event say so."""
+
+
+class BudgetPeriod(enum.StrEnum):
+    """For how long a budget is meant."""
+
+    TOTAL = "Total"
+    """For all that the team's jobs cost since Ballast has known the team."""
+    MONTH = "Month"
+    """For each calendar month, by UTC."""
+
+
+class TeamBudget(ApiModel):
+    """What the jobs of a team may cost."""
+
+    amount: Annotated[float, Field(gt=0, le=1e12)]
+    """In the currency of ``pricePerGpuHour``. ``status.teams`` has what is spent, deleted jobs included."""
+    period: BudgetPeriod = BudgetPeriod.TOTAL
+    """For how long."""
+    on_exhausted: OnTeamLimit = OnTeamLimit.SUSPEND
+    """What happens to the team's jobs when it is spent."""
+
+
+class TeamPart(StatusModel):
+    """What one team has paid for a job."""
+
+    team: Annotated[str, Field(max_length=253)]
+    """The team, ``spec.entity`` then; empty: none."""
+    cost: Annotated[float, Field(ge=0)] = 0.0
+    """What it has paid."""
+
+
+class TeamCost(StatusModel):
+    """What the jobs of a team have cost, deleted ones included, up to ``billAt``."""
+
+    team: Annotated[str, Field(max_length=253)]
+    """The team, ``spec.entity`` of its jobs; empty: jobs without one."""
+    since: Time
+    """When it was seen first."""
+    cost: Annotated[float, Field(ge=0)] = 0.0
+    """Since then; what its jobs had cost by then included."""
+    month: Annotated[str, Field(max_length=7)] = ""
+    """The calendar month of ``monthCost``, as 2030-01."""
+    month_cost: Annotated[float, Field(ge=0)] = 0.0
+    """In this month."""
+    deleted_jobs_cost: float | None = None
+    """The part of ``cost`` that its deleted jobs have paid, and those that belong to another team now."""
+    cost_per_hour: Annotated[float, Field(ge=0)] = 0.0
+    """What its GPUs cost since ``billAt``."""
+
+
+class SpotLimits(ApiModel):
+    """What may be started on spot machines, under every policy. Nothing that runs is stopped for it."""
+
+    on_demand_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Part of the GPUs in use that are not spot, at least: with 0.3 a gang is started on spot machines only
+    where at most 0.7 of all GPUs in use are spot afterwards."""
+    most_in_one_pool: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Part of the spot GPUs in use that are in one pool, or in one zone of a pool whose nodes have the label
+    ``topology.kubernetes.io/zone``, at most, without the last gang that was started there: otherwise no gang
+    could be the first."""
+
+
+class SpotUse(enum.StrEnum):
+    """Whether a job may run on spot machines."""
+
+    ALLOW = "Allow"
+    """On spot machines and on others, as the policy decides."""
+    FORBID = "Forbid"
+    """Only on machines that stay."""
+    REQUIRE = "Require"
+    """Only on spot machines."""
+
+
+Region = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+"""A region by its cloud's name: ``us-east-1``, ``europe-west4``, ``eastus``."""
+
+_RegionOrAny = Annotated[
+    str, Field(min_length=1, max_length=63, pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?|\*)$")
+]
+
+
+class DataLocation(ApiModel):
+    """What a job reads from where it is stored, while it trains."""
+
+    RULES = (
+        Rule(
+            condition=Cel(
+                "has(self.readPerStep) != has(self.readInAll)",
+                lambda data: (data.read_per_step is None) != (data.read_in_all is None),
+            ),
+            field="",
+            reason="what is read is stated by readPerStep or readInAll",
+            fix="set exactly one",
+        ),
+    )
+
+    region: Region
+    """Region of the bucket or file system, as the clouds call it, e.g. ``us-east-1``."""
+    read_per_step: MemoryQuantity | None = None
+    """What all ranks together read from there for one step, e.g. ``200Mi``. Data that a node caches is not
+    read again: state the mean."""
+    read_in_all: MemoryQuantity | None = None
+    """In place of it, what all ``totalSteps`` read, e.g. ``2Ti`` for ten epochs over 200Gi."""
+    checkpoint_size: MemoryQuantity | None = None
+    """Size of a checkpoint: it is copied when a launch is in another region than the one before. Absent: not
+    counted."""
+
+
+class DataPrice(ApiModel):
+    """What data between two regions costs."""
+
+    from_region: _RegionOrAny
+    """Where it is read; ``*``: any region without an entry of its own."""
+    to_region: _RegionOrAny
+    """Where the GPUs are; ``*`` likewise."""
+    price_per_gb: Annotated[float, Field(ge=0, le=1e6)]
+    """Price of a GB of 2^30 bytes, in the currency of ``pricePerGpuHour``. Inside a region data is free."""
+
+
+class DataCost(StatusModel):
+    """What a job has read from other regions."""
+
+    region: Annotated[str, Field(max_length=63)] = ""
+    """Region of its last launch, where its checkpoints are; empty: not known."""
+    steps: Step = 0
+    """Steps whose data is counted, those that were done twice included."""
+    gigabytes: Annotated[float, Field(ge=0)] = 0.0
+    """Read from another region, and checkpoints copied there, in GB of 2^30 bytes."""
+    cost: Annotated[float, Field(ge=0)] = 0.0
+    """What they cost: a part of ``costSoFar``."""
+
+
+_AwsRegion = Annotated[str, Field(max_length=32, pattern=r"^[a-z]{2}(-[a-z]+){1,3}-[0-9]$")]
+_Place = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+
+
+class AwsPriceFeed(ApiModel):
+    """The history of spot prices of AWS, read every five minutes by boto3 with the operator's credentials."""
+
+    region: _AwsRegion
+    """Region, e.g. ``us-east-1``."""
+    zone: Annotated[str, Field(max_length=63, pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$")] = ""
+    """Availability zone, e.g. ``us-east-1a``; empty: the mean over the zones of the region that have one."""
+    instance_type: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9][-a-z0-9]*\.[a-z0-9][-a-z0-9]*$")]
+    """Instance type, e.g. ``p3.8xlarge``."""
+
+
+class AzurePriceFeed(ApiModel):
+    """The retail prices of Azure, read every hour without credentials, by the pool's ``capacityType``."""
+
+    region: _Place
+    """Region, e.g. ``eastus``."""
+    vm_size: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+    """VM size, e.g. ``Standard_NC6s_v3``."""
+
+
+class GcpSku(ApiModel):
+    """One SKU of Compute Engine, and how much of it comes with a GPU."""
+
+    id: Annotated[str, Field(pattern=r"^[0-9A-F]{4}-[0-9A-F]{4}-[0-9A-F]{4}$")]
+    """Its id, as in Google's list of SKUs, which has others for spot machines and for each region."""
+    per_gpu: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Of the GPU itself 1; cores, or GiB of memory, for each GPU."""
+
+
+class GcpPriceFeed(ApiModel):
+    """The Cloud Billing Catalog of Google, read every six hours: what a GPU costs is the sum of its SKUs."""
+
+    skus: Annotated[
+        tuple[GcpSku, ...], Field(min_length=1, max_length=8, json_schema_extra=schema(list_type="atomic"))
+    ]
+    """The GPU's SKU, and those of the cores and the memory beside it."""
+
+
+class PriceFeed(ApiModel):
+    """Where the price of a pool is read: a ConfigMap in the operator's namespace, or a cloud's price list."""
+
+    RULES = (
+        Rule(
+            condition=Cel(
+                "[has(self.configMap), has(self.aws), has(self.azure), has(self.gcp)]"
+                ".filter(x, x).size() == 1",
+                lambda feed: (
+                    sum(part is not None for part in (feed.config_map, feed.aws, feed.azure, feed.gcp)) == 1
+                ),
+            ),
+            field="",
+            reason="a price feed is one of configMap, aws, azure and gcp",
+            fix="set exactly one",
+        ),
+        Rule(
+            condition=Cel(
+                "!has(self.currency) || self.currency == 'USD' || has(self.rate)",
+                lambda feed: feed.currency == USD or feed.rate is not None,
+            ),
+            field="rate",
+            reason="a price in another currency than USD needs its rate",
+            fix="set priceFeed.rate",
+        ),
+        Rule(
+            condition=Cel(
+                "!has(self.currency) || self.currency == 'USD' || !has(self.aws)",
+                lambda feed: feed.currency == USD or feed.aws is None,
+            ),
+            field="currency",
+            reason="AWS has its spot prices in USD alone",
+            fix="leave currency out; rate converts",
+        ),
+        Rule(
+            condition=Cel(
+                "!has(self.configMap) || "
+                "(!has(self.rate) && (!has(self.currency) || self.currency == 'USD'))",
+                lambda feed: feed.config_map is None or (feed.rate is None and feed.currency == USD),
+            ),
+            field="rate",
+            reason="currency and rate are for the price lists of clouds",
+            fix="leave them out, and write the ConfigMap's prices in the pools' currency",
+        ),
+        Rule(
+            condition=Cel(
+                "!has(self.key) || size(self.key) == 0 || has(self.configMap)",
+                lambda feed: not feed.key or feed.config_map is not None,
+            ),
+            field="key",
+            reason="key is a key of a ConfigMap",
+            fix="leave it out",
+        ),
+    )
+
+    config_map: (
+        Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+        | None
+    ) = None
+    """Name of the ConfigMap. What else writes it is yours."""
+    key: Annotated[str, Field(max_length=253, pattern=r"^[-._a-zA-Z0-9]*$")] = ""
+    """Key whose value is ``{"pricePerGpuHour": 0.74, "time": "2026-01-01T00:00:00Z"}``; empty: the pool's
+    name."""
+    aws: AwsPriceFeed | None = None
+    """AWS's spot prices."""
+    azure: AzurePriceFeed | None = None
+    """Azure's retail prices."""
+    gcp: GcpPriceFeed | None = None
+    """Google Cloud's list prices."""
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = USD
+    """Currency in which the cloud's list is read; another than USD needs ``rate``."""
+    rate: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """What a price of the feed is multiplied with: the pools' currency for one unit of the feed's. Absent: 1,
+    and the pools' prices are in USD."""
+    stale_after_seconds: Annotated[float, Field(ge=1, le=1e9)] = 86_400.0
+    """A price that is older still counts, and the condition PricesCurrent is False."""

@@ -1,1 +1,0 @@
-"""Prices, costs and budgets: parts of both resources."""

@@ -1,1 +1,0 @@
-"""A job's costs, work done twice, budget and deadline."""
