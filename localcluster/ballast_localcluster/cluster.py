@@ -3,8 +3,10 @@
 :class:`LocalCluster` is what tests, `ballast up` and `ballast demo` use.
 """
 
+import contextlib
 import dataclasses
 import shutil
+import socket
 import sys
 import tempfile
 import types
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from ballast_localcluster import components
 from ballast_localcluster.binaries import Binaries, find_binaries
-from ballast_localcluster.components import Layout, Settings
+from ballast_localcluster.components import HOST, Layout, Ports, Settings
 from ballast_localcluster.credentials import (
     NAMES_BINDING,
     NAMES_ROLE,
@@ -32,10 +34,6 @@ from ballast_localcluster.waiting import Found, Limit, wait_until
 
 if TYPE_CHECKING:
     from ballast_localcluster.kubelets.start import RealNodes
-import contextlib
-import socket
-
-from ballast_localcluster.components import HOST, Ports
 
 
 def free_ports() -> Ports:

@@ -34,12 +34,14 @@ except ModuleNotFoundError as error:  # pragma: no cover - an installation witho
 MOST_LINE = 2**22
 """Bytes of a line of a log or of an event, after which it is cut."""
 
+MOST_LEVELS = 100
+"""Of an answer, with the levels of the list and the object around a value."""
+
 MOST_OF_A_PAGE = 500
 """Items of a list that are asked for at a time."""
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_MOST_LEVELS = 100
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 
 
@@ -57,37 +59,42 @@ def checked(name: str, what: str) -> str:
     return name
 
 
+def in_pod() -> bool:
+    """Whether this process runs in a pod with a service account."""
+    return _ACCOUNT.exists()
+
+
 def _there(kubeconfigs: str) -> bool:
     return any(Path(file).expanduser().exists() for file in kubeconfigs.split(os.pathsep))
 
 
-def _in_pod() -> bool:
-    return _ACCOUNT.exists()
+async def configuration(kubeconfig: str | None) -> Any:
+    """Address and credentials by a file, ``$KUBECONFIG``, the pod's account, or ``~/.kube/config``.
 
-
-async def _configuration(kubeconfig: str | None) -> Any:
-    configuration = kubernetes_client.Configuration()
-    if kubeconfig is None and not os.environ.get("KUBECONFIG") and _in_pod():
-        kubernetes_config.load_incluster_config(client_configuration=configuration)
+    Raises:
+        kubernetes.aio.config.ConfigException: none of them can be used.
+    """
+    found = kubernetes_client.Configuration()
+    if kubeconfig is None and not os.environ.get("KUBECONFIG") and in_pod():
+        kubernetes_config.load_incluster_config(client_configuration=found)
     else:
         name = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-        fix = "give a kubeconfig, or set KUBECONFIG; `ballast up` starts a cluster here and prints its file"
+        if not _there(name):
+            raise kubernetes_config.ConfigException(f"there is no kubeconfig: {name} does not exist")
         try:
-            if not _there(name):
-                raise kubernetes_config.ConfigException(f"there is no kubeconfig: {name} does not exist")
             await kubernetes_config.load_kube_config(
-                config_file=name, client_configuration=configuration, persist_config=False
+                config_file=name, client_configuration=found, persist_config=False
             )
-        except kubernetes_config.ConfigException as error:
-            raise NotConnected(f"{error}. To fix: {fix}") from error
         # What the loader lets through where a file is no kubeconfig at all, or names files that are none.
         except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, OSError) as error:
-            raise NotConnected(f"{name} is not a kubeconfig: {error}. To fix: {fix}") from error
-    configuration.client_session_kwargs = {"trust_env": False}
-    url = urllib.parse.urlsplit(configuration.host)
-    if not configuration.proxy and url.hostname and not urllib.request.proxy_bypass(url.hostname):
-        configuration.proxy = urllib.request.getproxies().get(url.scheme)
-    return configuration
+            raise kubernetes_config.ConfigException(f"{name} is not a kubeconfig: {error}") from error
+    # What the environment says of proxies is looked up here. With trust_env, aiohttp asks a thread for it and
+    # for ~/.netrc at each request, which on a busy event loop takes longer than the request.
+    found.client_session_kwargs = {"trust_env": False}
+    url = urllib.parse.urlsplit(found.host)
+    if not found.proxy and url.hostname and not urllib.request.proxy_bypass(url.hostname):
+        found.proxy = urllib.request.getproxies().get(url.scheme)
+    return found
 
 
 class Connection:
@@ -193,7 +200,13 @@ class Connection:
         self, verb: str, path: str, query: Mapping[str, str] | None, body: Any, patch: str, limits: Any
     ) -> Any:
         if self._api is None:
-            self._api = kubernetes_client.ApiClient(await _configuration(self._kubeconfig))
+            try:
+                self._api = kubernetes_client.ApiClient(await configuration(self._kubeconfig))
+            except kubernetes_config.ConfigException as error:
+                raise NotConnected(
+                    f"{error}. To fix: give a kubeconfig, or set KUBECONFIG; `ballast up` starts a cluster "
+                    "here and prints its file"
+                ) from error
         try:
             answer = await DynamicClient(self._api).request(
                 verb,
@@ -253,22 +266,23 @@ def read_json(data: bytes, path: str) -> Any:
         try:
             return json.loads(text)
         except RecursionError:  # an object of somebody may hold JSON of any depth
-            return json.loads(_shallow(text))
+            return json.loads(shallow(text))
     except ValueError as error:
         raise NotConnected(f"{path}: what was answered is no JSON: {error}") from error
 
 
-def _shallow(text: str) -> str:
-    """JSON with null in place of what is nested too deeply for Python's decoder."""
+def shallow(text: str) -> str:
+    """JSON with null in place of the values that are nested deeper than :data:`MOST_LEVELS`."""
     parts, kept_from, level = [], 0, 0
     for token in _TOKEN.finditer(text):
         if token[0] in ("[", "{"):
             level += 1
-            if level == _MOST_LEVELS + 1:
+            if level == MOST_LEVELS + 1:
                 parts.append(text[kept_from : token.start()])
         elif token[0] in ("]", "}"):
-            if level == _MOST_LEVELS + 1:
+            if level == MOST_LEVELS + 1:
                 parts.append("null")
                 kept_from = token.end()
             level -= 1
-    return "".join([*parts, text[kept_from:] if level <= _MOST_LEVELS else ""])
+    # A text that ends below that is torn: what is returned is no JSON either.
+    return "".join([*parts, text[kept_from:] if level <= MOST_LEVELS else ""])

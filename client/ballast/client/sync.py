@@ -2,17 +2,41 @@
 
 import asyncio
 import contextlib
+import functools
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ballast.client.aio import AsyncClient
 from ballast.client.errors import BallastError
-from ballast.client.job import Cost, Job, Jobs, Object
-from ballast.client.logs import LogLine
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _answered(
+    method: "Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]",
+) -> "Callable[Concatenate[Client, P], T]":
+    """The method that waits for the answer of ``method``."""
+
+    @functools.wraps(method)
+    def wait(self: "Client", /, *args: P.args, **options: P.kwargs) -> T:
+        return self._run(method(self._client, *args, **options))
+
+    return wait
+
+
+def _followed(
+    method: "Callable[Concatenate[AsyncClient, P], AsyncGenerator[T, None]]",
+) -> "Callable[Concatenate[Client, P], Generator[T, None, None]]":
+    """The method whose values are those of ``method``, as they come."""
+
+    @functools.wraps(method)
+    def follow(self: "Client", /, *args: P.args, **options: P.kwargs) -> Generator[T, None, None]:
+        return self._each(method(self._client, *args, **options))
+
+    return follow
 
 
 class Client:
@@ -67,74 +91,16 @@ class Client:
             if self._close.alive:
                 self._run(end())
 
-    def submit(self, job: Object, *, namespace: str | None = None, dry_run: bool = False) -> Job:
-        """Make a job."""
-        return self._run(self._client.submit(job, namespace=namespace, dry_run=dry_run))
-
-    def get(self, name: str, *, namespace: str | None = None) -> Job:
-        """A job as it is now."""
-        return self._run(self._client.get(name, namespace=namespace))
-
-    def list(
-        self,
-        *,
-        namespace: str | None = None,
-        states: Collection[str] = (),
-        team: str | None = None,
-        limit: int = 500,
-    ) -> Jobs:
-        """Jobs by namespace and name; a notebook shows them as a table."""
-        return self._run(self._client.list(namespace=namespace, states=states, team=team, limit=limit))
-
-    def watch(self, name: str, *, namespace: str | None = None) -> Generator[Job, None, None]:
-        """A job as it is now, and at each change, until it has ended."""
-        return self._each(self._client.watch(name, namespace=namespace))
-
-    def wait(
-        self,
-        name: str,
-        *,
-        namespace: str | None = None,
-        states: Collection[str] = ("Succeeded",),
-        timeout: float | None = None,
-        each: Callable[[Job], object] = lambda job: None,
-    ) -> Job:
-        """Wait until a job is in one of ``states``."""
-        waiting = self._client.wait(name, namespace=namespace, states=states, timeout=timeout, each=each)
-        return self._run(waiting)
-
-    def logs(
-        self,
-        name: str,
-        *,
-        namespace: str | None = None,
-        rank: int | None = None,
-        follow: bool = False,
-        previous: bool = False,
-        tail: int | None = None,
-    ) -> Generator[LogLine, None, None]:
-        """Lines of all ranks, by time or step."""
-        return self._each(
-            self._client.logs(
-                name, namespace=namespace, rank=rank, follow=follow, previous=previous, tail=tail
-            )
-        )
-
-    def cost(self, name: str, *, namespace: str | None = None) -> Cost:
-        """What a job has cost."""
-        return self._run(self._client.cost(name, namespace=namespace))
-
-    def suspend(self, name: str, *, namespace: str | None = None) -> Job:
-        """Have a job save, stop and hold no GPUs."""
-        return self._run(self._client.suspend(name, namespace=namespace))
-
-    def resume(self, name: str, *, namespace: str | None = None) -> Job:
-        """Take :meth:`suspend` back."""
-        return self._run(self._client.resume(name, namespace=namespace))
-
-    def delete(self, name: str, *, namespace: str | None = None) -> None:
-        """Delete a job with its pods; its checkpoints stay."""
-        self._run(self._client.delete(name, namespace=namespace))
+    submit = _answered(AsyncClient.submit)
+    get = _answered(AsyncClient.get)
+    list = _answered(AsyncClient.list)
+    watch = _followed(AsyncClient.watch)
+    wait = _answered(AsyncClient.wait)
+    logs = _followed(AsyncClient.logs)
+    cost = _answered(AsyncClient.cost)
+    suspend = _answered(AsyncClient.suspend)
+    resume = _answered(AsyncClient.resume)
+    delete = _answered(AsyncClient.delete)
 
     def show(
         self,

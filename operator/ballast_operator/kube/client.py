@@ -5,19 +5,14 @@ Everything that reaches the API server from the operator's own code goes through
 
 import contextlib
 import json
-import os
 import re
-import urllib.parse
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
-import yaml
+from ballast.client.connection import MOST_LEVELS, configuration, shallow
 from ballast_policies.contract.limits import nested_deeper
 from kubernetes.aio import client as kubernetes_client
-from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
@@ -35,44 +30,21 @@ from ballast_operator.errors import (
 )
 from ballast_operator.kube.kinds import NAMESPACE, VERSION, Kind, Object
 
-MOST_LEVELS = 100
-"""Of an answer, with the levels of the list and the object around a value."""
-
-_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
-
 
 def read_json(data: bytes) -> Any:
     """A value of at most :data:`MOST_LEVELS` levels.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
-    return json.loads(shallow(data.decode()))
-
-
-def shallow(text: str) -> str:
-    """JSON with null in place of the values that are nested deeper than :data:`MOST_LEVELS`.
 
     A custom resource may hold JSON of any shape, and the API server takes ten thousand levels of it: Python's
     decoder gives up at a tenth of that, for a whole list or watch because of one object. The object is
     refused when it is read: what is left is still far deeper than a spec may be
     (:mod:`ballast_policies.contract.limits`).
+
+    Raises:
+        ValueError: it is no JSON.
     """
-    if text.count("{") + text.count("[") <= MOST_LEVELS or not nested_deeper(text, MOST_LEVELS):
-        return text
-    parts, kept_from, level = [], 0, 0
-    for token in _TOKEN.finditer(text):
-        if token[0] in ("[", "{"):
-            level += 1
-            if level == MOST_LEVELS + 1:
-                parts.append(text[kept_from : token.start()])
-        elif token[0] in ("]", "}"):
-            if level == MOST_LEVELS + 1:
-                parts.append("null")
-                kept_from = token.end()
-            level -= 1
-    # A text that ends below that is torn: what is returned is no JSON either.
-    return "".join([*parts, text[kept_from:] if level <= MOST_LEVELS else ""])
+    text = data.decode()
+    many = text.count("{") + text.count("[") > MOST_LEVELS
+    return json.loads(shallow(text) if many and nested_deeper(text, MOST_LEVELS) else text)
 
 
 FIELD_MANAGER = "ballast-operator"
@@ -89,18 +61,6 @@ WATCH_SECONDS = 300
 MOST_LINE = 2**25
 """Bytes of one event; objects have a few million at most."""
 
-_IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-
-
-def in_pod() -> bool:
-    """Whether this process runs in a pod with a service account."""
-    return _IN_POD.exists()
-
-
-def _exists(kubeconfigs: str) -> bool:
-    """Whether one of the files is there that a value of ``KUBECONFIG`` names."""
-    return any(Path(file).expanduser().exists() for file in kubeconfigs.split(os.pathsep))
-
 
 async def connect(kubeconfig: str | None = None, *, request_seconds: float = 10.0) -> "Cluster":
     """Connect with ``kubeconfig``, else ``$KUBECONFIG``, else as the pod's account, else ``~/.kube/config``.
@@ -108,33 +68,8 @@ async def connect(kubeconfig: str | None = None, *, request_seconds: float = 10.
     Raises:
         kubernetes.aio.config.ConfigException: none of them can be used.
     """
-    configuration = kubernetes_client.Configuration()
-    if kubeconfig is None and not os.environ.get("KUBECONFIG") and in_pod():
-        kubernetes_config.load_incluster_config(client_configuration=configuration)
-    else:
-        name = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-        if not _exists(name):
-            raise kubernetes_config.ConfigException(f"there is no kubeconfig: {name} does not exist")
-        try:
-            await kubernetes_config.load_kube_config(
-                config_file=name, client_configuration=configuration, persist_config=False
-            )
-        # What the loader lets through where a file is no kubeconfig at all.
-        except (yaml.YAMLError, UnicodeDecodeError, TypeError, AttributeError) as error:
-            raise kubernetes_config.ConfigException(f"{name} is not a kubeconfig: {error}") from error
-    # What the environment says of proxies is looked up here. With trust_env, aiohttp asks a thread for it and
-    # for ~/.netrc at each request, which on a busy event loop takes longer than the request.
-    configuration.client_session_kwargs = {"trust_env": False}
-    configuration.proxy = configuration.proxy or _proxy_to(configuration.host)
-    return Cluster(kubernetes_client.ApiClient(configuration), request_seconds=request_seconds)
-
-
-def _proxy_to(address: str) -> str | None:
-    """The proxy that ``HTTPS_PROXY`` and the like name for an address; None: it is reached directly."""
-    url = urllib.parse.urlsplit(address)
-    if not url.hostname or urllib.request.proxy_bypass(url.hostname):
-        return None
-    return urllib.request.getproxies().get(url.scheme)
+    api = kubernetes_client.ApiClient(await configuration(kubeconfig))
+    return Cluster(api, request_seconds=request_seconds)
 
 
 class Cluster:

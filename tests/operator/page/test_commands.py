@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ballast_operator.cli.live.ui import NotASimulationError, simulated, ui
+from ballast_operator.cli.live.ui import ui
+from ballast_operator.page.simulated import NotASimulationError, simulated
 from click.testing import CliRunner
 from kubernetes import client
 

@@ -5,7 +5,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from ballast_operator.cli.simulate.input import read_amounts
+
 if TYPE_CHECKING:
+    from ballast_policies.allocation.price_classes import PricedPool
     from ballast_policies.rounds import Node
     from ballast_policies.simulator.whatif import Setup
 
@@ -13,17 +18,8 @@ if TYPE_CHECKING:
     from ballast_operator.allocator.problem.snapshot import Snapshot
     from ballast_operator.api.cluster_policy import ClusterPolicy
     from ballast_operator.cli.live.whatif import LiveCluster
-from typing import TYPE_CHECKING
 
-import click
-
-from ballast_operator.cli.simulate.input import read_amounts
-
-if TYPE_CHECKING:
-    from ballast_policies.allocation.price_classes import PricedPool
-
-    from ballast_operator.allocator.problem.snapshot import Snapshot
-    from ballast_operator.api.cluster_policy import ClusterPolicy
+HOUR = 3600.0
 
 
 def with_spot_limits(policy: "ClusterPolicy", text: str) -> "ClusterPolicy":
@@ -65,9 +61,6 @@ def priced_pools(
     regions = snapshot.capacity.regions if besides else {}
     pools = [dataclasses.replace(pool, region=regions.get(pool.pool, "")) for pool in snapshot.usable_pools]
     return pools, besides
-
-
-HOUR = 3600.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
