@@ -21,8 +21,9 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
-from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard
+from ballast_operator.views.assignment import AssignmentBoard
 from ballast_operator.views.clock import now
+from ballast_policies.scheduling.assignments import Action
 from emulated import objects
 
 
@@ -103,7 +104,7 @@ async def main() -> None:
         for repeat in range(given.repeats):
             if repeat == 1:
                 for key, at in board.newest.assignments.items():
-                    if at.action is AssignmentAction.PLACE:
+                    if at.action is Action.PLACE:
                         item = dict(caches[JOB].get(key))
                         fill.put(
                             JOB, {**item, "metadata": dict(item["metadata"]), "status": running(at, key)}
@@ -121,7 +122,7 @@ async def main() -> None:
             rows.append({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu})
             print(
                 json.dumps(rows[-1]),
-                sum(a.action is AssignmentAction.KEEP for a in board.newest.assignments.values()),
+                sum(a.action is Action.KEEP for a in board.newest.assignments.values()),
                 flush=True,
             )
 

@@ -5,6 +5,8 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 
+from ballast_policies.scheduling.assignments import Action
+
 from ballast_operator.allocator.assignments import waiting_for_policy
 from ballast_operator.allocator.costs.bill import pool_infos, with_regions
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_prices, with_prices
@@ -27,7 +29,6 @@ from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
 from ballast_operator.views.assignment import (
     Assignment,
-    AssignmentAction,
     AssignmentBoard,
     Decided,
     PoolInfo,
@@ -276,7 +277,7 @@ class Allocator:
             waits = (
                 view.status.allocation is None
                 and assignment is not None
-                and assignment.action is AssignmentAction.PLACE
+                and assignment.action is Action.PLACE
             )
             if waits or not alike(assignment, old.on(view.key, view.uid)):
                 self._enqueue(view.key)

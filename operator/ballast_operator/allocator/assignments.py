@@ -1,15 +1,16 @@
 """From a decision to an assignment for each job."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.scheduling import Decision
-from ballast_policies.scheduling.assignments import AssignmentErrors, Obstacle, assign
+from ballast_policies.scheduling.assignments import Action, AssignmentErrors, Obstacle, assign
 
 from ballast_operator.allocator.faults import FaultyJob, JobFaults
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.kube.kinds import Key
-from ballast_operator.views.assignment import Advice, Assignment, AssignmentAction
+from ballast_operator.views.assignment import Advice, Assignment
 from ballast_operator.views.job import JobView
 
 REASONS = {
@@ -43,28 +44,17 @@ def assignments_of(
         one = wanted[job.name]
         pods = (job.pods[rank // job.gpus_per_pod] for rank in one.kept_ranks)
         found[job.key] = Assignment(
-            action=AssignmentAction(one.action.value),
+            **{field.name: getattr(one, field.name) for field in dataclasses.fields(one)},
             launches=job.launches,
-            placement=one.placement,
-            extra_nodes=one.extra_nodes,
             kept_pods=tuple(dict.fromkeys(pods)),
-            partner=one.partner,
-            may_share=one.may_share,
             plan_id=decision.plan_id,
             reason=REASONS[one.obstacle] if one.obstacle is not None else "",
-            why=one.why,
-            chosen=one.chosen,
-            next_best=one.next_best,
             advice=advice.get(job.key, ()),
-            isolated_speed=one.isolated_speed,
             layers=job.layers,
-            memory=one.memory,
-            part_speeds=one.part_speeds,
-            part_memory=one.part_memory,
         )
     for refused in snapshot.refused:
         found[refused.key] = Assignment(
-            action=AssignmentAction.RELEASE,
+            action=Action.RELEASE,
             launches=refused.launches,
             plan_id=decision.plan_id,
             reason=refused.refusal.reason,
@@ -81,7 +71,7 @@ def _left_out(job: FaultyJob, plan_id: str) -> Assignment:
     reason, message = JobReason.INTERNAL_ERROR, job.message
     undecided = Advice(type=JobCondition.DECIDED, value=False, reason=reason, message=message)
     return Assignment(
-        action=AssignmentAction.KEEP if job.runs else AssignmentAction.RELEASE,
+        action=Action.KEEP if job.runs else Action.RELEASE,
         launches=job.launches,
         plan_id=plan_id,
         reason=reason,
@@ -94,7 +84,7 @@ def waiting_for_policy(jobs: Sequence[JobView], problem: str) -> dict[Key, Assig
     """Without a usable ClusterPolicy: what runs is kept, nothing starts."""
     return {
         view.key: Assignment(
-            action=AssignmentAction.RELEASE if view.status.allocation is None else AssignmentAction.KEEP,
+            action=Action.RELEASE if view.status.allocation is None else Action.KEEP,
             launches=view.status.launches,
             reason=JobReason.WAITING_FOR_POLICY,
             why=problem,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from ballast_policies.contract import JOB_LABEL
+from ballast_policies.scheduling.assignments import Action
 
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable, for_good
@@ -18,7 +19,7 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.observation.observer import Observer
 from ballast_operator.reconcile.reconciler import Reconciler
 from ballast_operator.settings import JobSettings
-from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard
+from ballast_operator.views.assignment import AssignmentBoard
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, is_ours
 
@@ -151,7 +152,7 @@ class Changes:
         allocation = status.allocation
         if allocation is None:
             assignment = self._board.newest.assignments.get(key)
-            placed = assignment is not None and assignment.action is AssignmentAction.PLACE
+            placed = assignment is not None and assignment.action is Action.PLACE
             return Lane.URGENT if placed and not status.finished else Lane.BACKGROUND
         trains = allocation.ending is None and status.is_true(JobCondition.RUNNING)
         return Lane.ORDINARY if trains else Lane.URGENT

@@ -3,13 +3,14 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from ballast_policies.rounds import Placement
+from ballast_policies.scheduling.assignments import Action
 
 from ballast_operator.api.job_allocation import JobAllocation, coming_node, is_coming, pool_to_grow
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import POD, Key, key_of_job
 from ballast_operator.observation.findings import MOST_AVOIDED
 from ballast_operator.observation.observer import Observer
-from ballast_operator.views.assignment import Assignment, AssignmentAction, GangPools, PoolInfo
+from ballast_operator.views.assignment import Assignment, GangPools, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import shortage
@@ -104,7 +105,7 @@ def _wanted(view: JobView, assignment: Assignment | None) -> tuple[str, ...]:
         return ()
     if allocation is not None:
         return assignment.extra_nodes
-    launches = assignment.action is AssignmentAction.PLACE and assignment.placement is not None
+    launches = assignment.action is Action.PLACE and assignment.placement is not None
     return assignment.placement.nodes if launches and assignment.placement is not None else ()
 
 
@@ -149,7 +150,7 @@ def on_the_same_gpu(
     if allocation is not None:
         node = allocation.nodes[0] if allocation.shared_gpu is not None and allocation.nodes else ""
     else:
-        launches = assignment is not None and assignment.action is AssignmentAction.PLACE
+        launches = assignment is not None and assignment.action is Action.PLACE
         placement = assignment.placement if assignment is not None and assignment.may_share else None
         node = placement.nodes[0] if launches and placement is not None else ""
     if not node:

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from ballast_policies.protocol.cause import Cause
+from ballast_policies.scheduling.assignments import Action
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import TrainingJobStatus
@@ -33,7 +34,7 @@ from ballast_operator.steps.running import with_saved_step
 from ballast_operator.steps.shrinking import with_leaving_nodes
 from ballast_operator.steps.stopping import begin_termination
 from ballast_operator.steps.take_step import take_step
-from ballast_operator.views.assignment import Assignment, AssignmentAction
+from ballast_operator.views.assignment import Assignment
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 
@@ -65,7 +66,7 @@ def decide(
         return StepResult(status=_misconfigured(view, now))
     if view.blocked is not None and view.status.allocation is None:
         assignment = Assignment(
-            action=AssignmentAction.RELEASE,
+            action=Action.RELEASE,
             launches=view.status.launches,
             reason=view.blocked.reason,
             why=view.blocked.message,

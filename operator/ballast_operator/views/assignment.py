@@ -1,27 +1,16 @@
 """Decisions of the allocator: the only thing that passes from the allocator to a job's pass."""
 
 import dataclasses
-import enum
 from collections.abc import Mapping
 
 from ballast_policies.contract import GPU_RESOURCE
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 from ballast_policies.rounds import Placement
+from ballast_policies.scheduling.assignments import JobAssignment
 
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.clock import Time
-
-
-class AssignmentAction(enum.StrEnum):
-    """What to do with the gang."""
-
-    KEEP = "keep"
-    """Continue where it runs."""
-    PLACE = "place"
-    """Run on these nodes: launch there, or move there."""
-    RELEASE = "release"
-    """Hold no GPUs: wait, or stop."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,48 +24,25 @@ class Advice:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """The allocator's answer for one job.
+class Assignment(JobAssignment):
+    """The allocator's answer for one job: what is decided, with what its pass needs to carry it out.
 
     Attributes:
-        action: what to do.
         launches: ``status.launches`` of the snapshot that this answers. A job with a later launch
             ignores the assignment, so that none is carried out twice.
-        placement: for KEEP and PLACE: where; for RELEASE of a dry run: where it would run.
-        extra_nodes: for KEEP: nodes of GPUs that the gang may take in addition.
-        kept_pods: for KEEP: the pods that the gang is to continue with, by rank; empty: all.
+        kept_pods: for KEEP: the pods of the kept ranks; empty: all.
         plan_id: the round.
         reason: a reason of the condition ``Admitted``, for RELEASE.
-        why: as a sentence.
-        partner: the job that shares its GPU where it is placed, as namespace/name; empty: none.
-        may_share: another job may come to share its GPU there.
-        chosen, next_best: what was chosen and what would have been second.
         advice: conditions that the policy sets on the job.
         layers: of the job, as measured by it or another of its kind; None: nothing is known.
-        memory: bytes of each GPU where it is placed, the least of several pools; None: not known.
-        part_speeds, part_memory: of a placement in several pools, relative speed and bytes of a GPU of each
-            part (infinite bytes: not known); empty: it is in one.
-        isolated_speed: steps/s on an isolated equal share / steps/s where it runs; 0: not known.
     """
 
-    action: AssignmentAction
     launches: int
-    placement: Placement | None = None
-    extra_nodes: tuple[str, ...] = ()
     kept_pods: tuple[str, ...] = ()
-    partner: str = ""
-    may_share: bool = False
     plan_id: str = ""
     reason: str = ""
-    why: str = ""
-    chosen: str = ""
-    next_best: str = ""
     advice: tuple[Advice, ...] = ()
-    isolated_speed: float = 0.0
     layers: MeasuredLayers | None = None
-    memory: float | None = None
-    part_speeds: tuple[float, ...] = ()
-    part_memory: tuple[float, ...] = ()
 
 
 def alike(one: Assignment | None, other: Assignment | None) -> bool:

@@ -9,7 +9,7 @@ from ballast_operator.kube.queue import KeyQueue, Lane
 from ballast_operator.observation.observer import Observer
 from ballast_operator.reconcile.changes import Changes
 from ballast_operator.settings import JobSettings
-from ballast_operator.views.assignment import Assignment, AssignmentAction, AssignmentBoard, Decided
+from ballast_operator.views.assignment import Assignment, AssignmentBoard, Decided
 from ballast_policies.contract import (
     ACK_ANNOTATION,
     JOB_LABEL,
@@ -18,6 +18,7 @@ from ballast_policies.contract import (
     Report,
     lease_name,
 )
+from ballast_policies.scheduling.assignments import Action
 
 from tests.operator.kube.test_queue import Clock
 from tests.operator.loops.simulated.simulation import job as training_job
@@ -178,6 +179,6 @@ async def test_a_heartbeat_of_a_node_asks_for_nothing_and_its_loss_for_both(benc
 async def test_what_gpus_wait_for_is_urgent(bench):
     """A job that has its GPUs before it runs; one that only waits is not."""
     assert bench.changes.lane(KEY) is Lane.BACKGROUND
-    placed = Assignment(action=AssignmentAction.PLACE, launches=0)
+    placed = Assignment(action=Action.PLACE, launches=0)
     bench.board.publish(Decided(assignments={KEY: placed}))
     assert bench.changes.lane(KEY) is Lane.URGENT

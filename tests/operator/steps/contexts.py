@@ -8,13 +8,14 @@ from ballast_operator.api.job_allocation import Ending
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import ReconcileContext, StepResult, Surroundings
-from ballast_operator.views.assignment import Assignment, AssignmentAction
+from ballast_operator.views.assignment import Assignment
 from ballast_operator.views.job import JobView
 from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.pod import PodView
 from ballast_policies.contract import Ack, Proposal, Report, Stage
 from ballast_policies.protocol.cause import Cause
 from ballast_policies.rounds import Placement
+from ballast_policies.scheduling.assignments import Action
 
 from tests.operator.views.builders import NOW, a_plan, a_spec, a_view
 
@@ -92,15 +93,15 @@ def a_report(**changes: Any) -> Report:
 
 def place(placement: Placement = FOUR_V100, **changes: Any) -> Assignment:
     values = {"launches": 0, "chosen": "4 x v100 of pool v100", "why": "because", **changes}
-    return Assignment(action=AssignmentAction.PLACE, placement=placement, **values)
+    return Assignment(action=Action.PLACE, placement=placement, **values)
 
 
 def keep(**changes: Any) -> Assignment:
-    return Assignment(action=AssignmentAction.KEEP, **{"launches": 1, "placement": FOUR_V100, **changes})
+    return Assignment(action=Action.KEEP, **{"launches": 1, "placement": FOUR_V100, **changes})
 
 
 def release(**changes: Any) -> Assignment:
-    return Assignment(action=AssignmentAction.RELEASE, **{"launches": 1, **changes})
+    return Assignment(action=Action.RELEASE, **{"launches": 1, **changes})
 
 
 def conditions(result: StepResult) -> dict[str, tuple[bool, str]]:

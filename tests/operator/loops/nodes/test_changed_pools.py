@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
-from ballast_operator.views.assignment import AssignmentAction
 from ballast_operator.views.clock import show
+from ballast_policies.scheduling.assignments import Action
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -169,10 +169,10 @@ class Pools:
         for name in self.specs:
             told = self.simulation.board.newest.assignments[NAMESPACE, name]
             assert told.reason != "WaitingForPolicy"
-            if told.action is AssignmentAction.PLACE:
+            if told.action is Action.PLACE:
                 self.launches[name] += 1
                 self.held[name] = self.allocation(name, told.placement)
-            elif told.action is AssignmentAction.RELEASE:
+            elif told.action is Action.RELEASE:
                 self.held.pop(name, None)
             else:
                 self.resize(name, told)
