@@ -30,9 +30,13 @@ from typing import Any
 
 from ballast_localcluster.cluster import LocalCluster
 from ballast_operator.demo.run import running_operator
-from ballast_operator.install import install_objects
 from ballast_operator.kube.client import connect
-from ballast_operator.local_operator import OPERATOR_NAMESPACE, apply_objects, write_operator_kubeconfig
+from ballast_operator.local_operator import (
+    OPERATOR_NAMESPACE,
+    apply_objects,
+    install_objects,
+    write_operator_kubeconfig,
+)
 from ballast_operator.report.costs import read_costs
 from kubernetes import config
 from kubernetes.dynamic import DynamicClient

@@ -20,11 +20,11 @@ from typing import Any
 
 from ballast_localcluster import LocalCluster
 from ballast_localcluster.components import Settings
-from ballast_operator.install import install_objects
 from ballast_operator.kube.kinds import JOB
 from ballast_operator.local_operator import (
     OPERATOR_NAMESPACE,
     apply_objects,
+    install_objects,
     write_definitions,
     write_operator_kubeconfig,
 )

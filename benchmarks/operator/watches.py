@@ -24,12 +24,16 @@ from typing import Any
 
 import kopf
 from ballast_localcluster import LocalCluster
-from ballast_operator.install import install_objects
 from ballast_operator.kube.caches import SELECTORS, WATCHED
 from ballast_operator.kube.client import connect
 from ballast_operator.kube.informers import Informers
 from ballast_operator.kube.kinds import JOB, Kind, Object
-from ballast_operator.local_operator import OPERATOR_NAMESPACE, apply_objects, write_definitions
+from ballast_operator.local_operator import (
+    OPERATOR_NAMESPACE,
+    apply_objects,
+    install_objects,
+    write_definitions,
+)
 from ballast_operator.metrics import Metrics
 from ballast_operator.settings import ApiSettings
 from ballast_operator.waits import Waits

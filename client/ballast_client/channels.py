@@ -11,12 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ballast_client.messages import (
-    ACK_ANNOTATION,
-    FINISHED_ANNOTATION,
-    PLAN_KEY,
-    REPORT_ANNOTATION,
-)
+from ballast_client.messages import ACK_ANNOTATION, FINISHED_ANNOTATION, PLAN_KEY, REPORT_ANNOTATION
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_SECONDS = 10.0

@@ -24,11 +24,10 @@ from ballast_localcluster.credentials import (
     NODE_AGENT_ROLE,
     write_credentials,
 )
-from ballast_localcluster.custom_resources import install_custom_resources
 from ballast_localcluster.errors import LocalClusterError, StartError
 from ballast_localcluster.nodes.configuration import AgentConfiguration
 from ballast_localcluster.nodes.node import ProcessNode
-from ballast_localcluster.rest import Rest, node_is_ready, node_offers_gpus
+from ballast_localcluster.rest import Rest, install_custom_resources, node_is_ready, node_offers_gpus
 from ballast_localcluster.supervision.owner import WardenHandle, tail
 from ballast_localcluster.waiting import Found, Limit, wait_until
 

@@ -1,12 +1,16 @@
 """A few calls to the API server with the standard library alone, for starting a cluster."""
 
+import functools
 import http.client
 import json
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from ballast_localcluster.waiting import Limit, wait_until
 
 CALL_SECONDS = 10.0
 
@@ -92,3 +96,34 @@ def node_offers_gpus(rest: Rest, node: str, gpus: int) -> bool:
     """Whether the node's kubelet has heard of that many healthy GPUs."""
     found = rest.call("GET", f"/api/v1/nodes/{node}")
     return bool(found["status"].get("allocatable", {}).get("nvidia.com/gpu", "0") == str(gpus))
+
+
+_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+def install_custom_resources(rest: Rest, files: Sequence[Path]) -> None:
+    """Apply every definition in the YAML files.
+
+    Raises:
+        CallError: the API server refuses one.
+        TimeoutError: a kind is not established in time.
+    """
+    if not files:
+        return
+    import yaml
+
+    names = []
+    for file in files:
+        for manifest in yaml.safe_load_all(file.read_text()):
+            if manifest:
+                names.append(manifest["metadata"]["name"])
+                rest.apply(f"{_PATH}/{names[-1]}", manifest)
+
+    def established(name: str) -> bool:
+        status = rest.call("GET", f"{_PATH}/{name}").get("status") or {}
+        conditions = status.get("conditions") or []  # null until the controller has looked at it
+        return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+    for name in names:
+        look = functools.partial(established, name)
+        wait_until(look, f"{name} to be established", Limit.KINDS_ESTABLISHED)

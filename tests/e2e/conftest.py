@@ -14,9 +14,13 @@ from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.default_nodes import default_nodes
 from ballast_operator.demo.manifests import demo_manifests, read_manifests
 from ballast_operator.demo.run import running_operator
-from ballast_operator.install import install_objects
 from ballast_operator.kube.slim import LEAVES_AT_ANNOTATION
-from ballast_operator.local_operator import OPERATOR_NAMESPACE, apply_objects, write_operator_kubeconfig
+from ballast_operator.local_operator import (
+    OPERATOR_NAMESPACE,
+    apply_objects,
+    install_objects,
+    write_operator_kubeconfig,
+)
 from ballast_policies.contract import PLAN_KEY, Plan, plan_config_map_name
 from kubernetes import client, config, watch
 from kubernetes.dynamic import DynamicClient

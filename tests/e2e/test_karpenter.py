@@ -8,8 +8,7 @@ import pytest
 import yaml
 from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.karpenter.start import find_karpenter, present_karpenter, start_karpenter
-from ballast_operator.install import install_objects
-from ballast_operator.local_operator import OPERATOR_NAMESPACE, apply_objects
+from ballast_operator.local_operator import OPERATOR_NAMESPACE, apply_objects, install_objects
 from kubernetes import client, config
 
 from tests.docs.blocks import ROOT

@@ -2,8 +2,7 @@
 
 import pytest
 from ballast_localcluster.nodes.node import ProcessNode
-from ballast_operator.install import install_objects
-from ballast_operator.local_operator import OPERATOR_NAMESPACE, delete_objects
+from ballast_operator.local_operator import OPERATOR_NAMESPACE, delete_objects, install_objects
 from kubernetes import client
 
 from tests.e2e.endless_jobs import CHECKPOINT, ELASTIC, ENDLESS, SHRINKS, SMALL

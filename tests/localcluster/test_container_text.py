@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from ballast_localcluster.nodes.containers.commands import mount_variable, translate
 from ballast_localcluster.nodes.pod_resources.environment import expand
-from ballast_localcluster.nodes.pod_resources.paths import mount_variable, translate
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ballast_operator.api.rbac import operator_rules
-from ballast_operator.install import OPERATOR_NAME
+from ballast_operator.local_operator import OPERATOR_NAME
 from kubernetes import client
 
 from tests.support.waiting import eventually

@@ -15,10 +15,10 @@ from typing import Any, TextIO
 import urllib3
 from ballast_localcluster import LocalCluster, ProcessNode
 from ballast_operator.demo.run import running_operator
-from ballast_operator.install import install_objects
 from ballast_operator.local_operator import (
     OPERATOR_NAMESPACE,
     apply_objects,
+    install_objects,
     write_definitions,
     write_operator_kubeconfig,
 )

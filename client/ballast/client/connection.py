@@ -9,14 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ballast.client.errors import (
-    AlreadyExists,
-    BallastError,
-    Forbidden,
-    NotConnected,
-    NotFound,
-    Refused,
-)
+from ballast.client.errors import AlreadyExists, BallastError, Forbidden, NotConnected, NotFound, Refused
 
 try:
     import aiohttp

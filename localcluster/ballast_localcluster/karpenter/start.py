@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ballast_localcluster.binaries import system_name
 from ballast_localcluster.cluster import LocalCluster
-from ballast_localcluster.custom_resources import install_custom_resources
 from ballast_localcluster.errors import BinariesError, NodesFileError
 from ballast_localcluster.go_builds import (
     Progress,
@@ -22,7 +21,7 @@ from ballast_localcluster.go_builds import (
     print_progress,
     run_go,
 )
-from ballast_localcluster.rest import Rest
+from ballast_localcluster.rest import Rest, install_custom_resources
 
 MODULE = Path(__file__).with_name("go.mod")
 FOLDER_VARIABLE = "BALLAST_KARPENTER"

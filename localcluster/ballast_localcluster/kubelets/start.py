@@ -27,12 +27,7 @@ from ballast_localcluster.kubelets.configuration import (
     NodeConfiguration,
     write_pause_archive,
 )
-from ballast_localcluster.kubelets.machine import (
-    cgroup_name,
-    check_machine,
-    plugins_folder,
-    remove_cgroups,
-)
+from ballast_localcluster.kubelets.machine import cgroup_name, check_machine, plugins_folder, remove_cgroups
 from ballast_localcluster.nodes.node import PROCESS_NODE_ANNOTATION, ProcessNode
 from ballast_localcluster.rest import Rest
 from ballast_localcluster.supervision.processes import die_with_parent

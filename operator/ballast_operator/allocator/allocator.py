@@ -27,13 +27,7 @@ from ballast_operator.kube.kinds import POD, POLICY, Key, Object, job_id
 from ballast_operator.metrics import Metrics, Stopwatch
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
-from ballast_operator.views.assignment import (
-    Assignment,
-    AssignmentBoard,
-    Decided,
-    PoolInfo,
-    alike,
-)
+from ballast_operator.views.assignment import Assignment, AssignmentBoard, Decided, PoolInfo, alike
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView
 from ballast_operator.waits import WaitReason, Waits

@@ -8,6 +8,7 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
 
+from ballast_policies.allocation.problem import Entity
 from ballast_policies.scheduling import (
     Decision,
     Memory,
@@ -27,9 +28,8 @@ from ballast_operator.allocator.problem.hazards import SeenNodes, spot_seen
 from ballast_operator.allocator.problem.snapshot import Observed, Snapshot, SnapshotMemory, take_snapshot
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.reporting.policy_status import PolicyReport
-from ballast_operator.allocator.scheduling_policy import scheduling_policy
 from ballast_operator.allocator.solving.solver import Solve
-from ballast_operator.api.cluster_policy import ClusterPolicy
+from ballast_operator.api.cluster_policy import ClusterPolicy, Objective
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.metrics import Metrics
 from ballast_operator.report.team_costs import team_costs
@@ -226,3 +226,27 @@ class Decider:
         except Exception:
             logger.exception(failure, *names)
             self._metrics.reconcile_errors.labels("Report").inc()
+
+
+def scheduling_policy(policy: ClusterPolicy) -> SchedulingPolicy:
+    """By what ``policy`` lets decide."""
+    spec, objective = policy.spec, policy.spec.objective
+    return SchedulingPolicy(
+        objective=objective.policy,
+        heterogeneity_agnostic=objective.heterogeneity_agnostic,
+        teams=teams(objective),
+        round_seconds=float(spec.round_seconds),
+        min_run_seconds=spec.moves.min_run_seconds,
+        max_moves_per_hour=spec.moves.max_moves_per_hour,
+        dry_run=spec.dry_run,
+        name=policy.metadata.name,
+        version=policy.metadata.generation,
+    )
+
+
+def teams(objective: Objective) -> dict[str, Entity]:
+    """Team -> how it stands to the others."""
+    return {
+        name: Entity(weight=team.weight, policy=team.policy, parent=team.parent)
+        for name, team in objective.entities.items()
+    }

@@ -15,9 +15,9 @@ from ballast_policies.scheduling.data_costs import at_placement
 from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, Clock
 from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang
 
+from ballast_operator.allocator.decider import scheduling_policy
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.problem.snapshot_job import SnapshotJob
-from ballast_operator.allocator.scheduling_policy import scheduling_policy
 from ballast_operator.allocator.size_changes import DEFAULT_PAUSE_SECONDS, DEFAULT_RESTART_SECONDS
 from ballast_operator.api.cluster_policy import ClusterPolicy
 

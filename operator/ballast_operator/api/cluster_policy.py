@@ -14,13 +14,7 @@ from ballast_policies.contract.rules import Rule
 from pydantic import Field, field_validator
 
 from ballast_operator.api import meta
-from ballast_operator.api.base import (
-    ApiModel,
-    ObjectMeta,
-    cel_list,
-    registered,
-    schema,
-)
+from ballast_operator.api.base import ApiModel, ObjectMeta, cel_list, registered, schema
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.costs import DataPrice, SpotLimits, TeamBudget
 from ballast_operator.api.node_pool import CapacityType, NodePool

@@ -5,6 +5,7 @@ A wait, a refusal and a user's error have different reasons, so that it is clear
 """
 
 import enum
+from collections.abc import Sequence
 
 
 class JobState(enum.StrEnum):
@@ -282,3 +283,12 @@ SUSPENSIONS = frozenset(
     }
 )
 """Reasons of Admitted with which a job waits for its owner, and not for GPUs."""
+
+
+MOST_NAMES = 5
+
+
+def some_of(names: Sequence[str], most: int = MOST_NAMES) -> str:
+    """The first ``most`` names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -19,12 +19,12 @@ from kubernetes.dynamic.exceptions import ForbiddenError, NotFoundError
 from ballast_operator.api.conditions import JobState
 from ballast_operator.demo.manifests import read_manifests
 from ballast_operator.demo.recorder import Recorder
-from ballast_operator.install import install_objects
 from ballast_operator.kube.client import missing
 from ballast_operator.local_operator import (
     OPERATOR_NAMESPACE,
     apply_objects,
     delete_objects,
+    install_objects,
     operator_command,
     write_definitions,
     write_operator_kubeconfig,

@@ -23,8 +23,7 @@ from ballast_policies.contract import (
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.desired.owned import access_objects, owned
-from ballast_operator.desired.pod import pod_object
-from ballast_operator.desired.template_gpus import gpus_added, gpus_elsewhere
+from ballast_operator.desired.pod import gpus_added, gpus_elsewhere, pod_object
 from ballast_operator.errors import (
     Conflict,
     Forbidden,

@@ -3,11 +3,11 @@
 from ballast_policies.contract import Directive
 from ballast_policies.protocol.moves import End, Why
 
+from ballast_operator.api.conditions import some_of
 from ballast_operator.api.job_allocation import NodesLeaving
 from ballast_operator.steps.context import ReconcileContext
 from ballast_operator.steps.gang import waits
 from ballast_operator.views.clock import show
-from ballast_operator.views.names import some_of
 from ballast_operator.views.pod import PodView
 
 EXITED_WELL = "every rank of the command has exited with success"

@@ -6,7 +6,7 @@ from typing import Any
 from ballast_policies.contract import Directive, Plan, Rank
 from ballast_policies.protocol.observed import Deadline
 
-from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.conditions import JobCondition, JobReason, some_of
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.desired.owned import access_objects, lease_object, rendezvous_object, script_environment
@@ -22,7 +22,6 @@ from ballast_operator.steps.context import (
     with_condition,
 )
 from ballast_operator.steps.observed import seconds_left
-from ballast_operator.views.names import some_of
 from ballast_operator.views.pod import PodView
 
 

@@ -19,10 +19,9 @@ from ballast_policies.prices.egress import JobData
 
 from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs import DataLocation, OnLimit, SpotUse
-from ballast_operator.api.mixed_pools import MixedPools
 from ballast_operator.api.node_pool import SharesGpu
 from ballast_operator.api.read import InvalidObject, read_training_job
-from ballast_operator.api.training_job import TrainingJobSpec
+from ballast_operator.api.training_job import MixedPools, TrainingJobSpec
 from ballast_operator.kube.kinds import Object
 from ballast_operator.trainer_template import filled_in, trainer_template
 from ballast_operator.views.clock import Time

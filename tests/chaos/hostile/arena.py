@@ -13,11 +13,11 @@ from typing import Any, Self
 from ballast_localcluster import LocalCluster, ProcessNode
 from ballast_localcluster.components import Settings
 from ballast_localcluster.rest import CallError, Rest
-from ballast_operator.install import install_objects
 from ballast_operator.kube.client import read_json
 from ballast_operator.local_operator import (
     OPERATOR_NAMESPACE,
     apply_objects,
+    install_objects,
     operator_command,
     write_operator_kubeconfig,
 )

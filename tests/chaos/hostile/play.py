@@ -13,8 +13,7 @@ from typing import Any
 
 from ballast_localcluster.rest import CallError
 from ballast_localcluster.waiting import patience
-from ballast_operator.install import OPERATOR_NAME
-from ballast_operator.local_operator import OPERATOR_NAMESPACE
+from ballast_operator.local_operator import OPERATOR_NAME, OPERATOR_NAMESPACE
 from ballast_policies.contract import lease_name
 
 from tests.chaos.hostile.arena import POLICY, Arena

@@ -20,10 +20,10 @@ from ballast_localcluster.supervision.owner import ended
 from ballast_localcluster.supervision.processes import MARK_VARIABLE, PART_VARIABLE, marked_processes
 from ballast_localcluster.supervision.warden import warden_pid
 from ballast_localcluster.waiting import patience
-from ballast_operator.install import install_objects
 from ballast_operator.local_operator import (
     OPERATOR_NAMESPACE,
     apply_objects,
+    install_objects,
     operator_command,
     write_operator_kubeconfig,
 )

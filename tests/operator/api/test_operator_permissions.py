@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ballast_operator.install import OPERATOR_NAME, install_objects
-from ballast_operator.local_operator import apply_objects
+from ballast_operator.local_operator import OPERATOR_NAME, apply_objects, install_objects
 from kubernetes import client
 from kubernetes.dynamic import DynamicClient
 

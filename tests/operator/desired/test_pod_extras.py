@@ -1,8 +1,7 @@
 """Shared memory of pods with several ranks, and GPUs that a template may not ask for."""
 
 import pytest
-from ballast_operator.desired.pod import VOLUME, with_shared_memory
-from ballast_operator.desired.template_gpus import gpus_elsewhere
+from ballast_operator.desired.pod import VOLUME, gpus_elsewhere, with_shared_memory
 
 GPU = "nvidia.com/gpu"
 

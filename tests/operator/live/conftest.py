@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from ballast_localcluster import LocalCluster, ProcessNode
 from ballast_localcluster.components import Settings
-from ballast_operator.install import install_objects
-from ballast_operator.local_operator import OPERATOR_NAMESPACE, write_operator_kubeconfig
+from ballast_operator.local_operator import OPERATOR_NAMESPACE, install_objects, write_operator_kubeconfig
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from ballast_localcluster import LocalCluster
 from ballast_operator.api.rbac import Rule, operator_rules, trainer_rules
-from ballast_operator.install import OPERATOR_NAME
-from ballast_operator.local_operator import OPERATOR_NAMESPACE
+from ballast_operator.local_operator import OPERATOR_NAME, OPERATOR_NAMESPACE
 
 from tests.operator.live.conftest import Stage
 from tests.support.access import account

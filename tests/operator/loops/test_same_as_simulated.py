@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
+from ballast_operator.allocator.decider import scheduling_policy
 from ballast_operator.allocator.problem.snapshot import Snapshot
-from ballast_operator.allocator.scheduling_policy import scheduling_policy
 from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_policies.contract import Plan, Report

@@ -4,8 +4,8 @@ import dataclasses
 import datetime
 
 import pytest
+from ballast_operator.steps.decide import take_step
 from ballast_operator.steps.failure import describe
-from ballast_operator.steps.take_step import take_step
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive, ExitCode, ExitReason, TerminationMessage
 from ballast_policies.protocol.cause import Cause

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from ballast_operator.steps.context import Apply, CreatePod, WritePlan
-from ballast_operator.steps.take_step import take_step
+from ballast_operator.steps.decide import take_step
 from ballast_policies.contract import Directive
 from ballast_policies.protocol.cause import Cause
 

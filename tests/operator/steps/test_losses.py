@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from ballast_operator.api.job_allocation import AllocationPart
-from ballast_operator.steps.take_step import failures_per_hour
+from ballast_operator.steps.decide import failures_per_hour
 from ballast_operator.views.assignment import GangPools, PoolInfo
 
 from tests.operator.steps.contexts import PODS, a_context, a_running_view

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from ballast_operator.api.conditions import JobCondition
-from ballast_operator.steps.messages import CLIENT_SECONDS, with_refused_messages, with_reporting
+from ballast_operator.steps.running import CLIENT_SECONDS, with_refused_messages, with_reporting
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from ballast_operator.steps.context import DeletePod, refusal
-from ballast_operator.steps.take_step import take_step
+from ballast_operator.steps.decide import take_step
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive, Stage
 

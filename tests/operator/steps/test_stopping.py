@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 from ballast_operator.steps.context import DeleteJob, DeletePod, WritePlan
+from ballast_operator.steps.decide import take_step
 from ballast_operator.steps.stopping import begin_termination
-from ballast_operator.steps.take_step import take_step
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive
 from ballast_policies.protocol.cause import Cause

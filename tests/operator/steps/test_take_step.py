@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ballast_operator.steps.take_step import take_step
+from ballast_operator.steps.decide import take_step
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive
 from ballast_policies.protocol.cause import Cause

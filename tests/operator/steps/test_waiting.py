@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.steps.context import DeletePod
-from ballast_operator.steps.take_step import take_step
+from ballast_operator.steps.decide import take_step
 from ballast_operator.steps.waiting import LOOK_AGAIN_SECONDS, decided
 
 from tests.operator.steps.contexts import (

@@ -1,6 +1,7 @@
 """From a container's spec to the command that runs: environment, expansion, paths, working directory."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,10 +15,38 @@ from ballast_localcluster.nodes.pod_resources.environment import (
     declared_environment,
     expand,
 )
-from ballast_localcluster.nodes.pod_resources.paths import mount_variable, translate
 from ballast_localcluster.nodes.pod_resources.references import ConfigurationError, References
-from ballast_localcluster.nodes.pod_resources.service_account import MOUNT_PATH, write_kubeconfig
-from ballast_localcluster.nodes.pod_resources.volumes import Volumes, mounts_of
+from ballast_localcluster.nodes.pod_resources.volumes import MOUNT_PATH, Volumes, mounts_of, write_kubeconfig
+
+_PATH_CHARACTERS = r"[A-Za-z0-9_.\-]"
+
+
+def translate(text: str, mounts: Mapping[str, Path]) -> str:
+    """Put real paths for container paths.
+
+    A container path counts where it is whole: at the beginning or after a character that no path has (so
+    ``/data`` is not found in ``/my/data``), and up to the end, a ``/``, or such a character (not in
+    ``/database``).  The longest fitting mount wins.
+
+    Args:
+        text: a command, an argument, a value.
+        mounts: container path -> real path.
+    """
+    paths = sorted((path.rstrip("/") for path in mounts if path != "/"), key=len, reverse=True)
+    if not paths:
+        return text
+    real = {path.rstrip("/"): str(target) for path, target in mounts.items()}
+    pattern = (
+        rf"(?<!{_PATH_CHARACTERS})(?<!/)({'|'.join(re.escape(path) for path in paths)})"
+        rf"(?=/|$|(?!{_PATH_CHARACTERS}))"
+    )
+    return re.sub(pattern, lambda match: real[match[1]], text)
+
+
+def mount_variable(volume: str) -> str:
+    """Name of the environment variable that holds the real directory of a mounted volume."""
+    return "BALLAST_MOUNT_" + re.sub(r"[^A-Z0-9]", "_", volume.upper())
+
 
 SLOWDOWN_VARIABLE = "BALLAST_EMULATED_SLOWDOWN"
 """JSON {model family or "default": factor}, from the node's annotation; see the trainer's contract."""

@@ -11,12 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ballast_policies.prices.feed import FeedPrice, FeedProblem, Reading, read_feed, shown_time
 
-from ballast_operator.allocator.costs.cloud_prices import (
-    CloudPrices,
-    cloud_reading,
-    feed_name,
-    wanted_of,
-)
+from ballast_operator.allocator.costs.cloud_prices import CloudPrices, cloud_reading, feed_name, wanted_of
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.cluster_policy_status import PoolPrice
 from ballast_operator.api.node_pool import NodePool

@@ -16,13 +16,7 @@ from ballast_operator.allocator.costs.data_prices import (
 from ballast_operator.allocator.faults import JobFaults
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.capacity_types import PoolKind, left_out, no_pool_left, pools_closed
-from ballast_operator.allocator.problem.gang_size import (
-    Refusal,
-    Room,
-    admission_error,
-    gang_size,
-    gang_sizes,
-)
+from ballast_operator.allocator.problem.gang_size import Refusal, Room, admission_error, gang_size, gang_sizes
 from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.allocator.problem.memory import GangMemory
 from ballast_operator.allocator.problem.mixed import MixedRoom, holds, mixed_room, over_all_pools

@@ -9,12 +9,11 @@ from ballast_policies.rounds.spot_limits import nodes_by_place
 
 from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
-from ballast_operator.api.conditions import JobReason
+from ballast_operator.api.conditions import JobReason, some_of
 from ballast_operator.api.costs import SpotUse
 from ballast_operator.api.node_pool import CapacityType, NodePool
 from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
 from ballast_operator.views.job import JobView
-from ballast_operator.views.names import some_of
 from ballast_operator.views.nodes import NodeView
 from ballast_operator.views.notices import capacity_type_of
 

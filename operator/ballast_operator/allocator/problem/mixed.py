@@ -16,7 +16,7 @@ from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.problem.tolerance import usable_by_pool
 from ballast_operator.allocator.size_changes import may_move, restart_seconds
 from ballast_operator.api.conditions import JobReason
-from ballast_operator.api.mixed_pools import can_mix
+from ballast_operator.api.training_job import can_mix
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
 

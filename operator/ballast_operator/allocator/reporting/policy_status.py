@@ -26,6 +26,7 @@ from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api import cluster_policy_status as api
 from ballast_operator.api.base import Condition, set_condition, storable
 from ballast_operator.api.cluster_policy import ClusterPolicy
+from ballast_operator.api.conditions import some_of
 from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
 from ballast_operator.api.read import unknown_fields
 from ballast_operator.kube.kinds import POLICY, Object
@@ -33,7 +34,6 @@ from ballast_operator.observation.events import EventToPost, flips
 from ballast_operator.observation.status_changes import plain
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
-from ballast_operator.views.names import some_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

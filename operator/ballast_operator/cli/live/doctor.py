@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ballast_operator.api.conditions import some_of
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
 from ballast_operator.cli.option_names import printable
-from ballast_operator.views.names import some_of
 
 if TYPE_CHECKING:
     from ballast.client import AsyncClient

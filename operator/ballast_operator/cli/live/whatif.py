@@ -299,7 +299,7 @@ def pose(
     from ballast_policies.allocation.registry import find_policy
     from ballast_policies.scheduling.inputs import complete
 
-    from ballast_operator.allocator.scheduling_policy import teams
+    from ballast_operator.allocator.decider import teams
 
     try:
         find_policy(other)

@@ -226,11 +226,11 @@ def _start_operator(cluster: "LocalCluster") -> None:
     from kubernetes import client, config
     from kubernetes.dynamic import DynamicClient
 
-    from ballast_operator.install import install_objects
     from ballast_operator.kube.leadership import LEASE_NAME
     from ballast_operator.local_operator import (
         OPERATOR_NAMESPACE,
         apply_objects,
+        install_objects,
         operator_command,
         write_operator_kubeconfig,
     )
