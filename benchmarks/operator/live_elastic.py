@@ -156,7 +156,8 @@ def job(name: str, folder: Path, *, steps: int) -> dict[str, Any]:
 
 def policy() -> dict[str, Any]:
     """Fair shares of one pool."""
-    pool = {"name": "v100", "nodeSelector": {"ballast.dev/pool": "v100"}, "gpuType": "v100"}
+    selector = {"ballast.dev/pool": "v100"}
+    pool = {"name": "v100", "nodeSelector": selector, "gpuType": "v100", "pricePerGpuHour": 2.48}
     return {
         "apiVersion": "ballast.dev/v1alpha1",
         "kind": "ClusterPolicy",
@@ -211,7 +212,7 @@ def running(folder: Path, slowdown: float | None = None) -> Iterator[Any]:
     ):
         apply_objects(DynamicClient(api), [*install_objects(OPERATOR_NAMESPACE), policy()])
         account = write_operator_kubeconfig(api, cluster.kubeconfig, folder / "operator.kubeconfig")
-        with running_operator(account, folder / "operator.log"):
+        with running_operator(account, folder / "operator.log", "--history", str(folder / "history.db")):
             yield api
 
 

@@ -84,6 +84,7 @@ class Operator:
             waited = functools.partial(self.waits.seconds, reason)
             self._metrics.waiting_seconds.labels(reason).set_function(waited)
         self._informers: Informers | None = None
+        self._history: HistoryWriter | None = None
         self._beaten = time.monotonic()
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -177,6 +178,7 @@ class Operator:
                 options.history, recent, self._metrics, keep=options.keep, leads=leads, work_out=alone
             )
             writer.start()
+            self._history = writer
             within.push_async_callback(asyncio.to_thread, writer.stop)
         if options.page_port is not None:
             from ballast_operator.page.server import beside_the_operator
@@ -231,6 +233,7 @@ class Operator:
             settings=self._settings,
             metrics=self._metrics,
             waits=self.waits,
+            history=self._history,
         )
         cluster.on_write, cluster.on_refused = term.wrote, term.refused
         working = asyncio.create_task(term.run())

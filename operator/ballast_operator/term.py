@@ -19,6 +19,7 @@ from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.allocator.throttle import DecisionThrottle
 from ballast_operator.api.conditions import JobCondition, JobState
 from ballast_operator.errors import OperatorError
+from ballast_operator.history.store import HistoryWriter
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.informers import Informers
 from ballast_operator.kube.kinds import Key, Kind
@@ -52,6 +53,7 @@ class LeaderTerm:
         lease_namespace: where the leader's saved state and the price feeds are.
         settings: of the operator.
         metrics, waits: of the process.
+        history: where decisions are kept; None: nowhere.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class LeaderTerm:
         settings: Settings,
         metrics: Metrics,
         waits: Waits,
+        history: HistoryWriter | None = None,
     ) -> None:
         self._informers = informers
         self._caches = informers.caches
@@ -84,7 +87,9 @@ class LeaderTerm:
             allocate=throttle.request,
             arrived=throttle.arrived,
         )
-        self._reporter = PolicyReporter(cluster, self._caches, self._events, clock=now, in_background=True)
+        self._reporter = PolicyReporter(
+            cluster, self._caches, self._events, clock=now, in_background=True, history=history
+        )
         self._feeds = PriceFeeds(cluster, lease_namespace, CloudPrices(changed=throttle.request))
         self._allocator = Allocator(
             self._observer,

@@ -22,6 +22,7 @@ from ballast_operator.local_operator import (
     write_definitions,
     write_operator_kubeconfig,
 )
+from ballast_policies.simulator.settings import LIST_PRICES
 from ballast_policies.simulator.workloads.workload import TraceJob, Workload
 from ballast_policies.throughput.table import ThroughputTable
 from kubernetes import client, config, watch
@@ -83,7 +84,15 @@ class Live:
 
     def use_policy(self, name: str, gpus: Mapping[str, int], round_seconds: int) -> None:
         """One pool a GPU type, all rounds free to move whom they want, as the simulator has it."""
-        pools = [{"name": kind, "gpuType": kind, "nodeSelector": {"ballast.dev/pool": kind}} for kind in gpus]
+        pools = [
+            {
+                "name": kind,
+                "gpuType": kind,
+                "nodeSelector": {"ballast.dev/pool": kind},
+                "pricePerGpuHour": LIST_PRICES[kind],
+            }
+            for kind in gpus
+        ]
         policy = {
             "apiVersion": "ballast.dev/v1alpha1",
             "kind": "ClusterPolicy",
@@ -211,7 +220,7 @@ def running(gpus: Mapping[str, int], folder: Path) -> Iterator[Live]:
         # On a busy machine a renewal may come late; there is no other candidate here.
         os.environ.update(BALLAST_LEADER_LEASE_SECONDS="90", BALLAST_LEADER_FENCE_SECONDS="80")
         log = folder / "operator.log"
-        with running_operator(account, log) as operator:
+        with running_operator(account, log, "--history", str(folder / "history.db")) as operator:
             yield Live(folder, cluster.kubeconfig, log, operator)
 
 

@@ -193,6 +193,8 @@ class Decider:
             round_=decision.round,
             plan_id=decision.plan_id,
             time=started,
+            scheduling=pending.policy,
+            round_ends=decision.memory.next_at,
         )
         return MadeDecision(
             assignments=assignments_of(snapshot, decision, advice=advice),

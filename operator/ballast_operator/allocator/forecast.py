@@ -7,21 +7,15 @@ A start or a move takes a gang the restart time that was measured for it, a chan
 import dataclasses
 from collections.abc import Collection, Mapping
 
-from ballast_policies.accounting import price_part
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.rounds import Round
 from ballast_policies.scheduling import isolated_speeds
-from ballast_policies.scheduling.data_costs import at_placement
-from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, Clock
-from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang
+from ballast_policies.simulator.clock import Answer, Clock
+from ballast_policies.simulator.decisions import HOUR, ClusterGang, OperatorDecisions
 
 from ballast_operator.allocator.decider import scheduling_policy
 from ballast_operator.allocator.problem.snapshot import Snapshot
-from ballast_operator.allocator.problem.snapshot_job import SnapshotJob
-from ballast_operator.allocator.size_changes import DEFAULT_PAUSE_SECONDS, DEFAULT_RESTART_SECONDS
 from ballast_operator.api.cluster_policy import ClusterPolicy
-
-HOUR = 3600.0
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -46,87 +40,16 @@ class JobForecast:
     first: str = ""
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _ForecastJob(SimulatedGang):
-    """A job of the snapshot.
-
-    Attributes:
-        one: as it was in the snapshot.
-        now: when that was taken, epoch seconds.
-        live: it changes its size without a restart.
-        prices: pool -> USD a GPU hour.
-        of_price: the part of its GPUs' price that it pays.
-        isolated: as ``Job`` has it.
-        isolated_rate: by how much a second of training raises it.
-        begins, gpu_hours, cost, first: as its forecast has them.
-    """
-
-    one: SnapshotJob
-    now: float
-    live: bool
-    prices: Mapping[str, float]
-    isolated: float
-    isolated_rate: float = 0.0
-    of_price: float = 1.0
-    begins: float | None = None
-    gpu_hours: float = 0.0
-    cost: float = 0.0
-    first: str = ""
-
-    def advance(self, seconds: float) -> float:
-        at, speed = self.placement, self.speed
-        trained = ActiveJob.advance(self, seconds)
-        if at is None:
-            return trained
-        self.isolated += trained * self.isolated_rate
-        self.gpu_hours += seconds * len(at.nodes) / HOUR * self.of_price
-        for part in at.by_pool:
-            price = self.prices.get(part.pool, 0.0)
-            self.cost += seconds * part.gpus / HOUR * price * self.of_price
-        self.cost += trained * speed * at_placement(self.one.usd_per_step, at)
-        return trained
-
-    def follow(self, decided: Round, now: float) -> None:
-        ActiveJob.follow(self, decided, now)
-        self.of_price = price_part(shared=self.name in decided.beside)
-        if self.placement is not None and self.begins is None:
-            self.begins, self.first = now, str(self.placement)
-
-    def as_cluster_job(self, now: float) -> SnapshotJob:
-        one, job, gang = self.one, self.one.job, self.one.elastic
-        if gang is not None:
-            free = self.live and self.trains
-            gang = dataclasses.replace(
-                gang, may_shrink=free, may_grow=free and now >= self.settled - LEAST_STEP
-            )
-        job = dataclasses.replace(
-            job,
-            steps_remaining=max(self.remaining, LEAST_STEP),
-            elapsed=job.elapsed + now,
-            isolated_elapsed=self.isolated,
-            deadline=None if job.deadline is None else job.deadline - now,
-            budget=None if job.budget is None else max(0.0, job.budget - self.cost),
-        )
-        return dataclasses.replace(
-            one,
-            job=job,
-            elastic=gang,
-            placement=self.placement,
-            running_since=self.now + self.since,
-            launches=one.launches + self.starts,
-            beside_speed=self.beside_speed,
-        )
-
-    def as_forecast(self, ends: float | None) -> JobForecast:
-        return JobForecast(
-            job=self.name,
-            begins=self.begins,
-            ends=ends,
-            starts=self.starts,
-            gpu_hours=self.gpu_hours,
-            cost=self.cost,
-            first=self.first,
-        )
+def _as_forecast(job: ClusterGang, ends: float | None) -> JobForecast:
+    return JobForecast(
+        job=job.name,
+        begins=job.begins,
+        ends=ends,
+        starts=job.starts,
+        gpu_hours=job.gpu_hours,
+        cost=job.cost,
+        first=job.first,
+    )
 
 
 def forecast(
@@ -158,7 +81,7 @@ def forecast(
         decide=_decisions(snapshot, policy, now, agnostic=agnostic),
         ended=lambda job, at: ends.update({job.name: at}),
     ).run(seconds)
-    return tuple(job.as_forecast(ends.get(job.name)) for job in jobs)
+    return tuple(_as_forecast(job, ends.get(job.name)) for job in jobs)
 
 
 def next_round(snapshot: Snapshot, policy: ClusterPolicy, *, now: float, live: Collection[str] = ()) -> Round:
@@ -173,39 +96,18 @@ def _decisions(snapshot: Snapshot, policy: ClusterPolicy, now: float, *, agnosti
     return _Decisions(snapshot, by, began=now, first_round_ends=0.0)
 
 
-def _active_jobs(snapshot: Snapshot, now: float, live: Collection[str]) -> list[_ForecastJob]:
+def _active_jobs(snapshot: Snapshot, now: float, live: Collection[str]) -> list[ClusterGang]:
     prices = {
         pool.pool: pool.price or snapshot.capacity.prices.get(pool.gpu_type, 0.0)
         for pool in snapshot.capacity.pools
     }
-    return [_active(one, prices, now, live=one.name in live) for one in snapshot.jobs]
+    return [ClusterGang.of(one, prices, now, live=one.name in live) for one in snapshot.jobs]
 
 
-def _active(one: SnapshotJob, prices: Mapping[str, float], now: float, *, live: bool) -> _ForecastJob:
-    gang, alone = one.elastic, dataclasses.replace(one, beside_speed=1.0)
-    return _ForecastJob(
-        name=one.name,
-        remaining=one.job.steps_remaining or 1.0,
-        speed_at=alone.speed,
-        restart_seconds=DEFAULT_RESTART_SECONDS if gang is None else gang.restart_seconds,
-        pause_seconds=DEFAULT_PAUSE_SECONDS if gang is None else gang.pause_seconds,
-        placement=one.placement,
-        trains_on=one.placement,
-        since=one.running_since - now,
-        beside_speed=one.beside_speed,
-        one=one,
-        now=now,
-        live=live,
-        prices=prices,
-        isolated=one.job.isolated_elapsed,
-        begins=None if one.placement is None else 0.0,
-    )
-
-
-class _Decisions(OperatorDecisions[_ForecastJob]):
+class _Decisions(OperatorDecisions[ClusterGang]):
     """The operator's, which also say how much faster than on its isolated share each job is."""
 
-    def __call__(self, present: Mapping[str, _ForecastJob], now: float) -> Answer:
+    def __call__(self, present: Mapping[str, ClusterGang], now: float) -> Answer:
         try:
             answer = super().__call__(present, now)
         except ProblemError as error:

@@ -8,17 +8,12 @@ from ballast_policies.contract import ContractError
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.limits import OBJECT
 from ballast_policies.rounds import resize_cooldown_seconds
+from ballast_policies.simulator.decisions import DEFAULT_PAUSE_SECONDS, DEFAULT_RESTART_SECONDS
 
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
-
-DEFAULT_PAUSE_SECONDS = 1.0
-"""Of a change of size, before one was measured."""
-
-DEFAULT_RESTART_SECONDS = 30.0
-"""From a gang's stop to its first step elsewhere, before its start was seen."""
 
 STOP_SECONDS = 5.0
 """Part of that until its pods have saved and are gone."""

@@ -250,15 +250,15 @@ def find_condition(conditions: Iterable[Condition], kind: str) -> Condition | No
 def set_condition(
     conditions: tuple[Condition, ...],
     kind: str,
-    value: bool,
+    value: bool | None,
     reason: str,
     message: str,
     *,
     now: Time,
     generation: int,
 ) -> tuple[Condition, ...]:
-    """``conditions`` with this one set; its transition time moves only when its status changes."""
-    old, status = find_condition(conditions, kind), "True" if value else "False"
+    """``conditions`` with this one set, None: Unknown; its transition time moves only with its status."""
+    old, status = find_condition(conditions, kind), "Unknown" if value is None else str(value)
     new = Condition(
         type=kind,
         status=status,

@@ -126,6 +126,21 @@ class Round(StatusModel):
     """Relative distance to the proven bound; 0: optimal."""
 
 
+class Twin(StatusModel):
+    """How far the last replay of what the operator saw is off."""
+
+    time: Time
+    """Up to when was replayed."""
+    hours: Annotated[float, Field(ge=0)]
+    """So much of the time before."""
+    jobs: Annotated[int, Field(ge=0)]
+    """Jobs that had ended, and were compared."""
+    time_error: float | None = None
+    """Sum of completion times in the replay over the real sum, minus 1."""
+    cost_error: float | None = None
+    """The same of costs; absent: nothing was paid."""
+
+
 class ClusterPolicyStatus(StatusModel):
     """What the policy sees and does."""
 
@@ -133,7 +148,7 @@ class ClusterPolicyStatus(StatusModel):
     """metadata.generation of the spec that this status is about."""
     conditions: Conditions = ()
     """Valid, Solved, SolverHealthy, InputsComplete, PricesCurrent, CapacityTypesAgree, WithinSpotLimits,
-    Ready."""
+    TwinAgrees, Ready."""
     capacity: Annotated[
         tuple[PoolCapacity, ...],
         Field(max_length=128, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),
@@ -173,6 +188,8 @@ class ClusterPolicyStatus(StatusModel):
     """The last round."""
     shadow_prices: dict[str, float] = Field(default_factory=dict)
     """GPU type -> what one more GPU would add to the objective."""
+    twin: Twin | None = None
+    """The last replay by ``ballast twin --keep``."""
     proposed: Annotated[
         tuple[Proposed, ...], Field(max_length=1000, json_schema_extra=schema(list_type="atomic"))
     ] = ()

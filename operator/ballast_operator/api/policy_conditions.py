@@ -23,6 +23,9 @@ class PolicyCondition(enum.StrEnum):
     """The labels of the pools' nodes say what counts for their pool. Absent: they do."""
     WITHIN_SPOT_LIMITS = "WithinSpotLimits"
     """``spec.spot`` keeps no job off spot machines, and what runs is within it. Absent: no limit is set."""
+    TWIN_AGREES = "TwinAgrees"
+    """A replay of the last day in the simulator ends as the day did, within a tenth; Unknown: no job ended.
+    Absent: no history is kept, or nothing was replayed yet."""
     READY = "Ready"
     """The policy is in force: rounds are decided by it."""
 
@@ -93,6 +96,14 @@ class PolicyReason(enum.StrEnum):
     """WithinSpotLimits is False: the message names jobs that are kept off, and the limits."""
     SPOT_LIMIT_EXCEEDED = "SpotLimitExceeded"
     """WithinSpotLimits is False: more is in use than may be started; nothing that runs is stopped for it."""
+
+    # TwinAgrees
+    REPLAY_AGREES = "ReplayAgrees"
+    """TwinAgrees: the message has the errors."""
+    REPLAY_DIFFERS = "ReplayDiffers"
+    """TwinAgrees is False: a sum is off by more than a tenth, or jobs do not end in the replay."""
+    NOTHING_TO_REPLAY = "NothingToReplay"
+    """TwinAgrees is Unknown: no job has ended that could be replayed."""
 
     # Ready
     IN_FORCE = "InForce"

@@ -39,6 +39,10 @@ COMMANDS = {
     ),
     "suspend": ("ballast_operator.cli.live.jobs:suspend", "Have a job save and give its GPUs back."),
     "top": ("ballast_operator.cli.live.top:top", "Watch pools and jobs of a live cluster."),
+    "twin": (
+        "ballast_operator.cli.live.twin:twin",
+        "Replay the last day in the simulator.",
+    ),
     "ui": ("ballast_operator.cli.live.ui:ui", "Look at a cluster, or at a simulation, in a browser."),
     "up": ("ballast_operator.cli.local.up:up", "Start a local cluster with an operator."),
     "whatif": ("ballast_operator.cli.live.whatif:whatif", "Try another policy on a live cluster's snapshot."),

@@ -131,11 +131,11 @@ def keep_checkpoints_in(manifest: dict[str, Any], folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def running_operator(kubeconfig: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running_operator(kubeconfig: Path, log: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """The operator as a separate process, with the command of its image; ended with SIGTERM."""
     with log.open("ab") as output:
         process = subprocess.Popen(
-            operator_command(kubeconfig),
+            [*operator_command(kubeconfig), *options],
             stdout=output,
             stderr=subprocess.STDOUT,
         )

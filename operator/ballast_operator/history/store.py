@@ -8,15 +8,22 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import queue
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ballast_policies.contract import ContractError
+from ballast_policies.contract.decode import decode_text
+
 from ballast_operator.history.recent import Happened, Recent, seconds_of
+from ballast_operator.history.recording import TWIN, Decided, Kept, Rows, TwinResult
 from ballast_operator.kube.kinds import Object, key_of
 from ballast_operator.metrics import Metrics
 
@@ -26,7 +33,8 @@ MOST_WAITING = 20_000
 """Rows that wait to be written."""
 
 WRITE_SECONDS, TRIM_SECONDS, BUSY_SECONDS, TOLD_SECONDS = 2.0, 600.0, 2.0, 60.0
-MOST_BATCH, EVENTS_A_JOB, LONGEST = 2_000, 500, 2_000
+DECIDED_SECONDS, FIRST_REPLAY_SECONDS, REPLAY_SECONDS = 10.0, 3_600.0, 86_400.0
+MOST_BATCH, EVENTS_A_JOB, ROWS_KEPT, LONGEST = 2_000, 500, 2_000, 2_000
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -40,6 +48,9 @@ CREATE INDEX IF NOT EXISTS jobs_by_time ON jobs (updated);
 CREATE INDEX IF NOT EXISTS jobs_by_name ON jobs (namespace, name);
 CREATE TABLE IF NOT EXISTS events (
     uid TEXT NOT NULL, at REAL NOT NULL, what TEXT NOT NULL, text TEXT NOT NULL, PRIMARY KEY (uid, at, what));
+CREATE TABLE IF NOT EXISTS kept (
+    what TEXT NOT NULL, uid TEXT NOT NULL, at REAL NOT NULL, content TEXT NOT NULL,
+    PRIMARY KEY (what, uid, at));
 PRAGMA user_version = 1;
 """
 
@@ -126,6 +137,7 @@ class JobRecord:
 _FIELDS = tuple(field.name for field in dataclasses.fields(JobRecord))
 _JSON = ("restarts", "pools")
 _PUT_JOB = f"INSERT OR REPLACE INTO jobs ({', '.join(_FIELDS)}) VALUES ({', '.join('?' * len(_FIELDS))})"
+_PUT_KEPT = "INSERT OR REPLACE INTO kept (what, uid, at, content) VALUES (?, ?, ?, ?)"
 _PUT_EVENT = "INSERT OR REPLACE INTO events (uid, at, what, text) VALUES (?, ?, ?, ?)"
 
 
@@ -140,6 +152,9 @@ class HistoryWriter:
         leads: whether this replica writes; what happens while it does not is left out.
         work_out: this thread is the one that works out what ``recent`` has noted.
         clock: epoch seconds.
+
+    Attributes:
+        twin: how far the last replay of what is kept was off; None: there was none.
     """
 
     def __init__(
@@ -155,10 +170,15 @@ class HistoryWriter:
     ) -> None:
         self._path, self._recent, self._metrics, self._keep = path, recent, metrics, keep
         self._leads, self._works_out, self._clock = leads, work_out, clock
-        self._waiting: queue.Queue[JobRecord | Happened] = queue.Queue(MOST_WAITING)
-        self._batch: list[JobRecord | Happened] = []
+        self._waiting: queue.Queue[JobRecord | Happened | Kept] = queue.Queue(MOST_WAITING)
+        self._batch: list[JobRecord | Happened | Kept] = []
         self._database: sqlite3.Connection | None = None
         self._trimmed_at = self._told_at = float("-inf")
+        self._rows, self._decided_at = Rows(), float("-inf")
+        self._decided: Decided | None = None
+        self.twin: TwinResult | None = None
+        self._replaying: subprocess.Popen[bytes] | None = None
+        self._replay_at, self._twin_read = clock() + FIRST_REPLAY_SECONDS, False
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
         recent.told = self._told
@@ -177,16 +197,62 @@ class HistoryWriter:
         if not self._leads():
             return
         try:
-            row = news if isinstance(news, Happened) else JobRecord.of(news, at, deleted=deleted)
-            self._waiting.put_nowait(row)
+            if isinstance(news, Happened):
+                self._waiting.put_nowait(news)
+                return
+            record = JobRecord.of(news, at, deleted=deleted)
+            self._waiting.put_nowait(record)
+            for row in self._rows.of_job(record.uid, news, at, deleted=deleted):
+                self._waiting.put_nowait(row)
         except queue.Full:
             self._metrics.history_dropped.inc()
         except (LookupError, TypeError, ValueError, AttributeError):  # a status that nobody here has written
             self._metrics.history_dropped.inc()
 
+    def decided(self, decided: Decided) -> None:
+        """Take in a decision; of several in a row the newest is kept. From any thread."""
+        self._decided = decided
+
+    def _keep_decision(self) -> None:
+        decided, now = self._decided, self._clock()
+        if decided is None or (now - self._decided_at < DECIDED_SECONDS and not self._ends.is_set()):
+            return
+        self._decided, self._decided_at = None, now
+        try:
+            for row in self._rows.of_decision(decided):
+                self._waiting.put_nowait(row)
+        except queue.Full:
+            self._metrics.history_dropped.inc()
+
+    def replay_daily(self, command: Sequence[str] = (sys.executable, "-m", "ballast_operator.cli")) -> None:
+        """Have another process replay the last day once a day, and take in what it finds."""
+        replaying = self._replaying
+        if (replaying is not None and replaying.poll() is None) or not self._path.exists():
+            return
+        try:
+            if replaying is not None or not self._twin_read:
+                self._replaying, self._twin_read = None, True
+                self._take_in_twin()
+            if self._clock() >= self._replay_at and self._leads():
+                self._replay_at = self._clock() + REPLAY_SECONDS
+                line = [*command, "twin", "--file", str(self._path), "--keep", "--output", "json"]
+                self._replaying = subprocess.Popen(line, stdout=subprocess.DEVNULL)
+        except (HistoryError, ContractError, OSError) as error:
+            logger.warning("the last day is not replayed: %s", error)
+
+    def _take_in_twin(self) -> None:
+        rows = read_kept(self._path, TWIN, until=math.inf)
+        if rows:
+            self.twin = decode_text(TwinResult, rows[-1].content, unknown="ignore", spelling=str)
+            self._replay_at = max(self._replay_at, self.twin.until + REPLAY_SECONDS)
+
     def _run(self) -> None:
         while not self._ends.wait(WRITE_SECONDS):
             self.write()
+            self.replay_daily()
+        if self._replaying is not None:
+            self._replaying.kill()
+            self._replaying.wait()
         self.write()
         self._close()
 
@@ -195,6 +261,7 @@ class HistoryWriter:
         try:
             if self._works_out:
                 self._recent.work_out()
+            self._keep_decision()
             while self._fill():
                 self._write_batch()
             if self._clock() - self._trimmed_at > TRIM_SECONDS:
@@ -215,10 +282,12 @@ class HistoryWriter:
     def _write_batch(self) -> None:
         newest = {row.uid: row for row in self._batch if isinstance(row, JobRecord)}
         events = [(row.uid, row.at, row.what, row.text) for row in self._batch if isinstance(row, Happened)]
+        kept = [dataclasses.astuple(row) for row in self._batch if isinstance(row, Kept)]
         database = self._open()
         with database:
             database.executemany(_PUT_JOB, [_row(job) for job in newest.values()])
             database.executemany(_PUT_EVENT, events)
+            database.executemany(_PUT_KEPT, kept)
         self._batch = []
 
     def _open(self) -> sqlite3.Connection:
@@ -246,6 +315,13 @@ class HistoryWriter:
                 "DELETE FROM events WHERE rowid IN (SELECT rowid FROM (SELECT rowid, row_number() OVER "
                 "(PARTITION BY uid ORDER BY at DESC) AS number FROM events) WHERE number > ?)",
                 (EVENTS_A_JOB,),
+            )
+            database.execute("DELETE FROM kept WHERE uid != '' AND uid NOT IN (SELECT uid FROM jobs)")
+            database.execute("DELETE FROM kept WHERE uid = '' AND at < ?", (oldest,))
+            database.execute(
+                "DELETE FROM kept WHERE rowid IN (SELECT rowid FROM (SELECT rowid, row_number() OVER "
+                "(PARTITION BY what, uid ORDER BY at DESC) AS number FROM kept) WHERE number > ?)",
+                (ROWS_KEPT,),
             )
 
     def _failed(self, error: Exception) -> None:
@@ -347,6 +423,38 @@ def read_events(path: Path, uid: str) -> list[tuple[float, str, str]]:
     """
     with _reading(path) as database:
         return list(database.execute("SELECT at, what, text FROM events WHERE uid = ? ORDER BY at", (uid,)))
+
+
+def read_kept(path: Path, what: str, *, until: float) -> list[Kept]:
+    """Rows of one kind up to a time, oldest first.
+
+    Raises:
+        HistoryError: it cannot be read.
+    """
+    query = "SELECT what, uid, at, content FROM kept WHERE what = ? AND at <= ? ORDER BY at"
+    with _reading(path) as database:
+        rows = database.execute(query, (what, until))
+        return [Kept(what=kind, uid=uid, at=at, content=content) for kind, uid, at, content in rows]
+
+
+def write_kept(path: Path, row: Kept) -> None:
+    """Add one row to a file that is there.
+
+    Raises:
+        HistoryError: it cannot be written.
+    """
+    try:
+        with (
+            contextlib.closing(
+                sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=BUSY_SECONDS)
+            ) as database,
+            database,
+        ):
+            database.execute(_PUT_KEPT, dataclasses.astuple(row))
+    except (sqlite3.Error, OSError) as error:
+        raise HistoryError(
+            f"{path} cannot be written: {error}. To fix: run it where the operator runs"
+        ) from error
 
 
 def _record(row: Sequence[Any]) -> JobRecord:

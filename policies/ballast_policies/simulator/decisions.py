@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Generic, TypeVar
 
+from ballast_policies.accounting import price_part
 from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Allocation
 from ballast_policies.allocation.registry import allocate, find_policy
-from ballast_policies.rounds import Node
+from ballast_policies.rounds import Node, Round
 from ballast_policies.scheduling import (
     Capacity,
     ClusterJob,
@@ -20,7 +21,16 @@ from ballast_policies.scheduling import (
     SolveRequest,
     decide,
 )
-from ballast_policies.simulator.clock import ActiveJob, Answer, SimulationError
+from ballast_policies.scheduling.data_costs import at_placement
+from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, SimulationError
+
+HOUR = 3600.0
+
+DEFAULT_PAUSE_SECONDS = 1.0
+"""Of a change of size, before one was measured."""
+
+DEFAULT_RESTART_SECONDS = 30.0
+"""From a gang's stop to its first step elsewhere, before its start was seen."""
 
 CONSTANT = {Reads.PRICES, Reads.TEAMS, Reads.ARRIVAL_ORDER}
 """Inputs that stay as they are while jobs train: the last shares hold until jobs or GPUs come or go."""
@@ -33,6 +43,110 @@ class SimulatedGang(ActiveJob):
     def as_cluster_job(self, now: float) -> ClusterJob:
         """The job at ``now``, on the clock."""
         raise NotImplementedError
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class ClusterGang(SimulatedGang):
+    """A job as an operator's decisions have seen it.
+
+    Attributes:
+        one: as it was when it arrived on the clock.
+        arrived: when that was, on the clock.
+        began: when the clock began, epoch seconds.
+        live: it changes its size without a restart.
+        prices: pool -> USD a GPU hour.
+        of_price: the part of its GPUs' price that it pays.
+        isolated: as ``Job`` has it.
+        isolated_rate: by how much a second of training raises it.
+        begins: when it first had GPUs, on the clock; None: not yet.
+        first: the GPUs on which it began, as people read them; empty: it had them when it arrived.
+        gpu_hours, cost: of the GPUs that it has held, and of its data.
+    """
+
+    one: ClusterJob
+    began: float
+    live: bool
+    prices: Mapping[str, float]
+    isolated: float
+    arrived: float = 0.0
+    isolated_rate: float = 0.0
+    of_price: float = 1.0
+    begins: float | None = None
+    gpu_hours: float = 0.0
+    cost: float = 0.0
+    first: str = ""
+
+    @classmethod
+    def of(
+        cls, one: ClusterJob, prices: Mapping[str, float], began: float, *, live: bool, arrived: float = 0.0
+    ) -> "ClusterGang":
+        """The job as it arrives."""
+        gang, alone = one.elastic, dataclasses.replace(one, beside_speed=1.0)
+        return cls(
+            name=one.name,
+            remaining=one.job.steps_remaining or 1.0,
+            speed_at=alone.speed,
+            restart_seconds=DEFAULT_RESTART_SECONDS if gang is None else gang.restart_seconds,
+            pause_seconds=DEFAULT_PAUSE_SECONDS if gang is None else gang.pause_seconds,
+            placement=one.placement,
+            trains_on=one.placement,
+            since=one.running_since - began,
+            beside_speed=one.beside_speed,
+            one=one,
+            began=began,
+            live=live,
+            prices=prices,
+            isolated=one.job.isolated_elapsed,
+            arrived=arrived,
+            begins=None if one.placement is None else 0.0,
+        )
+
+    def advance(self, seconds: float) -> float:
+        """Also sum up what it holds and pays."""
+        at, speed = self.placement, self.speed
+        trained = ActiveJob.advance(self, seconds)
+        if at is None:
+            return trained
+        self.isolated += trained * self.isolated_rate
+        self.gpu_hours += seconds * len(at.nodes) / HOUR * self.of_price
+        for part in at.by_pool:
+            price = self.prices.get(part.pool, 0.0)
+            self.cost += seconds * part.gpus / HOUR * price * self.of_price
+        self.cost += trained * speed * at_placement(self.one.usd_per_step, at)
+        return trained
+
+    def follow(self, decided: Round, now: float) -> None:
+        """Also note where it began."""
+        ActiveJob.follow(self, decided, now)
+        self.of_price = price_part(shared=self.name in decided.beside)
+        if self.placement is not None and self.begins is None:
+            self.begins, self.first = now, str(self.placement)
+
+    def as_cluster_job(self, now: float) -> ClusterJob:
+        """The job at ``now``, on the clock."""
+        one, job, gang, age = self.one, self.one.job, self.one.elastic, now - self.arrived
+        if gang is not None:
+            free = self.live and self.trains
+            gang = dataclasses.replace(
+                gang, may_shrink=free, may_grow=free and now >= self.settled - LEAST_STEP
+            )
+        job = dataclasses.replace(
+            job,
+            steps_remaining=max(self.remaining, LEAST_STEP),
+            elapsed=job.elapsed + age,
+            isolated_elapsed=self.isolated,
+            deadline=None if job.deadline is None else job.deadline - age,
+            budget=None if job.budget is None else max(0.0, job.budget - self.cost),
+        )
+        return dataclasses.replace(
+            one,
+            job=job,
+            elastic=gang,
+            placement=self.placement,
+            running_since=self.began + self.since,
+            launches=one.launches + self.starts,
+            beside_speed=self.beside_speed,
+        )
 
 
 Gang = TypeVar("Gang", bound=SimulatedGang)
@@ -71,6 +185,11 @@ class OperatorDecisions(Generic[Gang]):
         self._solved: tuple[tuple[object, ...], Allocation] | None = None
         self.solve_seconds: list[float] = []
         self.last: Decision | None = None
+
+    def change(self, capacity: Capacity, policy: SchedulingPolicy) -> None:
+        """Other GPUs or another policy, from the next decision on."""
+        self.state, self._policy = dataclasses.replace(self.state, capacity=capacity), policy
+        self._constant, self._solved = find_policy(policy.objective).reads <= CONSTANT, None
 
     def __call__(self, present: Mapping[str, Gang], now: float) -> Answer:
         """Who runs where from ``now`` on.

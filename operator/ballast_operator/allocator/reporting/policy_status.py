@@ -1,11 +1,13 @@
 """The status of a ClusterPolicy after a decision."""
 
 import dataclasses
+import datetime
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from ballast_policies.rounds import Round
+from ballast_policies.scheduling import SchedulingPolicy
 from ballast_policies.scheduling.inputs import CompletedProblem
 
 from ballast_operator.allocator.costs.bill import brought_up_to, next_bill, written_bill
@@ -29,7 +31,8 @@ from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.conditions import some_of
 from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
 from ballast_operator.api.read import unknown_fields
-from ballast_operator.kube.kinds import POLICY, Object
+from ballast_operator.history.recording import Decided, TwinResult
+from ballast_operator.kube.kinds import POLICY, Object, job_id
 from ballast_operator.observation.events import EventToPost, flips
 from ballast_operator.observation.status_changes import plain
 from ballast_operator.views.clock import Time
@@ -54,6 +57,24 @@ class PolicyReport:
     prices: Sequence[PoolReading] = ()
     seen_nodes: SeenNodes | None = None
     paid: Paid | None = None
+    scheduling: SchedulingPolicy | None = None
+    round_ends: float | None = None
+    twin: TwinResult | None = None
+
+
+def decided(report: PolicyReport) -> Decided:
+    """What history keeps of a decision."""
+    assert report.snapshot is not None and report.scheduling is not None and report.time is not None
+    return Decided(
+        at=report.time.timestamp(),
+        state=report.snapshot,
+        policy=report.scheduling,
+        round_ends=report.round_ends,
+        jobs={
+            job_id(view.key): (view.uid, view.spec is not None and view.spec.grow and not view.spec.is_script)
+            for view in report.jobs
+        },
+    )
 
 
 NAMED_JOBS = 5
@@ -62,7 +83,7 @@ NAMED_JOBS = 5
 NAMED_NODES = 5
 """Nodes named in the condition Valid."""
 
-Verdict = tuple[PolicyCondition, bool, PolicyReason, str]
+Verdict = tuple[PolicyCondition, bool | None, PolicyReason, str]
 
 
 def policy_status(
@@ -151,6 +172,8 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
     found += within_spot_limits(
         spot_limits(policy.spec, snapshot.capacity.kinds), report.round_, snapshot.capacity.nodes
     )
+    if report.twin is not None:
+        found.append(_twin_agrees(report.twin))
     if policy.spec.dry_run:
         message = "spec.dryRun is set: nothing is started or stopped; see status.proposed"
         found.append((PolicyCondition.READY, False, PolicyReason.DRY_RUN, message))
@@ -158,6 +181,16 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
         message = f"rounds of {policy.spec.round_seconds} s by {policy.spec.objective.policy}"
         found.append((PolicyCondition.READY, True, PolicyReason.IN_FORCE, message))
     return tuple(found)
+
+
+def _twin_agrees(twin: TwinResult) -> Verdict:
+    kind, off = PolicyCondition.TWIN_AGREES, twin.text
+    if twin.agrees is None:
+        return kind, None, PolicyReason.NOTHING_TO_REPLAY, off
+    if not twin.agrees:
+        fix = "see which jobs by `ballast twin`; until it agrees, read `ballast whatif` with this error"
+        return kind, False, PolicyReason.REPLAY_DIFFERS, f"{off}. To fix: {fix}"
+    return kind, True, PolicyReason.REPLAY_AGREES, off
 
 
 def _healthy(solve: Solve) -> Verdict:
@@ -226,9 +259,20 @@ def _status(
         jobs_waiting=len(wanting) - running,
         last_round=_last_round(report),
         shadow_prices=_shadow_prices(report.solve),
+        twin=None if report.twin is None else _twin(report.twin),
         proposed=_proposed(snapshot, report.round_)
         if policy.spec.dry_run and report.round_ is not None
         else (),
+    )
+
+
+def _twin(found: TwinResult) -> api.Twin:
+    return api.Twin(
+        time=datetime.datetime.fromtimestamp(found.until, datetime.UTC),
+        hours=round((found.until - found.since) / 3600, 2),
+        jobs=found.jobs,
+        time_error=_finite(found.time_error),
+        cost_error=_finite(found.cost_error),
     )
 
 

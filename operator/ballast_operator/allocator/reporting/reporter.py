@@ -2,11 +2,18 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable
 
-from ballast_operator.allocator.reporting.policy_status import PolicyReport, least_status, policy_status
+from ballast_operator.allocator.reporting.policy_status import (
+    PolicyReport,
+    decided,
+    least_status,
+    policy_status,
+)
 from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable, for_good
+from ballast_operator.history.store import HistoryWriter
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import POLICY, Object
@@ -32,6 +39,7 @@ class PolicyReporter:
         recorder: posts Events of conditions that have changed.
         clock: the present.
         in_background: :meth:`report` only takes note, and :meth:`run` writes the newest.
+        history: is told of decisions, and knows how far their replay is off; None: none is kept.
     """
 
     def __init__(
@@ -42,17 +50,22 @@ class PolicyReporter:
         *,
         clock: Callable[[], Time],
         in_background: bool = False,
+        history: HistoryWriter | None = None,
     ) -> None:
         self._cluster = cluster
         self._caches = caches
         self._recorder = recorder
         self._clock = clock
         self._in_background = in_background
+        self.history = history
         self._waiting: dict[str, tuple[str, PolicyReport]] = {}
         self._arrived = asyncio.Event()
 
     async def report(self, item: Object, report: PolicyReport) -> None:
         """Write ``report`` on the ClusterPolicy ``item``; one that waits is replaced."""
+        if self.history is not None and report.snapshot is not None:
+            self.history.decided(decided(report))
+            report = dataclasses.replace(report, twin=self.history.twin)
         if not self._in_background:
             await self._write(item, report)
             return

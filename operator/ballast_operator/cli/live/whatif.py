@@ -172,7 +172,18 @@ def _compared(live: "LiveCluster", change: _Change) -> tuple[dict[str, Any], str
         )
         content |= {"over_time": courses.to_json()}
         text += f"\n\n{courses.as_text()}"
-    return content, text
+    return content | {"twin": live.twin}, f"{text}\n{_error_bar(live.twin)}"
+
+
+def _error_bar(twin: Mapping[str, Any] | None) -> str:
+    """How far the simulator was off lately, in a line."""
+    if twin is None or twin.get("timeError") is None:
+        return "error bar: not known; an operator that keeps history replays each day (ballast twin)"
+    cost = "" if twin.get("costError") is None else f", costs by {twin['costError']:+.1%}"
+    return (
+        f"error bar: completion times of the last replay were off by {twin['timeError']:+.1%}{cost} "
+        f"({twin['jobs']} jobs that ended before {twin['time']})"
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,12 +192,14 @@ class LiveCluster:
 
     Attributes:
         resizable: names of the jobs that change their size without a restart, once they train.
+        twin: ``status.twin`` of the policy: how far the last replay of the cluster was off; None: not known.
     """
 
     at: datetime.datetime
     policy: "ClusterPolicy"
     snapshot: "Snapshot"
     resizable: frozenset[str]
+    twin: Mapping[str, Any] | None = None
 
 
 async def _read(kubeconfig: str | None, cluster_policy: str) -> LiveCluster:
@@ -278,7 +291,8 @@ def _decided_on(caches: "Caches", item: "Object") -> LiveCluster:
         for view in jobs
         if view.spec is not None and view.spec.grow and not view.spec.is_script
     }
-    return LiveCluster(at=now, policy=policy, snapshot=snapshot, resizable=frozenset(resizable))
+    twin = (item.get("status") or {}).get("twin")
+    return LiveCluster(at=now, policy=policy, snapshot=snapshot, resizable=frozenset(resizable), twin=twin)
 
 
 def pose(

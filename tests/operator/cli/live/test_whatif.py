@@ -188,18 +188,18 @@ def test_which_of_two_policies_is_meant_must_be_said():
 
 @pytest.mark.slow
 def test_over_time_shows_when_each_job_would_start_and_end(monkeypatch):
-    """Beside the comparison, in text and in JSON; the demo's jobs all end within the hour."""
-
-    async def found(*_):
-        return await read_cluster(cluster())
-
-    monkeypatch.setattr(whatif_module, "_read", found)
+    """Beside the comparison, in text and in JSON, with the error bar; the demo's jobs all end within the hour."""
+    twin = {"time": "2026-01-01T00:00:00Z", "jobs": 7, "timeError": 0.021, "costError": -0.013}
+    there = cluster()
+    there._objects[POLICY][0]["status"] = {"twin": twin}
+    monkeypatch.setattr(whatif_module, "_read", lambda *_: read_cluster(there))
     arguments = ["--add", "v100=2", "--over-time", "1"]
     text = CliRunner().invoke(whatif, arguments)
+    assert "completion times of the last replay were off by +2.1%, costs by -1.3% (7 jobs" in text.stdout
     assert "1 gain, 0 lose, 2 the same" in text.stdout
     assert "3 -> 3 of 3 jobs end" in text.stdout
     content = json.loads(CliRunner().invoke(whatif, [*arguments, "--output", "json"]).stdout)
-    assert content["after"]["more"] == {"v100": 2}
+    assert content["after"]["more"] == {"v100": 2} and content["twin"] == twin
     (transformer,) = [row for row in content["over_time"]["jobs"] if row["job"] == "default/transformer"]
     assert transformer["after"]["ends_seconds"] < transformer["before"]["ends_seconds"]
 

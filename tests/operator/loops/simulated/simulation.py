@@ -4,6 +4,7 @@ import asyncio
 import datetime
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from ballast_operator.allocator.allocator import Allocator
@@ -15,6 +16,8 @@ from ballast_operator.api.policy_conditions import PolicyReason
 from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.errors import ActionRefused, Conflict, NotFound, Unavailable
+from ballast_operator.history.recent import Recent
+from ballast_operator.history.store import HistoryWriter, Keep
 from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
 from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY, Key
 from ballast_operator.kube.queue import KeyQueue
@@ -104,12 +107,15 @@ class Simulation:
 
     Attributes:
         follower: caches of a replica that follows; the next operator starts with them. None: with nothing.
+        history: of an operator that keeps it, in ``history_file``; written when a test says so.
     """
 
     follower: Caches | None = None
 
-    def __init__(self, *, nodes: dict[str, tuple[str, int]], **policy_spec: Any) -> None:
-        self.world = World()
+    def __init__(
+        self, *, nodes: dict[str, tuple[str, int]], history_file: Path | None = None, **policy_spec: Any
+    ) -> None:
+        self.world, self.history_file = World(), history_file
         self.now = START
         self.trainers: dict[str, Trainer | Command] = {}
         self.restarts = 0
@@ -167,7 +173,11 @@ class Simulation:
             store=StateStore(self.cluster, "ballast-system"),
             feeds=PriceFeeds(self.cluster, "ballast-system"),
             reporter=PolicyReporter(
-                self.cluster, self.caches, Recorder(self.cluster), clock=lambda: self.now
+                self.cluster,
+                self.caches,
+                Recorder(self.cluster),
+                clock=lambda: self.now,
+                history=None if self.history_file is None else self._history(self.history_file),
             ),
             clock=lambda: self.now,
         )
@@ -178,6 +188,19 @@ class Simulation:
         self.caches.listeners.append(changes.changed)
         # An operator decides when it starts.
         self.asked, self.decisions = True, 0
+
+    def _history(self, path: Path) -> HistoryWriter:
+        recent = Recent(self.caches, clock=self._epoch)
+        self.history = HistoryWriter(
+            path,
+            recent,
+            self.metrics,
+            keep=Keep(),
+            leads=lambda: True,
+            work_out=True,
+            clock=self._epoch,
+        )
+        return self.history
 
     def asked_to_decide(self) -> None:
         """A watch or a pass has something new for the allocator."""
@@ -203,6 +226,9 @@ class Simulation:
 
     def _seconds(self) -> float:
         return (self.now - START).total_seconds()
+
+    def _epoch(self) -> float:
+        return self.now.timestamp()
 
     async def tick(self, *, seconds: float = 1.0, operator: bool = True) -> None:
         """Time passes; machines and the operator do what they do in it."""

@@ -1,0 +1,251 @@
+"""What decisions saw, and what jobs held, as rows of the history's file; :mod:`.twin` reads them."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ballast_policies.scheduling import ClusterJob, ClusterState, SchedulingPolicy
+from ballast_policies.simulator.replay import WITHIN, RecordedCluster, Replay
+
+from ballast_operator.kube.kinds import Object
+from ballast_operator.report.held import held_parts, partner
+
+SEEN, COURSE, CLUSTER, TWIN = "seen", "course", "cluster", "twin"
+"""What a row is: a job as decisions saw it last, what it held from then on, the pools, a replay's result."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A row: JSON, of the job ``uid`` or, empty, of the cluster."""
+
+    what: str
+    uid: str
+    at: float
+    content: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """A decision.
+
+    Attributes:
+        at: epoch seconds.
+        state: on which was decided.
+        policy: by which.
+        round_ends: when the round ends.
+        jobs: job -> (its UID, whether it changes its size without a restart).
+    """
+
+    at: float
+    state: ClusterState
+    policy: SchedulingPolicy
+    round_ends: float | None
+    jobs: Mapping[str, tuple[str, bool]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a job held from ``at`` on, and its sums until then.
+
+    Attributes:
+        nodes: one for each GPU.
+        apart: it is in several pools, or shares its GPU.
+        trains: all its ranks train.
+        joining: some of the nodes are of ranks that do not train yet.
+    """
+
+    at: float
+    state: str
+    pool: str = ""
+    gpu_type: str = ""
+    nodes: tuple[str, ...] = ()
+    apart: bool = False
+    trains: bool = False
+    joining: bool = False
+    launches: int = 0
+    step: int = 0
+    cost: float = 0.0
+
+    @classmethod
+    def of(cls, item: Object, at: float) -> "Held":
+        """Of a TrainingJob as it is stored."""
+        status: Any = item.get("status") or {}
+        held = status.get("allocation") or {}
+        true = {each.get("type") for each in status.get("conditions") or [] if each.get("status") == "True"}
+        per_pod = int(held.get("gpusPerPod") or 1)
+        return cls(
+            at=at,
+            state=str(status.get("state") or "New"),
+            pool=str(held.get("pool") or ""),
+            gpu_type=str(held.get("gpuType") or ""),
+            nodes=tuple(str(node) for node in held.get("nodes") or () for _ in range(per_pod)),
+            apart=len(held_parts(held)) > 1 or bool(partner(held)),
+            trains="Running" in true and not held.get("ending"),
+            joining=bool(held.get("joining")),
+            launches=int(status.get("launches") or 0),
+            step=int((status.get("progress") or {}).get("step") or 0),
+            cost=float(status.get("costSoFar") or 0.0),
+        )
+
+    @property
+    def what(self) -> tuple[object, ...]:
+        """Equal while the job holds the same."""
+        ended = self.state if self.state in ("Succeeded", "Failed", "Suspended") else ""
+        return ended, self.pool, self.nodes, self.launches, self.trains, self.joining, self.apart
+
+
+class Rows:
+    """Makes rows of what has changed since the last ones; each method in one thread."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[object, ...]] = {}
+        self._seen: dict[str, tuple[ClusterJob, str]] = {}
+        self._cluster: RecordedCluster | None = None
+
+    def of_job(self, uid: str, item: Object, at: float, *, deleted: bool) -> Iterator[Kept]:
+        """What the job holds now, if that is new."""
+        held = Held.of(item, at)
+        if self._held.get(uid) != held.what:
+            self._held[uid] = held.what
+            yield Kept(what=COURSE, uid=uid, at=at, content=_text(dataclasses.asdict(held)))
+        if deleted:
+            self._held.pop(uid, None)
+
+    def of_decision(self, decided: Decided) -> Iterator[Kept]:
+        """The pools and the jobs that are new, or whose speeds are."""
+        state, there = decided.state, set[str]()
+        for one in state.jobs:
+            uid, live = decided.jobs.get(one.name, ("", False))
+            there.add(uid)
+            before = self._seen.get(uid)
+            if not uid or (before is not None and before[0] is one):
+                continue
+            text = _text(_as_seen(one, decided.at, live=live))
+            if before is None or before[1] != text:
+                yield Kept(what=SEEN, uid=uid, at=0.0, content=text)
+            self._seen[uid] = one, text
+        for uid in self._seen.keys() - there:
+            del self._seen[uid]
+        cluster = RecordedCluster(
+            at=decided.at,
+            nodes=state.capacity.nodes,
+            pools=state.capacity.pools,
+            prices=state.capacity.prices,
+            policy=decided.policy,
+            round_ends=decided.round_ends,
+        )
+        if self._cluster is None or not _same(self._cluster, cluster):
+            self._cluster = cluster
+            yield Kept(what=CLUSTER, uid="", at=decided.at, content=_text(dataclasses.asdict(cluster)))
+
+
+def _same(old: RecordedCluster, new: RecordedCluster) -> bool:
+    if dataclasses.replace(old, at=0, round_ends=None) != dataclasses.replace(new, at=0, round_ends=None):
+        return False
+    if old.round_ends is None or new.round_ends is None:
+        return old.round_ends == new.round_ends
+    seconds = new.policy.round_seconds
+    return abs((new.round_ends - old.round_ends + seconds / 2) % seconds - seconds / 2) < 0.5
+
+
+def _as_seen(one: ClusterJob, at: float, *, live: bool) -> dict[str, Any]:
+    """A job without what changes as it trains; speeds by four digits."""
+    job, gang = one.job, one.elastic
+    fields = {field.name: getattr(one, field.name) for field in dataclasses.fields(ClusterJob)}
+    fields["job"] = dataclasses.replace(
+        job,
+        throughput={name: _rounded(rate) for name, rate in job.throughput.items()},
+        steps_remaining=None,
+        elapsed=0.0,
+        isolated_elapsed=0.0,
+        deadline=None,
+        budget=None,
+    )
+    if gang is not None:
+        speeds = {
+            name: {gpus: _rounded(rate) for gpus, rate in by_size.items()}
+            for name, by_size in gang.speeds.items()
+        }
+        fields["elastic"] = dataclasses.replace(gang, speeds=speeds, may_shrink=True, may_grow=True)
+    fields |= {"placement": None, "mixed": None, "spread": None, "running_since": 0.0, "beside_speed": 1.0}
+    fields |= {"launches": 0, "grows_from": None, "left_out": ""}
+    return {
+        "one": dataclasses.asdict(ClusterJob(**fields)),
+        "live": live,
+        "deadline": None if job.deadline is None else round(at + job.deadline),
+        "budget": job.budget,
+        "several_pools": one.mixed is not None and not one.mixed.fits_one_pool,
+    }
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.4g}")
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, default=sorted, separators=(",", ":"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TwinResult:
+    """How far a replay was off, as a row of the file.
+
+    Attributes:
+        since, until: of the recording, epoch seconds.
+        jobs: that were compared.
+        unfinished: of these, not done in the replay.
+        left_out: jobs that could not be replayed.
+        time_error, typical_time_error, cost_error, agrees: as :class:`Replay` has them.
+        within: up to which error it agrees.
+    """
+
+    since: float
+    until: float
+    jobs: int
+    unfinished: int = 0
+    left_out: int = 0
+    time_error: float | None = None
+    typical_time_error: float | None = None
+    cost_error: float | None = None
+    agrees: bool | None = None
+    within: float = WITHIN
+
+    @classmethod
+    def of(cls, found: Replay) -> "TwinResult":
+        """Of a replay."""
+        return cls(
+            since=found.since,
+            until=found.until,
+            jobs=len(found.jobs),
+            unfinished=len(found.unfinished),
+            left_out=len(found.left_out),
+            time_error=found.time_error,
+            typical_time_error=found.typical_time_error,
+            cost_error=found.cost_error,
+            agrees=found.agrees(),
+        )
+
+    def as_row(self) -> Kept:
+        """The row."""
+        return Kept(what=TWIN, uid="", at=self.until, content=_text(dataclasses.asdict(self)))
+
+    @property
+    def text(self) -> str:
+        """A sentence with the errors."""
+        hours = (self.until - self.since) / 3600
+        if not self.jobs:
+            return f"no job that can be replayed has ended within {hours:.3g} h"
+        words = [f"of {self.jobs} jobs that ended within {hours:.3g} h"]
+        if self.time_error is not None:
+            words.append(
+                f"the replay's completion times are off by {self.time_error:+.1%} in sum and "
+                f"{self.typical_time_error or 0.0:.1%} a job"
+            )
+        if self.cost_error is not None:
+            words.append(f"costs by {self.cost_error:+.1%}")
+        if self.unfinished:
+            words.append(f"{self.unfinished} do not end in it")
+        if self.left_out:
+            words.append(f"{self.left_out} more are left out")
+        return f"{', '.join(words)}; it agrees within {self.within:.0%}"

@@ -1,0 +1,110 @@
+"""The twin: what the operator kept, replayed by its own decisions."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from ballast_operator.cli.live.twin import twin
+from ballast_operator.history.recording import TwinResult
+from ballast_operator.history.store import write_kept
+from ballast_operator.history.twin import read_recording
+from ballast_operator.kube.kinds import JOB, POLICY
+from ballast_policies.simulator.replay import replay
+from click.testing import CliRunner
+
+from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation
+
+POOLS = [{"name": "v100", "nodeSelector": {"pool": "v100"}, "gpuType": "v100", "pricePerGpuHour": 36.0}]
+BEGAN = START.timestamp()
+
+
+async def played(path: Path, *names: str, stages: tuple[int, int] = (2, 2)) -> Simulation:
+    """A cluster of two GPUs once all jobs are done; each has a hundred seconds of work."""
+    simulation = Simulation(
+        nodes={"a": ("v100", 2)}, history_file=path, nodePools=POOLS, objective={"policy": "fifo"}
+    )
+    speeds = [
+        {"gpuType": "v100", "stages": size, "stepsPerSecond": 10.0}
+        for size in range(stages[0], stages[1] + 1)
+    ]
+    for name in names:
+        trainer = {"total": 1000, "silent": name == "idle"}
+        simulation.add_job(name, stages=stages, totalSteps=1000, throughput=speeds, trainer=trainer)
+        created = {"metadata": {"creationTimestamp": simulation.now.isoformat()}}
+        simulation.world.patch(JOB, NAMESPACE, name, created)
+        for _ in range(5):
+            await simulation.tick()
+            simulation.history.write()
+    ends = [name for name in names if name != "idle"]
+    for _ in range(1000):
+        await simulation.tick()
+        simulation.history.write()
+        if all(simulation.state(name) == "Succeeded" for name in ends):
+            return simulation
+    raise AssertionError(simulation.all_statuses())
+
+
+async def test_the_twin_takes_as_long_and_pays_as_much_as_the_cluster(tmp_path: Path) -> None:
+    """Jobs that wait for one another; deleted ones, too. A later begin finds them where they were."""
+    path = tmp_path / "history.db"
+    simulation = await played(path, "one", "two", "three")
+    simulation.world.drop(JOB, NAMESPACE, "one")
+    await simulation.tick()
+    simulation.history.write()
+    ended = simulation.now.timestamp()
+    found = replay(read_recording(path, BEGAN, ended))
+    assert [job.job for job in found.jobs] == [f"{NAMESPACE}/{name}" for name in ("one", "two", "three")]
+    assert found.time_error == pytest.approx(0, abs=0.03) and found.cost_error == pytest.approx(0, abs=0.03)
+    assert found.jobs[2].recorded_seconds > 290 and found.agrees() and not found.left_out
+    late = replay(read_recording(path, BEGAN + 60, ended))
+    assert late.jobs[0].recorded_seconds == pytest.approx(found.jobs[0].recorded_seconds - 59, abs=2)
+    assert late.time_error == pytest.approx(0, abs=0.05) and late.jobs[0].starts == 0
+    before = replay(read_recording(path, BEGAN, BEGAN + 60))
+    assert (before.jobs, before.running, before.agrees()) == ((), 3, None)
+
+
+async def test_the_condition_says_whether_the_twin_agrees(tmp_path: Path) -> None:
+    """By the newest result of the file; the status has the figures, for `ballast whatif`."""
+    path = tmp_path / "history.db"
+    simulation = await played(path, "one")
+    command = ["--file", str(path), "--since", str(START), "--until", simulation.now.isoformat()]
+    kept = CliRunner().invoke(twin, [*command, "--keep", "--output", "json"])
+    assert kept.exit_code == 0, kept.output
+    assert json.loads(kept.output)["agrees"] is True
+    assert "off by" in CliRunner().invoke(twin, command).output
+
+    async def condition() -> dict[str, str]:
+        simulation.asked = True
+        await simulation.tick()
+        status = simulation.world.get(POLICY, "", "default")["status"]
+        assert status["twin"]["jobs"] in (0, 1)
+        return next(each for each in status["conditions"] if each["type"] == "TwinAgrees")
+
+    simulation.history.replay_daily()
+    assert (await condition())["status"] == "True"
+    for agrees, word in ((False, "False"), (None, "Unknown")):
+        result = TwinResult(since=BEGAN, until=simulation.now.timestamp(), jobs=0, agrees=agrees)
+        simulation.history.twin = result
+        assert (await condition())["status"] == word
+
+
+async def test_what_cannot_be_read_or_was_suspended_is_left_out_with_why(tmp_path: Path) -> None:
+    """The rest is replayed; without anything there is nothing to compare."""
+    path = tmp_path / "history.db"
+    simulation = await played(path, "one", "two")
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE kept SET content = replace(content, '5.0', 'NaN') WHERE what = 'seen' AND "
+                         "uid = (SELECT uid FROM jobs WHERE name = 'one')")  # fmt: skip
+    database.close()
+    found = replay(read_recording(path, BEGAN, simulation.now.timestamp()))
+    assert list(found.left_out) == [f"{NAMESPACE}/one"] and [job.job for job in found.jobs] == [
+        f"{NAMESPACE}/two"
+    ]
+    nothing = replay(read_recording(path, 0.0, 1.0))
+    assert nothing.agrees() is None and TwinResult.of(nothing).text.startswith("no job")
+    for words in (["--since", "2026-01-02", "--until", "2026-01-01"], ["--since", "soon"]):
+        assert CliRunner().invoke(twin, ["--file", str(path), *words]).exit_code == 2
+    missing = CliRunner().invoke(twin, ["--file", str(tmp_path / "none.db")])
+    assert missing.exit_code == 1 and "To fix" in missing.output
+    write_kept(path, TwinResult(since=0.0, until=1.0, jobs=0).as_row())
