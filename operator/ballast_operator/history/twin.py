@@ -146,6 +146,11 @@ def _job(
         start_seconds=_mean_seconds(
             course, lambda old, new: bool(old.nodes) and not old.trains and new.trains
         ),
+        stop_seconds=_mean_seconds(
+            course, lambda old, new: _leaves(old, new) and new.state not in ("Succeeded", "Failed")
+        ),
+        end_seconds=_mean_seconds(course, lambda old, new: _leaves(old, new) and new.state == "Succeeded")
+        or 0.0,
         growth_seconds=_mean_seconds(course, lambda old, new: old.joining and not new.joining) or 0.0,
     )
 
@@ -172,6 +177,10 @@ def _at_seen_pace(one: ClusterJob, course: Sequence[Held]) -> ClusterJob:
         gang = dataclasses.replace(gang, speeds=speeds)
     throughput = {kind: factor * rate for kind, rate in job.throughput.items()}
     return dataclasses.replace(one, job=dataclasses.replace(job, throughput=throughput), elastic=gang)
+
+
+def _leaves(old: Held, new: Held) -> bool:
+    return bool(old.nodes) and not old.trains and not new.nodes
 
 
 def _mean_seconds(course: Sequence[Held], ends: Callable[[Held, Held], bool]) -> float | None:

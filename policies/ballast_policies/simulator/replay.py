@@ -8,13 +8,14 @@ import dataclasses
 import functools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.rounds import Node
 from ballast_policies.scheduling import Capacity, ClusterJob, ClusterState, SchedulingPolicy
-from ballast_policies.simulator.clock import Clock, Event
+from ballast_policies.simulator.clock import Answer, Clock, Event
 from ballast_policies.simulator.decisions import ClusterGang, OperatorDecisions
 
 WITHIN = 0.1
@@ -64,6 +65,8 @@ class RecordedJob:
         done: it had done its steps.
         cost: what it paid from ``arrival`` on.
         start_seconds: of each start, as seen; None: none was.
+        stop_seconds: of each stop, until its GPUs were free; None: none was seen.
+        end_seconds: from its last step until its GPUs were free.
         growth_seconds: from the decision that it grows until it trains on more GPUs.
     """
 
@@ -74,6 +77,8 @@ class RecordedJob:
     done: bool = False
     cost: float = 0.0
     start_seconds: float | None = None
+    stop_seconds: float | None = None
+    end_seconds: float = 0.0
     growth_seconds: float = 0.0
 
 
@@ -201,8 +206,25 @@ def replay(recording: Recording, *, objective: str = "") -> Replay:
         began=began,
         first_round_ends=_first_round(first, began),
     )
+    starts = {name: gang.restart_seconds for name, gang in gangs.items()}
+    stops = [job.stop_seconds for job in recording.jobs if job.stop_seconds is not None]
+    stop_seconds = statistics.fmean(stops) if stops else 0.0
     ended: dict[str, float] = {}
     clock: Clock[ClusterGang]
+
+    def decide(present: Mapping[str, ClusterGang], now: float) -> Answer:
+        """Gangs that find no idle GPUs also wait until others have saved and left, or they themselves."""
+        idle = Counter({node.name: node.gpus for node in decisions.state.capacity.nodes})
+        for gang in present.values():
+            idle.subtract(() if gang.placement is None else gang.placement.nodes)
+        answer = decisions(present, now)
+        for name in (*answer.round.started, *answer.round.moved):
+            needs = Counter(answer.round.placements[name].nodes)
+            waits = any(idle[node] < gpus for node, gpus in needs.items()) or name in answer.round.moved
+            present[name].restart_seconds = starts[name] + (stop_seconds if waits else 0.0)
+            if not waits:
+                idle -= needs
+        return answer
 
     def end(gang: ClusterGang, at: float) -> None:
         ended[gang.name] = at
@@ -230,7 +252,7 @@ def replay(recording: Recording, *, objective: str = "") -> Replay:
     ]
     clock = Clock(
         arrivals=_arrivals(recording, gangs),
-        decide=decisions,
+        decide=decide,
         ended=end,
         events=sorted(events, key=lambda event: event.at),
     )
@@ -249,7 +271,7 @@ def _gang(job: RecordedJob, prices: Mapping[str, float], began: float) -> Cluste
     gang = ClusterGang.of(one, prices, began, live=job.live, arrived=max(0.0, job.arrival - began))
     if job.start_seconds is not None:
         gang.restart_seconds = job.start_seconds
-    gang.growth_seconds = job.growth_seconds
+    gang.growth_seconds, gang.ending = job.growth_seconds, job.end_seconds
     return gang
 
 

@@ -188,7 +188,7 @@ def test_which_of_two_policies_is_meant_must_be_said():
 
 @pytest.mark.slow
 def test_over_time_shows_when_each_job_would_start_and_end(monkeypatch):
-    """Beside the comparison, in text and in JSON, with the error bar; the demo's jobs all end within the hour."""
+    """Beside the comparison, in text and in JSON, with the error bar; all end within the hour."""
     twin = {"time": "2026-01-01T00:00:00Z", "jobs": 7, "timeError": 0.021, "costError": -0.013}
     there = cluster()
     there._objects[POLICY][0]["status"] = {"twin": twin}
