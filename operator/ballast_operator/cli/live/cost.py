@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
+from ballast_operator.cli.live.twin import Moment
+from ballast_operator.cli.own_modules import import_from_here
+from ballast_operator.cli.terminal import printable
 
 if TYPE_CHECKING:
     from ballast_operator.report.costs import Costs
@@ -34,11 +37,44 @@ NOT_IN_TABLES = ("by_pool", "data_by_pool", "badput", "gpu_hours_by_pool")
     metavar="FILE.html",
     help="Write a picture, too: pools, teams and jobs, with what was wasted.",
 )
-def cost(namespace: str, kubeconfig: str | None, by: str | None, output: str, plot: Path | None) -> None:
+@click.option(
+    "--against",
+    multiple=True,
+    metavar="POLICY",
+    help="What the jobs of the operator's --history would have cost and taken under it, and the least that "
+    "any could; may be repeated; all: every policy. No cluster is read.",
+)
+@click.option(
+    "--history",
+    envvar="BALLAST_HISTORY",
+    show_envvar=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With --against: the operator's file; in its pod it is set.",
+)
+@click.option(
+    "--since", type=Moment(), metavar="TIME", help="With --against. [default: a day before --until]"
+)
+@click.option("--until", type=Moment(), metavar="TIME", help="With --against. [default: now]")
+def cost(
+    namespace: str,
+    kubeconfig: str | None,
+    by: str | None,
+    output: str,
+    plot: Path | None,
+    against: tuple[str, ...],
+    **recorded: Any,
+) -> None:
     """What jobs, teams and pools have cost and will cost, what was saved, and what was wasted.
 
     Amounts are in the currency of the ClusterPolicy's pricePerGpuHour.
     """
+    if against:
+        if namespace or by or plot is not None or output == "csv":
+            raise click.UsageError(
+                "--against: not with --namespace, --by, --plot or csv. To fix: leave them out"
+            )
+        _print_against(against, output, **recorded)
+        return
     if namespace and by == "pool":
         raise click.UsageError("--by pool: pools belong to no namespace. To fix: leave --namespace out")
     if plot is not None and plot.suffix != ".html":
@@ -60,6 +96,19 @@ def cost(namespace: str, kubeconfig: str | None, by: str | None, output: str, pl
         click.echo(as_csv(found, by or "job"), nl=False)
     else:
         _print(found, by)
+
+
+def _print_against(
+    policies: tuple[str, ...], output: str, history: Path | None, since: float | None, until: float | None
+) -> None:
+    from ballast_operator.cli.live.cost_against import against, as_text
+
+    if history is None:
+        raise click.UsageError("--against: needs --history. To fix: name the operator's file")
+    for name in policies:
+        import_from_here(name)
+    found = against(history, policies, since, until)
+    click.echo(json.dumps(found, indent=2) if output == "json" else printable(as_text(found)))
 
 
 async def _read(namespace: str, kubeconfig: str | None) -> "Costs":
