@@ -12,8 +12,7 @@ import click
 
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
 from ballast_operator.cli.live.twin import Moment
-from ballast_operator.cli.own_modules import import_from_here
-from ballast_operator.cli.terminal import printable
+from ballast_operator.cli.option_names import import_from_here, printable
 
 if TYPE_CHECKING:
     from ballast_operator.report.costs import Costs

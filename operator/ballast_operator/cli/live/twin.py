@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ballast_operator.cli.terminal import printable
+from ballast_operator.cli.option_names import printable
 
 if TYPE_CHECKING:
     from ballast_policies.simulator.replay import Recording, Replay
