@@ -29,12 +29,14 @@ from ballast_operator.cli.plan.input import (
     known_tensor,
     layer_costs,
     read_cluster,
+    read_config,
     read_gpu_profiles,
     read_layout,
     read_profile,
     reduced_bytes,
     step_microbatches,
 )
+from ballast_operator.cli.plan.trial import try_plans
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUT = click.Path(dir_okay=False, path_type=Path)
@@ -93,6 +95,16 @@ class _OptionalPicture(click.Command):
 @click.option(
     "--given", type=FILE, help="Predict this plan (as --output json prints one) instead of planning."
 )
+@click.option(
+    "--trial",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Run the N best plans for a few steps on this machine by ballast-train; the fastest comes first.",
+)
+@click.option("--config", type=FILE, help="trial: the trainer's configuration, which has the model.")
+@click.option(
+    "--trial-steps", type=click.IntRange(1), default=5, show_default=True, help="trial: that count."
+)
 @click.option("--top", type=click.IntRange(1), help="Plans to show, best first; default 1, amp: 5.")
 @click.option(
     "--max-tensor",
@@ -124,6 +136,9 @@ def plan(
     planner: str,
     profile_paths: tuple[Path, ...],
     given: Path | None,
+    trial: int | None,
+    config: Path | None,
+    trial_steps: int,
     sweep: bool,
     picture: Path | None,
     output: str,
@@ -139,15 +154,12 @@ def plan(
     shown = picture is not None and str(picture) == PICTURE_HERE
     drawn = None if shown else picture
     trace, csv_file = options.pop("trace"), options.pop("csv_file")
+    if (trial is None) != (config is None):
+        raise click.UsageError("--trial needs --config, a trainer's configuration, and nothing else does")
+    options["top"] = options["top"] if trial is None else max(trial, options["top"] or 1)
     try:
-        chosen = PLANNERS.find(planner, PlanningError)
-        if measured is not None:
-            cluster = cluster.measured_by(measured)
-        if given is not None:
-            chosen = dataclasses.replace(chosen, simulates=False, plan=lambda request: _given(request, given))
-        elif measured is not None and not chosen.measured:
-            names = ", ".join(PLANNERS.own(lambda row: row.measured))
-            raise click.UsageError(f"--profiles: planner {planner} plans from one. To fix: --planner {names}")
+        chosen = _chosen(planner, given, measured=measured is not None)
+        cluster = cluster if measured is None else cluster.measured_by(measured)
         if not chosen.simulates:
             _refuse_without_simulation(planner, sweep=sweep, trace=trace, picture=drawn, csv=csv_file)
         if chosen.needs_links:
@@ -164,6 +176,10 @@ def plan(
         if sweep:
             answer["sweep"], table = _sweep(chosen, request, cluster)
             text += table
+        if trial is not None and config is not None:
+            answer["plans"], table = try_plans(answer["plans"], trial, read_config(config), trial_steps)
+            answer["stepSeconds"] = answer["plans"][0]["stepSeconds"]
+            text += table
         if shown:
             answer["picture"] = drawing = found.picture()
             # The pipeline planner's text has it in any case.
@@ -178,6 +194,22 @@ def plan(
     if output == "yaml":
         text = _patch({**answer, **(answer["plans"] or [{}])[0]})
     click.echo(json.dumps({"planner": planner, **answer}) if output == "json" else text)
+
+
+def _chosen(name: str, given: Path | None, *, measured: bool) -> Planner:
+    """The planner, or what predicts the given plan.
+
+    Raises:
+        PlanningError: there is no such planner.
+        UsageError: it does not plan from layers that were measured by GPU type.
+    """
+    planner = PLANNERS.find(name, PlanningError)
+    if given is not None:
+        return dataclasses.replace(planner, simulates=False, plan=lambda request: _given(request, given))
+    if measured and not planner.measured:
+        names = ", ".join(PLANNERS.own(lambda row: row.measured))
+        raise click.UsageError(f"--profiles: planner {name} plans from one. To fix: --planner {names}")
+    return planner
 
 
 def _patch(plan: Mapping[str, Any]) -> str:

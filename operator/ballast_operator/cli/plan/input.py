@@ -353,6 +353,18 @@ def _read(path: Path, model: type[Model]) -> Model:
     return _validated(path, model, _content(path))
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a trainer's configuration, which the trainer checks.
+
+    Raises:
+        ClickException: it is no object.
+    """
+    value = _content(path)
+    if not isinstance(value, dict):
+        raise click.ClickException(f"{path}: no object of fields, as ballast-train --config takes one")
+    return value
+
+
 def _validated(path: Path, model: type[Model], value: Any) -> Model:
     try:
         return model.model_validate(value)

@@ -107,18 +107,22 @@ def stage_table(model: CostModel, layout: Layout, schedule: str = DEFAULT_SCHEDU
     return lines
 
 
-def plans_table(model: CostModel, plans: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A row a plan."""
+def plans_table(plans: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row a plan; of plans with a ``trial``, what was measured beside what was predicted."""
+    tried = any("trial" in plan for plan in plans)
     lines = [
-        f"{'s/step':>10} {'pipeline':>8} {'tensor':>6} {'data':>5} {'GPUs':>5} "
+        f"{'s/step':>10} {'measured ' if tried else ''}{'pipeline':>8} {'tensor':>6} {'data':>5} {'GPUs':>5} "
         f"{'microbatches':>16} {'recompute':>9}  layers"
     ]
     for plan in plans:
         bounds = " ".join(str(stage["endLayer"]) for stage in plan["stages"])
         data = "x" if plan["data"] is None else plan["data"]
         size = f"{plan['microbatches']} of {plan['microbatchSize']}"
+        seconds = plan.get("trial", {}).get("measuredSeconds")
+        measured = "-" if seconds is None else f"{seconds:.4g}"
         lines.append(
-            f"{plan['stepSeconds']:>10.4g} {plan['pipeline']:>8} {plan['tensor']:>6} {data:>5} "
+            f"{plan['stepSeconds']:>10.4g} {f'{measured:>8} ' if tried else ''}"
+            f"{plan['pipeline']:>8} {plan['tensor']:>6} {data:>5} "
             f"{plan['gpus']:>5} {size:>16} {'yes' if plan['recompute'] else 'no':>9}  0 {bounds}"
         )
     return lines
@@ -167,7 +171,7 @@ def layouts_answer(
     if not best["fits"]:
         lines.append("Its stages do not fit the GPUs' memory.")
     if len(contents) > 1:
-        lines += ["", *plans_table(model, contents)]
+        lines += ["", *plans_table(contents)]
     return PlannerAnswer(
         content={"stepSeconds": best["stepSeconds"], **(keys or {}), "plans": contents},
         text="\n".join(lines),
