@@ -90,7 +90,7 @@ class Store:
         job = _job_of(item)
         if job is not None:
             self._by_job[job].add(key)
-        if job is None or not _controlled(item, job[1]):
+        if job is None or not controlled_by_job(item, job[1]):
             self._of_no_job.add(key)
         if self._kind is POD and (node := pinned_node(item)):
             self._by_node[node].add(key)
@@ -174,7 +174,8 @@ def _discard(index: defaultdict[K, set[Key]], at: K, key: Key) -> None:
         del index[at]
 
 
-def _controlled(item: Object, job: str) -> bool:
+def controlled_by_job(item: Object, job: str) -> bool:
+    """Whether a TrainingJob of this name is the controller of ``item``."""
     return any(
         owner.get("controller") and owner.get("kind") == JOB.kind and owner.get("name") == job
         for owner in item["metadata"].get("ownerReferences") or []

@@ -39,9 +39,10 @@ def await_pods(context: ReconcileContext, missing: tuple[str, ...]) -> StepResul
     )
     left = seconds_left(context, Deadline.BIND)
     told, status = tell_address(context, status)
+    created = [creation(context, pod, at) for at, pod in enumerate(allocation.pods) if pod in missing]
     return StepResult(
         status=status,
-        actions=(*told, *_rights(context), *_creations(context, missing)),
+        actions=(*told, *_rights(context), *created),
         requeue_after_seconds=left,
         grants_rights=True,
     )
@@ -129,29 +130,24 @@ def _rights(context: ReconcileContext) -> tuple[Apply, ...]:
     return (*first, *(Apply(kind, body, beside=True) for kind, body in (lease, *access)))
 
 
-def _creations(context: ReconcileContext, missing: tuple[str, ...]) -> tuple[CreatePod, ...]:
-    view, allocation = context.view, context.allocation
-    return tuple(
-        CreatePod(
-            pod_object(
-                view,
-                context.spec,
-                allocation,
-                number=number,
-                pod=pod,
-                gpu_resource=context.gpu_resource_of(pod),
-                options=PodOptions(
-                    renew_seconds=context.settings.renew_seconds,
-                    save_seconds=context.settings.stop_seconds,
-                    new_node=context.new_node_of(pod),
-                    environment=_environment(context, number),
-                ),
-            ),
-            context.gpu_resource_of(pod),
-        )
-        for number, pod in enumerate(allocation.pods)
-        if pod in missing
+def creation(context: ReconcileContext, pod: str, number: int) -> CreatePod:
+    """The creation of the gang's pod with this name and number."""
+    resource, settings = context.gpu_resource_of(pod), context.settings
+    body = pod_object(
+        context.view,
+        context.spec,
+        context.allocation,
+        number=number,
+        pod=pod,
+        gpu_resource=resource,
+        options=PodOptions(
+            renew_seconds=settings.renew_seconds,
+            save_seconds=settings.stop_seconds,
+            new_node=context.new_node_of(pod),
+            environment=_environment(context, number),
+        ),
     )
+    return CreatePod(body, resource)
 
 
 def _environment(context: ReconcileContext, pod: int) -> list[dict[str, Any]]:

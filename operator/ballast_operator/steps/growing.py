@@ -8,10 +8,8 @@ from ballast_policies.protocol.moves import AbandonGrowth, Why
 from ballast_policies.protocol.observed import Deadline, Gang
 
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.desired.pod import PodOptions, pod_object
 from ballast_operator.steps.accounting import accrue_cost, accrue_pause
 from ballast_operator.steps.context import (
-    CreatePod,
     JobCounter,
     ReconcileContext,
     StepResult,
@@ -19,7 +17,7 @@ from ballast_operator.steps.context import (
     with_condition,
 )
 from ballast_operator.steps.failure import describe, leaving_text
-from ballast_operator.steps.gang import ranks_of
+from ballast_operator.steps.gang import creation, ranks_of
 from ballast_operator.steps.observed import seconds_left
 
 
@@ -45,28 +43,9 @@ def create_newcomers(context: ReconcileContext, pods: tuple[str, ...]) -> StepRe
     """Create these of the pods that are to join."""
     allocation = context.allocation
     numbers = {name: allocation.first_newcomer + i for i, name in enumerate(allocation.joining)}
-    creations = tuple(
-        CreatePod(
-            pod_object(
-                context.view,
-                context.spec,
-                allocation,
-                number=numbers[name],
-                pod=name,
-                gpu_resource=context.gpu_resource_of(name),
-                options=PodOptions(
-                    renew_seconds=context.settings.renew_seconds,
-                    save_seconds=context.settings.stop_seconds,
-                    new_node=context.new_node_of(name),
-                ),
-            ),
-            context.gpu_resource_of(name),
-        )
-        for name in pods
-    )
     return StepResult(
         status=context.view.status,
-        actions=creations,
+        actions=tuple(creation(context, name, numbers[name]) for name in pods),
         requeue_after_seconds=seconds_left(context, Deadline.BIND),
     )
 

@@ -17,7 +17,8 @@ from ballast_policies.protocol.observed import held_pods
 from kubernetes.utils.quantity import parse_quantity
 
 from ballast_operator.api.job_allocation import JobAllocation, is_coming
-from ballast_operator.kube.kinds import JOB, Key, Object
+from ballast_operator.kube.caches import controlled_by_job
+from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.kube.slim import pinned_node
 from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.notices import Leaving, read_leaving
@@ -240,12 +241,8 @@ def _amount(quantity: Any) -> float:
 
 def is_ours(pod: Object) -> bool:
     """It carries a job's label, and that job controls it: a label alone can be anybody's."""
-    metadata = pod["metadata"]
-    job = (metadata.get("labels") or {}).get(JOB_LABEL)
-    return job is not None and any(
-        owner.get("controller") and owner.get("kind") == JOB.kind and owner.get("name") == job
-        for owner in metadata.get("ownerReferences") or []
-    )
+    job = (pod["metadata"].get("labels") or {}).get(JOB_LABEL)
+    return job is not None and controlled_by_job(pod, job)
 
 
 REGION_LABELS = ("topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region")
