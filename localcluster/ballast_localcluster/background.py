@@ -61,13 +61,8 @@ def up(
 ) -> BackgroundCluster:
     """Start a cluster that outlives this program; one that runs already is left as it is.
 
-    Args:
-        name: of the cluster.
-        nodes: process nodes.
-        crds: files of CustomResourceDefinitions.
-        warm_start: fork trainer pods from one process that has torch imported.
-        real_nodes: run them as kubelets and containers.
-        prepare: called with the cluster once it is ready; what it raises ends the cluster.
+    ``prepare`` is called with the cluster once it is ready; what it raises ends the cluster. The rest as
+    :class:`LocalCluster` has it.
 
     Raises:
         LocalClusterError: an impossible name, or it does not start.

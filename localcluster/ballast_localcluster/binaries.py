@@ -45,8 +45,7 @@ class Binaries:
 def find_binaries(progress: Progress | None = None) -> Binaries:
     """The folder named by the environment, else the cached build, else a new build.
 
-    Args:
-        progress: takes one line of progress; None writes to standard error.
+    ``progress`` takes one line of progress; None writes to standard error.
 
     Raises:
         BinariesError: ``BALLAST_CONTROLPLANE`` lacks a program, or the build is not possible or fails.

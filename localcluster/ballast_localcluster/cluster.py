@@ -123,8 +123,7 @@ class LocalCluster:
     def stop(self, *, failed: bool = False) -> None:
         """Stop everything: pods as by a power cut, then the control plane.  A second stop does nothing.
 
-        Args:
-            failed: keep the logs and print where they are.
+        ``failed``: keep the logs and print where they are.
         """
         warden, self._warden, self._rest = self._warden, None, None
         if warden is None:

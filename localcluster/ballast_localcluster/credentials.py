@@ -62,12 +62,8 @@ def write_kubeconfig(
 ) -> None:
     """Write a kubeconfig, readable by this user alone; JSON, which is YAML.
 
-    Args:
-        path: of the file.
-        server: URL of the API server.
-        authority: whose certificate it has.
-        token: of the user.
-        user: in place of the token: the user's other credentials, as a kubeconfig has them.
+    ``server``: URL of the API server, whose certificate has ``authority``. ``user``: in place of the token:
+    the user's other credentials, as a kubeconfig has them.
     """
     config = {
         "apiVersion": "v1",

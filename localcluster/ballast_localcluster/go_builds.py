@@ -36,11 +36,7 @@ def cache_base() -> Path:
 def build_once(folder: Path, what: str, build: Callable[[Path], None], progress: Progress) -> None:
     """Make ``folder`` by ``build`` unless it is there; of several processes one builds, the others wait.
 
-    Args:
-        folder: appears whole, after ``build`` has returned.
-        what: what is built, for people.
-        build: fills the folder it is given.
-        progress: takes one line of progress.
+    It appears whole, after ``build`` has filled the folder that it is given. ``what`` is built, for people.
     """
     if folder.is_dir():
         return
@@ -73,10 +69,7 @@ def _locked(path: Path, what: str, progress: Progress) -> Iterator[None]:
 def go_command(module: Path, what: str, otherwise: str) -> str:
     """The `go` of this machine, new enough for the ``go`` line of ``module``, a ``go.mod``.
 
-    Args:
-        module: the file.
-        what: what is built with it, for the message.
-        otherwise: how to do without, for the message.
+    ``what`` is built with it, and ``otherwise``: how to do without, for the message.
 
     Raises:
         BinariesError: there is none, or it is too old.
@@ -116,11 +109,8 @@ def run_go(command: Sequence[str], source: Path) -> str:
 def compile_packages(command: Sequence[str], source: Path, packages: int, progress: Progress) -> None:
     """Run `go build -v`, which names each package on a line, and report how far it is.
 
-    Args:
-        command: what follows ``go build``, behind the path of `go`.
-        source: the module's folder.
-        packages: how many there are at most.
-        progress: takes one line of progress.
+    ``command``: what follows ``go build``, behind the path of `go`. ``packages``: how many there are at
+    most.
 
     Raises:
         BinariesError: it fails, with the compiler's words.

@@ -37,10 +37,7 @@ def patience() -> float:
 def wait_until(look: Callable[[], Found], what: str, limit: Limit) -> Found:
     """Call ``look`` repeatedly until its result is true, and return it.
 
-    Args:
-        look: looks once; its exceptions are raised.
-        what: what is waited for, for the message.
-        limit: how long to wait.
+    Exceptions of ``look`` are raised; ``what``: is waited for, for the message.
 
     Raises:
         TimeoutError: the limit has passed.

@@ -320,7 +320,11 @@ def stale_streams(caches: Caches, *, stale_seconds: float, now: float) -> list[s
 async def serve(
     *, host: str, port: int, metrics: Metrics, problems: Callable[[], list[str]], waits: Waits
 ) -> tuple[web.AppRunner, int]:
-    """Serve the pages; returns the runner (to clean up) and the port (chosen free where ``port`` is 0).
+    """Serve ``/healthz``, ``/readyz`` and ``/metrics``; returns the runner, to clean up, and the port.
+
+    It is a free one where ``port`` is 0. ``/healthz`` (liveness) fails where a restart may help: a watch has
+    been behind the API server for too long, or decisions fail. ``/readyz`` fails where this replica cannot do
+    its work. Both list what is waited for.
 
     Raises:
         OSError: the port is taken.

@@ -27,11 +27,7 @@ _RBAC = "rbac.authorization.k8s.io"
 
 
 def install_objects(namespace: str) -> list[dict[str, Any]]:
-    """CRDs, the operator's namespace and service account, and all roles, in the order to apply them.
-
-    Args:
-        namespace: where the operator's service account lives.
-    """
+    """CRDs, the operator's namespace and service account, and all roles, in the order to apply them."""
     return [
         *custom_resource_definitions(),
         _object("v1", "Namespace", namespace),

@@ -16,7 +16,10 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """The thread. Use as an async context manager; what still runs at its end is cancelled."""
+    """An event loop in a thread of its own, for what must answer in time while the main loop is busy.
+
+    Use as an async context manager; what still runs at its end is cancelled.
+    """
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -71,12 +74,8 @@ async def keep_running(
 ) -> None:
     """Await ``work()``, and once more after each error, until it returns or is cancelled.
 
-    Args:
-        name: for the log and the label of ``ballast_task_restarts``.
-        work: what to do; a fresh awaitable each time.
-        metrics: where restarts are counted.
-        sleep: how to pause, seconds.
-        clock: seconds; the loop's own where it is None.
+    ``work`` gives a fresh awaitable each time; ``name``: for the log and the label of
+    ``ballast_task_restarts``. ``sleep``, ``clock``: in seconds; the loop's own clock where it is None.
 
     Raises:
         NotLeader: another replica leads.

@@ -45,15 +45,9 @@ GAUGE_SECONDS = 5.0
 class LeaderTerm:
     """The work of a leader, from its election until it stops or loses the lease.
 
-    Args:
-        cluster: fenced: it writes only while this replica leads.
-        informers: what this replica knows of the cluster.
-        decoded: the jobs of its caches.
-        solver: of the process.
-        lease_namespace: where the leader's saved state and the price feeds are.
-        settings: of the operator.
-        metrics, waits: of the process.
-        history: where decisions are kept; None: nowhere.
+    ``cluster`` is fenced: it writes only while this replica leads. ``lease_namespace``: where the leader's
+    saved state and the price feeds are.
+    ``history``: where decisions are kept; None: nowhere.
     """
 
     def __init__(

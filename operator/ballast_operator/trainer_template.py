@@ -38,11 +38,7 @@ def filled_in(template: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str
     """A job's template with what it leaves out: what it has itself always wins.
 
     Lists of the trainer are joined by name, its security context by field; a volume comes only where the
-    trainer mounts it in the end.
-
-    Args:
-        template: of the job, a PodTemplateSpec.
-        usual: what is filled in; empty: nothing.
+    trainer mounts it in the end. ``usual``: what is filled in; empty: nothing.
     """
     if not usual:
         return dict(template)

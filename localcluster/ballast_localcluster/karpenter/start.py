@@ -1,4 +1,8 @@
-"""Run Karpenter in a local cluster, with process nodes for the Node objects that it makes."""
+"""Run Karpenter in a local cluster, with process nodes for the Node objects that it makes.
+
+The program, with its kwok provider, is found or built once into the user's cache folder; the Go module beside
+this file pins its version.
+"""
 
 import dataclasses
 import functools
@@ -78,8 +82,7 @@ def present_karpenter() -> Karpenter | None:
 def find_karpenter(progress: Progress | None = None) -> Karpenter:
     """The one that is present, else a new build.
 
-    Args:
-        progress: takes one line of progress; None writes to standard error.
+    ``progress`` takes one line of progress; None writes to standard error.
 
     Raises:
         BinariesError: the environment's folder lacks something, or the build is not possible or fails.
@@ -158,11 +161,7 @@ def start_karpenter(
 ) -> Path:
     """Install Karpenter's definitions and a node class, run it as the administrator, and serve its nodes.
 
-    Args:
-        cluster: it runs.
-        karpenter: the program.
-        name: among the cluster's processes.
-        instance_types: a JSON file as the kwok provider reads it.
+    ``name``: among the cluster's processes. ``instance_types``: a JSON file as the kwok provider reads it.
 
     Returns:
         Karpenter's log.

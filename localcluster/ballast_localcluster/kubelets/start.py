@@ -1,4 +1,8 @@
-"""The cluster's side of real nodes: their network, their images, and what each keeper is told."""
+"""The cluster's side of real nodes: their network, their images, and what each keeper is told.
+
+kubelet, kube-proxy, a device plugin, CoreDNS and pause are found, or built once into the user's cache folder;
+the Go module beside this file pins their versions.
+"""
 
 import functools
 import hashlib
@@ -61,8 +65,7 @@ def present_kubelets() -> Path | None:
 def find_kubelets(progress: Progress | None = None) -> Path:
     """The folder that is present, else of a new build.
 
-    Args:
-        progress: takes one line of progress; None writes to standard error.
+    ``progress`` takes one line of progress; None writes to standard error.
 
     Raises:
         BinariesError: the environment's folder lacks a program, or the build is not possible or fails.

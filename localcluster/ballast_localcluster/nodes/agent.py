@@ -30,11 +30,7 @@ _PARENT_POLL_SECONDS = 1.0
 
 
 class NodeAgent:
-    """Runs what is bound to its nodes.
-
-    Args:
-        configuration: which nodes, and where things are.
-    """
+    """Runs what is bound to its nodes."""
 
     def __init__(self, configuration: AgentConfiguration) -> None:
         self._configuration = configuration

@@ -19,10 +19,7 @@ _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 class Heartbeat:
     """Registers one node and keeps it alive in the API server's eyes.
 
-    Args:
-        host: address of the machine.
-        port: of the agent's log server.
-        version: what the node reports as kubelet's version.
+    ``port``: of the agent's log server. ``version``: what the node reports as kubelet's version.
     """
 
     def __init__(self, api: Api, node: ProcessNode, *, host: str, port: int, version: str) -> None:
@@ -54,9 +51,6 @@ class Heartbeat:
 
     async def adopt(self, uid: str) -> None:
         """Take over a Node that another program made: only its lease, its status and one mark are ours.
-
-        Args:
-            uid: of the Node object.
 
         Raises:
             ApiError: it is gone.

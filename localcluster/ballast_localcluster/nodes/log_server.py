@@ -23,8 +23,7 @@ FindPod = Callable[[str, str], Pod | None]
 class LogServer:
     """Serves the logs of an agent's pods to the API server alone, which shows its client certificate.
 
-    Args:
-        find: pod by namespace and name.
+    ``find``: pod by namespace and name.
     """
 
     def __init__(self, find: FindPod, certificates: Path, host: str) -> None:

@@ -46,9 +46,7 @@ class Host:
 class Pod:
     """Runs one pod and keeps its status true.
 
-    Args:
-        manifest: the pod as the API server has it.
-        host: the node it is bound to.
+    ``host``: the node it is bound to.
     """
 
     def __init__(self, manifest: Manifest, host: Host) -> None:

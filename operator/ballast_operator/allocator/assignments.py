@@ -26,10 +26,7 @@ def assignments_of(
 ) -> dict[Key, Assignment]:
     """An assignment for each job of the snapshot, for each refused one and for each that is left out.
 
-    Args:
-        snapshot: what was decided on.
-        decision: of the round.
-        advice: job -> conditions that the policy sets on it.
+    ``advice``: job -> conditions that the policy sets on it.
 
     Raises:
         JobFaults: jobs for which none can be made.

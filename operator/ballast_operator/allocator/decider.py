@@ -142,11 +142,8 @@ class Decider:
     ) -> PendingDecision:
         """The problem to be solved.
 
-        Args:
-            policy: in force, with the prices of feeds.
-            seen: the cluster now.
-            item: the ClusterPolicy as it is stored; its status has how often machines are lost.
-            left_out: jobs at fault, with their errors.
+        ``policy`` has the prices of feeds. ``item``: the ClusterPolicy as it is stored. ``left_out``: jobs
+        at fault, with their errors.
         """
         snapshot = take_snapshot(policy.spec, seen, self._snapshots, left_out=left_out)
         snapshot = spot_seen(snapshot, policy.spec.node_pools, (item or {}).get("status"))

@@ -74,10 +74,8 @@ class Faults:
     ) -> T:
         """The outcome of ``attempt`` without the jobs for which it raises.
 
-        Args:
-            attempt: decides without the jobs that it is given, and changes nothing where it raises.
-            jobs: that may be at fault.
-            known: jobs that are known to be.
+        ``attempt`` decides without the jobs that it is given, and changes nothing where it raises.
+        ``known``: jobs that are known to be at fault.
 
         Raises:
             Exception: of the attempt with all jobs, where no job is at fault.

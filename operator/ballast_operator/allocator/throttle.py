@@ -28,9 +28,8 @@ class Cooldown(enum.Enum):
 class DecisionThrottle:
     """Collects what asks for a decision, until it is time for one.
 
-    Args:
-        gather_seconds: what asks within this long of each other shares one decision.
-        clock: seconds that never go back.
+    What asks within ``gather_seconds`` of each other shares one decision. ``clock``: seconds that never go
+    back.
     """
 
     def __init__(self, gather_seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:

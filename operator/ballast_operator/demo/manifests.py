@@ -28,9 +28,8 @@ def compare_with_agnostic(
 ) -> tuple[Allocation, Allocation]:
     """The policy's allocation of the jobs, and its heterogeneity-agnostic allocation.
 
-    Args:
-        manifests: one ClusterPolicy and the TrainingJobs, which know their throughput.
-        pool_gpus: pool name -> GPUs.
+    The ``manifests`` are one ClusterPolicy and the TrainingJobs, which know their throughput; ``pool_gpus``:
+    pool -> GPUs.
     """
     (policy,) = [m for m in manifests if m["kind"] == "ClusterPolicy"]
     capacity: dict[str, int] = {}

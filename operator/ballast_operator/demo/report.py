@@ -170,10 +170,8 @@ REPACKING = "Repacking"
 def summarise(story: Story, *, aware: Allocation | None, agnostic: Allocation | None) -> JsonObject:
     """Summary of a finished (or broken off) demo.
 
-    Args:
-        story: the recorded events.
-        aware: the policy's allocation of the jobs over the pools.
-        agnostic: the same policy's allocation when all GPU types count as equal.
+    ``aware``, ``agnostic``: the policy's allocation of the jobs over the pools, and that when all GPU types
+    count as equal.
     """
     repacks = [repack for name in sorted(story.job_objects) for repack in _repacks(story, name)]
     after_release, after_proposal = _waiting(story, repacks)

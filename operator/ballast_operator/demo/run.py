@@ -59,10 +59,8 @@ def run_demo(
 ) -> Recorder:
     """Run the demo and return its recorder.
 
-    Args:
-        settings: what to run and where.
-        announce: called with a line of text for each step of the setup.
-        on_change: called a few times a second while jobs run, to draw.
+    ``announce`` gets a line of text for each step of the setup; ``on_change`` is called a few times a second
+    while jobs run, to draw.
 
     Raises:
         DemoError: the time limit passed, or the operator ended.

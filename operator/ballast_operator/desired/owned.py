@@ -97,14 +97,10 @@ def script_environment(
     """Variables of the pod with this number: torchrun's, and what the client library reads.
 
     ``PET_*`` are torchrun's own options: a pod of several GPUs runs ``torchrun``, which starts one process
-    for each and sets the ranks; with one GPU a pod both forms work.
-
-    Args:
-        view: the job.
-        spec: of the job.
-        allocation: of the launch.
-        pod: number of the pod at launch.
-        save_seconds: from the order to save and stop until the pods are deleted.
+    for each and sets the ranks; with one GPU a pod both forms work. Rank 0 hears its own address from its
+    pod. The others refer to a ConfigMap, which the operator writes once rank 0 has an address: until then
+    the kubelet waits with their start, their images pulled. ``pod``: its number at launch. ``save_seconds``:
+    from the order to save and stop until the pods are deleted.
     """
     each, pods = allocation.gpus_per_pod, len(allocation.pods)
     found: dict[str, Any] = {

@@ -83,17 +83,7 @@ def pod_object(
     gpu_resource: str,
     options: PodOptions = NO_OPTIONS,
 ) -> dict[str, Any]:
-    """The pod called ``pod``, pinned to its node in ``allocation``; kube-scheduler still binds it.
-
-    Args:
-        view: its job.
-        spec: of the job.
-        allocation: of the gang.
-        number: in its name.
-        pod: its name.
-        gpu_resource: what it asks for.
-        options: what else it has.
-    """
+    """The pod called ``pod``, pinned to its node in ``allocation``; kube-scheduler still binds it."""
     renewal = {"name": RENEW_ENV, "value": f"{options.renew_seconds:g}"}
     more_environment = (renewal, *options.environment)
     template = copy.deepcopy(dict(spec.template))
@@ -234,6 +224,8 @@ _NEEDS_ESCALATION = ("SYS_ADMIN", "CAP_SYS_ADMIN", "ALL")
 def restricted(content: dict[str, Any]) -> dict[str, Any]:
     """The PodSpec with the fields that the profile `restricted` asks for, except where it sets them.
 
+    Each is filled in by itself, so that a template overrides one without losing the others; what has the
+    wrong type is left as it is: the API server names it.
     A container that asks for more (``privileged``, ``SYS_ADMIN``, user 0) keeps what it asks for; Pod
     Security admission decides whether the namespace allows it.
     """

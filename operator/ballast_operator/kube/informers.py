@@ -50,11 +50,8 @@ logger = logging.getLogger(__name__)
 class Informers:
     """Watches and lists that keep the caches up to date.
 
-    Args:
-        cluster: where from; only read.
-        namespace: whose jobs are watched; empty: all.
-        settings: how often lists are compared, and how long a request may take.
-        metrics, waits: of the process.
+    ``cluster`` is only read. ``namespace``: whose jobs are watched; empty: all. ``settings``: how often
+    lists are compared, and how long a request may take.
 
     Attributes:
         caches: what is known.

@@ -48,15 +48,8 @@ class Leadership:
     """This replica's part in the election. ``cluster`` must be unfenced: fencing rests on renewing.
 
     :meth:`check` and :attr:`leads` may be asked from any thread; everything else runs on one event loop.
-
-    Args:
-        cluster: a connection of its own.
-        namespace: of the Lease.
-        identity: of this replica; unique.
-        settings: how long and how often.
-        waits: record of what is waited for.
-        alive: whether this replica does its work; while it does not, the Lease is not renewed.
-        clock: seconds that never go back.
+    ``cluster`` is a connection of its own, and ``identity`` unique. While this replica is not ``alive``, the
+    Lease is not renewed. ``clock``: seconds that never go back.
 
     Attributes:
         replaced: another replica was seen to hold the Lease after this one had led.

@@ -57,12 +57,7 @@ class Expired(ValueError):  # noqa: N818 - as the API server calls it
 class Reflector:
     """The list and the watch of one kind.
 
-    Args:
-        caches: what is kept up to date.
-        cluster: where from; only read.
-        kind: of the objects.
-        namespace: of the objects; empty: all.
-        sleep: how to pause, seconds.
+    ``namespace``: of the objects; empty: all. ``sleep``: how to pause, seconds.
     """
 
     def __init__(

@@ -114,9 +114,7 @@ MOST_WAITING = 2000
 class Recorder:
     """Posts Events. An Event is a courtesy: one that cannot be posted is logged and forgotten.
 
-    Args:
-        cluster: where to.
-        in_background: :meth:`post` only takes note, and :meth:`run` posts: no launch waits for an Event.
+    ``in_background``: :meth:`post` only takes note, and :meth:`run` posts: no launch waits for an Event.
     """
 
     def __init__(self, cluster: Cluster, *, in_background: bool = False) -> None:

@@ -106,12 +106,7 @@ class Kept(Generic[K, V]):
 
 
 class Reviews:
-    """Access by the API server's reviews.
-
-    Args:
-        ask: posts a review.
-        clock: counts seconds and never goes back.
-    """
+    """Access by the API server's reviews."""
 
     def __init__(self, ask: Ask, *, clock: Callable[[], float]) -> None:
         self._ask, self._clock = ask, clock

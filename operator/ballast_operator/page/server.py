@@ -80,14 +80,8 @@ PERSON = web.RequestKey("person", Person)
 class Page:
     """The page of one operator, or of one look at a cluster or a simulation.
 
-    Args:
-        caches: what is shown; only read.
-        recent: of the same caches.
-        access: who may see what.
-        title: beside the name, e.g. the cluster.
-        history: file of what deleted jobs did; None: none is kept.
-        window: of time that the first screen shows, unless another is chosen.
-        clock: epoch seconds.
+    ``window``: of time that the first screen shows, unless another is chosen. ``history``: file of what
+    deleted jobs did; None: none is kept. ``clock``: epoch seconds.
     """
 
     def __init__(
@@ -422,14 +416,9 @@ async def beside_the_operator(
 ) -> AsyncIterator[int]:
     """Serve the operator's page within it, on a loop of its own: nothing else waits for who looks.
 
-    Args:
-        caches: of the operator.
-        recent: of the same; it is worked out here.
-        history: file of what deleted jobs did; None: none is kept.
-        connected: makes a connection of its own, for reviews.
-        on_answer: hears of each answer of the API server.
-        host: where, an address of this machine.
-        port: there; 0: one that is free. It is yielded.
+    ``connected`` makes a connection of its own, for reviews; ``on_answer`` hears of each answer of the API
+    server. ``history``: file of what deleted jobs did; None: none is kept. Yields the port, a free one where
+    ``port`` is 0.
 
     Raises:
         OSError: the port is taken.

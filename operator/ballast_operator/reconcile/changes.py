@@ -95,12 +95,7 @@ OWN_WRITE_SECONDS = 1.0
 class Changes:
     """Listens to the caches and fills the queue.
 
-    Args:
-        observer, board: what is known of jobs, and decided on them.
-        queue: of jobs to look at.
-        settings: of jobs.
-        allocate: asks for a decision.
-        arrived: asks for one on a new job; None: as ``allocate``.
+    ``arrived`` asks for a decision on a new job; None: as ``allocate``.
     """
 
     def __init__(

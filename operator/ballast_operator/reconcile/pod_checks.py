@@ -68,9 +68,7 @@ class PodChecks:
     async def why_blocked(self, view: JobView, gpu_resources: frozenset[str]) -> Blocked | None:
         """Why no pod of the job can be made now; None: one can.
 
-        Args:
-            view: a job with a spec.
-            gpu_resources: the extended resources that count as GPUs in the pools.
+        ``gpu_resources``: the extended resources that count as GPUs in the pools.
 
         Raises:
             Unavailable: the API server does not answer.

@@ -131,9 +131,8 @@ LEAST_SAVING_SECONDS = 15.0
 def seconds_to_save(notice: float, stop_seconds: float) -> float:
     """What is kept of a notice for saving; until then a shrink may take the gang off what goes.
 
-    Args:
-        notice: seconds from the notice to the end.
-        stop_seconds: how long a trainer may take to save and stop.
+    ``notice``: seconds from the notice to the end. ``stop_seconds``: how long a trainer may take to save and
+    stop.
     """
     return min(stop_seconds, max(LEAST_SAVING_SECONDS, notice / 2))
 

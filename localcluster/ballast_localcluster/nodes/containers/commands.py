@@ -26,11 +26,7 @@ def translate(text: str, mounts: Mapping[str, Path]) -> str:
 
     A container path counts where it is whole: at the beginning or after a character that no path has (so
     ``/data`` is not found in ``/my/data``), and up to the end, a ``/``, or such a character (not in
-    ``/database``).  The longest fitting mount wins.
-
-    Args:
-        text: a command, an argument, a value.
-        mounts: container path -> real path.
+    ``/database``).  The longest fitting mount wins. ``mounts``: container path -> real path.
     """
     paths = sorted((path.rstrip("/") for path in mounts if path != "/"), key=len, reverse=True)
     if not paths:

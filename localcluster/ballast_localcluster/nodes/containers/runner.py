@@ -120,8 +120,7 @@ class ContainerRunner:
     def resume(self, previous: Manifest) -> None:
         """Take over from an agent that is gone, and its processes with it.
 
-        Args:
-            previous: the container's status, as that agent wrote it last.
+        ``previous``: the container's status, as that agent wrote it last.
         """
         self.restarts = previous.get("restartCount", 0)
         state = previous.get("state", {})

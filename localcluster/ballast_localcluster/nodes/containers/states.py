@@ -102,14 +102,8 @@ def pod_status(
 ) -> Manifest:
     """The pod's status, but for what others write (PodScheduled).
 
-    Args:
-        init: its init containers, in order.
-        containers: its containers.
-        address: its IP address; empty before it has one.
-        host_address: the node's.
-        start_time: when the node took it.
-        previous: the status built before, for the times at which conditions changed.
-        forced: phase, reason and message, by decision of the node (deadline, admission).
+    ``start_time``: when the node took it. ``previous``: the status built before, for the times at which
+    conditions changed. ``forced``: phase, reason and message, by decision of the node (deadline, admission).
     """
     phase = forced.get("phase") or pod_phase(init, containers)
     return {

@@ -34,9 +34,7 @@ _LONGEST_SOCKET_PATH = 100
 class WarmStart:
     """The server of one agent.
 
-    Args:
-        socket: where it listens.
-        log_file: what it prints.
+    ``socket``: where it listens. ``log_file``: what it prints.
     """
 
     def __init__(self, socket: Path, log_file: Path) -> None:

@@ -68,13 +68,8 @@ async def declared_environment(
 ) -> tuple[dict[str, str], frozenset[str]]:
     """The container's ``envFrom`` and ``env``, in order, later ones winning and seeing earlier ones.
 
-    Args:
-        container: its spec.
-        pod: whose container it is.
-        references: look-ups in the pod's namespace.
-        address: the pod's.
-        host_address: the node's.
-        known: variables that are there already, which ``$(NAME)`` may use.
+    ``references`` look up in the pod's namespace. ``known``: variables that are there already, which
+    ``$(NAME)`` may use.
 
     Returns:
         the variables, and the names of those whose value stands literally in the pod.

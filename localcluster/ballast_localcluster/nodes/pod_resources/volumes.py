@@ -26,11 +26,7 @@ _REFRESH_FRACTION = 0.8
 async def write_token(api: Api, pod: Manifest, source: Manifest, path: Path) -> float:
     """Ask for a token of the pod's service account, bound to the pod, and write it.
 
-    Args:
-        api: the agent's connection.
-        pod: whose token it is.
-        path: the file.
-        source: a ``serviceAccountToken`` projection: ``audience``, ``expirationSeconds``.
+    ``source``: a ``serviceAccountToken`` projection: ``audience``, ``expirationSeconds``.
 
     Returns:
         Unix time at which to ask for the next one.
@@ -97,8 +93,7 @@ class Token:
 class Volumes:
     """The volumes of one pod.
 
-    Args:
-        folder: where each volume gets its directory.
+    Each volume gets its directory in ``folder``.
     """
 
     def __init__(self, api: Api, pod: Manifest, folder: Path, address: str, host_address: str) -> None:
@@ -193,10 +188,7 @@ def mounts_of(
 ) -> dict[str, Path]:
     """Container path -> real path of each volume mount.
 
-    Args:
-        container: of the pod's spec.
-        volumes: name -> real path.
-        variables: what ``subPathExpr`` may refer to.
+    ``volumes``: name -> real path. ``variables``: what ``subPathExpr`` may refer to.
 
     Raises:
         ConfigurationError: a sub-path that leads out of its volume, or refers to an unknown variable.

@@ -143,11 +143,7 @@ CONNECT_SECONDS, READ_SECONDS = 5, 10
 
 
 class AwsSpotHistory:
-    """One question for each instance type and region, in a thread of its own: boto3 waits for answers.
-
-    Args:
-        endpoint: another address than AWS's own.
-    """
+    """One question for each instance type and region, in a thread of its own: boto3 waits for answers."""
 
     refresh_seconds = 300.0
 

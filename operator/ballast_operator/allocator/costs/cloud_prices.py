@@ -194,13 +194,8 @@ def cloud_reading(
 ) -> Reading:
     """What ``answer`` says of the price of a GPU hour, in the pools' currency.
 
-    Args:
-        pool: it has a price feed.
-        wanted: by this pool.
-        answer: None: the cloud has not answered yet.
-        before: the last good price.
-        now: epoch seconds.
-        on_demand: of the GPU type, in the pools' currency; None: not known.
+    ``answer`` None: the cloud has not answered yet. ``before``: the last good price. ``now``: epoch seconds.
+    ``on_demand``: of the GPU type, in the pools' currency; None: not known.
     """
     feed = pool.price_feed
     assert feed is not None

@@ -52,13 +52,8 @@ def mixed_room(
 ) -> MixedRoom | None:
     """The room of a job that allows several pools; None: it does not, or fewer than two have some.
 
-    Args:
-        view: a job with a spec.
-        capacity: of the pools.
-        may_use: pools of types that it allows.
-        closed: pools that ``spec.spot`` closes to it.
-        barred: groups of nodes that its template does not tolerate.
-        memory: of which only what the job states is read; the stages are cut to each GPU's.
+    ``closed``: pools that ``spec.spot`` closes to it. ``barred``: groups of nodes that its template does not
+    tolerate. Of ``memory`` only what the job states is read; the stages are cut to each GPU's.
     """
     spec = view.spec
     assert spec is not None
@@ -139,14 +134,8 @@ def mixed_gang(
 ) -> MixedGang | None:
     """The gang as rounds see it; None where it has no ``room``: it may be in one pool only.
 
-    Args:
-        view: a job with a spec.
-        room: of the job.
-        capacity: of the pools.
-        measurements: what was reported.
-        speeds: GPU type -> what is known of ``base`` GPUs.
-        base: number of GPUs.
-        fits_one_pool: whether some pool can hold its least size.
+    ``speeds``: GPU type -> what is known of ``base`` GPUs. ``fits_one_pool``: whether some pool can hold its
+    least size.
     """
     if room is None:
         return None

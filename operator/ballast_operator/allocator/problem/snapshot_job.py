@@ -55,14 +55,7 @@ def snapshot_job(
 ) -> SnapshotJob:
     """The job as it is now.
 
-    Args:
-        one: as it was admitted.
-        request: its gang, whose speed was asked.
-        speeds: GPU type -> what is known of that.
-        measurements: what was reported.
-        capacity: of the pools.
-        now: the time.
-        alone: why it does not share a GPU, as text; empty: there is nothing to say.
+    ``alone``: why it does not share a GPU, as text; empty: there is nothing to say.
     """
     view, known = one.view, {gpu_type: speeds[gpu_type] for gpu_type in one.gpu_types}
     rates = {gpu_type: speed.steps_per_second for gpu_type, speed in known.items()}
@@ -155,13 +148,7 @@ class SnapshotJobs:
     ) -> tuple[SnapshotJob, ...]:
         """A job for each that is admitted.
 
-        Args:
-            admitted: the jobs.
-            measurements: what was reported.
-            capacity: of the pools.
-            shared: who may share which GPUs.
-            now: the time.
-            reads: what the policy reads.
+        ``shared``: who may share which GPUs. ``reads``: what the policy reads.
 
         Raises:
             JobFaults: jobs that cannot be made.
@@ -249,13 +236,7 @@ def from_where_it_is(
     """The speeds of a running elastic gang, if it shrinks and grows from where it is.
 
     It shrinks to the nodes of its first ranks, and grows on its own nodes if these have room, else on more.
-
-    Args:
-        view: the job.
-        request: with the nodes of the pools.
-        measurements: what was reported.
-        capacity: of the pools.
-        by_size: GPU type -> GPUs -> steps/s on as few nodes as possible.
+    ``by_size``: GPU type -> GPUs -> steps/s on as few nodes as possible.
     """
     held, found = view.held_placement, dict(by_size)
     if held is None or held.parts or held.gpu_type not in by_size:

@@ -93,9 +93,7 @@ class Tolerance:
     def barred(self, view: JobView, *, avoid: bool = True) -> frozenset[str]:
         """Texts of nodes on which the job must not be started.
 
-        Args:
-            view: a job with a spec.
-            avoid: also nodes on which its pods did not run in time.
+        ``avoid``: also nodes on which its pods did not run in time.
         """
         if not self.not_tolerated:
             return frozenset()

@@ -33,13 +33,8 @@ logger = logging.getLogger(__name__)
 class PolicyReporter:
     """Brings statuses up to the newest report.
 
-    Args:
-        cluster: where to.
-        caches: the ClusterPolicies as they are stored.
-        recorder: posts Events of conditions that have changed.
-        clock: the present.
-        in_background: :meth:`report` only takes note, and :meth:`run` writes the newest.
-        history: is told of decisions, and knows how far their replay is off; None: none is kept.
+    ``in_background``: :meth:`report` only takes note, and :meth:`run` writes the newest.
+    ``history`` is told of decisions, and knows how far their replay is off; None: none is kept.
     """
 
     def __init__(

@@ -55,7 +55,10 @@ class UnsupportedSchemaError(TypeError):
 
 
 def structural_schema(model: type[Model], *, defaults: bool) -> Schema:
-    """The structural schema of a model.
+    """The structural schema of a model: a subset of OpenAPI v3.0, without ``$ref``, ``null`` and ``const``.
+
+    Unknown fields are dropped by default, so ``additionalProperties: false`` says nothing, and ``true``
+    becomes ``x-kubernetes-preserve-unknown-fields``; ``exclusiveMinimum`` is a yes or no beside ``minimum``.
 
     Args:
         model: the model; its fields go by their camelCase names.

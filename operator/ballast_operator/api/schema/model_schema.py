@@ -77,10 +77,7 @@ def cel_rule(rule: Rule, optional: Callable[[str], bool] = lambda path: False) -
     """The rule's condition over ``self``; None: CEL cannot express it.
 
     A rule holds where a field that it compares is not set, so those that may be missing are asked for first.
-
-    Args:
-        rule: of the object ``self``.
-        optional: whether the field at a dotted path, in Python's spelling, may be missing.
+    ``optional``: whether the field at a dotted path, in Python's spelling, may be missing.
     """
     if isinstance(rule.condition, Cel):
         return rule.condition.expression
@@ -241,9 +238,7 @@ def validations(
 ) -> list[dict[str, str]]:
     """Entries of ``x-kubernetes-validations``, without what CEL cannot say: the operator's condition does.
 
-    Args:
-        rules: of one object.
-        optional: whether its field at a dotted path, in Python's spelling, may be missing.
+    ``optional``: as :func:`cel_rule` has it.
     """
     return [
         {"rule": expression, "message": rule.message} | ({"fieldPath": f".{rule.path}"} if rule.field else {})
@@ -300,11 +295,8 @@ def _needed_with(kind: type[Settings], name: str) -> Iterator[dict[str, str]]:
 def _optional(kind: Any, path: str) -> bool:
     """Whether the field at ``path`` may be missing, where the parts above it are there.
 
-    The API server fills in the defaults of an object that is there before it checks its rules.
-
-    Args:
-        kind: of the object.
-        path: dotted, in Python's spelling.
+    The API server fills in the defaults of an object that is there before it checks its rules. ``path`` is
+    dotted, in Python's spelling.
     """
     first, _, rest = path.partition(".")
     if rest:
@@ -322,9 +314,8 @@ def _optional(kind: Any, path: str) -> bool:
 def worth_defaulting(default: Any, *, is_model: bool) -> bool:
     """Whether the default says something: an empty list or map is as good as an absent one.
 
-    Args:
-        default: as JSON has it; None: there is none.
-        is_model: whether the field is an object with fields of its own.
+    ``default``: as JSON has it; None: there is none. ``is_model``: the field is an object with fields of its
+    own.
     """
     if isinstance(default, dict):
         return is_model and any(value not in ({}, []) for value in default.values())

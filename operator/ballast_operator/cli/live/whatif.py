@@ -300,11 +300,7 @@ def pose(
 ) -> tuple["Problem", tuple[str, ...]]:
     """(the problem with all that both policies need, the defaults that are in it).
 
-    Args:
-        snapshot: the cluster.
-        objective: the one in force.
-        other: name of the policy it is compared with.
-        prices: a price that no pool has and that is given here counts on both sides.
+    A price in ``prices`` that no pool has counts on both sides.
 
     Raises:
         ProblemError: there is no such policy.

@@ -119,14 +119,8 @@ def over_time(
 ) -> OverTime:
     """The forecasts under both ``setups``.
 
-    Args:
-        snapshot: the cluster.
-        policy: in force.
-        setups: now, and then.
-        hours: how far to look ahead.
-        now: epoch seconds.
-        live: jobs that change their size without a restart.
-        then: the policy of the second setup; None: the same.
+    ``setups``: now, and then. ``now``: epoch seconds. ``live``: jobs that change their size without a
+    restart. ``then``: the policy of the second setup; None: the same.
 
     Raises:
         ProblemError: a policy cannot be used on what is there at some moment.
