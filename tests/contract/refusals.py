@@ -183,6 +183,24 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
         "a schedule without a flush",
     ),
     (
+        {"parallelism": {"data": 2, "zeroStage": 2}, "pipeline": {"schedule": "ZeroBubbleH1"}},
+        "parallelism.zeroStage",
+        "splits the backward",
+    ),
+    (
+        {"parallelism": {"data": 2, "tensor": 2, "zeroStage": 2, "stragglers": {"policy": "migrate"}}},
+        "parallelism.zeroStage",
+        "or stragglers.policy: none",
+    ),
+    (
+        {
+            "parallelism": {"data": 2, "zeroStage": 2},
+            "dynamics": [{"kind": "mixtureOfExperts", "experts": {"parallel": True}}],
+        },
+        "parallelism.zeroStage",
+        "experts.parallel",
+    ),
+    (
         {"parallelism": {"data": 2, "zeroStage": 1}, "dynamics": [PRUNING]},
         "parallelism.zeroStage",
         "use whole gradients",

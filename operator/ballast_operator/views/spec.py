@@ -204,6 +204,7 @@ class JobSpec:
             replicas=self.replicas,
             optimizer=self.config.training.optimizer,
             averaged=self.config.parallelism.data > 1,
+            gradient_shares=self.config.parallelism.gradient_shares,
         )
 
     def first_stages(

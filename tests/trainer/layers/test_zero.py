@@ -1,9 +1,10 @@
-"""ZeRO-1: each replica has a part of the optimizer's state, and the weights are those of whole optimizers."""
+"""ZeRO: each replica has a part of the optimizer's state and gradients, and learns as with all of them."""
 
 from pathlib import Path
 
 import pytest
 import torch
+from ballast_policies.contract import Stage
 from ballast_policies.contract.job import TrainingConfig
 from ballast_trainer.cli.forecasting import ForecastInput
 from ballast_trainer.config import read_job_config
@@ -14,7 +15,14 @@ from ballast_trainer.forecast import forecasts
 from ballast_trainer.layers.layer import Layer, LayerSet
 from ballast_trainer.layers.optimize import optimizer_step
 from ballast_trainer.models.gpt import build_gpt
-from ballast_trainer.pipeline.gradients import average_over_replicas, gather_weights, squared_norm_once
+from ballast_trainer.pipeline.gradients import (
+    GradientBuckets,
+    average_over_replicas,
+    gather_weights,
+    squared_norm_once,
+)
+from ballast_trainer.pipeline.layout import ScheduleRequest
+from ballast_trainer.pipeline.stages import PipelineBuilder
 from ballast_trainer.profiling.meter import Meter
 
 from tests.trainer.tensor_parallel.ranks import on_ranks
@@ -116,7 +124,7 @@ def test_replicas_share_the_optimizer_and_get_the_weights_of_a_whole_one():
 @pytest.mark.parametrize(
     "types", [{}, HALF, {**HALF, "masterWeights": False}], ids=["fp32", "masters", "bf16"]
 )
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_forecast_has_the_bytes_of_a_rank(stage, types):
     """What `simulate` prints as held is within 5 % of parameters, gradients and optimizer state, counted."""
     config = {
@@ -127,8 +135,7 @@ def test_a_forecast_has_the_bytes_of_a_rank(stage, types):
         "training": types,
     }
     job = read_job_config(config)
-    shares = job.parallelism.optimizer_shares
-    rows = ForecastInput(config_path=Path()).layers(config, microbatches=4, shares=shares)
+    rows = ForecastInput(config_path=Path()).layers(config, microbatches=4, parallelism=job.parallelism)
     (forecast, *_) = forecasts(job, rows, ranks=4)
     model = build_gpt(layers=4, dim=24, heads=2, context=6)
     for index in range(4):
@@ -140,8 +147,52 @@ def test_a_forecast_has_the_bytes_of_a_rank(stage, types):
                 if (learnt := layer.learnt(name)) is not None:
                     learnt.grad = torch.ones_like(learnt)
             layer.update()
-        counted = sum(layer.byte_count() for layer in layers)
+        counted = sum(layer.byte_count(shares_gradients=stage == 2) for layer in layers)
         assert forecast.ranks[0].held_bytes == pytest.approx(counted, rel=0.05)
+
+
+def backwards(world):
+    """Gradients that a replica learns from, by ZeRO stage, and the most bytes of whole ones at once."""
+    model, found, most = build_gpt(layers=4, dim=24, heads=2, context=6, dropout=0.1), {}, {}
+    inputs, targets = model.batch(0, 0, 8)
+    mine = slice(4 * world.data.index, 4 * world.data.index + 4)
+    for stage, first in ((1, 3), (2, 0)):
+        layers = LayerSet(model, TrainingConfig(), CPU, with_unused, replicas=world.data)
+        layers.hold(layers.make(index) for index in range(4))
+        buckets = GradientBuckets(world.data, layers, 4, each_backward=stage == 2)
+        alive = []
+        for parameter in layers.parameters():
+            parameter.register_post_accumulate_grad_hook(
+                lambda _, held=layers, seen=alive: seen.append(
+                    sum(p.grad.nbytes for p in held.parameters() if p.grad is not None)
+                )
+            )
+        builder = PipelineBuilder(
+            stages=(Stage(rank=0, first_layer=0, end_layer=4),),
+            schedule=ScheduleRequest(name="1F1B", ranks=1, microbatches=4),
+            rank=0,
+            layers=layers,
+            meter=Meter(4, CPU, None),
+            loss=model.loss,
+            layer_ended=(first, buckets.layer_ended),
+        )
+        builder.build(()).run(lambda: (inputs[mine], targets[mine]))
+        buckets.finish()
+        found[stage] = {
+            f"{layer.index}.{name}": value for layer in layers for name, value in layer.gradients().items()
+        }
+        most[stage] = max(alive)
+    return found, most, max(sum(p.nbytes for p in layer.module.parameters()) for layer in layers)
+
+
+@pytest.mark.processes
+def test_replicas_share_gradients_after_each_backward():
+    """ZeRO-2: never more than one layer's whole gradients, and the same means of a replica's part."""
+    for found, most, largest in on_ranks(backwards, 2, mesh=Mesh(data=2)):
+        assert most[2] <= largest < most[1]
+        assert found[1].keys() == found[2].keys()
+        for name, value in found[1].items():
+            torch.testing.assert_close(found[2][name], value, atol=1e-7, rtol=1e-5, msg=name)
 
 
 def test_an_optimizer_of_all_parameters_together_cannot_be_shared():

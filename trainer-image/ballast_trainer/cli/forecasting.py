@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 from ballast_policies.contract.decode import parse_json
+from ballast_policies.contract.job import ParallelismConfig
 from ballast_policies.planning.profile_file import ProfiledLayer, read_profile
 
 from ballast_trainer.cli.config_file import read_config
@@ -59,28 +60,32 @@ class ForecastInput:
         return Machines(speeds=self.speeds, bandwidth=self.bandwidth, action_seconds=self.action_seconds)
 
     def layers(
-        self, config: dict[str, Any], *, microbatches: int, shares: int = 1
+        self, config: dict[str, Any], *, microbatches: int, parallelism: ParallelismConfig | None = None
     ) -> tuple[ProfiledLayer, ...]:
         """The layers of the profile in the file, or of one that is measured now.
 
         Args:
             config: of the job.
             microbatches: of a step, which a report's seconds are of.
-            shares: replicas that share a layer's optimizer. A report has the bytes of the job that ran.
+            parallelism: what replicas share; None: nothing. A report has the bytes of the job that ran.
 
         Raises:
             ConfigurationError: the file is no profile, or a field cannot work.
         """
-        path = self.profile_path
+        path, of = self.profile_path, parallelism or ParallelismConfig()
+
+        def shared(layer: ProfiledLayer) -> ProfiledLayer:
+            return layer.shared_by(of.optimizer_shares, gradients=of.gradient_shares)
+
         if path is None:
             from ballast_trainer.layer_profiler import layer_rows
 
             profile = read_profile(layer_rows(config, steps=4, at_step=self.at_step))
-            return tuple(layer.shared_by(shares) for layer in profile.each_layer(microbatches))
+            return tuple(map(shared, profile.each_layer(microbatches)))
         try:
             profile = read_profile(parse_json(path.read_text()))
             rows = profile.each_layer(microbatches)
-            return tuple(layer.shared_by(shares) for layer in rows) if profile.layers else rows
+            return tuple(map(shared, rows)) if profile.layers else rows
         except (OSError, ValueError) as error:
             reason = (
                 f"{path} is not a profile: {error}. "

@@ -72,11 +72,7 @@ def simulate(given: ForecastInput, loads_path: Path | None, output: str) -> None
                 text = json.dumps({"ranks": count, "replay": replayed.as_json()})
             click.echo(text)
             return
-        rows = given.layers(
-            value,
-            microbatches=config.pipeline.microbatches,
-            shares=config.parallelism.optimizer_shares,
-        )
+        rows = given.layers(value, microbatches=config.pipeline.microbatches, parallelism=config.parallelism)
         count = given.ranks_of(config, len(rows))
         found = forecasts(config, rows, ranks=count, machines=given.machines)
     except Exception as error:

@@ -197,7 +197,7 @@ def forecast(
     return Forecast(
         name=name,
         schedule=schedule.name,
-        ranks=rank_forecasts(partition, schedule, rows, busy, averaged=data > 1),
+        ranks=rank_forecasts(partition, schedule, rows, busy, config.parallelism),
         step_seconds=step_seconds,
         formula_seconds=formula,
         imbalance=max(busy) / (math.fsum(busy) / len(busy)) - 1 if any(busy) else 0.0,

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
+from ballast_policies.contract.job import ParallelismConfig
 from ballast_policies.planning import Partition
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.profile_file import ProfiledLayer
@@ -47,8 +48,7 @@ def rank_forecasts(
     schedule: Schedule,
     rows: Sequence[ProfiledLayer],
     busy: Sequence[float],
-    *,
-    averaged: bool,
+    parallelism: ParallelismConfig,
 ) -> tuple[RankForecast, ...]:
     """The ranks of one pipeline.
 
@@ -57,11 +57,18 @@ def rank_forecasts(
         schedule: of one step, or of a run without a flush.
         rows: the layers.
         busy: seconds of a step by rank.
-        averaged: gradients are averaged over replicas of the pipeline.
+        parallelism: replicas of the pipeline, and what these share.
     """
     facts, cuts = validate(schedule), cuts_of(partition)
     found = []
-    sizes = rank_bytes(partition, schedule, facts, rows, averaged=averaged)
+    sizes = rank_bytes(
+        partition,
+        schedule,
+        facts,
+        rows,
+        averaged=parallelism.data > 1,
+        gradient_shares=parallelism.gradient_shares,
+    )
     for rank, size in enumerate(sizes):
         own = [stage for stage, holders in enumerate(schedule.stage_ranks) if rank in holders]
         found.append(

@@ -254,10 +254,12 @@ class Layer:
         if kept:
             self.optimizer.state[new] = kept
 
-    def byte_count(self) -> int:
-        """Bytes of parameters, gradients and optimizer state."""
+    def byte_count(self, *, shares_gradients: bool = False) -> int:
+        """Bytes of parameters, gradients and optimizer state; ``shares_gradients``: of its part alone."""
         state = sum(tensor.nbytes for tensor in self.state().values())
-        return state + sum(p.nbytes for p in self.module.parameters() if p.requires_grad)
+        learning = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        learnt = [self.learnt(name) if shares_gradients else p for name, p in learning]
+        return state + sum(one.nbytes for one in learnt if one is not None)
 
 
 @functools.lru_cache(maxsize=64)

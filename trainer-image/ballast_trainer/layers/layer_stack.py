@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -54,7 +54,10 @@ class LayerStack(nn.Module):
         self.sent_as: Boundary | None = None
         """The message to the next stage, which waits for that many bytes; None: any."""
         self.layer_ended: tuple[int, Callable[[int], None]] | None = None
-        """The microbatch whose backward is a step's last, and what is told that it has gone past a layer."""
+        """The first microbatch whose backward counts, and what is told that one has gone past a layer, the
+        last layer's first whatever autograd's order."""
+        self._left = list(self.indices)
+        self._passed: set[int] = set()
 
     def forward(self, value: Tree) -> Tree:
         """Run the layers; outside of a schedule's chunk (shape inference) nothing is measured."""
@@ -157,8 +160,12 @@ class LayerStack(nn.Module):
     ) -> Tree:
         """The output of one layer; tensors that it saves for its backward are noted in ``kept``."""
         index = held.index
-        if self.layer_ended is not None and self._meter.microbatch == self.layer_ended[0]:
-            _tell_end(value, index, self.layer_ended[1])
+        if self._tells(self._meter.microbatch):
+            for tensor in tensors_of(value):
+                if tensor.requires_grad:
+                    # Once autograd has left the layer, also where a later one takes this tensor: its nodes
+                    # run in the reverse order of their forwards.
+                    tensor.register_hook(lambda _: self._backward_passed([index]))
         if self._recompute and torch.is_grad_enabled():
             if kept is not None and (learns(value) or _learns(layer)):
                 for tensor in tensors_of(value):
@@ -168,6 +175,21 @@ class LayerStack(nn.Module):
         seed_layer(self._device, key, index)
         with kept.saving(index) if kept is not None else _NOTHING:
             return _sendable(index, layer(value))
+
+    def _tells(self, microbatch: int | None) -> bool:
+        return self.layer_ended is not None and microbatch is not None and microbatch >= self.layer_ended[0]
+
+    def backward_ended(self, microbatch: int) -> None:
+        """The backward of a microbatch of the step has gone past all layers."""
+        if self._tells(microbatch):
+            self._backward_passed(self.indices)
+            self._left, self._passed = list(self.indices), set()
+
+    def _backward_passed(self, indices: Iterable[int]) -> None:
+        assert self.layer_ended is not None
+        self._passed.update(indices)
+        while self._left and self._left[-1] in self._passed:
+            self.layer_ended[1](self._left.pop())
 
     def _recomputed(self, held: Layer, layer: nn.Module, key: int, value: Tree, *, counts: bool) -> Tree:
         found = copies_of(held.stateful)
@@ -241,14 +263,6 @@ def _tell_backward(meter: Meter, index: int, value: Tree, sources: tuple[Any, ..
     for tensor in tensors_of(value):
         if tensor.requires_grad and tensor.grad_fn not in sources:
             tensor.register_hook(functools.partial(_enter_backward, meter, index))
-
-
-def _tell_end(value: Tree, index: int, ended: Callable[[int], None]) -> None:
-    """Call ``ended`` once autograd has left layer ``index``: it goes on to what computed its input."""
-    for tensor in tensors_of(value):
-        if tensor.requires_grad:
-            # Also where a later layer takes it: autograd's nodes run in the reverse order of their forwards.
-            tensor.register_hook(lambda _: ended(index))
 
 
 def _enter_backward(meter: Meter, index: int, gradient: torch.Tensor) -> None:

@@ -54,6 +54,7 @@ def pipeline_form(training: TrainingState, ranks: int) -> PipelineForm:
         replicas=replicas,
         optimizer=training.config.training.optimizer,
         averaged=training.config.parallelism.data > 1,
+        gradient_shares=training.config.parallelism.gradient_shares,
     )
 
 

@@ -140,7 +140,9 @@ def layer_sizes(training: TrainingState) -> LayerSizes:
     # Every copy of a layer is summed: of replicas, and of the ranks of a column.
     share = 1 / (training.copies * training.world.mesh.column)
     for layer in training.layers:
-        mine[layer.index] = share * layer.byte_count()
+        mine[layer.index] = share * layer.byte_count(
+            shares_gradients=training.config.parallelism.gradient_shares > 1
+        )
         mine[count + layer.index] = share * sum(p.numel() for p in layer.module.parameters())
         mine[2 * count + layer.index] = share * sum(p.nbytes for p in layer.module.parameters())
     summed = [round(value) for value in training.world.sum(mine)]

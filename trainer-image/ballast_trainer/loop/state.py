@@ -136,7 +136,9 @@ class TrainingState:
     def train_pipeline(self) -> float | None:
         """Forward and backward of the next step; the mean loss on the rank of the last stage."""
         assert self.pipeline is not None
-        self._buckets = GradientBuckets(self.world.data, self.layers, self.microbatches)
+        self._buckets = GradientBuckets(
+            self.world.data, self.layers, self.microbatches, each_backward=self._shards_gradients
+        )
         if self.frozen_outputs is None and not is_read_in_order(self.model.batch):
             return self.pipeline.run(self.batch)
         # On every rank: one that did not read along with a loader would have to read all steps again later.
@@ -273,8 +275,15 @@ class TrainingState:
             loss=self._loss,
             independent_layers=self.model.independent_layers and all(map(is_built_in, self.dynamics)),
             frozen_outputs=self.frozen_outputs,
-            layer_ended=self._layer_ended if self._reduces_early else None,
+            # Every schedule takes microbatches in order.
+            layer_ended=(0 if self._shards_gradients else self.microbatches - 1, self._layer_ended)
+            if self._reduces_early
+            else None,
         )
+
+    @property
+    def _shards_gradients(self) -> bool:
+        return self.config.parallelism.gradient_shares > 1
 
     @property
     def _reduces_early(self) -> bool:

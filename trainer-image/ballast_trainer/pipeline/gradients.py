@@ -1,6 +1,7 @@
 """Gradients, weights and buffers over the mesh: combined over the replicas, and the gradients' norm."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +22,14 @@ class _Bucket:
     """
 
     def __init__(self, axis: Axis, layer: Layer, parameters: Mapping[str, nn.Parameter], terms: int) -> None:
-        self._layer, self._parameters, self._terms = layer, parameters, terms
+        self._axis, self._layer, self._parameters, self._terms = axis, layer, parameters, terms
+        self._sum: torch.Tensor | None = None
+        self._coming: torch.Tensor | None = None
+        self._works: list[Any] = []
+
+    def begin(self) -> None:
+        """Take the parameters' gradients, and start their sum over the replicas."""
+        layer, parameters, axis = self._layer, self._parameters, self._axis
         touched = [float(parameter.grad is not None) for parameter in parameters.values()]
         first = next(iter(parameters.values()))
         flags = torch.tensor(touched, dtype=first.dtype, device=first.device)
@@ -30,16 +38,33 @@ class _Bucket:
             gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
             flat[name], parameter.grad = gradient.reshape(-1), None
         if not layer.shares:
-            self._sum, self._works = axis.begin_sum(torch.cat([flags, *flat.values()]))
+            self._coming, self._works = axis.begin_sum(torch.cat([flags, *flat.values()]))
             return
         lengths = part_lengths(layer, parameters, axis)
         pieces: list[torch.Tensor] = []
         for index, length in enumerate(lengths):
             part = [layer.shares[name].part(flat[name], index) for name in parameters]
             pieces += [flags, *part, flags.new_zeros(length - sum(len(piece) for piece in part))]
-        self._sum, self._works = axis.begin_sum(
+        self._coming, self._works = axis.begin_sum(
             torch.cat(pieces), [len(flags) + length for length in lengths]
         )
+
+    def settle(self) -> torch.Tensor:
+        """The sum of what has begun so far; waits for it."""
+        for work in self._works:
+            work.wait()
+        if self._sum is None:
+            self._sum = self._coming
+        elif self._coming is not None:
+            self._sum.add_(self._coming)
+        self._coming, self._works = None, []
+        assert self._sum is not None
+        return self._sum
+
+    def keep_part(self) -> None:
+        """Let go of all but this replica's part of what has begun so far; waits for it."""
+        if self.settle()._is_view():
+            self._sum = self.settle().clone()
 
     def refuse_late(self) -> None:
         """Refuse gradients that have come since the bucket began.
@@ -56,19 +81,17 @@ class _Bucket:
 
     def counts(self) -> torch.Tensor:
         """By parameter, how many replicas have a gradient; waits for the sums."""
-        for work in self._works:
-            work.wait()
-        return self._sum[: len(self._parameters)].float()
+        return self.settle()[: len(self._parameters)].float()
 
     def give(self, counts: Sequence[float]) -> None:
         """Give the parameters, or this replica's shares of them, their mean gradients."""
-        offset = len(self._parameters)
-        self._sum[offset:].div_(self._terms)
+        offset, summed = len(self._parameters), self.settle()
+        summed[offset:].div_(self._terms)
         for name, count in zip(self._parameters, counts, strict=True):
             learnt = self._layer.learnt(name)
             if learnt is None:
                 continue
-            mean = self._sum[offset : offset + learnt.numel()].view(learnt.shape)
+            mean = summed[offset : offset + learnt.numel()].view(learnt.shape)
             offset += learnt.numel()
             if count > 0:
                 # An optimizer's kernel wants a gradient laid out as its parameter is.
@@ -79,43 +102,57 @@ class GradientBuckets:
     """Gradients of a step made the mean over the data axis: a bucket a layer, the last layer's first.
 
     A layer's bucket starts once no backward of the step adds to its gradients, while those of earlier layers
-    still run.  Every replica starts them in this order, so they meet.  A parameter without a gradient on one
+    still run; with ZeRO-2 after each backward, and a replica keeps the sums of its part alone.  Every replica
+    starts them in one order, so they meet.  A parameter without a gradient on one
     replica (no token took this way) counts as zero there; one without on all of them keeps none.
     """
 
-    def __init__(self, axis: Axis, layers: Iterable[Layer], microbatches: int = 1) -> None:
+    def __init__(
+        self, axis: Axis, layers: Iterable[Layer], microbatches: int = 1, *, each_backward: bool = False
+    ) -> None:
         """Begin a step, with no gradients yet.
 
         Args:
             axis: the replicas.
             layers: that this rank holds.
             microbatches: of the step on this replica, by which gradients are divided after the backward.
+            each_backward: layers end in each of their backwards (ZeRO-2), not in the last one alone.
         """
-        self._axis, self._microbatches = axis, microbatches
-        self._waiting = sorted(layers, key=lambda layer: layer.index) if axis.size > 1 else []
-        self._ended: set[int] = set()
-        self._buckets: list[_Bucket] = []
+        self._axis, self._microbatches, self._each_backward = axis, microbatches, each_backward
+        self._layers = {layer.index: layer for layer in layers} if axis.size > 1 else {}
+        self._begun: dict[int, list[_Bucket]] = {}
+        self._newest: list[_Bucket] = []
 
     def layer_ended(self, index: int) -> None:
-        """No backward of the step adds to this layer's gradients, sums over microbatches, any more."""
-        self._ended.add(index)
-        while self._waiting and self._waiting[-1].index in self._ended:
-            self._start(self._waiting.pop(), self._microbatches)
+        """A backward has left this layer: any, or the last, after which nothing adds to its gradients."""
+        if index in self._layers:
+            self._begin(index, self._microbatches)
 
     def finish(self) -> None:
-        """Start what has not, and give all parameters their mean gradients; collective over the axis."""
-        while self._waiting:
-            self._start(self._waiting.pop(), 1)
-        for bucket in self._buckets:
+        """Begin what has not, and give all parameters their mean gradients; collective over the axis."""
+        for index in sorted(self._layers.keys() - self._begun.keys(), reverse=True):
+            self._begin(index, 1)
+        buckets = [bucket for of in self._begun.values() for bucket in of]
+        for bucket in buckets:
             bucket.refuse_late()
-        counts = [bucket.counts() for bucket in self._buckets]
-        for bucket, of in zip(self._buckets, _as_lists(counts), strict=True):
+        counts = [bucket.counts() for bucket in buckets]
+        for bucket, of in zip(buckets, _as_lists(counts), strict=True):
             bucket.give(of)
-        self._buckets.clear()
+        self._begun.clear()
 
-    def _start(self, layer: Layer, microbatches: int) -> None:
-        for parameters in learning_by_type(layer):
-            self._buckets.append(_Bucket(self._axis, layer, parameters, microbatches * self._axis.size))
+    def _begin(self, index: int, microbatches: int) -> None:
+        if index not in self._begun:
+            self._begun[index] = [
+                _Bucket(self._axis, self._layers[index], parameters, microbatches * self._axis.size)
+                for parameters in learning_by_type(self._layers[index])
+            ]
+        if self._each_backward:
+            # One layer's whole gradients are on their way at a time.
+            for bucket in self._newest:
+                bucket.keep_part()
+            self._newest = self._begun[index]
+        for bucket in self._begun[index]:
+            bucket.begin()
 
 
 def average_over_replicas(world: World, layers: LayerSet) -> None:

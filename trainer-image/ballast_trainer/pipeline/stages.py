@@ -80,8 +80,8 @@ class PipelineBuilder:
         tensor: ranks that send a part of the activations each; None: this rank sends all.
         independent_layers: no layer reads what others leave in this process.
         frozen_outputs: keeps what frozen layers put out; None: nothing is kept.
-        layer_ended: is told when a step's last backward has gone past a layer, where the schedule lets that
-            be seen: not where backwards are split or stages have replicas.
+        layer_ended: from which microbatch of a step on, what is told when a backward has gone past a layer,
+            where the schedule lets that be seen: not where backwards are split or stages have replicas.
     """
 
     stages: Sequence[Stage]
@@ -95,7 +95,7 @@ class PipelineBuilder:
     tensor: Axis | None = None
     independent_layers: bool = False
     frozen_outputs: FrozenOutputs | None = None
-    layer_ended: Callable[[int], None] | None = None
+    layer_ended: tuple[int, Callable[[int], None]] | None = None
 
     @property
     def holders(self) -> tuple[tuple[int, ...], ...]:
@@ -232,10 +232,7 @@ class PipelineBuilder:
         held = [self.layers[index] for index in indices]
         stack = LayerStack(held, self.meter, self.layers.seed, self.layers.device)
         stack.frozen_outputs = self.frozen_outputs
-        if self.layer_ended is not None and not (
-            self._splits_backward or self.schedule.asynchronous or self._replicated
-        ):
-            # Every schedule takes microbatches in order.
-            stack.layer_ended = self.schedule.microbatches - 1, self.layer_ended
+        if not (self._splits_backward or self.schedule.asynchronous or self._replicated):
+            stack.layer_ended = self.layer_ended
         stack.train()
         return stack

@@ -110,6 +110,13 @@ def sharing_optimizers() -> tuple[Rule, ...]:
             fix="zeroStage: 0, or leave the change out",
         ),
         Rule(
+            condition=lambda config: config.parallelism.zero_stage < 2 or not _shares_experts(config),
+            field="parallelism.zero_stage",
+            reason="with experts.parallel a step's whole gradients are summed, once",
+            fix="zeroStage: 1, or leave parallel out",
+            explain=lambda _: "with experts.parallel a step's whole gradients are summed, once",
+        ),
+        Rule(
             condition=(at("training.dtype") == WeightType.FP32)
             | (at("training.master_weights") == False)  # noqa: E712 - a comparison as a value
             | each_row("dynamics", "kind", DYNAMICS, _needs_no_gradients),

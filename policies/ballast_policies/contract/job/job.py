@@ -179,6 +179,21 @@ _RULES = (
         reason="a schedule without a flush has several versions of the weights, each whole on every replica",
         fix="a schedule with a flush, e.g. 1F1B, or leave zeroStage out",
     ),
+    Rule(
+        condition=(at("parallelism.zero_stage") < 2)
+        | row("pipeline.schedule", SCHEDULES, lambda kind: not kind.splits_backward),
+        field="parallelism.zero_stage",
+        reason="a schedule that splits the backward has a stage's whole gradients at once",
+        fix="zeroStage: 1, or pipeline.schedule: 1F1B",
+    ),
+    Rule(
+        condition=(at("parallelism.zero_stage") < 2)
+        | (at("parallelism.tensor") == 1)
+        | (at("parallelism.stragglers.policy") == StragglerPolicy.NONE),
+        field="parallelism.zero_stage",
+        reason="what stragglers leave out or hand over is added to a step's whole gradients",
+        fix="zeroStage: 1, or stragglers.policy: none",
+    ),
     *sharing_optimizers(),
     Rule(
         condition=_ONE_EACH | _REPLICABLE,

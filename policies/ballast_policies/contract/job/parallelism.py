@@ -65,9 +65,10 @@ class ParallelismConfig(Settings):
     """Ranks that share the matrices of each layer."""
     data: int = Field(1, ge=1, le=1024)
     """Replicas of the pipeline; each takes its share of the microbatches."""
-    zero_stage: int = Field(0, ge=0, le=1)
+    zero_stage: int = Field(0, ge=0, le=2)
     """What the replicas (``data``) have a part of each instead of all: 0, nothing; 1, the optimizer's state
-    (ZeRO-1): each updates its part of the weights and gets the other parts."""
+    (ZeRO-1): each updates its part of the weights and gets the other parts; 2, the gradients, too (ZeRO-2):
+    they are summed after each microbatch instead of each step."""
     gpus_per_pod: int | None = Field(None, ge=1, le=1024)
     """GPUs of each pod, one process for each: as many as a node has, so that its ranks reach each other over
     NVLink and shared memory. The job has, takes and releases whole pods. Absent: ``tensor``, so
@@ -87,6 +88,11 @@ class ParallelismConfig(Settings):
     def optimizer_shares(self) -> int:
         """How many replicas share a layer's optimizer."""
         return self.data if self.zero_stage else 1
+
+    @property
+    def gradient_shares(self) -> int:
+        """How many replicas share a layer's gradients."""
+        return self.data if self.zero_stage >= 2 else 1
 
     @property
     def ranks_per_pod(self) -> int:

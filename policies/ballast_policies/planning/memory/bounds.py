@@ -7,7 +7,7 @@ import numpy as np
 
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.moments import Moments, moments_of, schedule_of
-from ballast_policies.planning.memory.rank_bytes import RECEIVED_AHEAD
+from ballast_policies.planning.memory.rank_bytes import RECEIVED_AHEAD, WHOLE_GRADIENTS
 
 
 def bytes_on_positions(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray:
@@ -37,7 +37,9 @@ def reserves(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray:
         handed_on = 0.0 if last else output
         needed = flying * output + running * float(passing[at:end].max(initial=0.0))
         needed += RECEIVED_AHEAD * max(received, handed_on)
-        if form.averaged:
+        if form.gradient_shares > 1:
+            needed += WHOLE_GRADIENTS * float(gradients[at:end].max(initial=0.0))
+        elif form.averaged:
             needed = max(needed, float(gradients[at:end].max(initial=0.0)))
         reserved.append(needed)
     return np.array(reserved)

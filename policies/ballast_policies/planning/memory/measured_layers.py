@@ -81,6 +81,7 @@ class PipelineForm:
         replicas: by stage, how many ranks hold it; empty: one each.
         optimizer: as ``training.optimizer`` names it.
         averaged: gradients are averaged over replicas of the pipeline.
+        gradient_shares: how many of these have a part each of a layer's gradients (ZeRO-2); 1: all have all.
     """
 
     schedule: str
@@ -90,3 +91,4 @@ class PipelineForm:
     replicas: tuple[int, ...] = ()
     optimizer: str = "adamw"
     averaged: bool = False
+    gradient_shares: int = 1

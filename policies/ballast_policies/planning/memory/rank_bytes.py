@@ -17,7 +17,8 @@ room for the next messages, of the largest of a rank:
     RECEIVED_AHEAD max_s max(input_s, output_s)
 
 After a layer's last backward there is a copy of its gradients where they are averaged over replicas of the
-pipeline.
+pipeline.  Where these share the gradients (ZeRO-2), a rank holds its part of them, and after each backward
+those of the layer, whole, and a copy of them.
 """
 
 import dataclasses
@@ -30,6 +31,8 @@ from ballast_policies.planning.schedules import Kind, Schedule, ScheduleFacts
 
 RECEIVED_AHEAD = 2
 """Messages that a rank has room for before it needs them."""
+WHOLE_GRADIENTS = 2
+"""Of a layer, at the end of each of its backwards where replicas share them: those, and their copy."""
 
 
 class LayerBytes(Protocol):
@@ -85,6 +88,7 @@ def rank_bytes(
     rows: Sequence[LayerBytes],
     *,
     averaged: bool = False,
+    gradient_shares: int = 1,
 ) -> tuple[RankBytes, ...]:
     """Those of each rank of one pipeline.
 
@@ -94,6 +98,7 @@ def rank_bytes(
         facts: of the schedule.
         rows: the layers.
         averaged: gradients are averaged over replicas of the pipeline.
+        gradient_shares: how many of these share a layer's gradients.
     """
     cuts, found = list(itertools.pairwise(partition.bounds)), []
     for rank in range(schedule.ranks):
@@ -103,7 +108,7 @@ def rank_bytes(
             layers = rows[slice(*cuts[stage])]
             held += sum(row.held_bytes for row in layers)
             held += (facts.versions_held[stage] - 1) * sum(row.weight_bytes for row in layers)
-        sizes = {stage: _StageBytes.of(rows, cuts, stage) for stage in own}
+        sizes = {stage: _StageBytes.of(rows, cuts, stage, gradient_shares) for stage in own}
         step = _fullest(schedule, rank, sizes)
         if averaged:
             step = max(step, *(of_stage.largest_weights for of_stage in sizes.values()))
@@ -118,8 +123,8 @@ class _StageBytes:
     """Bytes of one microbatch in one stage.
 
     Attributes:
-        weights: as many bytes as their gradients, not of one microbatch.
-        largest_weights: those of one layer.
+        weights: bytes of their gradients that the rank holds, not of one microbatch.
+        largest_weights: those of one layer, whole.
         kept: from the forward to the backward.
         received: of its input, which another stage sends.
         output: of its output.
@@ -139,13 +144,15 @@ class _StageBytes:
     passing: float
 
     @classmethod
-    def of(cls, rows: Sequence[LayerBytes], cuts: Sequence[tuple[int, int]], stage: int) -> "_StageBytes":
+    def of(
+        cls, rows: Sequence[LayerBytes], cuts: Sequence[tuple[int, int]], stage: int, gradient_shares: int
+    ) -> "_StageBytes":
         """Those of a stage of the whole model."""
         first, end = cuts[stage]
         layers = rows[first:end]
         weights = [min(row.weight_bytes, row.held_bytes) for row in layers]
         return cls(
-            weights=sum(weights),
+            weights=sum(weights) / gradient_shares,
             largest_weights=max(weights),
             kept=sum(row.activation_bytes for row in layers) + layers[-1].output_bytes,
             received=rows[first - 1].output_bytes if first else 0.0,
@@ -153,7 +160,8 @@ class _StageBytes:
             handed_on=layers[-1].output_bytes if end < len(rows) else 0.0,
             # The first stage does the whole backward in the weights' half.
             gradients=sum(row.gradient_bytes + row.repeated_bytes for row in layers) if first else 0.0,
-            passing=max(row.repeated_bytes + row.gradient_bytes for row in layers),
+            passing=max(row.repeated_bytes + row.gradient_bytes for row in layers)
+            + WHOLE_GRADIENTS * max(weights) * (gradient_shares > 1),
         )
 
 

@@ -26,7 +26,10 @@ def bytes_of_cuts(
     rows = layers.rows(form.optimizer)
 
     def taken(cut: Partition) -> tuple[float, ...]:
-        return tuple(each.total for each in rank_bytes(cut, schedule, facts, rows, averaged=form.averaged))
+        sizes = rank_bytes(
+            cut, schedule, facts, rows, averaged=form.averaged, gradient_shares=form.gradient_shares
+        )
+        return tuple(each.total for each in sizes)
 
     return taken
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.moments import Moments, moments_of
-from ballast_policies.planning.memory.rank_bytes import RECEIVED_AHEAD, LayerBytes
+from ballast_policies.planning.memory.rank_bytes import RECEIVED_AHEAD, WHOLE_GRADIENTS, LayerBytes
 from ballast_policies.planning.partition import Partition
 
 Numbers = Sequence[float] | np.ndarray
@@ -72,6 +72,7 @@ class LayerSums:
         end: Layers,
         *,
         averaged: bool = False,
+        gradient_shares: int = 1,
     ) -> np.ndarray:
         """Bytes of a stage of layers ``first`` to ``end - 1``.
 
@@ -81,13 +82,17 @@ class LayerSums:
             first: below ``end``.
             end: see there.
             averaged: as of :class:`PipelineForm`.
+            gradient_shares: see there.
         """
         weights = self.gradient_of_weights[end] - self.gradient_of_weights[first]
         kept = self.activations[end] - self.activations[first] + self.output[end]
-        sizes: list[np.ndarray | None] = [None, None, weights, None]
+        sizes: list[np.ndarray | None] = [None, None, weights / gradient_shares, None]
         if self.passes:
             sizes[1] = self.all_passing[end] - self.all_passing[first]
             sizes[3] = self.largest_passing(first, end)
+        if gradient_shares > 1:
+            whole = WHOLE_GRADIENTS * _largest_between(self._gradient_table, first, end)
+            sizes[3] = whole if sizes[3] is None else sizes[3] + whole
         step: np.ndarray = np.zeros(())
         for k in range(moments.shape[-2]):
             at = moments[..., k, :]
@@ -128,7 +133,14 @@ class StageBytes:
             end: see there.
         """
         numbers, versions = self.moments.numbers[position], self.moments.versions[position]
-        return self.layers.taken(numbers, versions, first, end, averaged=self.form.averaged)
+        return self.layers.taken(
+            numbers,
+            versions,
+            first,
+            end,
+            averaged=self.form.averaged,
+            gradient_shares=self.form.gradient_shares,
+        )
 
     def of_cut(self, cut: Partition) -> np.ndarray:
         """Bytes at each position, shape (p,)."""

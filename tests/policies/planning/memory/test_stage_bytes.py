@@ -46,7 +46,14 @@ def cuts(draw, layers, ranks):
 def by_playing(layers, form, cut):
     """Bytes of each position: of one with replicas, of the fullest."""
     schedule, facts = schedule_of(form)
-    ranks = rank_bytes(cut, schedule, facts, layers.rows(form.optimizer), averaged=form.averaged)
+    ranks = rank_bytes(
+        cut,
+        schedule,
+        facts,
+        layers.rows(form.optimizer),
+        averaged=form.averaged,
+        gradient_shares=form.gradient_shares,
+    )
     return [max(ranks[rank].total for rank in holders) for holders in schedule.stage_ranks]
 
 
@@ -71,6 +78,7 @@ def test_a_stages_bytes_are_those_of_the_schedule_played(data):
         microbatches=microbatches,
         replicas=replicas,
         averaged=data.draw(st.booleans()),
+        gradient_shares=data.draw(st.sampled_from([1, 4])),
     )
     cut = data.draw(cuts(count, positions))
     taken = stage_bytes(layers, form).of_cut(cut)

@@ -239,6 +239,7 @@ class Executor:
             elif results:
                 torch.autograd.backward(results, gradients)
             meter.end()
+        self._stacks[stage].backward_ended(k % self._order.microbatches)
         if stage in self._versions and action.kind is Kind.BACKWARD:
             self._versions[stage].done(self._order.versions[stage, k])
         learning = [source for source in kept.sources if source.requires_grad]
