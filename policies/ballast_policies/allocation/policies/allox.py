@@ -22,7 +22,7 @@ import numpy as np
 
 from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.solvers.queues.matching import match
+from ballast_policies.allocation.solvers.queues import match
 
 SOLVER = "assignment"
 

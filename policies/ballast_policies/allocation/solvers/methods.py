@@ -180,14 +180,14 @@ LEAST_PART = Method(
 ASSIGNMENT = Method(
     name="Hungarian method",
     task=Task.QUEUES,
-    code="solvers.queues.matching",
+    code="solvers.queues",
     when=f"up to {HUNGARIAN:,} jobs",
     applies=lambda size: size.rows <= HUNGARIAN,
 )
 PLACE_PRICES = Method(
     name="prices of places",
     task=Task.QUEUES,
-    code="solvers.queues.prices",
+    code="solvers.queues",
     when=f"{JOBS_PER_PLACE} jobs and more for each place",
     applies=lambda size: size.places <= size.rows // JOBS_PER_PLACE,
     otherwise="best of several matchings",
@@ -196,7 +196,7 @@ PLACE_PRICES = Method(
 MATCHINGS = Method(
     name="best of several matchings",
     task=Task.QUEUES,
-    code="solvers.queues.matching",
+    code="solvers.queues",
     when="any other",
     applies=_always,
 )

@@ -17,7 +17,6 @@ import numpy as np
 
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers.nash import NashShares
-from ballast_policies.allocation.solvers.smoothed_dual import newton_direction
 
 TEMPERATURES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
 BARRIER = 0.1
@@ -84,7 +83,7 @@ def _minimise(
         hessian = -(at.shares * weight) @ at.shares.T
         hessian -= (along * (weight / np.maximum(at.spread + tau * at.speed / at.level, 1e-300))) @ along.T
         hessian[np.diag_indices(k)] += at.shares @ weight + kappa / prices**2
-        change, falls = newton_direction(gradient, hessian)
+        change, falls = _newton_direction(gradient, hessian)
         if not falls > 1e-2 * kappa * k:
             break
         step = min(1.0, 0.9 / max(float((-change / prices).max()), 1e-300))
@@ -131,3 +130,19 @@ def _respond(
         level[active] = np.where((newton > below) & (newton < above), newton, middle)
     value = float((weights * np.log(speed) + tau * entropy - level * speed).sum())
     return _At(value=value, shares=shares, speed=speed, spread=spread, level=level)
+
+
+def _newton_direction(gradient: np.ndarray, hessian: np.ndarray) -> tuple[np.ndarray, float]:
+    """Newton's direction of a convex function of k prices.
+
+    Args:
+        gradient: (k,).
+        hessian: (k, k), scaled to a diagonal of ones before it is solved: prices may differ by magnitudes.
+
+    Returns:
+        (changes of the prices (k,), by how much the function falls along them at first).
+    """
+    unit = 1.0 / np.sqrt(np.maximum(np.diag(hessian), 1e-300))
+    system = hessian * unit[:, None] * unit + 1e-12 * np.eye(len(gradient))
+    change = -np.linalg.solve(system, gradient * unit) * unit
+    return change, float(-gradient @ change)

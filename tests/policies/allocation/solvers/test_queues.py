@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.registry import solve
-from ballast_policies.allocation.solvers import methods
-from ballast_policies.allocation.solvers.queues import matching
+from ballast_policies.allocation.solvers import methods, queues
 from scipy.optimize import linear_sum_assignment
 
 from tests.policies.allocation.problems import random_problem
@@ -34,7 +33,7 @@ def least_total(work, capacity):
 def test_small_matchings_are_those_of_the_hungarian_method_and_proven(seed):
     """Prices of the places come from chains of moves, and prove the total."""
     work, capacity = lengths(seed, 30, 3, zero=0.3), np.array([2.0, 1.0, 3.0])
-    found = matching.match(work, capacity)
+    found = queues.match(work, capacity)
     assert found.total == pytest.approx(least_total(work, capacity), rel=1e-9)
     assert found.bound == pytest.approx(found.total, rel=1e-9)
 
@@ -45,7 +44,7 @@ def test_large_matchings_are_proven_optimal(gpus, like):
     """From five jobs for each GPU to two GPUs for each job, unlike jobs and copies."""
     work = lengths(3, 3000, 4, like=like)
     capacity = np.floor(3000 * gpus * np.array([0.1, 0.2, 0.3, 0.4]))
-    found = matching.match(work, capacity)
+    found = queues.match(work, capacity)
     assert found.total - found.bound <= 1e-9 * found.bound
     for j, most in enumerate(capacity):
         assert np.bincount(found.place[found.kind == j]).max() <= most
@@ -55,17 +54,17 @@ def test_large_matchings_are_proven_optimal(gpus, like):
 def test_the_large_method_agrees_with_the_hungarian_one(monkeypatch):
     """The same total where both can be used."""
     work, capacity = lengths(5, 600, 3), np.array([40.0, 60.0, 20.0])
-    exact = matching.match(work, capacity)
+    exact = queues.match(work, capacity)
     monkeypatch.setattr(methods, "HUNGARIAN", 0)
-    assert matching.match(work, capacity).total == pytest.approx(exact.total, rel=1e-9)
+    assert queues.match(work, capacity).total == pytest.approx(exact.total, rel=1e-9)
 
 
 def test_very_long_queues_are_matched_with_a_bound_that_holds(monkeypatch):
     """Two hundred jobs on four GPUs, by the method for thousands."""
     work, capacity = lengths(8, 200, 2), np.array([1.0, 3.0])
-    exact = matching.match(work, capacity)
+    exact = queues.match(work, capacity)
     monkeypatch.setattr(methods, "HUNGARIAN", 0)
-    found = matching.match(work, capacity)
+    found = queues.match(work, capacity)
     assert found.bound <= exact.total * (1 + 1e-9)
     assert exact.total <= found.total * (1 + 1e-9)
     assert found.total <= 1.2 * exact.total
@@ -85,9 +84,9 @@ def alike(seed, jobs, types):
 def test_the_bound_on_long_queues_of_jobs_of_one_length_is_near_and_holds(monkeypatch, seed):
     """Any job may be anywhere in a queue, so that its best place is far from the present one."""
     work, capacity = alike(seed, 300, 3), np.array([2.0, 1.0, 3.0])
-    exact = matching.match(work, capacity)
+    exact = queues.match(work, capacity)
     monkeypatch.setattr(methods, "HUNGARIAN", 0)
-    found = matching.match(work, capacity)
+    found = queues.match(work, capacity)
     assert found.bound <= exact.total * (1 + 1e-9)
     assert exact.total <= found.total * (1 + 1e-9)
     assert found.total <= 1.1 * found.bound

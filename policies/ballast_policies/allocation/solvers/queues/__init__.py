@@ -1,1 +1,0 @@
-"""Matching of jobs to places in the queues of GPUs."""
