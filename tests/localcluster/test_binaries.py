@@ -19,9 +19,7 @@ from ballast_localcluster.karpenter.start import (
 from ballast_operator.cli.local.up import up
 from click.testing import CliRunner
 
-from tests.support.waiting import WAIT_SECONDS, eventually
-
-from .conftest import is_alive
+from tests.support.waiting import WAIT_SECONDS, eventually, is_alive
 
 FAKE_GO = """#!/bin/sh
 case "$1" in
