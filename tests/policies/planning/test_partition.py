@@ -39,22 +39,6 @@ def test_the_exact_partition_equals_brute_force(seconds, data):
 
 
 @given(seconds=loads, data=st.data())
-def test_the_exact_partition_respects_memory_or_reports_that_none_fits(seconds, data):
-    """It is refused exactly where brute force finds no partition that fits."""
-    ranks = data.draw(st.integers(1, len(seconds)))
-    sizes = data.draw(st.lists(st.integers(1, 9), min_size=len(seconds), max_size=len(seconds)))
-    memory = data.draw(st.lists(st.integers(1, 30), min_size=ranks, max_size=ranks))
-    fitting = [p for p in all_partitions(len(seconds), ranks) if (p.loads(sizes) <= np.array(memory)).all()]
-    if not fitting:
-        with pytest.raises(PlanningError, match="do not fit"):
-            exact_partition(seconds, ranks, RankCapacity(layer_bytes=sizes, memory=memory))
-        return
-    found = exact_partition(seconds, ranks, RankCapacity(layer_bytes=sizes, memory=memory))
-    assert (found.loads(sizes) <= np.array(memory)).all()
-    assert found.loads(seconds).max() == pytest.approx(min(p.loads(seconds).max() for p in fitting), rel=1e-9)
-
-
-@given(seconds=loads, data=st.data())
 def test_the_exact_partition_respects_bytes_that_differ_by_rank(seconds, data):
     """As brute force does, where early ranks have more microbatches in flight; so does the nearest one."""
     layers = len(seconds)

@@ -258,15 +258,3 @@ def test_rounds_one_after_the_other_keep_every_promise(seed: int):
             moves=(*state.moves, *([now] * len(disturbed))),
         )
         now += 100.0
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_without_jobs_or_gpus_to_share_the_round_is_as_before(seed: int):
-    """Equal in every field."""
-    rng = random.Random(seed)
-    jobs, nodes, shared, state, settings = random_question(rng)
-    shares = {one.name: {"v100": rng.random()} for one in jobs}
-    question = Question(now=0.0, shares=shares, jobs=jobs, nodes=nodes, state=state, settings=settings)
-    plain = decide_round(question)
-    for none in (dataclasses.replace(shared, jobs={}), dataclasses.replace(shared, memory={})):
-        assert decide_round(dataclasses.replace(question, shared=none)) == plain

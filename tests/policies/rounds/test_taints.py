@@ -1,6 +1,5 @@
 """Rounds over nodes that not every job may be started on."""
 
-import dataclasses
 from collections import Counter
 
 from ballast_policies.allocation.problem import Job
@@ -30,27 +29,6 @@ def decide(jobs, nodes, *, not_tolerated=None, running=None, shares=None):
     return one_round(nodes, jobs, now=0.0, shares=shares, running=running, not_tolerated=not_tolerated or {})
 
 
-def test_a_gang_is_not_started_on_a_node_whose_taint_it_does_not_tolerate():
-    """The other job, which tolerates it, takes that node and leaves the plain one."""
-    nodes = [node("plain", 2), node("tainted", 2, taints="a:NoSchedule")]
-    jobs = [job("tolerant", 2), job("other", 2)]
-    decided = decide(jobs, nodes, not_tolerated={"other": frozenset({"a:NoSchedule"})})
-    assert decided.placements["other"].nodes == ("plain", "plain")
-    assert decided.placements["tolerant"].nodes == ("tainted", "tainted")
-
-
-def test_a_gang_spans_the_nodes_that_it_tolerates():
-    """Tainted and plain nodes of a pool together hold a gang that tolerates the taint."""
-    nodes = [node("plain", 2), node("tainted", 2, taints="a:NoSchedule")]
-    jobs = [job("large", 4), job("other", 4)]
-    decided = decide(jobs, nodes, not_tolerated={"other": frozenset({"a:NoSchedule"})})
-    assert Counter(decided.placements["large"].nodes) == {"plain": 2, "tainted": 2}
-    assert decided.reasons["other"] == (
-        "waits for 4 GPUs of one pool: 0 of 2 v100 free in pool p; 1 node of pool p has taint a:NoSchedule, "
-        "which the template does not tolerate"
-    )
-
-
 def test_a_gang_that_runs_on_a_node_with_a_new_taint_stays():
     """Nothing is moved for a taint; what is started meanwhile goes elsewhere."""
     nodes = [node("plain", 2), node("tainted", 2, taints="a:NoSchedule")]
@@ -59,17 +37,6 @@ def test_a_gang_that_runs_on_a_node_with_a_new_taint_stays():
     decided = decide([job("runs", 2), job("new", 2)], nodes, not_tolerated=barred, running={"runs": at})
     assert decided.placements["runs"] == at
     assert decided.placements["new"].nodes == ("plain", "plain")
-
-
-def test_a_closed_node_is_given_to_no_other_gang_when_its_gang_is_stopped():
-    """Its GPUs count for the gang that runs there, and for no other."""
-    nodes = [node("leaving", 2, closed="is cordoned")]
-    at = Placement(gpu_type="v100", pool="p", nodes=("leaving", "leaving"))
-    jobs = [job("runs", 2), job("new", 2)]
-    shares = {"runs": {"v100": 0.0}, "new": {"v100": 1.0}}
-    decided = decide(jobs, nodes, running={"runs": at}, shares=shares)
-    assert decided.placements == {"runs": at}
-    assert "1 node of pool p: is cordoned" in decided.reasons["new"]
 
 
 def test_a_gang_does_not_grow_onto_a_tainted_or_closed_node():
@@ -137,12 +104,3 @@ def test_every_start_is_tolerated_whole_and_within_the_nodes(question):
         if running.get(one.name) != at:
             assert not any(of[name].closed or of[name].taints in barred[one.name] for name in at.nodes)
     assert all(used[name] <= of[name].gpus for name in used)
-
-
-@given(questions())
-def test_tolerated_taints_change_no_decision(question):
-    """Where every job tolerates every taint and no node is closed, the round is as without taints."""
-    jobs, nodes, _, running = question
-    plain = [dataclasses.replace(n, taints="", closed="") for n in nodes]
-    tainted = [dataclasses.replace(n, closed="") for n in nodes]
-    assert decide(jobs, tainted, running=running) == decide(jobs, plain, running=running)

@@ -5,9 +5,7 @@ from collections import Counter
 import pytest
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds import (
-    ElasticGang,
     Node,
-    Placement,
     Question,
     RoundSettings,
     RoundState,
@@ -17,8 +15,6 @@ from ballast_policies.rounds import (
 from ballast_policies.rounds.packing import pack
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tests.policies.rounds.played import one_round
 
 TYPES = {"a": "v100", "b": "p100"}
 
@@ -90,30 +86,6 @@ def test_pods_are_whole_and_none_waits_beside_its_room(case, min_run, within_rou
         state = RoundState(running=decided.placements, running_since=dict.fromkeys(decided.placements, now))
 
 
-def test_a_gang_whose_pods_find_no_node_waits_and_says_why():
-    """Two of four GPUs are free, on two nodes; the next in line takes one of them."""
-    nodes = [Node(name=name, pool="a", gpu_type="v100", gpus=2) for name in ("x", "y")]
-    jobs = [Job(name=name, gpus=1, throughput={"v100": 1.0}) for name in ("one", "two", "late")]
-    jobs.insert(2, Job(name="pair", gpus=2, throughput={"v100": 1.0}))
-    running = {
-        name: Placement(gpu_type="v100", pool="a", nodes=(node,))
-        for name, node in (("one", "x"), ("two", "y"))
-    }
-    decided = one_round(
-        nodes,
-        jobs,
-        shares={job.name: {"v100": 1.0} for job in jobs},
-        running=running,
-        settings=RoundSettings(within_round=True),
-        gpus_per_pod={"pair": 2},
-    )
-    assert decided.waiting == ("pair",)
-    assert decided.started == ("late",)
-    assert decided.reasons["pair"] == (
-        "waits for 2 GPUs of one pool in 1 pods of 2: 1 of 4 v100 free in pool a, room for 0 pods"
-    )
-
-
 @pytest.mark.parametrize(
     ("free", "each", "want"),
     [
@@ -128,19 +100,3 @@ def test_four_gpus_in_pods(free, each, want):
     """On the node that holds the gang with the least to spare; never half a pod."""
     nodes = [Node(name=name, pool="a", gpu_type="v100", gpus=gpus) for name, gpus in free.items()]
     assert pack(4, nodes, free, each) == want
-
-
-def test_a_gang_grows_by_whole_pods():
-    """Three GPUs are free on one node, one on another: a pod of two comes, the rest stays free."""
-    nodes = tuple(Node(name=n, pool="a", gpu_type="v100", gpus=g) for n, g in (("x", 2), ("y", 3), ("z", 1)))
-    at = Placement(gpu_type="v100", pool="a", nodes=("x", "x"))
-    speeds = {"v100": {2: 1.0, 4: 2.0, 6: 3.0}}
-    decided = one_round(
-        nodes,
-        [Job(name="one", gpus=2, throughput={"v100": 1.0})],
-        shares={"one": {"v100": 1.0}},
-        running={"one": at},
-        elastic={"one": ElasticGang(speeds=speeds, together=2, per_pod=2)},
-        gpus_per_pod={"one": 2},
-    )
-    assert decided.placements["one"].nodes == ("x", "x", "y", "y")

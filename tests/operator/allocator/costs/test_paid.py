@@ -46,27 +46,6 @@ def billed(paid: Paid, before=(), then: float = 0.0, now: float = 0.0, *, gpus: 
     return next_bill(before, at(then), at(now), pools=[POOL], capacity=[capacity], paid=paid)
 
 
-def test_what_a_job_has_held_between_two_looks_is_in_the_bill():
-    """It took its two GPUs half a second before the look, which the GPUs of the look before do not show."""
-    first = Paid().next([], POOLS, (), (), None, at(0))
-    bill = billed(first)
-    second = first.next([job("a", 0.0, gpus=2, since=9.5)], POOLS, bill, (), at(0), at(10))
-    (entry,) = billed(second, bill, 0, 10, held=2)
-    assert entry.held_cost == pytest.approx(1.0)
-    assert entry.cost == pytest.approx(40.0)
-
-
-def test_a_deleted_job_has_paid_until_it_was_gone():
-    """What it held at the last look counts on until now, and stays in the bill."""
-    first = Paid().next([], POOLS, (), (), None, at(0))
-    bill = billed(first)
-    second = first.next([job("a", 5.0, gpus=2, since=10)], POOLS, bill, (), at(0), at(10))
-    bill = billed(second, bill, 0, 10, held=2)
-    third = second.next([], POOLS, bill, (), at(10), at(11))
-    (entry,) = billed(third, bill, 10, 11)
-    assert (entry.held_cost, entry.deleted_jobs_cost) == pytest.approx((7.0, 7.0))
-
-
 def test_a_new_operator_takes_on_what_the_last_one_wrote():
     """Of jobs that are there the sums are their own; the part of deleted jobs is what was written."""
     written = PoolBill(
@@ -105,28 +84,6 @@ def test_a_bill_that_begins_has_nothing_of_what_jobs_paid_before():
     assert second.gpus.of("p") == pytest.approx(1.0)
 
 
-def test_a_team_has_what_its_jobs_have_paid_and_its_deleted_ones():
-    """Also of what a job had paid before the team was known, and of one that was deleted since."""
-    first = Paid().next([job("a", 3.0, entity="vision"), job("b", 1.0)], POOLS, (), (), None, at(0))
-    assert (first.teams.of("vision"), first.teams.of("")) == (3.0, 1.0)
-    second = first.next([job("b", 2.0)], POOLS, (), (), None, at(5))
-    assert (second.teams.of("vision"), second.teams.of("")) == (0.0, 2.0)
-    teams = (TeamCost(team="vision", since=START, cost=3.0, deleted_jobs_cost=0.0),)
-    third = first.next([job("b", 2.0)], POOLS, (), teams, at(0), at(5))
-    assert (third.teams.of("vision"), third.teams.others["vision"]) == (3.0, 3.0)
-
-
-def test_a_job_that_changes_its_team_pays_for_the_new_one_from_then_on():
-    """What it had paid stays with the team that it was of."""
-    known = (
-        TeamCost(team="vision", since=START, cost=3.0, deleted_jobs_cost=0.0),
-        TeamCost(team="speech", since=START, cost=4.0, deleted_jobs_cost=4.0),
-    )
-    first = Paid().next([job("a", 3.0, entity="vision")], POOLS, (), known, at(0), at(1))
-    second = first.next([job("a", 3.5, entity="speech")], POOLS, (), known, at(1), at(2))
-    assert (second.teams.of("vision"), second.teams.of("speech")) == (3.0, 4.5)
-
-
 def test_a_job_that_changed_its_team_while_no_operator_ran_is_counted_once():
     """Its status says whose its cost is; its GPUs are the old team's until a pass has booked them."""
     known = (TeamCost(team="vision", since=START, cost=9.0, deleted_jobs_cost=4.0),)
@@ -139,12 +96,3 @@ def test_a_job_that_changed_its_team_while_no_operator_ran_is_counted_once():
     known += (TeamCost(team="speech", since=START, cost=2.0, deleted_jobs_cost=0.0),)
     gone = second.next([], POOLS, (), known, at(0), at(7))
     assert (gone.teams.of("vision"), gone.teams.of("speech")) == (12.0, 3.0)
-
-
-def test_another_leader_knows_what_deleted_jobs_of_a_team_had_paid():
-    """Those that it finds have their own sums; one that was deleted meanwhile has paid as before."""
-    known = (TeamCost(team="vision", since=START, cost=9.0, deleted_jobs_cost=4.0, cost_per_hour=3600.0),)
-    after = Paid().next([job("a", 6.0, entity="vision")], POOLS, (), known, at(0), at(2))
-    assert after.teams.of("vision") == 10.0
-    gone = Paid().next([], POOLS, (), known, at(0), at(2))
-    assert gone.teams.of("vision") == 11.0

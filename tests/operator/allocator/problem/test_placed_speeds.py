@@ -29,65 +29,8 @@ def estimate(measurements, job, spec, nodes=LARGE):
     return measurements.estimates([request], ("v100",))["team", job]["v100"]
 
 
-def by_size(measurements, job, spec, nodes=LARGE):
-    request = GangRequest(key=("team", job), spec=spec, stages=4, nodes=nodes)
-    base = measurements.estimates([request], ("v100",))["team", job]
-    return measurements.by_size(request, base, (4,))["v100"][4]
-
-
 def a_kind(model="gpt", **changes):
     return a_spec(config=config(model), **changes)
-
-
-def test_a_gang_that_was_spread_does_not_make_the_type_slow():
-    """Stated at four steps a second on one node; on three it does one, and that is kept apart."""
-    measurements, spec = Measurements(), a_kind(throughput={"v100": {4: 4.0}})
-    report(measurements, "a", spec, rate=1.0, nodes=3)
-    assert estimate(measurements, "a", spec).steps_per_second == pytest.approx(4.0)
-    assert by_size(measurements, "a", spec) == pytest.approx(4.0)
-    report(measurements, "a", spec, rate=5.0, nodes=1)
-    found = estimate(measurements, "a", spec)
-    assert (found.steps_per_second, found.source) == (pytest.approx(5.0, rel=1e-3), "measured")
-
-
-def test_a_gang_that_was_together_does_not_make_small_nodes_fast():
-    """Measured on one node; where nodes have one GPU each, the speed on four of them counts."""
-    measurements, spec = Measurements(), a_kind()
-    report(measurements, "a", spec, rate=5.0, nodes=1)
-    assert estimate(measurements, "a", spec, SMALL).source == "prior"
-    report(measurements, "a", spec, rate=1.0, nodes=4)
-    assert estimate(measurements, "a", spec, SMALL).steps_per_second == pytest.approx(1.0)
-    assert estimate(measurements, "a", spec, LARGE).steps_per_second == pytest.approx(5.0)
-
-
-def test_where_nothing_else_is_known_a_spread_gang_is_a_guess_and_no_measurement():
-    """It is at least as fast on fewer nodes; more is not known."""
-    measurements, spec = Measurements(), a_kind()
-    report(measurements, "a", spec, rate=2.0, nodes=3)
-    found = estimate(measurements, "a", spec)
-    assert (found.steps_per_second, found.source, found.reports) == (pytest.approx(2.0), "prior", 0)
-
-
-def test_the_next_job_of_a_kind_starts_with_the_speed_on_few_nodes():
-    """The first one was spread most of the time; that is not what the next one is offered."""
-    measurements, spec = Measurements(), a_kind()
-    report(measurements, "a", spec, rate=6.0, nodes=1)
-    report(measurements, "a", spec, rate=2.0, nodes=3)
-    assert estimate(measurements, "b", spec).steps_per_second == pytest.approx(6.0)
-
-
-def test_a_job_that_is_faster_than_its_kind_is_so_on_few_nodes_as_well():
-    """Its kind does six on one node and two on three; at three on three, it would do nine on one."""
-    measurements, spec = Measurements(), a_kind()
-    for nodes, rate in ((1, 6.0), (3, 2.0)):
-        report(measurements, "a", spec, rate=rate, nodes=nodes)
-    faster = Measurements()
-    faster.restore({}, measurements.kinds)
-    view = a_report("b", spec, rate=3.0, step=1, stages=4)
-    placed = view.status.allocation.replace(nodes=("n0", "n1", "n2", "n2"))
-    faster.record(dataclasses.replace(view, status=view.status.replace(allocation=placed)))
-    ratio = estimate(faster, "b", spec).steps_per_second / 6.0
-    assert 1.1 < ratio < 1.6
 
 
 def test_a_gang_on_the_last_large_node_keeps_its_own_speed_when_only_small_ones_are_left():

@@ -68,13 +68,6 @@ def test_each_limit_has_its_message(each, said):
     assert f"tenants.eachNamespace.{next(iter(each))}=" in message
 
 
-def test_a_gang_is_as_large_as_its_namespace_has_room_for():
-    """And another namespace's is not touched."""
-    limits = tenants(team={"maxGpus": 5})
-    found = admitted(limits, running(), waiting(), waiting(namespace="other"))
-    assert found.gpus == {("team", "r"): 2, ("team", "w"): 3, ("other", "w"): 4}
-
-
 def test_what_a_namespace_has_left_counts_what_its_pods_hold_and_what_gangs_can_give_back():
     """Six GPUs, two gangs of two: two are left; one that may shrink to one leaves room for one more."""
     views = running("a"), running("b")
@@ -91,14 +84,3 @@ def test_gpus_of_a_suspended_job_count_until_its_pods_are_gone():
     view = waiting()
     found = admit_tenants(tenants({"maxGpus": 4}), [(view, 4)], [view, running("suspended")])
     assert found.gpus[view.key] == 2
-
-
-@pytest.mark.parametrize("jobs", [0, 1, 3])
-@pytest.mark.parametrize("most", [0, 2, 3, 10_000])
-def test_where_nothing_can_be_reached_all_take_part(jobs, most):
-    """What a limit far from everybody says is what no look at the limits says, at the limit itself too."""
-    views = [waiting(f"w{number}") for number in range(jobs)]
-    plain = admitted(tenants({"maxWaitingJobs": most}), *views)
-    looked_at = admitted(tenants({"maxWaitingJobs": most}, other={"maxGpus": 1}), *views)
-    assert (plain.gpus, plain.refused) == (looked_at.gpus, looked_at.refused)
-    assert len(plain.gpus) == min(jobs, most)

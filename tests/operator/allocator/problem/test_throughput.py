@@ -5,12 +5,11 @@ import itertools
 import math
 
 import pytest
-from ballast_operator.allocator.problem.speeds import GangRequest, kind_of
+from ballast_operator.allocator.problem.speeds import GangRequest
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Report
 from ballast_policies.contract.job import JobConfig
-from ballast_policies.throughput.track import ALPHA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,15 +48,6 @@ def test_stated_speeds_are_taken_as_they_are_before_the_job_has_run():
     found = estimates(Measurements(), "a", a_spec(throughput=KNOWN), stages=4)
     assert {t: e.steps_per_second for t, e in found.items()} == pytest.approx({"v100": 4.0, "k80": 1.0})
     assert {e.source for e in found.values()} == {"prior"}
-
-
-def test_a_job_that_got_faster_got_faster_everywhere():
-    """Measured at twice the stated speed on one type: the ratio carries over."""
-    measurements, spec = Measurements(), a_spec(throughput=KNOWN)
-    for step in range(20):
-        measurements.record(a_report("a", spec, rate=8.0, step=step, stages=4))
-    found = speeds(measurements, "a", spec, stages=4)
-    assert found == pytest.approx({"v100": 8.0, "k80": 2.0}, rel=1e-3)
 
 
 @pytest.mark.parametrize(("rate", "ratio"), [(0.95, 4.0), (2.0, 2.0)])
@@ -152,53 +142,6 @@ def test_a_report_is_taken_in_once():
     for _ in range(100):
         measurements.record(a_report("a", spec, rate=3.0, step=7))
     assert estimates(measurements, "a", spec)["v100"].reports == 1
-
-
-def test_reports_are_averaged_and_their_uncertainty_decays():
-    """In the long run a new report has the weight ALPHA; the deviation falls from the prior's."""
-    measurements, spec = Measurements(), a_spec(throughput=KNOWN)
-    before = estimates(measurements, "a", spec)["v100"].deviation
-    deviations = []
-    for step in range(30):
-        measurements.record(a_report("a", spec, rate=2.2, step=step))
-        deviations.append(estimates(measurements, "a", spec)["v100"].deviation)
-    assert before > deviations[0] > deviations[-1]
-    measurements.record(a_report("a", spec, rate=4.4, step=30))
-    moved = math.log(speeds(measurements, "a", spec)["v100"] / 2.2) / math.log(2)
-    assert moved == pytest.approx(ALPHA, rel=0.01)
-
-
-def test_a_new_job_starts_at_what_others_of_its_kind_have_reported_also_when_they_are_gone():
-    """Prior by kind: the same model and batches, nothing stated, nothing reported yet."""
-    measurements, spec = Measurements(), a_spec(config=config())
-    for step in range(5):
-        measurements.record(a_report("old", spec, rate=6.0, step=step))
-        measurements.record(a_report("other", spec, rate=1.5, step=step, gpu_type="k80"))
-    measurements.keep([])
-    found = estimates(measurements, "new", spec)
-    assert found["v100"].source == found["k80"].source == "prior"
-    assert found["v100"].steps_per_second == pytest.approx(6.0)
-    assert found["k80"].steps_per_second == pytest.approx(1.5)
-    stranger = a_spec(config=config("recurrent"))
-    assert kind_of(stranger) != kind_of(spec)
-    assert estimates(measurements, "new", stranger)["v100"].source == "unknown"
-
-
-def test_a_type_on_which_a_kind_was_never_seen_is_completed_from_the_other_kinds():
-    """Twelve kinds are four times as fast on a V100; the thirteenth was seen on a V100 only."""
-    measurements = Measurements()
-    for kind in range(12):
-        spec = a_spec(config=config(f"model-{kind}"))
-        measurements.record(a_report(f"{kind}", spec, rate=2.0 + kind, step=1))
-        measurements.record(a_report(f"{kind}", spec, rate=(2.0 + kind) / 4, step=2, gpu_type="k80"))
-    spec = a_spec(config=config("newest"))
-    measurements.record(a_report("newest", spec, rate=5.0, step=1))
-    found = estimates(measurements, "newest", spec)
-    assert found["k80"].source == "completed"
-    assert found["k80"].steps_per_second == pytest.approx(5.0 / 4, rel=0.1)
-    assert found["v100"].deviation < found["k80"].deviation < 1.0
-    unseen = speeds(measurements, "unseen", a_spec(config=config("unseen")))
-    assert unseen["v100"] / unseen["k80"] == pytest.approx(4.0, rel=0.1)
 
 
 def test_a_gang_of_another_size_follows_from_what_was_measured():

@@ -61,53 +61,6 @@ def test_section_5_4_3_hierarchical_reaches_the_levels_of_the_staged_procedure(p
     assert levels_of(allocate("hierarchical", p), p) == pytest.approx(want, rel=5e-6, abs=1e-7)
 
 
-@pytest.mark.slow
-@examples(40)
-@given(p=where_all_run(max_jobs=6))
-def test_section_5_4_2_finish_time_fairness_is_the_least_rho_that_can_be_reached(p):
-    """min max rho with the time that has passed on both sides: a little less cannot be reached."""
-    book = Book(p)
-    isolated = book.capacity / (book.n * book.gpus[:, None])
-    isolated = isolated / np.maximum(1.0, isolated.sum(axis=1, keepdims=True))
-    alone = np.array([job.isolated_elapsed for job in p.jobs]) + book.steps / (book.T * isolated).sum(axis=1)
-    elapsed = np.array([job.elapsed for job in p.jobs])
-
-    def can_be_reached(rho):
-        """rho_m <= rho for all jobs: each must be at its steps over the seconds that rho leaves it."""
-        left = rho * alone - elapsed
-        if (left <= 0).any():
-            return False
-        return book.max_feasible(np.zeros(book.n), book.steps / left) >= 1
-
-    found = allocate("finish-time-fairness", p).objective
-    assert can_be_reached(found * (1 + 2e-6))
-    assert not can_be_reached(found * (1 - 2e-6))
-
-
-@pytest.mark.slow
-@examples(40)
-@given(p=where_all_run(max_jobs=5), slack=st.floats(1.0, 4.0))
-def test_section_6_4_3_min_cost_under_deadlines_is_the_linear_program(p, slack):
-    """Deadlines that isolated shares keep; all are kept, at the least cost of any shares that keep them."""
-    book = Book(p)
-    isolated = book.capacity / (book.n * book.gpus[:, None])
-    isolated = isolated / np.maximum(1.0, isolated.sum(axis=1, keepdims=True))
-    deadline = slack * book.steps / (book.T * isolated).sum(axis=1)
-    p = dataclasses.replace(
-        p,
-        jobs=tuple(
-            dataclasses.replace(job, deadline=float(d)) for job, d in zip(p.jobs, deadline, strict=True)
-        ),
-    )
-    cost = (deadline * book.gpus)[:, None] * book.prices / 3600.0
-    least = -book.best(-cost.ravel(), at_least=book.steps / deadline)
-    answer = allocate("min-cost-slo", p)
-    assert answer.unmet_deadlines == ()
-    assert answer.objective == pytest.approx(least, rel=1e-6)
-    for job, d in zip(p.jobs, deadline, strict=True):
-        assert answer.throughput[job.name] * d >= job.steps_remaining * (1 - 1e-8)
-
-
 @examples(40)
 @given(p=problems(max_jobs=5), seed=st.integers(0, 2**32 - 1))
 def test_section_6_4_2_no_shares_have_a_better_sum_of_throughput_per_cost_than_min_cost(p, seed):

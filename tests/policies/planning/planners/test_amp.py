@@ -1,19 +1,16 @@
 """AMP: step time, layer assignment, placement and search (supplement of AMP, NeurIPS 2022)."""
 
-import functools
 import itertools
 
 import numpy as np
 import pytest
-from ballast_policies.planning import Partition, PlanningError
+from ballast_policies.planning import PlanningError
 from ballast_policies.planning.planners.amp import (
     DeviceGrid,
     LayerCost,
     all_strategies,
     anneal,
-    assign_layers,
     device_bytes,
-    pipeline_seconds,
     sample_tiling,
     step_seconds,
     tilings,
@@ -22,61 +19,7 @@ from ballast_policies.planning.planners.amp import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.policies.planning.partitions import all_partitions
 from tests.support.examples import first_fast
-
-
-def published_table(t, e, microbatches):
-    """The supplement's own recursion (6.4), for one time a layer: dp[layers][cuts][largest time behind]."""
-    S = np.concatenate([[0.0], np.cumsum(t)])
-
-    @functools.cache
-    def table(end, cuts, behind):
-        if cuts == 0:
-            load = S[end]
-            return (microbatches - 1) * max(0.0, load - behind) + load
-        return min(
-            table(cut, cuts - 1, max(behind, S[end] - S[cut]))
-            + (microbatches - 1) * max(0.0, S[end] - S[cut] - behind)
-            + (S[end] - S[cut])
-            + e[cut - 1]
-            for cut in range(cuts, end)
-        )
-
-    return table
-
-
-@given(data=st.data(), layers=st.integers(1, 9), microbatches=st.integers(1, 12))
-def test_amp_layer_assignment_equals_brute_force_and_the_published_table(data, layers, microbatches):
-    """The scan over bottlenecks finds what trying all cuts finds, and what dp[i][j][m] of 6.4 finds."""
-    ranks = data.draw(st.integers(1, min(4, layers)))
-    numbers = st.floats(0.01, 5.0)
-    t = data.draw(st.lists(numbers, min_size=layers, max_size=layers))
-    e = data.draw(st.lists(numbers, min_size=layers - 1, max_size=layers - 1))
-    stage = np.tile(t, (ranks, 1))
-    boundary = np.tile(e, (ranks - 1, 1)).reshape(ranks - 1, layers - 1)
-    found = pipeline_seconds(assign_layers(stage, boundary, microbatches), stage, boundary, microbatches)
-    brute = min(pipeline_seconds(p, stage, boundary, microbatches) for p in all_partitions(layers, ranks))
-    assert found == pytest.approx(brute, rel=1e-9)
-    assert published_table(t, e, microbatches)(layers, ranks - 1, 0.0) == pytest.approx(brute, rel=1e-9)
-
-
-@given(data=st.data(), layers=st.integers(2, 8), microbatches=st.integers(1, 12))
-def test_amp_layer_assignment_on_unlike_devices_equals_brute_force(data, layers, microbatches):
-    """Each stage has its own seconds for each layer, and its own link."""
-    ranks = data.draw(st.integers(1, min(4, layers)))
-    row = st.lists(st.floats(0.01, 5.0), min_size=layers, max_size=layers)
-    stage = np.array([data.draw(row) for _ in range(ranks)])
-    boundary = np.array([data.draw(row)[:-1] for _ in range(ranks - 1)]).reshape(ranks - 1, layers - 1)
-    found = pipeline_seconds(assign_layers(stage, boundary, microbatches), stage, boundary, microbatches)
-    brute = min(pipeline_seconds(p, stage, boundary, microbatches) for p in all_partitions(layers, ranks))
-    assert found == pytest.approx(brute, rel=1e-9)
-
-
-@given(a=st.floats(0, 9), b=st.floats(0, 9), m=st.floats(0, 9))
-def test_amp_the_identity_behind_the_table(a, b, m):
-    """max(0, t1 - max(t2, m)) + max(0, t2 - m) = max(0, max(t1, t2) - m) (equations 12 and 13)."""
-    assert max(0, a - max(b, m)) + max(0, b - m) == pytest.approx(max(0, max(a, b) - m), abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -176,22 +119,6 @@ def test_amp_every_plan_is_feasible_and_the_same_seed_gives_the_same_plans():
         assert device_bytes(strategy, LAYERS, gas) <= 1e8
         assert cost == step_seconds(strategy, LAYERS, cluster, batch_size=16)
     assert anneal(LAYERS, cluster, batch_size=16, evaluations=60, seed=5) == search
-
-
-def test_a_mixed_cluster_is_planned_faster_than_the_even_split():
-    """Table 8 and 9's point: unlike GPUs want unlike stages."""
-    cluster = grid(speeds=(1.0, 0.3) * 4)
-    layers = [LayerCost(seconds=0.01, output_bytes=1e3)] * 24
-    placement = (((0,), (2,), (4,), (6,)), ((1,), (3,), (5,), (7,)))
-    uneven = with_best_layers(layers, cluster, placement, microbatch_size=1, batch_size=32)
-    even = type(uneven)(
-        **{name: getattr(uneven, name) for name in uneven.__slots__}
-        | {"partition": Partition(bounds=(0, 12, 24))}
-    )
-    assert uneven.partition.bounds[1] > 12
-    assert step_seconds(even, layers, cluster, batch_size=32) > 1.3 * step_seconds(
-        uneven, layers, cluster, batch_size=32
-    )
 
 
 def test_what_fits_no_device_is_refused():

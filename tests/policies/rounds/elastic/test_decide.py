@@ -133,21 +133,6 @@ def test_a_decision_that_is_carried_out_is_made_again(question, surplus):
     assert sizes_of(decided) == sizes_of(last)
 
 
-@given(questions(), st.sampled_from(BY_SHARES), st.booleans())
-def test_without_elastic_gangs_the_round_is_as_ever(question, surplus, within_round):
-    """Fixed sizes are the special case."""
-    jobs, nodes, _, running = question
-    decided = decide(jobs, nodes, {}, running=running, surplus=surplus, within_round=within_round)
-    assert decided == one_round(
-        nodes,
-        jobs,
-        now=100.0,
-        shares={one.name: {"v100": 1.0} for one in jobs},
-        running=running,
-        settings=RoundSettings(round_seconds=60.0, within_round=within_round),
-    )
-
-
 def test_the_policy_says_who_is_served_first():
     """Two like jobs on four GPUs, the first with less left to do."""
     jobs = [job("x", steps_remaining=1000.0), job("y", steps_remaining=9000.0)]

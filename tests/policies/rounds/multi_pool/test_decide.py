@@ -255,23 +255,6 @@ def test_random_rounds_give_no_gpu_twice_and_start_gangs_whole(seed):
         before = decided.placements
 
 
-def test_without_such_gangs_it_is_the_elastic_round():
-    jobs = [a_job("a", 2), a_job("b", 2)]
-    question = asked(jobs, TWO, {})
-    expected = decide_round(
-        Question(
-            now=1000.0,
-            shares=question.shares,
-            jobs=jobs,
-            nodes=TWO,
-            state=question.state,
-            settings=question.settings,
-            elastic={},
-        )
-    )
-    assert decide_round(question) == expected
-
-
 @pytest.mark.parametrize("seed", range(60))
 def test_random_rounds_keep_to_the_moves_of_the_hour(seed):
     """Also where gangs in several pools take GPUs that others leave, or lose their own."""
