@@ -1,7 +1,6 @@
 """What goes wrong with real trainer processes, and what has to be true afterwards."""
 
 import pytest
-from ballast_localcluster.nodes.node import ProcessNode
 from ballast_operator.local_operator import OPERATOR_NAMESPACE, delete_objects, install_objects
 from kubernetes import client
 
@@ -42,73 +41,6 @@ def test_a_killed_rank_restarts_the_job_from_its_checkpoint_and_is_said_so(balla
         ballast.end_job("killed")
 
 
-@pytest.mark.nightly
-def test_an_operator_killed_during_a_shrink_finishes_it_after_its_restart(ballast):
-    """Four ranks in two pods of two GPUs repack to one pod, which keeps its UID; none restarts."""
-    pairs = {"parallelism": {"gpusPerPod": 2}}
-    job = ballast.demo_job("transformer", "transformer", **SHRINKS, **pairs)
-    with ballast.operator() as operator:
-        ballast.apply(job)
-        ballast.watch_for_state("transformer", "Repacking")
-        kill(operator)
-        uids = {pod.metadata.name: pod.metadata.uid for pod in ballast.pods("transformer")}
-    with ballast.operator():
-        eventually(lambda: ballast.status("transformer").get("repacks"), "the shrink to be finished")
-        repack = ballast.status("transformer")["repacks"][0]
-        assert (repack["releasedPods"], repack["gpus"]) == (["transformer-1-1"], 2)
-        assert {s["name"]: s["uid"] for s in repack["survivors"]}.items() <= uids.items()
-        eventually(
-            lambda: {pod.metadata.name for pod in ballast.pods("transformer")}.isdisjoint(
-                repack["releasedPods"]
-            ),
-            "the released pods to go",
-        )
-        ballast.wait_for_report("transformer", step=repack["step"] + 3)
-        assert sum((ballast.status("transformer").get("restarts") or {}).values()) == 0
-        ballast.end_job("transformer")
-
-
-@pytest.mark.nightly
-def test_deleting_a_running_job_with_the_operator_dead_leaves_nothing(ballast):
-    """Ownership does it: no finalizer waits for anybody."""
-    with ballast.operator() as operator:
-        ballast.apply(ballast.demo_job("recurrent", "orphan", totalSteps=ENDLESS, model=SMALL))
-        ballast.wait_for_report("orphan", step=3)
-        kill(operator)
-        ballast.delete_job("orphan")
-        eventually(lambda: ballast.job("orphan") is None, "the job to go")
-        eventually(lambda: not ballast.pods("orphan"), "its pods to go")
-        eventually(
-            lambda: (
-                not [
-                    c
-                    for c in ballast.core.list_namespaced_config_map(ballast.namespace).items
-                    if c.metadata.name == "orphan-plan"
-                ]
-            ),
-            "its plan to go",
-        )
-
-
-@pytest.mark.nightly
-def test_a_suspended_job_saves_leaves_and_resumes_from_there(ballast):
-    """Suspend is a checkpoint and an exit; resume continues from that step with a new launch."""
-    with ballast.operator():
-        ballast.apply(ballast.demo_job("recurrent", "paused", totalSteps=ENDLESS, model=SMALL))
-        ballast.wait_for_report("paused", step=5)
-        reported = ballast.report("paused")["step"]
-        patch = {"spec": {"suspend": True}}
-        ballast.custom.patch_namespaced_custom_object(name="paused", body=patch, **ballast.where)
-        eventually(
-            lambda: ballast.status("paused").get("state") == "Suspended" and not ballast.pods("paused"),
-            "the job to leave its GPUs",
-        )
-        patch = {"spec": {"suspend": False}}
-        ballast.custom.patch_namespaced_custom_object(name="paused", body=patch, **ballast.where)
-        assert ballast.wait_for_resumed("paused") >= reported
-        ballast.end_job("paused")
-
-
 def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
     """A gang grows onto a node and leaves it again, live; a notice to rank 0's node moves the job, saved.
 
@@ -145,33 +77,6 @@ def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
         assert {pod.spec.node_name for pod in ballast.pods("spot")} == {other}
         ballast.stay(first)
         ballast.end_job("spot")
-
-
-@pytest.mark.nightly
-def test_a_pod_that_a_drain_evicts_is_left_live(ballast):
-    """Its ranks get SIGTERM at once, and train on until the others have their layers: no restart."""
-    job = ballast.demo_job("transformer", "drained", **ELASTIC)
-    # No machine is too slow to hand over in half of it.
-    job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 3600
-    with ballast.operator():
-        ballast.apply(job)
-        ballast.wait_for_report("drained", step=3)
-        first, second = sorted(ballast.pods("drained"), key=lambda pod: pod.metadata.name)
-        ballast.drain(second)
-        eventually(lambda: ballast.status("drained").get("repacks"), "the pod's ranks to leave")
-        shrunk = ballast.status("drained")["repacks"][0]
-        assert (shrunk["asked"], shrunk["gpus"]) == (True, 2)
-        assert shrunk["releasedPods"] == [second.metadata.name]
-        assert "EvictionByEvictionAPI" in shrunk["reason"]
-        eventually(
-            lambda: [pod.metadata.uid for pod in ballast.pods("drained")] == [first.metadata.uid],
-            "the pod to go",
-        )
-        ballast.wait_for_report("drained", step=shrunk["step"] + 3)
-        status = ballast.status("drained")
-        assert (status["launches"], status["restarts"], status["lostSteps"]) == (1, {}, 0)
-        ballast.core.patch_node(second.spec.node_name, {"spec": {"unschedulable": False}})
-        ballast.end_job("drained")
 
 
 @pytest.mark.nightly
@@ -219,39 +124,6 @@ def test_a_gang_in_two_pools_continues_in_one_when_the_others_node_goes(ballast)
         ballast.stay("v100-1")
         ballast.stay("k80-0")
         ballast.end_job("wide")
-
-
-@pytest.mark.nightly
-def test_a_pool_without_a_node_gets_one_for_a_job_and_is_empty_again_afterwards(ballast):
-    """The pods wait for a machine that did not exist; here the test is the autoscaler that makes it."""
-    policies = {"group": "ballast.dev", "version": "v1alpha1", "plural": "clusterpolicies"}
-    before = ballast.custom.get_cluster_custom_object(**policies, name="demo")["spec"]["nodePools"]
-    fresh = {"name": "fresh", "nodeSelector": {"ballast.dev/pool": "fresh"}, "gpuType": "fresh"}
-    fresh |= {"maxNodes": 1, "gpusPerNode": 2, "pricePerGpuHour": 1.0}
-    patch = {"spec": {"nodePools": [*before, fresh]}}
-    ballast.custom.patch_cluster_custom_object(**policies, name="demo", body=patch)
-    job = ballast.demo_job(
-        "recurrent", "fresh", totalSteps=20, model=SMALL, gpuTypes=["fresh"], throughput=[]
-    )
-    with ballast.operator():
-        ballast.apply(job)
-        eventually(lambda: len(ballast.pods("fresh")) == 2, "pods that wait for a node")
-        assert [pod.spec.node_name for pod in ballast.pods("fresh")] == [None, None]
-        ballast.cluster.add_node(ProcessNode(name="fresh-0", gpus=2, pool="fresh"))
-        ballast.wait_for_report("fresh", step=1)
-        assert [pod.spec.node_name for pod in ballast.pods("fresh")] == ["fresh-0", "fresh-0"]
-        ballast.wait_for_state("fresh", "Succeeded")
-        assert ballast.status("fresh")["launches"] == 1
-        eventually(
-            lambda: {pod.status.phase for pod in ballast.pods("fresh")} == {"Succeeded"},
-            "its pods to succeed",
-        )
-        ballast.cluster.lose_node("fresh-0")
-        ballast.core.delete_node("fresh-0")
-        ballast.delete_job("fresh")
-        eventually(lambda: not ballast.pods("fresh"), "its pods to go")
-        patch = {"spec": {"nodePools": before}}
-        ballast.custom.patch_cluster_custom_object(**policies, name="demo", body=patch)
 
 
 @pytest.mark.nightly

@@ -1,7 +1,5 @@
 """Trainers forked from one process that has torch imported: each pod is as it would be without."""
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -58,16 +56,6 @@ def test_forked_trainers_have_their_own_environment_log_signals_and_exit_code(po
     start(pods, "c", "--nonsense")
     assert ends(pods, "c") == ExitCode.USAGE
     assert "No such option" in pods.logs("c")
-
-
-@pytest.mark.nightly
-def test_sigterm_reaches_the_fork_and_its_exit_code_the_pod(pods):
-    """The trainer's own words are the pod's last."""
-    start(pods, "a")
-    pods.wait_for_log("a", "waiting for a plan")
-    os.kill(pid(pods, "a"), signal.SIGTERM)
-    assert ends(pods, "a") == ExitCode.STOPPED
-    assert "told to stop before the first step" in pods.logs("a")
 
 
 def test_a_pod_may_do_without(pods):

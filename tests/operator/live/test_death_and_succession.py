@@ -8,25 +8,6 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.api, pytest.mark.slow]
 
 SHRINKING = {"total": 18, "shrinkAt": 8, "keep": 1}
-MOST_LIVES = 60
-"""Of operators with one write each; a launch, a shrink and progress take about 15."""
-
-
-def test_an_operator_that_lives_sees_a_job_through(stage, tmp_path):
-    """The story that the deaths below interrupt."""
-    with stage.operator():
-        stage.add_job("one", script={**SHRINKING, "finishFile": str(tmp_path / "finish")})
-        eventually(lambda: len(stage.pods("one")) == 2, "both pods")
-        uids = {name: pod.metadata.uid for name, pod in stage.pods("one").items()}
-        eventually(lambda: stage.status("one").get("repacks"), "the job to repack")
-        (tmp_path / "finish").touch()
-        status = stage.wait_for("one", "Succeeded")
-    (repack,) = status["repacks"]
-    assert repack["releasedPods"] == ["one-1-1"]
-    assert repack["survivors"] == [{"name": "one-1-0", "uid": uids["one-1-0"]}]
-    assert repack["pauseMs"] == 1.5
-    assert status["progress"]["step"] == 18
-    eventually(lambda: list(stage.pods("one")) == ["one-1-0"], "the released pod to go")
 
 
 class Witness:
@@ -75,26 +56,6 @@ def test_an_operator_killed_at_a_write_is_succeeded_without_loss(stage, point, t
         witness.until(lambda: stage.status("one").get("repacks"), "the job to repack")
         (tmp_path / "finish").touch()
         witness.until(lambda: stage.state("one") == "Succeeded", "the job to succeed")
-    witness.assert_nothing_is_lost()
-
-
-@pytest.mark.nightly
-def test_operators_that_live_for_one_write_each_see_a_job_through(stage, tmp_path):
-    """Each is killed right after its first write that carries state, from the first wait to the end."""
-    witness, lives = Witness(stage), 0
-    stage.add_job("one", script={**SHRINKING, "finishFile": str(tmp_path / "finish")})
-    while stage.state("one") != "Succeeded":
-        lives += 1
-        assert lives < MOST_LIVES, stage.status("one")
-        with stage.operator(die_after=1) as life:
-            witness.until(
-                lambda: life.code is not None or stage.state("one") == "Succeeded",
-                "the operator's death",
-            )
-        stage.forget_leader()
-        if stage.status("one").get("repacks"):
-            (tmp_path / "finish").touch()
-    assert lives > 8
     witness.assert_nothing_is_lost()
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import signal
@@ -13,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ballast_operator.cli.live.whatif import whatif
-from click.testing import CliRunner
 from kubernetes import watch
 
 from tests.operator.live.conftest import Stage, cluster_policy
@@ -229,70 +226,3 @@ def message(status: dict[str, Any], kind: str) -> str:
 
 def _generation(stage: Stage) -> int:
     return stage.custom.get_cluster_custom_object(**POLICIES)["metadata"]["generation"]
-
-
-def test_a_dry_run_proposes_and_starts_nothing_until_it_is_ended(stage, policy):
-    """Running jobs continue; a new one waits with the reason DryRun, and starts when dryRun is taken back."""
-    with stage.operator():
-        stage.add_job("one", stages=2, script=ENDLESS)
-        stage.wait_for("one", "Running")
-        uids = {pod.metadata.uid for pod in stage.pods("one").values()}
-        policy.patch(dryRun=True)
-        eventually(lambda: policy.verdict("Ready")[1] == "DryRun", "the operator to have read it")
-        stage.add_job("two", stages=2, script=ENDLESS)
-        waits = eventually(
-            lambda: (
-                condition
-                if (condition := stage.condition("two", "Admitted")).get("reason") == "DryRun"
-                else None
-            ),
-            "a word on the dry run",
-        )
-        assert "would get 2 x" in waits["message"]
-
-        def proposed() -> int:
-            entries = {entry["job"]: entry for entry in policy.status.get("proposed", [])}
-            return entries.get(f"{stage.namespace}/two", {}).get("gpus", 0)
-
-        eventually(lambda: proposed() == 2, "the proposal")
-        assert stage.pods("two") == {}
-        policy.patch(dryRun=False)
-        stage.wait_for("two", "Running")
-        assert {pod.metadata.uid for pod in stage.pods("one").values()} == uids
-
-
-def test_whatif_says_who_gains_and_who_loses_on_a_live_cluster(stage, policy, live_cluster):
-    """Another policy, more GPUs, another price; the cluster is only read."""
-
-    def ask(*options: str) -> dict[str, Any]:
-        arguments = ["--kubeconfig", str(live_cluster.kubeconfig), "--output", "json", *options]
-        result = CliRunner().invoke(whatif, arguments)
-        assert result.exit_code == 0, result.output
-        return json.loads(result.stdout)
-
-    def verdicts(found: dict[str, Any]) -> dict[str, str]:
-        return {job["job"].removeprefix(f"{stage.namespace}/"): job["verdict"] for job in found["jobs"]}
-
-    policy.patch(
-        nodePools=[{**pool, "pricePerGpuHour": 2.0} for pool in cluster_policy()["spec"]["nodePools"]]
-    )
-    stage.add_job("picky", stages=2, script=ENDLESS, throughput=throughput(10, 1, 2))
-    stage.add_job("steady", stages=2, script=ENDLESS, throughput=throughput(10, 9, 2))
-    eventually(lambda: set(verdicts(ask())) == {"picky", "steady"}, "jobs of earlier tests to go")
-    assert set(verdicts(ask()).values()) == {"same"}
-    # The fast GPUs do ten times as much for picky, and hardly more for steady.
-    fastest = ask("--policy", "max-throughput")
-    assert fastest["after"]["policy"] == "max-throughput"
-    assert verdicts(fastest) == {"picky": "gains", "steady": "loses"}
-    more = ask("--add", "fast=2")
-    assert verdicts(more) == {"picky": "gains", "steady": "gains"}
-    assert more["least_level_after"] > more["least_level_before"]
-    # At a twentieth of the price the slow GPUs are the cheaper ones for both, and both lose speed.
-    cheap = ask("--policy", "min-cost", "--prices", "slow=0.1")
-    assert verdicts(cheap) == {"picky": "loses", "steady": "loses"}
-    assert cheap["cost_per_hour_after"] < cheap["cost_per_hour_before"] / 10
-    assert all(set(job["types_after"]) == {"slow"} for job in cheap["jobs"])
-    text = CliRunner().invoke(whatif, ["--kubeconfig", str(live_cluster.kubeconfig), "--add", "fast=2"])
-    assert "2 gain, 0 lose, 0 the same" in text.stdout
-    assert stage.pods("picky") == {}
-    assert stage.status("picky") == {}

@@ -96,25 +96,6 @@ async def test_leaders_that_live_for_ten_writes_each_still_get_there():
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
-@pytest.mark.parametrize("error", [Unavailable, Conflict])
-async def test_a_write_that_fails_or_whose_answer_is_lost_is_made_good(error):
-    """A lost answer and a conflict, at each write in turn, are repeated in the next pass."""
-    for number in range(await number_of_writes()):
-        simulation = shrinking_cluster()
-
-        def fail(write: int, number=number, simulation=simulation) -> None:
-            if write == number:
-                simulation.world.after_write = lambda _: None
-                raise error(f"write {number}")
-
-        simulation.world.after_write = fail
-        await run_to_the_end(simulation)
-        assert simulation.status("first").launches == 1, f"write {number}"
-        assert not simulation.status("first").restarts, f"write {number}"
-
-
-@pytest.mark.slow
 async def test_a_death_at_any_write_of_a_preemption_loses_no_step():
     """Two jobs on one GPU take turns; whichever dies in between, each resumes from what it saved."""
 

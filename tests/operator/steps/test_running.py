@@ -16,7 +16,6 @@ from tests.operator.steps.contexts import (
     a_report,
     a_running_view,
     after,
-    conditions,
     keep,
 )
 
@@ -25,12 +24,6 @@ ACKNOWLEDGED = Ack(epoch=1, step=0)
 
 def reporting(**changes):
     return a_running_view(lease=LeaseView(ack=ACKNOWLEDGED, report=a_report(**changes)))
-
-
-def test_a_gang_runs_once_rank_0_has_acknowledged_the_plan():
-    """Before that the conditions stay as they are."""
-    assert conditions(take_step(a_context(a_running_view())))["Running"] == (True, "AllRanksTrain")
-    assert conditions(take_step(a_context(a_running_view(lease=LeaseView())))) == {}
 
 
 def test_progress_has_the_report_the_percentage_and_the_expected_end():

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from ballast_operator.steps.context import DeletePod, refusal
+from ballast_operator.steps.context import refusal
 from ballast_operator.steps.decide import take_step
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive, Stage
@@ -62,26 +62,11 @@ def shrinking(*, acknowledged, released=True):
     return view if released else dataclasses.replace(view, pods=view.pods[:2])
 
 
-def test_an_accepted_proposal_becomes_the_next_plan():
-    """Repacked says which pods go; a refused one writes no plan and says why."""
-    (action,) = take_step(a_context(proposing(PROPOSAL))).actions
-    assert [rank.pod for rank in action.plan.ranks] == list(PODS[:2])
-    late = take_step(a_context(proposing(PROPOSAL.replace(step_seconds_after=2.0))))
-    assert late.actions == () and conditions(late)["Repacked"] == (False, "ProposalRefused")
-
-
 def test_a_proposal_of_an_earlier_epoch_is_not_open():
     """The plan has changed since; only rank 0's answer to the present one counts."""
     assert take_step(a_context(proposing(PROPOSAL))).actions
     stale = take_step(a_context(proposing(PROPOSAL.replace(epoch=3))))
     assert (stale.actions, "Repacked" in conditions(stale)) == ((), False)
-
-
-def test_released_pods_are_deleted_only_after_the_acknowledgement():
-    """Exactly those, by name and uid."""
-    assert take_step(a_context(shrinking(acknowledged=1))).actions == ()
-    actions = take_step(a_context(shrinking(acknowledged=2))).actions
-    assert actions == tuple(DeletePod(pod, f"uid-{pod}") for pod in PODS[2:])
 
 
 def test_a_shrink_is_recorded_when_the_released_pods_are_gone():

@@ -3,11 +3,11 @@
 import dataclasses
 
 import pytest
-from ballast_operator.steps.context import DeleteJob, DeletePod, WritePlan
+from ballast_operator.steps.context import DeleteJob
 from ballast_operator.steps.decide import take_step
 from ballast_operator.steps.stopping import begin_termination
 from ballast_operator.views.lease import LeaseView
-from ballast_policies.contract import Ack, Directive
+from ballast_policies.contract import Ack
 from ballast_policies.protocol.cause import Cause
 
 from tests.operator.steps.contexts import (
@@ -68,15 +68,6 @@ def test_a_change_of_size_under_way_is_aborted_with_the_launch():
     assert conditions(begin_termination(a_context(view), Cause.HUNG, "why"))["Repacked"] == (False, "Hung")
 
 
-def test_a_preempted_gang_saves_before_its_pods_are_deleted():
-    """checkpointAndStop first; pods only when the time for it is over."""
-    view = with_ending(a_running_view(), Cause.PREEMPTED)
-    (save,) = take_step(a_context(view, seconds=1)).actions
-    assert isinstance(save, WritePlan) and save.plan.directive is Directive.CHECKPOINT_AND_STOP
-    late = take_step(a_context(view, seconds=61)).actions
-    assert late == tuple(DeletePod(pod, f"uid-{pod}") for pod in PODS)
-
-
 def test_a_failed_gang_is_deleted_without_saving():
     """The pod at fault stays for its log."""
     view = with_pod(a_running_view(), 2, phase="Failed", exit_code=1)
@@ -91,13 +82,6 @@ def test_pods_on_a_dead_node_are_deleted_without_grace():
     assert take_step(a_context(view, seconds=11)).actions[2].grace_seconds == 0
 
 
-def test_gpus_are_released_when_the_last_pod_is_gone():
-    """The job waits for the next round."""
-    result = take_step(a_context(without_pods(with_ending(a_running_view(), Cause.PREEMPTED))))
-    assert result.status.allocation is None and result.allocate
-    assert conditions(result)["Admitted"] == (False, "Pending")
-
-
 def test_a_job_beyond_its_backoff_limit_has_failed():
     """Four failures with a limit of three."""
     view = without_pods(with_ending(a_running_view(), Cause.USER_ERROR, "boom"))
@@ -106,18 +90,6 @@ def test_a_job_beyond_its_backoff_limit_has_failed():
     assert conditions(result)["Failed"] == (True, "BackoffLimitExceeded")
     assert result.status.finished_at == after(1)
     assert "failed 4 times" in result.status.condition("Failed").message
-
-
-def test_a_completed_job_succeeds_when_its_pods_have_ended():
-    """Progress reads 100 % and keeps its last loss; the pods stay for their logs."""
-    view = a_running_view(lease=LeaseView(ack=Ack(epoch=1, step=0), finished_step=100))
-    view = dataclasses.replace(
-        view, pods=tuple(dataclasses.replace(pod, phase="Succeeded") for pod in view.pods)
-    )
-    result = take_step(a_context(with_ending(view, Cause.COMPLETED)))
-    assert conditions(result)["Succeeded"] == (True, "AllStepsDone")
-    assert (result.status.progress.step, result.status.progress.percent) == (100, 100)
-    assert (result.status.allocation, result.actions) == (None, ())
 
 
 def test_a_job_that_its_callback_ended_succeeds_with_the_reason():

@@ -4,46 +4,16 @@ import dataclasses
 
 from ballast_operator.steps.decide import take_step
 from ballast_operator.views.lease import LeaseView
-from ballast_policies.contract import Ack, Directive
+from ballast_policies.contract import Ack
 from ballast_policies.protocol.cause import Cause
 
 from tests.operator.steps.contexts import (
-    PODS,
     a_context,
     a_pod,
     a_running_view,
     place,
-    with_ending,
     without_pods,
 )
-from tests.operator.views.builders import a_plan
-
-SHRUNK = a_plan(PODS[:2], epoch=2, directive=Directive.SHRINK)
-
-
-def shrinking(*, seconds):
-    return a_context(a_running_view(plan=SHRUNK, lease=LeaseView(ack=Ack(epoch=1, step=0))), seconds=seconds)
-
-
-def test_an_unacknowledged_plan_is_waited_for_until_the_limit():
-    """The job is looked at again when the limit is reached, and not changed before."""
-    result = take_step(shrinking(seconds=45))
-    assert (result.actions, result.status.allocation.ending) == ((), None)
-    assert result.requeue_after_seconds == 15.0
-
-
-def test_a_plan_that_is_not_acknowledged_in_time_ends_the_launch():
-    """By its own cause; the message has the change, the epoch and the limit."""
-    ending = take_step(shrinking(seconds=61)).status.allocation.ending
-    assert ending.cause is Cause.SHRINK_TIMEOUT
-    assert "the shrink to 2 pods (epoch 2) was not acknowledged within 60 s" in ending.message
-
-
-def test_gpus_are_freed_only_on_a_fresh_list_of_pods():
-    """A release asks for it; a launch does not."""
-    released = take_step(a_context(without_pods(with_ending(a_running_view(), Cause.PREEMPTED))))
-    assert released.needs_fresh_view
-    assert not take_step(a_context(a_running_view())).needs_fresh_view
 
 
 def test_a_launch_whose_gpus_another_job_has_taken_is_given_up_before_a_pod_is_made():

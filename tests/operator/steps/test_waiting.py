@@ -4,15 +4,11 @@ import dataclasses
 
 import pytest
 from ballast_operator.api.conditions import JobReason
-from ballast_operator.steps.context import DeletePod
 from ballast_operator.steps.decide import take_step
 from ballast_operator.steps.waiting import LOOK_AGAIN_SECONDS, decided
 
 from tests.operator.steps.contexts import (
-    FOUR_V100,
-    PODS,
     a_context,
-    a_pod,
     after,
     an_idle_view,
     conditions,
@@ -20,18 +16,6 @@ from tests.operator.steps.contexts import (
     place,
     release,
 )
-
-
-def test_a_launch_is_written_into_the_status_before_its_pods_exist():
-    """Number, placement and pod names; no action in the same pass."""
-    result = take_step(a_context(an_idle_view(), assignment=place(plan_id="round-3")))
-    allocation = result.status.allocation
-    assert (allocation.launch, allocation.placement, allocation.pods) == (1, FOUR_V100, PODS)
-    assert (allocation.gpus, allocation.plan_id, allocation.since) == (4, "round-3", after(1))
-    assert result.status.launches == 1 and result.actions == ()
-    assert conditions(result) == {"Admitted": (True, "Assigned"), "Running": (False, "PodsStarting")}
-    assert result.metric_increments == (("launches", "v100", 1),)
-
 
 WAITS = {
     "no assignment yet": ({}, {"assignment": None}, "Pending"),
@@ -96,14 +80,6 @@ def test_a_job_that_pauses_names_its_last_failure():
     result = take_step(a_context(an_idle_view(status=status), assignment=place()))
     (admitted,) = [c for c in result.status.conditions if c.type == "Admitted"]
     assert "failed 0 of at most 4 times; last: no layer 9; the next launch is not before" in admitted.message
-
-
-def test_pods_of_an_earlier_launch_are_deleted_before_the_next_one():
-    """Two launches never hold GPUs at once."""
-    view = dataclasses.replace(an_idle_view(), pods=(a_pod("job-1-0", 0, phase="Running"),))
-    result = take_step(a_context(view, assignment=place()))
-    assert result.actions == (DeletePod("job-1-0", "uid-job-1-0"),)
-    assert conditions(result)["Admitted"] == (False, "WaitingForReleasedPods")
 
 
 def test_why_the_last_launch_ended_is_kept_while_the_job_waits():

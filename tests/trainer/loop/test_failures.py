@@ -51,27 +51,6 @@ def test_a_killed_rank_ends_the_others_as_healthy(pods, launch, small_config, vi
         assert pods.termination(survivor)["reason"] == "PeerLost"
 
 
-@pytest.mark.nightly
-def test_a_restart_after_a_kill_gives_the_same_curve(
-    pods, launch, gang, small_config, single_process_losses, tmp_path
-):
-    """From the last checkpoint, with fewer ranks, to the same losses."""
-    config = small_config(totalSteps=40)
-    endless = saving({**config, "totalSteps": 100_000}, tmp_path)
-    launch(endless, network=22)
-    eventually(lambda: pods.events("checkpoint", "job-1-0"), "a checkpoint", pods.errors)
-    pods.signal("job-1-2", signal.SIGKILL)
-    pods.exit_codes()
-    reference = single_process_losses(small_config(totalSteps=40))
-    before = {step: loss for step, loss in pods.losses("job-1-0").items() if step in reference}
-    again = gang(saving(config, tmp_path), ranks=2)
-    assert set(again.exit_codes().values()) == {0}, again.errors()
-    resumed = again.events("launch")[0]["resumed_from_step"]
-    assert resumed is not None
-    curve = {**before, **again.losses()}
-    assert max(abs(curve[step] - reference[step]) for step in curve) < 1e-5
-
-
 @pytest.mark.parametrize("victim", first_daily(["job-1-0", "job-1-2"]))
 def test_a_hung_rank_is_noticed_by_its_heartbeat(pods, launch, small_config, victim):
     """A stopped process, whose connections stay open, costs seconds and not gloo's time-out."""

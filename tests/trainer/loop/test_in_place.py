@@ -126,20 +126,6 @@ def test_copies_in_memory_are_refused_where_ranks_do_not_go_on(gang, small_confi
 
 
 @pytest.mark.nightly
-def test_a_hung_rank_is_left_behind(local_ranks, small_config, single_process_losses, tmp_path):
-    """A stopped process is taken for lost by its heartbeats, and killed."""
-    config = in_memory(small_config(totalSteps=12), 1)
-    reference = single_process_losses(small_config(totalSteps=12))
-    gang = local_ranks(
-        struck(config, tmp_path / "strikes", (5, 1, 0, "SIGSTOP")),
-        ranks=3,
-        environment={"BALLAST_HANG_SECONDS": "6"},
-    )
-    assert gang.exit_codes() == {"run": 0}, gang.errors()
-    assert_undisturbed(gang, reference, every=1)
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(12))
 def test_ranks_go_on_after_kills_at_any_time(
     local_ranks, small_config, single_process_losses, tmp_path, seed

@@ -153,38 +153,6 @@ def proposed(folder):
     return proposal if proposal is not None and proposal.epoch == 2 else None
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", [1, 2])
-def test_any_replan_at_any_time_keeps_the_curve(gang, small_config, single_process_losses, seed, tmp_path):
-    """Random partitions, as often as the ranks can follow, while weights are pruned and layers freeze."""
-    config = small_config(totalSteps=40, dynamics=[FREEZING, PRUNING])
-    channel = DirectoryChannel(tmp_path / "channel")
-    gates = Gates(tmp_path / "gates", 3, 12)
-    running = gang(gates.hold(config), ranks=3, options=["--channel", str(tmp_path / "channel")])
-    replan_at_random(running, channel, tmp_path, gates=gates, seed=seed, epochs=6)
-    assert set(running.exit_codes().values()) == {0}, running.errors()
-    assert len(running.events("migrate")) >= 2
-    assert_same_curve(running.losses(), single_process_losses(config), 40)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", SHORT)
-def test_each_kind_of_change_keeps_the_curve_under_random_replans(
-    gang, small_config, single_process_losses, kind, tmp_path
-):
-    """All six dynamic cases: layers move at random during the change; weights are tied where that may be."""
-    steps = {"startStep": 3, "endStep": 15, "everySteps": 3}
-    config = small_config(totalSteps=24, dynamics=[change(kind, **steps)])
-    config["model"]["args"] |= {"context": 32, "tied": kind not in {"freezing", "pruning"}}
-    channel = DirectoryChannel(tmp_path / "channel")
-    gates = Gates(tmp_path / "gates", 3, 9)
-    running = gang(gates.hold(config), ranks=3, options=["--channel", str(tmp_path / "channel")])
-    replan_at_random(running, channel, tmp_path, gates=gates, seed=len(kind), epochs=4)
-    assert set(running.exit_codes().values()) == {0}, running.errors()
-    assert running.events("migrate")
-    assert_same_curve(running.losses(), single_process_losses(config), 24)
-
-
 def test_heads_plasticity_and_exits_by_softmax_keep_the_curve(
     gang, small_config, single_process_losses, tmp_path
 ):

@@ -51,13 +51,6 @@ class Streamed(IterableDataset):
         self.start = state["at"]
 
 
-def stateful(notes, workers=0):
-    """Torchdata's loader, shuffled."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    return StatefulDataLoader(Numbers(notes), batch_size=8, shuffle=True, drop_last=True, num_workers=workers)
-
-
 def a_job(folder, name, **args):
     (folder / "notes").mkdir(exist_ok=True)
     return {
@@ -75,31 +68,6 @@ def a_job(folder, name, **args):
 
 def read_by(folder):
     return [int(line) for log in sorted((folder / "notes").glob("*.log")) for line in log.read_text().split()]
-
-
-@pytest.mark.parametrize(
-    ("name", "args"),
-    [
-        ("Streamed", {}),
-        ("stateful", {}),
-        pytest.param("stateful", {"workers": 2}, marks=pytest.mark.nightly),
-    ],
-)
-def test_a_resumed_job_reads_no_batch_twice_and_keeps_its_curve(tmp_path, name, args):
-    """Stopped in the second epoch, of 5 batches: the rest of the steps is read, and nothing before."""
-    if name == "stateful":
-        pytest.importorskip("torchdata")
-    whole, stopped, resumed = (tmp_path / part for part in ("whole", "stopped", "resumed"))
-    for folder in (whole, stopped, resumed):
-        folder.mkdir()
-    expected = train_here(a_job(whole, name, **args)).losses
-    saved = {"checkpoint": {"path": str(tmp_path / "saved")}}
-    first = train_here(a_job(stopped, name, **args) | saved, stop_after=8).losses
-    rest = train_here(a_job(resumed, name, **args) | saved).losses
-    assert {**first, **rest} == expected
-    assert 0 < len(rest) < 5
-    if not args:  # workers read ahead, each its own batches
-        assert read_by(resumed) == read_by(whole)[-8 * len(rest) :]
 
 
 @pytest.mark.processes

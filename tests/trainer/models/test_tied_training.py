@@ -217,37 +217,3 @@ def test_a_job_that_grows_and_shrinks_keeps_the_tie(
     ]
     assert sizes == [(2, 3), (3, 2)]
     assert_same_curve(pods.losses(names[0]), single_process_losses(config))
-
-
-@pytest.mark.nightly
-@pytest.mark.processes
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_hugging_face_models_learn_as_their_own_class_does(gang, family):
-    """GPT-2 and a Llama with tied weights: the losses of the whole class in a plain loop."""
-    transformers = pytest.importorskip("transformers")
-    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
-    sizes |= {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
-    if family == "llama":
-        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-        sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
-    fields = {"model_type": family, "vocab_size": tied_models.WORDS, **sizes}
-    config = job("of_modules")
-    config["model"] = {"name": "ballast_trainer.models.hugging_face:from_config", "args": fields}
-    config["data"] = {"name": f"{MODULE}:batches"}
-    running = gang(config, ranks=3)
-    assert set(running.exit_codes().values()) == {0}, running.errors()
-    with host_seeded(0):
-        made = transformers.AutoConfig.for_model(**fields)
-        whole = transformers.AutoModelForCausalLM.from_config(made)
-    assert whole.get_input_embeddings().weight is whole.get_output_embeddings().weight
-    optimizer = torch.optim.AdamW(whole.parameters(), lr=0.02, weight_decay=0.1)
-    reference = {}
-    for step in range(8):
-        words, targets = tied_models.batch(0, step, 8)
-        loss = tied_models.loss(whole(words).logits, targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        reference[step + 1] = float(loss.detach())
-    assert_same_curve(running.losses(), reference)

@@ -6,7 +6,6 @@ import itertools
 import pytest
 import torch
 from ballast_policies.contract import Stage
-from ballast_policies.planning.schedules import trained_schedules
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.layers.boundaries import Boundary, wire
 from ballast_trainer.seeding import host_seeded
@@ -98,20 +97,6 @@ def test_layers_move_and_a_rank_leaves_as_in_one_process(gang, tmp_path, name, r
 
 def cuts(bounds):
     return enumerate(itertools.pairwise(bounds))
-
-
-@pytest.mark.nightly
-@pytest.mark.processes
-@pytest.mark.parametrize("schedule", trained_schedules(asynchronous=False))
-@pytest.mark.parametrize("name", ["masked", "unet", "packed"])
-def test_every_schedule_keeps_the_curve(gang, name, schedule):
-    """Split backwards and several stages a rank, too."""
-    config = job(name, steps=6)
-    config["pipeline"]["schedule"] = schedule
-    running = gang(config, ranks=2)
-    assert set(running.exit_codes().values()) == {0}, running.errors()
-    del config["pipeline"]["schedule"]
-    assert_same_curve(running.losses(), train_here(config).losses)
 
 
 def test_a_tree_comes_back_as_it_was_taken_apart():

@@ -12,13 +12,10 @@ from ballast_policies.contract import ExitCode, ExitReason
 from ballast_policies.contract.job import CallbackConfig, CallbackError
 from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.layers.running import CURRENT_FORWARD
-from ballast_trainer.models.protocol import Model
 from ballast_trainer.reporting.callback import CallbackFailed, CallingReporter, StopTraining
 from ballast_trainer.reporting.console import SilentReporter
 
 from tests.support.one_process import train_here
-from tests.support.waiting import eventually
 
 TOLD = []
 
@@ -198,57 +195,3 @@ def test_a_callback_that_takes_longer_than_ranks_wait_is_named(gang, small_confi
     assert "is busy with callback.name tests.trainer.reporting.test_callback:holding for" in said
     assert "the others wait no longer than training.commTimeoutSeconds (15). To fix: " in said
     assert re.search(r"test_callback.py\", line \d+ in holding", said)
-
-
-class Holding(torch.autograd.Function):
-    """A gradient that waits for the test."""
-
-    @staticmethod
-    def forward(context, value, folder):
-        context.folder = folder
-        return value.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        place = Path(context.folder) / "open"
-        if os.environ["RANK"] == "0":
-            eventually(place.exists, "the test opens")
-        return gradient, None
-
-
-class Held(torch.nn.Linear):
-    folder = ""
-
-    def forward(self, value):
-        held = self.training and torch.is_grad_enabled() and CURRENT_FORWARD.microbatch is not None
-        return Holding.apply(super().forward(value), self.folder) if held else super().forward(value)
-
-
-def held_model(*, folder):
-    layers = [Held(4, 4) for _ in range(4)]
-    for layer in layers:
-        layer.folder = folder
-    return Model.from_layers(layers, loss=torch.nn.functional.mse_loss)
-
-
-def numbers():
-    return lambda seed, step, size: (torch.ones(size, 4), torch.zeros(size, 4))
-
-
-@pytest.mark.nightly
-@pytest.mark.processes
-def test_a_backward_that_takes_longer_than_ranks_wait_is_named(gang, tmp_path):
-    """With the layer that its stage ends with, as a layer that compiles there would be."""
-    config = {
-        "totalSteps": 2,
-        "model": {"name": f"{__name__}:held_model", "args": {"folder": str(tmp_path)}},
-        "data": {"name": f"{__name__}:numbers"},
-        "pipeline": {"microbatches": 2, "globalBatchSize": 4},
-        "training": {"commTimeoutSeconds": 15},
-        "rebalance": {"enabled": False},
-    }
-    running = gang(config, ranks=2)
-    assert running.exit_code("rank-1") == ExitCode.PEER_LOST
-    (tmp_path / "open").touch()
-    said = running.errors()
-    assert "is busy with the backward of the stage that ends with layer 1 for" in said

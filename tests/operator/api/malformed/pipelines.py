@@ -1,4 +1,6 @@
-"""Jobs whose pipeline is malformed, or how it changes, rebalances or shrinks."""
+"""Jobs whose pipeline is malformed, or how it changes, rebalances or shrinks; rules over two fields are in
+``tests/contract/refusals.py``.
+"""
 
 from typing import Any
 
@@ -65,17 +67,8 @@ PIPELINES: list[Malformed] = [
         "gpuTypes does not allow",
     ),
     ("no pipeline", "spec.pipeline", REMOVED, "spec.pipeline", "required"),
-    ("fewest above most", "spec.pipeline.minStages", 5, "spec.pipeline.minStages", "above maxStages"),
     ("a fractional number of stages", "spec.pipeline.maxStages", 3.5, "spec.pipeline.maxStages", "integer"),
-    (
-        "too few microbatches",
-        "spec.pipeline.microbatches",
-        2,
-        "spec.pipeline.maxStages",
-        "above microbatches",
-    ),
     ("no batch size", "spec.pipeline.globalBatchSize", REMOVED, "spec.pipeline.globalBatchSize", "missing"),
-    ("an uneven batch", "spec.pipeline.globalBatchSize", 20, "spec.pipeline.globalBatchSize", "multiple"),
     (
         "a negative batch",
         "spec.pipeline.globalBatchSize",
@@ -93,25 +86,11 @@ PIPELINES: list[Malformed] = [
         "pruning",
     ),
     (
-        "a change without a target",
-        "spec.dynamics.0.target",
-        REMOVED,
-        "spec.dynamics[0].target",
-        "needs a target",
-    ),
-    (
         "pruning more than all",
         "spec.dynamics.0.target",
         1.5,
         "spec.dynamics[0].target",
         "less than or equal to 1",
-    ),
-    (
-        "a change that ends before it starts",
-        "spec.dynamics.0.endStep",
-        5,
-        "spec.dynamics[0].endStep",
-        "before",
     ),
     (
         "a kind of change twice",
@@ -128,28 +107,6 @@ PIPELINES: list[Malformed] = [
         "greater than or equal to 0",
     ),
     ("rebalancing as a word", "spec.rebalance.enabled", "yes", "spec.rebalance.enabled", "boolean"),
-    ("shrinking to more", "spec.repack.minStages", 6, "spec.repack.minStages", "never shrink"),
-    (
-        "shrinking below the fewest",
-        "spec.repack",
-        {"minStages": 3, "targetStages": 2},
-        "spec.repack.targetStages",
-        "below minStages",
-    ),
-    (
-        "shrinking to fewer than a launch has",
-        "spec.repack.targetStages",
-        1,
-        "spec.repack.targetStages",
-        "below pipeline.minStages",
-    ),
-    (
-        "shrinking to more than a launch has",
-        "spec.repack.targetStages",
-        5,
-        "spec.repack.targetStages",
-        "above pipeline.maxStages",
-    ),
     (
         "shrinking to nothing",
         "spec.repack.targetStages",
@@ -167,56 +124,10 @@ PIPELINES: list[Malformed] = [
         "greater than or equal to 1",
     ),
     (
-        "parameters against seconds on links",
-        "spec.rebalance",
-        {"balancer": "network", "by": "parameters"},
-        "spec.rebalance.by",
-        "weighs seconds on links",
-    ),
-    (
-        "a rule that knows no limit of memory",
-        "spec.rebalance",
-        {"balancer": "deepspeed", "memoryBytes": 10**9},
-        "spec.rebalance.balancer",
-        "no limit of memory",
-    ),
-    (
-        "slow links under a schedule whose period is not known",
-        "spec",
-        {
-            **JOB["spec"],
-            "pipeline": {**JOB["spec"]["pipeline"], "schedule": "GPipe"},
-            "rebalance": {"balancer": "network"},
-        },
-        "spec.rebalance.balancer",
-        "predicts the steps of other schedules",
-    ),
-    (
-        "several stages a rank of 1F1B",
-        "spec.pipeline.stagesPerRank",
-        2,
-        "spec.pipeline.stagesPerRank",
-        "another number of stages per rank",
-    ),
-    (
-        "three legs of a V",
-        "spec.pipeline",
-        {**JOB["spec"]["pipeline"], "schedule": "ZeroBubbleV", "stagesPerRank": 3},
-        "spec.pipeline.stagesPerRank",
-        "another number of stages per rank",
-    ),
-    (
         "no stages a rank",
         "spec.pipeline",
         {**JOB["spec"]["pipeline"], "schedule": "Interleaved1F1B", "stagesPerRank": 0},
         "spec.pipeline.stagesPerRank",
         "greater than or equal to 1",
-    ),
-    (
-        "more stages over all ranks than layers",
-        "spec.pipeline",
-        {**JOB["spec"]["pipeline"], "schedule": "Interleaved1F1B", "stagesPerRank": 3},
-        "spec.pipeline.stagesPerRank",
-        "above model.layers",
     ),
 ]

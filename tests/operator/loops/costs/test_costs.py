@@ -1,17 +1,14 @@
 """What jobs and nodes cost, over their whole life."""
 
 import datetime
-from collections import Counter
 
 import pytest
-from ballast_operator.kube.kinds import JOB, NODE, POLICY
+from ballast_operator.kube.kinds import JOB, POLICY
 from ballast_operator.report.costs import costs
 
-from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation
 
 PRICES = {"fast": 3.6, "slow": 0.36}
-CENT = 0.01
 
 
 def priced() -> Simulation:
@@ -32,56 +29,6 @@ def found(simulation: Simulation):
     jobs = [simulation.world.get(JOB, NAMESPACE, name) for name in there(simulation)]
     policies = [simulation.world.get(POLICY, "", "default")]
     return costs(jobs, policies, now=simulation.now)
-
-
-class Meter:
-    """An independent bill: what the statuses hold in each second, at the pools' prices."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation, self.jobs, self.nodes = simulation, Counter(), 0.0
-
-    async def tick(self, seconds: float = 1.0) -> None:
-        held = {name: self.simulation.status(name).allocation for name in there(self.simulation)}
-        gpus = {entry["pool"]: entry["gpus"] for entry in self.bill()}
-        for name, each in held.items():
-            self.jobs[name] += 0.0 if each is None else PRICES[each.pool] * each.gpus * seconds / 3600
-        self.nodes += sum(PRICES[pool] * count for pool, count in gpus.items()) * seconds / 3600
-        await self.simulation.tick(seconds=seconds)
-
-    def bill(self) -> list[dict]:
-        return (self.simulation.world.get(POLICY, "", "default").get("status") or {}).get("bill") or []
-
-
-@pytest.mark.slow
-async def test_jobs_deleted_jobs_and_idle_gpus_sum_up_to_the_nodes_bill():
-    """To a cent, over starts, a new node, a finished and a deleted job, and two deaths of the operator."""
-    simulation = priced()
-    meter = Meter(simulation)
-    simulation.add_job("one", totalSteps=10_000, trainer={"total": 10_000})
-    simulation.add_job("two", stages=(1, 1), totalSteps=600, trainer={"total": 600}, entity="vision")
-    simulation.add_job("three", stages=(2, 2), totalSteps=10_000, trainer={"total": 10_000})
-    for second in range(400):
-        if second in (50, 250):
-            simulation.start_operator()
-        if second == 200:
-            simulation.world.put(NODE, node("c", "slow", 2))
-        if second == 300:
-            simulation.world.drop(JOB, NAMESPACE, "three")
-        await meter.tick(7.0 if second % 10 == 0 else 1.0)
-    result = found(simulation)
-    total = result.to_dict()["total"]
-    assert total["bill"] == pytest.approx(meter.nodes, abs=CENT)
-    for job in result.jobs:
-        assert job.cost == pytest.approx(meter.jobs[job.job], abs=CENT)
-    # What deleted jobs held is known from the pools, which see a change one look later.
-    assert total["deleted_jobs"] == pytest.approx(meter.jobs["three"], abs=2 * CENT)
-    assert total["jobs"] + total["deleted_jobs"] + total["idle"] == pytest.approx(total["bill"], abs=1e-9)
-    assert meter.nodes > 0.5
-    assert total["deleted_jobs"] > CENT
-    assert {job.job: job.team for job in result.jobs} == {"one": "", "two": "vision"}
-    two = next(job for job in result.jobs if job.job == "two")
-    assert two.state == "Succeeded"
-    assert two.projected == two.cost > two.startup_cost > 0
 
 
 @pytest.mark.slow

@@ -87,26 +87,6 @@ async def test_deleting_jobs_brings_no_budget_back_and_neither_does_another_lead
     assert simulation.status("two").launches == 0
 
 
-async def test_the_costs_of_a_team_are_those_of_its_jobs():
-    """To a cent, while jobs come, end and are deleted, and the operator dies."""
-    simulation = cluster()
-    add(simulation, "one")
-    add(simulation, "two", team=None)
-    for second in range(300):
-        if second == 100:
-            simulation.start_operator()
-        await simulation.tick(seconds=5.0 if second % 20 == 0 else 1.0)
-    statuses = {name: simulation.status(name) for name in ("one", "two")}
-
-    def now(name: str) -> float:
-        status = statuses[name]
-        gang = status.allocation
-        since = max(status.cost_at, gang.since)
-        return status.cost_so_far + (simulation.now - since).total_seconds() * PER_SECOND
-
-    assert spent(simulation) == pytest.approx({"": now("two"), "vision": now("one")}, abs=0.1)
-
-
 @pytest.mark.parametrize("operator_runs", [True, False])
 async def test_a_job_that_changes_its_team_is_paid_for_once(operator_runs):
     """By the old team until then, and by the new one from then on, also where no operator runs meanwhile."""

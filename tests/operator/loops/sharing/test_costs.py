@@ -41,42 +41,6 @@ def of_jobs(simulation: Simulation) -> float:
     return total["jobs"] + total["deleted_jobs"]
 
 
-def cost_of(simulation: Simulation, name: str) -> float:
-    found = costs(
-        [simulation.world.get(JOB, NAMESPACE, name)],
-        [simulation.world.get(POLICY, "", "default")],
-        now=simulation.now,
-    )
-    return found.jobs[0].cost
-
-
-@pytest.mark.slow
-async def test_each_of_two_pays_half_while_both_hold_the_gpu_and_the_one_that_is_left_the_whole():
-    """To the second, and from when the other comes to when it has left."""
-    simulation = sharing_cluster("n", roundSeconds=3600)
-    simulation.add_job("a", **one_job())
-    await simulation.until(lambda: simulation.state("a") == "Running")
-    for _ in range(10):
-        await simulation.tick()
-    began, alone = simulation.now, cost_of(simulation, "a")
-    simulation.add_job("b", **one_job(200))
-    await simulation.until(lambda: simulation.status("b").allocation is not None)
-    came, alone = simulation.now, cost_of(simulation, "a")
-    assert alone == pytest.approx(
-        (came - simulation.status("a").allocation.since).total_seconds() * PRICE / 3600
-    )
-    await simulation.until(lambda: simulation.state("b") == "Succeeded")
-    shared = (simulation.now - came).total_seconds()
-    assert began < came and shared >= 15
-    half = shared * PRICE / 3600 / 2
-    assert cost_of(simulation, "b") == pytest.approx(half)
-    assert cost_of(simulation, "a") == pytest.approx(alone + half)
-    for _ in range(10):
-        await simulation.tick()
-    assert cost_of(simulation, "a") == pytest.approx(alone + half + 10 * PRICE / 3600)
-    assert simulation.status("a").launches == 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", first_daily(range(3)))
 async def test_each_gpu_second_is_paid_once_and_no_gpu_has_more_than_two_jobs(seed: int):

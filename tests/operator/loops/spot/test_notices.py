@@ -217,16 +217,6 @@ async def test_an_operator_that_starts_again_knows_when_the_node_goes():
     assert simulation.status("a").allocation.leaving.at == at
 
 
-async def test_a_pod_that_the_cluster_evicts_is_left_live():
-    """A drain: the pod has its grace, and the others continue without it."""
-    simulation = await elastic(FOUR_NODES)
-    pod = plan_of(simulation).pods[-1]
-    condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
-    simulation.world.patch(POD, NAMESPACE, pod, {"status": {"conditions": [condition]}})
-    await simulation.until(lambda: len(plan_of(simulation).pods) == 3, ticks=5)
-    assert simulation.status("a").restarts == {}
-
-
 async def test_whole_positions_leave_together():
     """With two ranks at each position a gang cannot keep one of them: it shrinks by both."""
     nodes = {f"n{i}": ("spot", 1) for i in range(8)}

@@ -20,26 +20,12 @@ def at_price(per_hour: float) -> GangPools:
     return GangPools(first=PoolInfo(price_per_hour=per_hour))
 
 
-def test_a_gang_costs_its_gpus_times_hours_times_price():
-    """Four GPUs for an hour at 2.5; a second call at the same time adds nothing."""
-    context = a_context(seconds=3600, pools=at_price(2.5))
-    once = accrue_cost(context, context.view.status)
-    assert once.cost_so_far == pytest.approx(10.0)
-    assert accrue_cost(context, once).cost_so_far == pytest.approx(10.0)
-
-
 def test_what_time_alone_adds_to_a_status_waits_for_the_next_write():
     """Cost, active time and what GPUs were held for change with every look; none of it is written at once."""
     context = a_context(seconds=3600, pools=at_price(2.5))
     later = accrue_cost(context, context.view.status)
     assert later.active_seconds == 3600.0
     assert progress_alone(context.view.status, later)
-
-
-def test_a_job_without_gpus_costs_nothing():
-    """The status is returned as it was."""
-    idle = a_context(an_idle_view(), pools=at_price(2.5))
-    assert accrue_cost(idle, idle.view.status) == idle.view.status
 
 
 def test_time_without_a_price_is_not_paid_when_there_is_one():
