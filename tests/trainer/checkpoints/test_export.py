@@ -199,6 +199,65 @@ def test_a_hugging_face_model_is_saved_for_from_pretrained(job, tmp_path, argume
     assert (folder / "notes.txt").exists() and (folder / "config.json").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_adapters_are_saved_for_peft_s_from_pretrained(job, tmp_path):
+    """`peft` trains them alone; the export is a folder of a hundredth of the model, with the job's loss."""
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    base, folder = tmp_path / "base", tmp_path / "adapters"
+    arguments = dict(LLAMA)
+    own = transformers.AutoConfig.for_model(arguments.pop("model_type"), **arguments)
+    transformers.AutoModelForCausalLM.from_config(own).save_pretrained(base)
+    adapters = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 2,
+        "target_modules": ["q_proj", "up_proj"],
+    }
+    config = job(
+        model={
+            "name": "ballast_trainer.models.hugging_face:pretrained",
+            "args": {"checkpoint": str(base), "peft": adapters},
+        },
+        data={"name": "tests.support.held_data:text", "args": {"context": 8}},
+        training={"learningRate": 0.05},
+        export={"path": str(folder), "format": "huggingFace"},
+    )
+    config["evaluation"]["data"] = config["data"]
+    told = train_here(config)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(base)
+    before = {name: value.clone() for name, value in whole.state_dict().items()}
+
+    class Logits(nn.Module):
+        def __init__(self, of):
+            super().__init__()
+            self.whole = of
+
+        def forward(self, tokens):
+            return self.whole(tokens).logits
+
+    untrained = loss_of(config, Logits(whole))
+    loaded = peft.PeftModel.from_pretrained(whole, folder)
+    assert loss_of(config, Logits(loaded)) == pytest.approx(told.evaluations()[4], abs=1e-5)
+    assert told.evaluations()[4] < untrained - 1e-3
+    names = load_file(folder / "adapter_model.safetensors")
+    assert names and all("lora_" in name for name in names)
+    for name, value in loaded.unload().state_dict().items():
+        assert torch.equal(value, before[name]), name
+    # Again, over what is there.
+    assert export(tmp_path, config, "--format", "huggingFace", "--output", folder).exit_code == 0
+    for other, words in (
+        (
+            {"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 2},
+            "peft_type: LORA",
+        ),
+        ({"r": 2}, "peft.peft_type is None. To fix: e.g. LORA"),
+    ):
+        config["model"]["args"]["peft"] = other
+        with pytest.raises(ConfigurationError, match=words):
+            ValidatedJob.from_mapping(config)
+
+
 def export(tmp_path, config, *options):
     """``ballast-train export``."""
     path = tmp_path / "config.json"

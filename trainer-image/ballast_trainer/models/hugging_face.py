@@ -169,12 +169,21 @@ def decoder(model: Any, *, tried: bool = True) -> Model:
     """A model of transformers as a list of layers, e.g. a ``...ForCausalLM``.
 
     Args:
-        model: whose forward runs the modules of one list, one after the other.
+        model: whose forward runs the modules of one list, one after the other; also in a ``PeftModel``, of
+            which the adapters are exported alone.
         tried: whether what its parts compute is compared with what it computes itself.
 
     Raises:
         ValueError: its layers are no chain, or compute something else than itself.
     """
+    saved = model
+    if type(model).__module__.startswith("peft."):
+        if getattr(model.active_peft_config, "is_prompt_learning", False):
+            raise ValueError(
+                f"{model.active_peft_config.peft_type} puts tokens of its own before the inputs. "
+                "To fix: adapters in the layers, e.g. peft_type: LORA"
+            )
+        model = model.get_base_model()
     name = type(model).__name__
     config = getattr(model, "config", None)
     fields = {} if config is None else vars(config)
@@ -214,7 +223,7 @@ def decoder(model: Any, *, tried: bool = True) -> Model:
         independent_layers=type(model).__module__.startswith("transformers.models."),
         whole=model,
     )
-    return dataclasses.replace(made, save_whole=functools.partial(_save, model))
+    return dataclasses.replace(made, save_whole=functools.partial(_save, model, saved))
 
 
 def _inputs_of(model: Any, name: str) -> torch.Tensor:
@@ -277,8 +286,8 @@ def _windows(config: Any) -> bool:
     return bool(kinds) or any(getattr(config, field, None) for field in others)
 
 
-def _save(model: Any, found: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write ``model`` with these weights by ``save_pretrained``.
+def _save(model: Any, saved: Any, found: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write ``model``, or its adapters where it is in a ``PeftModel``, by ``save_pretrained`` of ``saved``.
 
     Raises:
         ConfigurationError: it has not all of them, or others.
@@ -295,7 +304,9 @@ def _save(model: Any, found: Mapping[str, torch.Tensor], path: Path) -> None:
     # The model's own weights may have no memory.
     model.load_state_dict(found, assign=True)
     model.tie_weights()
-    model.save_pretrained(path)
+    saved.save_pretrained(path)
+    # A card of the model, for the hub.
+    (path / "README.md").unlink(missing_ok=True)
 
 
 def from_config(*, model_type: str, architecture: str | None = None, **config: Any) -> Model:
@@ -319,15 +330,19 @@ def from_config(*, model_type: str, architecture: str | None = None, **config: A
     return decoder(_built(made, architecture, lambda build, **how: build._from_config(made, **how)))
 
 
-def pretrained(*, checkpoint: str, architecture: str | None = None) -> Model:
+def pretrained(
+    *, checkpoint: str, architecture: str | None = None, peft: Mapping[str, Any] | None = None
+) -> Model:
     """A model with the weights of a folder that ``save_pretrained`` wrote, or of a name on the hub.
 
     Args:
         checkpoint: folder or name.
         architecture: class of transformers; None: the checkpoint's own, else as of :func:`from_config`.
+        peft: fields of an adapter's configuration in the package peft, ``peft_type`` among them, e.g.
+            ``{"peft_type": "LORA", "r": 8}``: the adapters alone are trained, and exported.
 
     Raises:
-        ValueError: its layers cannot run one after the other.
+        ValueError: its layers cannot run one after the other, or there are no such adapters.
     """
     from transformers import AutoConfig
 
@@ -337,7 +352,18 @@ def pretrained(*, checkpoint: str, architecture: str | None = None) -> Model:
         architecture = own
     with _read_by_tensor():
         whole = _built(made, architecture, lambda build, **how: build.from_pretrained(checkpoint, **how))
-    return decoder(whole)
+    return decoder(whole if peft is None else _with_adapters(whole, peft))
+
+
+def _with_adapters(model: Any, fields: Mapping[str, Any]) -> Any:
+    """The model in a ``PeftModel``."""
+    from peft import PeftType, get_peft_config, get_peft_model
+
+    if fields.get("peft_type") not in PeftType.__members__:
+        raise ValueError(
+            f"peft.peft_type is {fields.get('peft_type')!r}. To fix: e.g. LORA, of {', '.join(PeftType)}"
+        )
+    return get_peft_model(model, get_peft_config(dict(fields)))
 
 
 class _Slice:
