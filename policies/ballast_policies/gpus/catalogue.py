@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from types import MappingProxyType
 from typing import Any
@@ -80,6 +80,36 @@ def gpus_containing(text: str, gpus: Iterable[GpuModel] | None = None) -> tuple[
         for gpu in (built_in_gpus() if gpus is None else gpus)
         if beginnings and any(map(may_be, (gpu.name, *gpu.products)))
     )
+
+
+def speed_scales(names: Sequence[str], precision: str = "fp16") -> dict[str, float]:
+    """Name -> how fast GPUs of it train, in no unit: the root of their peak operations x bytes a second.
+
+    Layers take turns at either limit, so the geometric mean of the two compares GPUs better than one alone
+    (by ``python -m ballast_lab.unseen``). A name that several GPUs have is the geometric mean of theirs.
+
+    Args:
+        names: as :func:`gpu_named` or :func:`gpus_containing` takes them.
+        precision: of the operations; fp32 where one of the names has no GPU that states it.
+
+    Returns:
+        Without names that the catalogue does not know.
+    """
+    known = {name: _with_bandwidth(name) for name in names}
+    stated = [any(precision in gpu.flops for gpu in gpus) for gpus in known.values() if gpus]
+    used = precision if all(stated) else "fp32"
+    found = {}
+    for name, gpus in known.items():
+        scales = [gpu.flops[used] * (gpu.memory_bandwidth or 0.0) for gpu in gpus if used in gpu.flops]
+        if scales:
+            found[name] = math.exp(sum(0.5 * math.log(scale) for scale in scales) / len(scales))
+    return found
+
+
+def _with_bandwidth(name: str) -> list[GpuModel]:
+    exact = gpu_named(name)
+    meant = gpus_containing(name) if exact is None else (exact,)
+    return [gpu for gpu in meant if gpu.memory_bandwidth]
 
 
 def parse_gpus(text: str) -> tuple[GpuModel, ...]:

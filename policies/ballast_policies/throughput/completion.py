@@ -31,6 +31,12 @@ class Completed:
     right: np.ndarray
     ridge: float
 
+    def shifted(self, by: np.ndarray) -> "Completed":
+        """With ``by`` (columns,) added to columns of which nothing is known."""
+        right = self.right.copy()
+        right[:, 0] += by
+        return dataclasses.replace(self, values=self.values + by, right=right)
+
     def row(self, values: np.ndarray, known: np.ndarray) -> np.ndarray:
         """(columns,) one row more, by the columns' factors as they were fitted without it.
 

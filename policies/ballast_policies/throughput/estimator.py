@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ballast_policies.gpus.catalogue import speed_scales
 from ballast_policies.throughput.completion import Completed, complete
 from ballast_policies.throughput.table import JobType, ThroughputTable
 from ballast_policies.throughput.track import Estimate
@@ -29,6 +30,9 @@ PRIOR_DEVIATION = 0.15
 
 UNKNOWN_DEVIATION = 1.5
 """Relative deviation where nothing but the GPU types' usual ratios is known."""
+
+UNSEEN_DEVIATION = 0.4
+"""Added on a GPU type on which nothing was profiled: it is compared with the others by the catalogue."""
 
 ENOUGH_PROFILES = 10
 """With fewer profiled types of a gang's size, those of other sizes count too: GPUs compare much alike."""
@@ -162,9 +166,14 @@ class Estimator:
         rates, deviation = profiles.like(job_type, np.array([known.get(g, 0.0) for g in self.gpu_types]))
         seen = any(rate > 0 for rate in known.values())
         source, deviation = ("completed", deviation) if seen else ("unknown", UNKNOWN_DEVIATION)
+        anywhere = [bool(column.any()) for column in profiles.rates.T]
         return {
-            gpu_type: Estimate(steps_per_second=float(rate), deviation=deviation, source=source)
-            for gpu_type, rate in zip(self.gpu_types, rates, strict=True)
+            gpu_type: Estimate(
+                steps_per_second=float(rate),
+                deviation=deviation if ran or not seen else math.hypot(deviation, UNSEEN_DEVIATION),
+                source=source,
+            )
+            for gpu_type, rate, ran in zip(self.gpu_types, rates, anywhere, strict=True)
         }
 
     def _shared_estimate(self, job: str, a: JobType, b: JobType, gpu_type: str) -> Estimate:
@@ -215,6 +224,7 @@ class _Filled:
 
     Attributes:
         types: the job type of each row but the last, with the row.
+        gpu_types: of the columns.
         rates: (rows, GPU types) as known, 0 where not.
         completed: (rows, GPU types) rates.
         deviation: relative standard deviation of what was not known.
@@ -222,6 +232,7 @@ class _Filled:
     """
 
     types: Mapping[JobType, int]
+    gpu_types: tuple[str, ...]
     rates: np.ndarray
     completed: np.ndarray
     deviation: float
@@ -240,7 +251,10 @@ class _Filled:
             row = table.alone_rates.get(gpu_type, {})
             for i, job_type in enumerate(types):
                 rates[i, j] = row.get(job_type, 0.0)
-        return cls(types={known: row for row, known in enumerate(types)}, rates=rates, **_completion(rates))
+        known_types = {known: row for row, known in enumerate(types)}
+        return cls(
+            types=known_types, rates=rates, gpu_types=tuple(gpu_types), **_completion(rates, gpu_types)
+        )
 
     def like(self, job_type: JobType, mine: np.ndarray) -> tuple[np.ndarray, float]:
         """((GPU types,) rates of a job of which ``mine`` is known, 0 where not; deviation)."""
@@ -251,25 +265,43 @@ class _Filled:
             known = mine > 0
             rates = np.exp(self.fitted.row(np.log(np.where(known, mine, 1.0)), known))
             return np.where(known, mine, rates), self.deviation
-        found = _completion(np.vstack([self.rates, mine]))
+        found = _completion(np.vstack([self.rates, mine]), self.gpu_types)
         return found["completed"][-1], found["deviation"]
 
 
-def _completion(rates: np.ndarray) -> dict[str, Any]:
+def _completion(rates: np.ndarray, gpu_types: Sequence[str]) -> dict[str, Any]:
     """``completed`` and ``deviation`` of a matrix of rates; 1 step/s everywhere if nothing is known."""
-    return _completion_of(rates.tobytes(), rates.shape)
+    return _completion_of(rates.tobytes(), rates.shape, tuple(gpu_types))
 
 
 @functools.lru_cache(maxsize=128)
-def _completion_of(content: bytes, shape: tuple[int, int]) -> dict[str, Any]:
+def _completion_of(content: bytes, shape: tuple[int, int], gpu_types: tuple[str, ...]) -> dict[str, Any]:
     """As :func:`_completion`; the profiles are mostly those of the last time. Not to be changed."""
     rates = np.frombuffer(content).reshape(shape)
     known = rates > 0
     if not known.any():
         return {"completed": np.ones_like(rates), "deviation": UNKNOWN_DEVIATION, "fitted": None}
     filled = complete(np.log(np.where(known, rates, 1.0)), known)
+    filled = filled.shifted(_beyond_the_others(known, gpu_types))
     deviation = min(filled.deviation, UNKNOWN_DEVIATION)
     return {"completed": np.exp(filled.values), "deviation": deviation, "fitted": filled}
+
+
+def _beyond_the_others(known: np.ndarray, gpu_types: Sequence[str]) -> np.ndarray:
+    """(GPU types,) logarithm of how much faster than the known types those are on which nothing has run.
+
+    By the catalogue; 0 for types that it does not have, and for known ones.
+    """
+    unseen, found = ~known.any(axis=0), np.zeros(len(gpu_types))
+    if not unseen.any():
+        return found
+    scales = speed_scales(gpu_types)
+    logs = np.array([math.log(scales[name]) if name in scales else np.nan for name in gpu_types])
+    seen = known.sum(axis=0) * np.isfinite(logs)
+    if seen.any():
+        typical = float(np.nansum(seen * np.nan_to_num(logs)) / seen.sum())
+        found[unseen] = np.nan_to_num(logs - typical)[unseen]
+    return found
 
 
 def _types_of(table: ThroughputTable, gpu_type: str, gpus: int) -> list[JobType]:

@@ -177,3 +177,25 @@ def test_a_senseless_report_is_refused(rate):
     """A rate must be positive and finite."""
     with pytest.raises(ValueError, match="not positive and finite"):
         Estimate(steps_per_second=1.0, deviation=0.1, source="prior").measured(rate)
+
+
+def test_on_a_gpu_type_never_seen_the_catalogue_says_how_much_faster():
+    """By the root of operations and bandwidth; wider than what is known; unknown names are typical."""
+    types = [JobType(name=f"type-{number}", gpus=1) for number in range(4)]
+    rates = {
+        "v100-sxm2-16gb": {t: 10.0 * (1 + n) for n, t in enumerate(types)},
+        "a100-sxm4-40gb": {},
+        "x": {},
+    }
+    estimator = Estimator(
+        profiles=ThroughputTable(source="test", alone_rates=rates),
+        gpu_types=tuple(rates),
+        types={"job": types[1]},
+    )
+    found = estimator.alone("job")
+    ratio = math.sqrt(312 * 1555 / (125 * 900))
+    assert found["a100-sxm4-40gb"].steps_per_second == pytest.approx(ratio * 20, rel=0.1)
+    assert found["x"].steps_per_second == pytest.approx(20, rel=0.1)
+    assert found["a100-sxm4-40gb"].deviation > found["v100-sxm2-16gb"].deviation
+    new = estimator.with_job("new", JobType(name="new", gpus=1)).observe("new", "v100-sxm2-16gb", 50.0)
+    assert new.alone("new")["a100-sxm4-40gb"].steps_per_second == pytest.approx(ratio * 50, rel=0.1)
