@@ -15,7 +15,7 @@ import sys
 import time
 
 from ballast_lab.commands.simulate_arrays import RULES, array_simulation
-from ballast_policies.simulator.progress import SimulationProgress
+from ballast_policies.simulator.clock import SimulationProgress
 from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.workloads.generate import Generated
 from ballast_policies.simulator.workloads.workload import Workload

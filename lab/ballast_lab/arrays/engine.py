@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from ballast_policies.accounting import cost, isolated_seconds
+from ballast_policies.simulator.clock import OnProgress, SimulationProgress
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 from ballast_policies.simulator.result import Counters, Result, summarise
 from ballast_policies.simulator.settings import SettingsError, SimulatedCluster
 from ballast_policies.simulator.workloads.workload import TraceJob, Workload

@@ -14,7 +14,7 @@ from ballast_policies.prices.choice import (
 )
 from ballast_policies.prices.hazard import Hazard, checkpoint_interval
 from ballast_policies.prices.options import Options, useful_parts
-from ballast_policies.simulator.progress import OnProgress, SimulationProgress
+from ballast_policies.simulator.clock import OnProgress, SimulationProgress
 from ballast_policies.simulator.settings import SettingsError
 
 from ballast_lab.prices.market import Market

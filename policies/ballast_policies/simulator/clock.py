@@ -10,10 +10,32 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from ballast_policies.rounds import Placement, Round, resize_cooldown_seconds
-from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 
 LEAST_STEP = 1e-6
 """Seconds; nearer moments are one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationProgress:
+    """How far a simulation is.
+
+    Attributes:
+        seconds: of the simulated clock.
+        done: measured jobs that are done.
+        total: measured jobs in all.
+        present: jobs that have arrived and are not done, measured or not.
+        waiting: those of them that hold no GPU; without rounds, those that have not run yet.
+    """
+
+    seconds: float
+    done: int
+    total: int
+    present: int
+    waiting: int
+
+
+OnProgress = Callable[[SimulationProgress], None]
+"""Called at each iteration of the simulation loop."""
 
 
 class SimulationError(RuntimeError):

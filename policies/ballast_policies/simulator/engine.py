@@ -14,10 +14,9 @@ from ballast_policies.accounting import isolated_seconds
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds import Node, Placement, Round, SpreadGang
 from ballast_policies.scheduling import ClusterJob, SchedulingPolicy
-from ballast_policies.simulator.clock import Answer, Clock, SimulationError
+from ballast_policies.simulator.clock import Answer, Clock, OnProgress, SimulationError, SimulationProgress
 from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang, cluster_of
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 from ballast_policies.simulator.result import Counters, Result, summarise
 from ballast_policies.simulator.settings import SettingsError, SimulatedCluster, SimulationSettings
 from ballast_policies.simulator.workloads.workload import Workload

@@ -11,29 +11,6 @@ REFERENCE_TYPE = "v100"
 """Deadlines are multiples of the duration alone on this type, if the table has it."""
 
 
-PER_JOB = (
-    "rate",
-    "spread_rate",
-    "seconds_on",
-    "gpus",
-    "extensions",
-    "weight",
-    "arrival",
-    "steps",
-    "left",
-    "deadline",
-    "done",
-    "first_run",
-    "finish",
-    "isolated_finish",
-    "cost",
-    "isolated_steps",
-    "isolated_elapsed",
-    "_equal",
-)
-"""The arrays of a ledger that have a row for each job."""
-
-
 class Ledger:
     """Jobs that have arrived.
 
@@ -115,10 +92,10 @@ class Ledger:
         """Make room for twice as many jobs; times that have not come are nan, no deadline is inf."""
         more = max(64, len(self.done))
         empty = {"deadline": np.inf, "first_run": np.nan, "finish": np.nan, "isolated_finish": np.nan}
-        for name in PER_JOB:
-            old = getattr(self, name)
-            fresh = np.full((more, *old.shape[1:]), empty.get(name, 0), dtype=old.dtype)
-            setattr(self, name, np.concatenate([old, fresh]))
+        for name, old in list(vars(self).items()):
+            if isinstance(old, np.ndarray) and name not in ("capacity", "prices"):
+                fresh = np.full((more, *old.shape[1:]), empty.get(name, 0), dtype=old.dtype)
+                setattr(self, name, np.concatenate([old, fresh]))
 
     def measured(self, window: tuple[int, int] | None) -> tuple[int, int]:
         """(done, all) of the jobs of a window: first, one past the last; None: of all that have arrived."""

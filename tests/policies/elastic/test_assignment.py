@@ -55,7 +55,7 @@ def test_the_choice_is_the_best_of_all(jobs):
 
 @examples(60, deadline=None)
 @given(st.lists(options, max_size=8))
-def test_one_by_one_never_gives_out_what_is_not_there(jobs):
+def test_prices_never_give_out_what_is_not_there(jobs):
     """On clusters too large for the exact choice."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assignment, "MOST_CELLS", 1)
@@ -65,6 +65,28 @@ def test_one_by_one_never_gives_out_what_is_not_there(jobs):
         each is None or any(option.configuration == each for option in own)
         for own, each in zip(jobs, chosen, strict=True)
     )
+
+
+def test_by_prices_the_choice_is_nearly_the_best_one():
+    """Sixty jobs that gain unlike much from more GPUs, on two types that suit them unlike well."""
+    cluster = ElasticCluster(nodes={"v100": 20, "k80": 30}, gpus_per_node={"v100": 4, "k80": 4})
+    jobs = [
+        [
+            Option(
+                configuration=Configuration.of_one_type(kind, gpus, 1.0),
+                worth=(1 + i % 7) * (1 + i % 5 if kind == "v100" else 2) * gpus ** (0.3 + 0.1 * (i % 6)),
+            )
+            for kind in ("v100", "k80")
+            for gpus in (1, 2, 4, 8)
+            if gpus > i % 3
+        ]
+        for i in range(60)
+    ]
+    exact = best_assignment(jobs, cluster)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assignment, "MOST_CELLS", 1)
+        chosen = best_assignment(jobs, cluster)
+    assert worth_of(jobs, chosen) >= 0.99 * worth_of(jobs, exact)
 
 
 def test_sizes_that_do_not_fit_side_by_side_are_not_chosen():

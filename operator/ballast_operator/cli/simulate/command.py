@@ -75,7 +75,7 @@ def simulate(context: click.Context, /, **options: Any) -> None:
     if options["elastic"] is not None:
         simulate_elastic(options)
         return
-    _only_with("--elastic", given, ("workload", "pause_seconds", "growth_seconds", "end_seconds"))
+    _only_with("--elastic", given, ("workload", "until", "pause_seconds", "growth_seconds", "end_seconds"))
     simulate_trace(options)
 
 

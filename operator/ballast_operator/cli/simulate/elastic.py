@@ -1,6 +1,7 @@
 """``ballast simulate --elastic``: jobs that run on any of their configurations."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -76,6 +77,12 @@ elastic_options = all_of(
         "all with a speed, the requested one, or N for all jobs (or the nearest to these).",
     ),
     click.option(
+        "--until",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        help="With --elastic: nothing is simulated from then on; averages are of the jobs that have ended.",
+    ),
+    click.option(
         "--end-seconds",
         type=float,
         default=0.0,
@@ -142,11 +149,12 @@ def simulate_elastic(options: Mapping[str, Any]) -> None:
     except ContractError as error:
         raise click.UsageError(f"--elastic: {path}: {error}") from error
     try:
+        until = options["until"] or math.inf
         with progress_bar(options["output"]) as progress:
             if rules is not None:
-                result = simulate_rules(chosen, rules, progress=progress)
+                result = simulate_rules(chosen, rules, until=until, progress=progress)
             else:
-                result = simulate(chosen, policy=policy, round_seconds=length, progress=progress)
+                result = simulate(chosen, policy=policy, round_seconds=length, until=until, progress=progress)
     except (SimulationError, ProblemError, RegistryError) as error:
         raise click.ClickException(str(error)) from error
     if options["output"] == "json":
@@ -195,7 +203,7 @@ def _print(result: "ElasticResult", *, per_job: bool) -> None:
     table.add_column(style="bold")
     table.add_column(justify="right")
     for name, value in (
-        ("jobs", f"{len(result.jobs)}"),
+        ("jobs that ended", f"{len(result.finished)} of {len(result.jobs)}"),
         ("average completion time", f"{result.average_completion_time:,.0f} s"),
         ("  of each job alone on its best configuration", f"{result.average_alone:,.0f} s"),
         ("  99 % are done within", f"{result.percentile(99):,.0f} s"),
@@ -211,7 +219,7 @@ def _print(result: "ElasticResult", *, per_job: bool) -> None:
         rows.add_column("job")
         for heading in ("arrival s", "done after s", "alone s", "restarts", "GPU hours"):
             rows.add_column(heading, justify="right")
-        for job in result.jobs:
+        for job in result.finished:
             rows.add_row(
                 job.name,
                 f"{job.arrival:,.0f}",

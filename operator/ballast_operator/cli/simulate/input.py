@@ -1,6 +1,7 @@
 """The input of ``ballast simulate``: jobs, throughputs, and amounts by GPU type."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -132,31 +133,23 @@ class WorkloadOptions:
         job_table = DISTRIBUTED
         if self.job_table == "published":
             job_table = from_lab("published-job-table", "--job-table published")
+        drawn = functools.partial(
+            continuous if self.static_jobs is None else static,
+            table,
+            seed=self.seed,
+            weights=self.weights,
+            deadlines=self.deadlines,
+            job_table=job_table,
+        )
         if self.static_jobs is not None:
-            return static(
-                table,
-                count=self.static_jobs,
-                seed=self.seed,
-                several_gpus=self.generate != "single",
-                weights=self.weights,
-                deadlines=self.deadlines,
-                job_table=job_table,
-            )
+            return drawn(count=self.static_jobs, several_gpus=self.generate != "single")
         if self.generate is None:
             raise click.UsageError(
                 "no jobs are given. To fix: --trace FILE, --generate single|multiple, or --static N"
             )
         if self.rate is None:
             raise click.UsageError("--generate needs --rate JOBS_PER_HOUR")
-        return continuous(
-            table,
-            jobs_per_hour=self.rate,
-            seed=self.seed,
-            several_gpus=self.generate == "multiple",
-            weights=self.weights,
-            deadlines=self.deadlines,
-            job_table=job_table,
-        )
+        return drawn(jobs_per_hour=self.rate, several_gpus=self.generate == "multiple")
 
 
 def read_amounts(text: str, option: str, number: Callable[[str], Number]) -> dict[str, Number]:

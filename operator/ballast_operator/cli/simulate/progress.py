@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ballast_policies.simulator.progress import OnProgress, SimulationProgress
+    from ballast_policies.simulator.clock import OnProgress, SimulationProgress
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ A GPU type is one pool. Where the parts of a gang are has no influence on its sp
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 from ballast_policies.allocation.problem import Job
@@ -16,11 +17,10 @@ from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.elastic.job import ElasticJob
 from ballast_policies.rounds import ElasticGang, Node
 from ballast_policies.scheduling import ClusterJob, SchedulingPolicy
-from ballast_policies.simulator.clock import LEAST_STEP, Clock, SimulationError
+from ballast_policies.simulator.clock import LEAST_STEP, Clock, OnProgress, SimulationError
 from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang, cluster_of
-from ballast_policies.simulator.elastic.engine import ElasticJobResult, ElasticResult
+from ballast_policies.simulator.elastic.engine import ElasticJobResult, ElasticResult, result_of
 from ballast_policies.simulator.elastic.workload_file import ElasticWorkload
-from ballast_policies.simulator.progress import OnProgress
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +63,23 @@ class OperatorRules:
 
 
 def simulate_rules(
-    workload: ElasticWorkload, rules: OperatorRules, *, progress: OnProgress | None = None
+    workload: ElasticWorkload,
+    rules: OperatorRules,
+    *,
+    until: float = math.inf,
+    progress: OnProgress | None = None,
 ) -> ElasticResult:
     """Run the jobs to their ends.
 
     Args:
         workload: jobs and cluster; a configuration has one GPU type.
         rules: of the operator.
+        until: s; nothing is simulated from then on.
         progress: called after each decision.
 
     Raises:
         SimulationError: a job can never run, or has configurations of several types; or restarts take
-            longer than gangs run.
+            longer than gangs run; or no job ends by ``until``.
         ProblemError: there is no such policy, or it lacks an input.
     """
     longest = max(job.restart_seconds for job in workload.jobs)
@@ -100,18 +105,25 @@ def simulate_rules(
             ),
             first_round_ends=rules.round_seconds,
         ),
-        ended=lambda one, now: done.update({one.name: _result(one, now)}),
+        ended=lambda one, now: done.update(
+            {one.name: result_of(one.job, now, one.starts - 1, one.gpu_seconds)}
+        ),
         total=len(workload.jobs),
         progress=progress,
     )
-    clock.run()
+    clock.run(until)
+    held = {one.name: one.gpu_seconds for one in clock.present.values()}
     return ElasticResult(
         workload=workload.name,
         policy=rules.policy,
         round_seconds=rules.round_seconds,
         gpus=sum(cluster.gpus.values()),
         decisions=clock.decisions,
-        jobs=tuple(done[job.name] for job in workload.jobs),
+        jobs=tuple(
+            done.get(job.name) or result_of(job, math.inf, 0, held.get(job.name, 0.0))
+            for job in workload.jobs
+        ),
+        until=until,
     )
 
 
@@ -192,14 +204,3 @@ def sizes_within(job: ElasticJob, gpus: Mapping[str, int]) -> dict[str, dict[int
     if not sizes:
         raise SimulationError(f"{job.name}: none of its configurations fits the cluster")
     return {kind: dict(sorted(by_size.items())) for kind, by_size in sizes.items()}
-
-
-def _result(one: _Gang, now: float) -> ElasticJobResult:
-    return ElasticJobResult(
-        name=one.name,
-        arrival=one.job.arrival,
-        finish=now,
-        alone=one.job.fastest_seconds(),
-        restarts=one.starts - 1,
-        gpu_seconds=one.gpu_seconds,
-    )
