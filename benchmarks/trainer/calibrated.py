@@ -25,8 +25,9 @@ from ballast_trainer.distributed.process_group import join, reach_store, serve_s
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.loop.session import Session
-from ballast_trainer.loop.state import Overhead, TrainingState
+from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline import layout
@@ -34,7 +35,7 @@ from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import LayerCosts, Profile
 from ballast_trainer.reporting.console import SilentReporter
 from harness import local_plan
-from ranks_run.jobs import Job, Ran
+from ranks_run.jobs import Job, Overhead, Ran
 from ranks_run.scripted import Lines, ScriptedChannel, stages
 from ranks_run.tracked_memory import TrackedMemory
 from torch import nn
@@ -164,9 +165,10 @@ def _train(rank: int, port: int, job: Job) -> tuple[list[dict[str, Any]], LayerC
     plan = local_plan([f"rank-{n}" for n in range(job.ranks)], network=43)
     store = (serve_store if rank == 0 else reach_store)("127.0.0.1", port, 60)
     device = torch.device("cpu")
-    training = TrainingState(
+    run = RunState(plan=plan, loss_scale=LossScale(config.training.precision))
+    training = ModelState(
         config=config,
-        model=model,
+        definition=model,
         device=device,
         speed=None,
         dynamics=(StatedLoads(job.loads, speed),) if job.model is None else (),
@@ -181,7 +183,7 @@ def _train(rank: int, port: int, job: Job) -> tuple[list[dict[str, Any]], LayerC
             timeout_seconds=60,
             mesh=Mesh(data=config.parallelism.data),
         ),
-        plan=plan,
+        loss=run.loss_scale.scaled(model.loss),
         stages=(),
     )
     training.stages = stages(job.bounds, training.placement(job.ranks))
@@ -189,12 +191,17 @@ def _train(rank: int, port: int, job: Job) -> tuple[list[dict[str, Any]], LayerC
     lines = Lines()
     session = Session(
         training,
+        run,
         channel_thread=channel_thread,
         reporter=lines if rank == 0 else SilentReporter(),
         stop=StopSignal(),
     )
     session.run()
-    return lines.lines, training.profile.costs(), training.overhead
+    return (
+        lines.lines,
+        training.profile.costs(),
+        Overhead(deciding=session.progress.deciding_seconds, moving=session.progress.moving_seconds),
+    )
 
 
 def run(job: Job, *, limit_seconds: float = 600.0) -> Ran:

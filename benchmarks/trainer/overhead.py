@@ -95,8 +95,9 @@ def rank_main(rank, port, setting, options, results):
     from ballast_trainer.distributed.stopping import StopSignal
     from ballast_trainer.gpu_emulation import EmulatedSpeed
     from ballast_trainer.layers.layer import LayerSet
+    from ballast_trainer.layers.precision import LossScale
     from ballast_trainer.loop.session import Session
-    from ballast_trainer.loop.state import TrainingState
+    from ballast_trainer.loop.state import ModelState, RunState
     from ballast_trainer.models.registry import build_model
     from ballast_trainer.profiling.meter import Meter
     from ballast_trainer.profiling.profile import Profile
@@ -130,9 +131,10 @@ def rank_main(rank, port, setting, options, results):
     world = join(store=store, plan=plan, rank=rank, device=device, timeout_seconds=60)
     speed = EmulatedSpeed(factor=setting.factor) if setting.factor else None
     clock = time.perf_counter if setting.sleeps else None
-    training = TrainingState(
+    run = RunState(plan=plan, loss_scale=LossScale(config.training.precision))
+    training = ModelState(
         config=config,
-        model=model,
+        definition=model,
         device=device,
         speed=speed,
         dynamics=(),
@@ -140,17 +142,18 @@ def rank_main(rank, port, setting, options, results):
         meter=Meter(model.layer_count, device, speed, clock=clock),
         profile=Profile(model.layer_count),
         world=world,
-        plan=plan,
+        loss=run.loss_scale.scaled(model.loss),
         stages=first_stages(model.layer_count, tuple(range(count))),
     )
     channel_thread = ChannelThread(StandaloneChannel(plan), plan) if rank == 0 else None
     session = Session(
         training,
+        run,
         channel_thread=channel_thread,
         reporter=SilentReporter(),
         stop=StopSignal(),
     )
-    session._launch()
+    session.launch()
     torch.manual_seed(0)
 
     mine = training.stages[rank]
@@ -217,7 +220,7 @@ def rank_main(rank, port, setting, options, results):
             if count > 1:
                 dist.barrier()
             began = time.perf_counter()
-            session._train_step() if name == "ours" else torch_step(pair)
+            session.step.train() if name == "ours" else torch_step(pair)
             wait()
             seconds[name].append(time.perf_counter() - began)
     if count > 1:

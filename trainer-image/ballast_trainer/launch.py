@@ -38,12 +38,12 @@ from ballast_trainer.evaluation.validation_data import ValidationData, validatio
 from ballast_trainer.gpu_emulation import EmulatedSpeed, emulated_speed
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import learning_rate
-from ballast_trainer.layers.precision import check_precision
+from ballast_trainer.layers.precision import LossScale, check_precision
 from ballast_trainer.loop.in_place import InPlace
 from ballast_trainer.loop.migrate import MigrationFailed
-from ballast_trainer.loop.rank_zero import SessionOutcome
+from ballast_trainer.loop.progress import SessionOutcome
 from ballast_trainer.loop.session import Session
-from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline.layout import ScheduleRequest
@@ -263,7 +263,7 @@ def train(
                 plan = in_place.next_plan(launch.plan, error)
                 launch = dataclasses.replace(launch, plan=plan, joining=False)
                 # Its ties are known by now.
-                job = dataclasses.replace(job, model=in_place.model)
+                job = dataclasses.replace(job, model=in_place.definition)
             except MigrationFailed as error:
                 if in_place is None:
                     raise
@@ -349,10 +349,11 @@ def _train(
             )
         chosen, end_request = with_callback(chosen, job.config.callback, rank)
         meter = _meter(job, device, machine.speed, trace)
-        training = _training_state(job, launch, machine, meter, sides.stop, in_place)
-        closing.callback(training.close)
+        run = RunState(plan=launch.plan, loss_scale=LossScale(job.config.training.precision))
+        model = _model_state(job, launch, machine, meter, sides.stop, in_place, run.loss_scale)
+        closing.callback(model.batches.close)
         if in_place is not None:
-            in_place.training = training
+            in_place.model, in_place.run = model, run
         channel_thread = None
         if rank == 0:
             renew_seconds = seconds_from(os.environ, RENEW_ENV) or RENEW_SECONDS
@@ -361,7 +362,8 @@ def _train(
         profiler = StepProfiler(job.config.profiling, rank=rank, device=device)
         closing.enter_context(profiler.on_out_of_memory())
         outcome = Session(
-            training,
+            model,
+            run,
             channel_thread=channel_thread,
             reporter=chosen,
             stop=sides.stop,
@@ -385,15 +387,16 @@ def _meter(
     return RecordingMeter(layers, device, speed, first_step=trace.first_step - 1, steps=TRACED_STEPS)
 
 
-def _training_state(
+def _model_state(
     job: ValidatedJob,
     launch: RankLaunch,
     machine: _Machine,
     meter: Meter,
     stop: StopSignal,
     in_place: InPlace | None,
-) -> TrainingState:
-    """Join the process group, and the state from which a session starts; collective over the plan's ranks."""
+    loss_scale: LossScale,
+) -> ModelState:
+    """Join the process group, and the model before its layers are made; collective over the plan's ranks."""
     device = machine.device
     config, plan, model = job.config, launch.plan, shared_ties(job.model, launch, job.config.training.seed)
     if launch.joining:
@@ -418,9 +421,9 @@ def _training_state(
         return split_layer(module, world.tensor)
 
     placement = job.placement(len(plan.ranks))
-    training = TrainingState(
+    return ModelState(
         config=config,
-        model=model,
+        definition=model,
         device=device,
         speed=machine.speed,
         dynamics=dynamics,
@@ -434,12 +437,10 @@ def _training_state(
         meter=meter,
         profile=Profile(model.layer_count),
         world=world,
-        plan=plan,
         validation=job.validation,
         stages=_launched_stages(job, plan, placement),
+        loss=loss_scale.scaled(model.loss),
     )
-    training.meter.first_microbatch = world.data.index * training.microbatches
-    return training
 
 
 def _launched_stages(job: ValidatedJob, plan: Plan, placement: tuple[int, ...]) -> tuple[Stage, ...]:

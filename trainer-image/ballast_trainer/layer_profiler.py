@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from ballast_policies.contract import Directive, Plan, Rank, Stage
+from ballast_policies.contract import Stage
 from ballast_policies.contract.job import JobConfig, PipelineConfig
 
 from ballast_trainer.device import choose_device
@@ -12,8 +12,8 @@ from ballast_trainer.dynamics.registry import build_dynamics
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import optimizer_step, squared_gradient_norm
-from ballast_trainer.layers.precision import check_precision, computing_in
-from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.layers.precision import LossScale, check_precision, computing_in
+from ballast_trainer.loop.state import ModelState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.activations import SavedTensors, weight_gradient_bytes
 from ballast_trainer.profiling.meter import Meter
@@ -38,21 +38,22 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
     """
     job = ValidatedJob.from_mapping(config).with_ties()
     torch.set_num_threads(1)
-    training = _whole_model(job.config, job.model)
+    loss_scale = LossScale(job.config.training.precision)
+    model = _whole_model(job.config, job.model, loss_scale)
     for step in range(at_step + 1):
-        for dynamic in training.dynamics:
-            dynamic.apply(step, training.layers, training.world)
-    training.step = at_step
-    training.rebuild()
+        for dynamic in model.dynamics:
+            dynamic.apply(step, model.layers, model.world)
+    model.rebuild(at_step)
     for number in range(steps + 1):
-        _step(training, at_step + number)
+        model.meter.start_step(at_step + number)
+        _step(model, at_step, loss_scale.value)
         if number:
             # The first step is slower: memory is touched for the first time.
-            training.profile.add(training.meter.seconds(), training.meter.activation_bytes)
-    costs, kept = training.profile.costs(), training.profile.activation_bytes()
+            model.profile.add(model.meter.seconds(), model.meter.activation_bytes)
+    costs, kept = model.profile.costs(), model.profile.activation_bytes()
     assert costs is not None and kept is not None
     pipeline = job.config.pipeline
-    repeated, gradients = _passing_bytes(training)
+    repeated, gradients = _passing_bytes(model, at_step)
     rows = [
         {
             "name": f"layer {layer.index}",
@@ -64,14 +65,14 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
             "activationBytes": kept[layer.index],
             "repeatedBytes": repeated[layer.index] if job.config.training.recompute else 0,
             "gradientBytes": gradients[layer.index],
-            "outputBytes": training.meter.output_bytes[layer.index],
+            "outputBytes": model.meter.output_bytes[layer.index],
         }
-        for layer in training.layers
+        for layer in model.layers
     ]
     return {"microbatchSize": pipeline.global_batch_size // pipeline.microbatches, "layers": rows}
 
 
-def _whole_model(config: JobConfig, model: Model) -> TrainingState:
+def _whole_model(config: JobConfig, model: Model, loss_scale: LossScale) -> ModelState:
     """The job on this process alone; how it is to be cut and scheduled does not matter here."""
     pipeline = PipelineConfig(
         microbatches=config.pipeline.microbatches, global_batch_size=config.pipeline.global_batch_size
@@ -85,10 +86,9 @@ def _whole_model(config: JobConfig, model: Model) -> TrainingState:
             module = dynamic.prepare(index, module)
         return module
 
-    ranks = (Rank(rank=0, pod="local", address="127.0.0.1", gpu_type="local"),)
-    training = TrainingState(
+    whole = ModelState(
         config=config.replace(pipeline=pipeline),
-        model=model,
+        definition=model,
         device=device,
         speed=None,
         dynamics=dynamics,
@@ -96,22 +96,22 @@ def _whole_model(config: JobConfig, model: Model) -> TrainingState:
         meter=Meter(model.layer_count, device, None),
         profile=Profile(model.layer_count),
         world=World(epoch=1, rank=0, size=1, processes=("local",), device=device),
-        plan=Plan(job="local", epoch=1, launch=1, directive=Directive.RUN, ranks=ranks),
         stages=(Stage(rank=0, first_layer=0, end_layer=model.layer_count),),
+        loss=loss_scale.scaled(model.loss),
     )
-    training.layers.hold(training.layers.make(index) for index in range(model.layer_count))
-    return training
+    whole.layers.hold(whole.layers.make(index) for index in range(model.layer_count))
+    return whole
 
 
-def _passing_bytes(training: TrainingState) -> tuple[list[int], list[int]]:
+def _passing_bytes(model: ModelState, step: int) -> tuple[list[int], list[int]]:
     """By layer, of one microbatch: all that its forward keeps, and gradients that flow into its weights."""
-    inputs, _ = training.batch()
-    value: Tree = inputs.chunk(training.microbatches)[0]
+    inputs, _ = model.batch(step)
+    value: Tree = inputs.chunk(model.microbatches)[0]
     kept, waiting = [], []
-    for layer in training.layers:
+    for layer in model.layers:
         value = mapped(_learning, layer.taken(value))
         counter = SavedTensors(value)
-        with counter.saving(layer.index), computing_in(training.config.training.precision, training.device):
+        with counter.saving(layer.index), computing_in(model.config.training.precision, model.device):
             output = layer.module(value)
         kept.append(counter.count([layer.module]).get(layer.index, 0))
         waiting.append(weight_gradient_bytes(output))
@@ -124,23 +124,22 @@ def _learning(value: torch.Tensor) -> torch.Tensor:
     return value.detach().requires_grad_().clone() if value.is_floating_point() else value
 
 
-def _step(training: TrainingState, step: int) -> None:
-    config, meter = training.config, training.meter
-    meter.start_step(step)
-    assert training.pipeline is not None
-    training.pipeline.run(training.batch)
-    training.complete_gradients()
-    for dynamic in training.dynamics:
-        dynamic.after_backward(training.layers)
+def _step(model: ModelState, step: int, loss_scale: float) -> None:
+    config = model.config
+    assert model.pipeline is not None
+    model.pipeline.run(lambda: model.batch(step))
+    model.complete_gradients()
+    for dynamic in model.dynamics:
+        dynamic.after_backward(model.layers)
     optimizer_step(
-        training.layers,
+        model.layers,
         config.training,
-        meter,
-        step=training.step,
+        model.meter,
+        step=step,
         total_steps=config.total_steps,
-        squared_norm=squared_gradient_norm(training.layers.parameters()),
-        loss_scale=training.loss_scale.value,
+        squared_norm=squared_gradient_norm(model.layers.parameters()),
+        loss_scale=loss_scale,
     )
-    training.send_tied_weights()
-    for dynamic in training.dynamics:
-        dynamic.after_optimizer(training.layers)
+    model.send_tied_weights()
+    for dynamic in model.dynamics:
+        dynamic.after_optimizer(model.layers)

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from ballast_policies.contract.job import JobConfig
-from ballast_trainer.loop.state import Overhead
 from ballast_trainer.profiling.profile import LayerCosts
 
 
@@ -54,6 +53,14 @@ class Job:
                 **self.settings,
             }
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Overhead:
+    """Seconds of rank 0 in which it decided on rebalances, and carried them out, instead of training."""
+
+    deciding: float
+    moving: float
 
 
 @dataclasses.dataclass(frozen=True)

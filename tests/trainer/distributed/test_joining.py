@@ -106,20 +106,13 @@ def test_a_growth_that_is_taken_back_is_not_waited_for(world):
 def test_a_growth_that_has_replaced_the_agreed_plan_waits_for_its_own_ranks(world):
     """The ranks have agreed on plan 2; until rank 0 hands it out there is plan 3, whose ranks never came."""
     newest = GROWN.replace(epoch=3)
-    training = SimpleNamespace(world=world, plan=local_plan([OLD]), config=None)
-    rank_zero = SimpleNamespace(channel_thread=SimpleNamespace(plan=lambda: newest), progress=None)
-    follower = PlanFollower(
-        training,
-        rank_zero,
-        heartbeat=None,
-        save=lambda: "saved",
-        settle=lambda: False,
-        peer_timeout_seconds=1.0,
-    )
+    model, run = SimpleNamespace(world=world), SimpleNamespace(plan=local_plan([OLD]))
+    progress = SimpleNamespace(channel=SimpleNamespace(plan=lambda: newest))
+    follower = PlanFollower(model, run, progress, saver=None)
     assert follower.newest_epoch() == 1
     assert follower.follow_plan(2) is None
-    assert training.plan.epoch == 1
-    assert training.world is world
+    assert run.plan.epoch == 1
+    assert model.world is world
 
 
 def test_all_ranks_train_with_the_configuration_of_rank_0():

@@ -12,15 +12,16 @@ from ballast_policies.planning import Partition, RankCapacity, simulated_step_se
 from ballast_policies.planning.stages import partition_of, stages_over
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.layer import LayerSet
-from ballast_trainer.loop.idle import idle_seconds
-from ballast_trainer.loop.memory import LayerSizes, within_memory
-from ballast_trainer.loop.progress import ProgressTracker
+from ballast_trainer.layers.precision import LossScale
+from ballast_trainer.loop.progress import Progress, idle_seconds
 from ballast_trainer.loop.replanning import (
+    LayerSizes,
     layer_sizes,
     rebalance_decision,
     repack_proposal,
+    within_memory,
 )
-from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import Profile
@@ -49,10 +50,9 @@ def job(bounds, *, repack=None, microbatches=4, activation_bytes=(), schedule="1
         }
     )
     model, device = build_model(config.model), torch.device("cpu")
-    plan = local_plan(pods)
-    training = TrainingState(
+    training = ModelState(
         config=config,
-        model=model,
+        definition=model,
         device=device,
         speed=None,
         dynamics=(),
@@ -60,8 +60,8 @@ def job(bounds, *, repack=None, microbatches=4, activation_bytes=(), schedule="1
         meter=Meter(LAYERS, device, None),
         profile=Profile(LAYERS),
         world=World(epoch=1, rank=0, size=len(pods), processes=pods, device=device),
-        plan=plan,
         stages=stages_over(Partition(bounds=bounds), tuple(range(len(pods)))),
+        loss=model.loss,
     )
     training.profile.add(
         [*(s / 3 for s in SECONDS), *(s * 2 / 3 for s in SECONDS), *[0.0] * LAYERS], activation_bytes
@@ -69,10 +69,29 @@ def job(bounds, *, repack=None, microbatches=4, activation_bytes=(), schedule="1
     return training
 
 
+def decided(model, sizes=SIZES, *, steps_left=1000, move_seconds=0.01, link_seconds=None):
+    """What rank 0 decides on a rebalance."""
+    return rebalance_decision(
+        model, sizes, steps_left=steps_left, move_seconds=move_seconds, link_seconds=link_seconds
+    )
+
+
+def run_of(model, ranks_per_pod=1):
+    """Where the run of a job is, which has measured its layers."""
+    pods = tuple(f"rank-{number}" for number in range(model.world.size // ranks_per_pod))
+    plan = local_plan(pods, ranks_per_pod=ranks_per_pod)
+    return RunState(plan=plan, loss_scale=LossScale("fp32"), step=8)
+
+
+def proposed(model, ranks_per_pod=1):
+    """The repack that rank 0 proposes to keep the speed that was."""
+    return repack_proposal(model, run_of(model, ranks_per_pod), SIZES, reference_step_seconds=10.0)
+
+
 @pytest.mark.parametrize("balancer", ["exact", "diffusion", "deepspeed"])
 def test_measured_time_is_balanced(balancer):
     """By any balancer."""
-    decision = rebalance_decision(job((0, 4, 8), balancer=balancer), SIZES, move_seconds=0.01)
+    decision = decided(job((0, 4, 8), balancer=balancer), SIZES)
     assert decision.rebalance
     assert decision.partition.bounds == (0, 5, 8)
 
@@ -81,10 +100,14 @@ def test_layers_keep_away_from_a_slow_link():
     """The network-aware balancer gives the ends of a slow link less than the blind one, and says what
     a step takes with the link in it.
     """
-    blind = rebalance_decision(job((0, 5, 6, 8)), SIZES, move_seconds=0.01)
+    blind = decided(job((0, 5, 6, 8)))
     links = [0.0, 0.2]
-    aware = rebalance_decision(
-        job((0, 5, 6, 8), balancer="network", minGain=0.0), SIZES, move_seconds=0.01, link_seconds=links
+    aware = decided(
+        job((0, 5, 6, 8), balancer="network", minGain=0.0),
+        SIZES,
+        steps_left=1000,
+        move_seconds=0.01,
+        link_seconds=links,
     )
     assert blind.partition.bounds == (0, 5, 6, 8)
     loads = aware.partition.loads(SECONDS)
@@ -94,9 +117,9 @@ def test_layers_keep_away_from_a_slow_link():
 
 def test_a_rank_is_never_sent_more_than_its_memory():
     """The better partition does not fit; the best that does is taken, or none."""
-    decision = rebalance_decision(job((0, 2, 8), memoryBytes=600), SIZES, move_seconds=0.01)
+    decision = decided(job((0, 2, 8), memoryBytes=600))
     assert decision.partition.bounds == (0, 5, 8)
-    decision = rebalance_decision(job((0, 2, 8), memoryBytes=400), SIZES, move_seconds=0.01)
+    decision = decided(job((0, 2, 8), memoryBytes=400))
     assert decision.partition.bounds == (0, 4, 8)
 
 
@@ -104,18 +127,22 @@ def test_activations_alone_change_what_fits():
     """What is held would fit as before; with two microbatches in flight on the first rank and one on the
     second, a layer less does.
     """
-    without = rebalance_decision(job((0, 2, 8), memoryBytes=900), SIZES, move_seconds=0.01)
+    without = decided(job((0, 2, 8), memoryBytes=900))
     assert without.partition.bounds == (0, 5, 8)
     measured = job((0, 2, 8), memoryBytes=900, activation_bytes=(50.0,) * LAYERS)
-    assert rebalance_decision(measured, SIZES, move_seconds=0.01).partition.bounds == (0, 4, 8)
+    assert decided(measured).partition.bounds == (
+        0,
+        4,
+        8,
+    )
 
 
 def test_activations_alone_prevent_a_repack():
     """One rank would hold the layers, and not what they keep for their backward."""
     held = job((0, 4, 8), memoryBytes=1000)
-    assert repack_proposal(held, SIZES, reference_step_seconds=10.0) is not None
+    assert proposed(held) is not None
     measured = job((0, 4, 8), memoryBytes=1000, activation_bytes=(50.0,) * LAYERS)
-    assert repack_proposal(measured, SIZES, reference_step_seconds=10.0) is None
+    assert proposed(measured) is None
 
 
 @pytest.mark.parametrize(
@@ -148,27 +175,27 @@ def test_a_ranks_bytes_are_those_of_the_schedule(schedule, activations, versions
 def test_memory_that_is_too_small_for_any_partition_is_logged(caplog):
     """Nothing moves, and a warning has the numbers."""
     with caplog.at_level(logging.WARNING):
-        assert rebalance_decision(job((0, 4, 8), memoryBytes=300), SIZES, move_seconds=0.01) is None
+        assert decided(job((0, 4, 8), memoryBytes=300)) is None
     assert "800 bytes do not fit 2 ranks" in caplog.text
 
 
 def test_a_repack_is_offered_only_where_the_ranks_that_stay_can_hold_the_layers():
     """One rank would keep the pace that was; with too little memory it is not offered."""
-    offered = repack_proposal(job((0, 4, 8)), SIZES, reference_step_seconds=10.0)
+    offered = proposed(job((0, 4, 8)))
     assert offered is not None
     assert offered.kept_pods == ("rank-0",)
     full = job((0, 4, 8), memoryBytes=799)
-    assert repack_proposal(full, SIZES, reference_step_seconds=10.0) is None
+    assert proposed(full) is None
 
 
 def test_a_repack_to_a_target_offers_that_many_ranks():
     """One rank would do, two are asked for; a target that is reached offers nothing more."""
-    offered = repack_proposal(job((0, 3, 5, 8)), SIZES, reference_step_seconds=10.0)
+    offered = proposed(job((0, 3, 5, 8)))
     assert offered.kept_pods == ("rank-0",)
-    two = repack_proposal(job((0, 3, 5, 8), repack={"targetStages": 2}), SIZES, reference_step_seconds=10.0)
+    two = proposed(job((0, 3, 5, 8), repack={"targetStages": 2}))
     assert len(two.kept_pods) == len(two.stages) == 2
     reached = job((0, 5, 8), repack={"targetStages": 2})
-    assert repack_proposal(reached, SIZES, reference_step_seconds=10.0) is None
+    assert proposed(reached) is None
 
 
 @pytest.mark.parametrize(("microbatches", "offered"), [(10, False), (12, True)])
@@ -181,55 +208,46 @@ def test_no_repack_is_offered_to_ranks_on_which_the_schedule_does_not_exist(micr
         repack={"targetStages": 3},
     )
     # Twice 3 stages, 8 layers.
-    assert (repack_proposal(training, SIZES, reference_step_seconds=10.0) is not None) == offered
-
-
-def in_pods(training, ranks_per_pod, **parallelism):
-    """The job with its ranks in pods of this many."""
-    pods = [f"pod-{number}" for number in range(len(training.plan.ranks) // ranks_per_pod)]
-    training.plan = local_plan(pods, ranks_per_pod=ranks_per_pod)
-    return training
+    assert (proposed(training) is not None) == offered
 
 
 def test_a_repack_of_pods_with_several_ranks_releases_whole_pods():
     """One rank would do, but it shares its pod: two stay. Of the others, neither pod is released in part."""
-    offered = repack_proposal(in_pods(job((0, 2, 4, 6, 8)), 2), SIZES, reference_step_seconds=10.0)
-    assert (offered.kept_pods, offered.released_pods) == (("pod-0",), ("pod-1",))
+    offered = proposed(job((0, 2, 4, 6, 8)), ranks_per_pod=2)
+    assert (offered.kept_pods, offered.released_pods) == (("rank-0",), ("rank-1",))
     assert [stage.rank for stage in offered.stages] == [0, 1]
 
 
 def test_of_pods_with_several_ranks_the_one_that_holds_the_most_stays():
     """Rank 0's pod stays in any case; of the two others, the one whose layers need not travel."""
-    training = in_pods(job((0, 1, 2, 3, 4, 6, 8), repack={"targetStages": 4}), 2)
-    offered = repack_proposal(training, SIZES, reference_step_seconds=10.0)
-    assert (offered.kept_pods, offered.released_pods) == (("pod-0", "pod-2"), ("pod-1",))
+    training = job((0, 1, 2, 3, 4, 6, 8), repack={"targetStages": 4})
+    offered = proposed(training, ranks_per_pod=2)
+    assert (offered.kept_pods, offered.released_pods) == (("rank-0", "rank-2"), ("rank-1",))
 
 
 def test_a_job_of_one_pod_offers_no_repack():
     """A part of a pod frees nothing that another job could have."""
-    training = in_pods(job((0, 2, 4, 6, 8)), 4)
-    assert repack_proposal(training, SIZES, reference_step_seconds=10.0) is None
+    assert proposed(job((0, 2, 4, 6, 8)), ranks_per_pod=4) is None
 
 
 def test_no_repack_is_offered_to_more_stages_than_there_are_layers():
     """Two chunks a rank, 8 layers: five ranks would have ten stages."""
     training = job((0, 1, 2, 3, 4, 5, 6, 8), schedule="LoopedBFS", repack={"targetStages": 5})
-    assert repack_proposal(training, SIZES, reference_step_seconds=10.0) is None
+    assert proposed(training) is None
 
 
 def test_parameters_are_balanced_where_asked_for():
     """The layers of one rank hold most of them; seconds decide whether it pays."""
     sizes = dataclasses.replace(SIZES, parameters=(1, 1, 1, 1, 1, 4, 4, 4))
-    decision = rebalance_decision(job((0, 4, 8), by=BalanceBy.PARAMETERS), sizes, move_seconds=0.01)
+    decision = decided(job((0, 4, 8), by=BalanceBy.PARAMETERS), sizes)
     assert decision.partition.bounds == (0, 6, 8)
-    assert not rebalance_decision(job((0, 4, 8), by=BalanceBy.PARAMETERS), SIZES, move_seconds=0.01).rebalance
+    assert not decided(job((0, 4, 8), by=BalanceBy.PARAMETERS), SIZES).rebalance
 
 
 def test_the_measured_cost_of_moving_decides():
     """What the last move took, against the steps that are left."""
     training = job((0, 4, 8))
-    training.step = 999
-    decision = rebalance_decision(training, SIZES, move_seconds=60.0)
+    decision = decided(training, steps_left=1, move_seconds=60.0)
     assert not decision.rebalance
     assert "moving costs 60.000 s" in decision.why
     assert partition_of(training.stages) == decision.partition
@@ -265,24 +283,25 @@ def test_layer_sizes_are_those_of_the_layers_held():
 def test_a_gang_that_has_grown_is_not_repacked_to_its_old_size():
     """What a repack has to keep is the speed of the grown gang, and never that of a start on fewer ranks."""
     training, four = job((0, 4, 8)), stages_over(Partition(bounds=(0, 2, 4, 6, 8)), (0, 1, 2, 3))
-    progress = ProgressTracker(training)
+    run = run_of(training)
+    progress = Progress(training, run)
     measured = [0.1] * LAYERS + [0.2] * LAYERS + [0.0] * LAYERS
 
     def train(cost):
         training.profile.forget()
         for _ in range(3):
             training.profile.add([seconds * cost for seconds in measured], ())
-            training.step += 1
+            run.step += 1
             progress.step_done(1.0, 1.0, -math.inf)
 
     train(2.0)
     pods = tuple(f"rank-{rank}" for rank in range(4))
-    training.plan, training.stages = local_plan(pods), four
+    run.plan, training.stages = local_plan(pods), four
     training.world = dataclasses.replace(training.world, size=4, processes=pods)
     progress.reshaped(grown=True)
     train(1.0)
     reference = progress.reference_step_seconds
-    assert repack_proposal(training, SIZES, reference_step_seconds=reference) is None
+    assert repack_proposal(training, run, SIZES, reference_step_seconds=reference) is None
     train(0.4)
     reference = progress.reference_step_seconds
-    assert repack_proposal(training, SIZES, reference_step_seconds=reference) is not None
+    assert repack_proposal(training, run, SIZES, reference_step_seconds=reference) is not None

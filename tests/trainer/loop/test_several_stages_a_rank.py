@@ -5,16 +5,15 @@ import dataclasses
 import pytest
 from ballast_policies.planning import exact_partition
 from ballast_policies.planning.stages import partition_of, stages_over
-from ballast_trainer.loop.progress import ProgressTracker
+from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.rebalance_monitor import RebalanceMonitor
 from ballast_trainer.loop.replanning import (
     best_stages,
     predicted_step_seconds,
-    rebalance_decision,
     staged_pipeline,
 )
 
-from tests.trainer.loop.test_rebalance import LAYERS, SECONDS, SIZES, job
+from tests.trainer.loop.test_rebalance import LAYERS, SECONDS, decided, job, run_of
 
 
 def staged_job(bounds, *, schedule="ZeroBubbleV", seconds=SECONDS):
@@ -34,14 +33,14 @@ def staged_job(bounds, *, schedule="ZeroBubbleV", seconds=SECONDS):
 def test_a_look_is_due_only_where_the_balancer_moves_layers(schedule):
     """The same judge says what a step loses and what a move gains."""
     training = staged_job((0, 1, 2, 3, 8), schedule=schedule)
-    monitor = RebalanceMonitor(training, ProgressTracker(training))
+    monitor = RebalanceMonitor(training, Progress(training, run_of(training)))
     for _ in range(50):
         monitor.step_done()
     assert monitor.due()
-    decision = rebalance_decision(training, SIZES, move_seconds=0.0)
+    decision = decided(training, move_seconds=0.0)
     assert decision.rebalance
     training.stages = stages_over(decision.partition, training.placement(2))
-    settled = RebalanceMonitor(training, ProgressTracker(training))
+    settled = RebalanceMonitor(training, Progress(training, run_of(training)))
     for _ in range(50):
         settled.step_done()
     assert not settled.due()

@@ -5,13 +5,12 @@ import math
 import pytest
 import torch
 from ballast_policies.planning.stages import partition_of, stages_over
-from ballast_trainer.loop.progress import ProgressTracker
+from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.rebalance_monitor import RebalanceMonitor
-from ballast_trainer.loop.replanning import rebalance_decision
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.rank_speeds import RankSpeeds, SpeedProbe
 
-from tests.trainer.loop.test_rebalance import LAYERS, SIZES, job
+from tests.trainer.loop.test_rebalance import LAYERS, decided, job, run_of
 
 COST = 0.3
 """Of each layer on a rank at full speed."""
@@ -19,7 +18,6 @@ COST = 0.3
 
 def measure(training, slowness):
     """Eight steps as its ranks would measure them under the partition in force."""
-    training.step += 8
     training.profile.forget()
     partition = partition_of(training.stages)
     layers = [COST * slowness[partition.rank_of(layer)] for layer in range(LAYERS)]
@@ -33,7 +31,7 @@ def follow(training, slowness):
     seen = [partition_of(training.stages).bounds]
     for _ in range(6):
         measure(training, slowness)
-        decision = rebalance_decision(training, SIZES, move_seconds=0.01)
+        decision = decided(training)
         if not decision.rebalance:
             break
         training.stages = stages_over(decision.partition, tuple(range(decision.partition.ranks)))
@@ -57,7 +55,7 @@ def test_the_prediction_knows_what_a_layer_costs_elsewhere():
     """A layer that leaves the slow rank is predicted at its cost on the fast one."""
     training = job((0, 2, 4, 6, 8), minGain=0.02)
     measure(training, [1.0, 2.0, 1.0, 1.0])
-    decision = rebalance_decision(training, SIZES, move_seconds=0.01)
+    decision = decided(training)
     loads = decision.partition.loads([COST] * LAYERS, [1.0, 0.5, 1.0, 1.0])
     assert decision.step_seconds_after == pytest.approx(3 / 4 * loads.max() + loads.sum() / 4)
 
@@ -87,7 +85,7 @@ def test_the_probe_takes_as_long_as_layers_do_on_its_rank():
 
 
 def monitor_of(training):
-    return RebalanceMonitor(training, ProgressTracker(training))
+    return RebalanceMonitor(training, Progress(training, run_of(training)))
 
 
 def test_the_trainer_looks_when_as_much_is_lost_as_a_move_costs():

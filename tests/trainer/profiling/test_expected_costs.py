@@ -5,12 +5,11 @@ import math
 import numpy as np
 import pytest
 from ballast_policies.planning.stages import partition_of
-from ballast_trainer.loop.progress import ProgressTracker
+from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.rebalance_monitor import RebalanceMonitor
-from ballast_trainer.loop.replanning import rebalance_decision
 from ballast_trainer.profiling.profile import Profile
 
-from tests.trainer.loop.test_rebalance import LAYERS, SIZES, job
+from tests.trainer.loop.test_rebalance import LAYERS, decided, job, run_of
 
 
 def add(profile, layers, step):
@@ -59,10 +58,9 @@ def test_layers_move_before_costs_on_their_way_have_arrived():
         falling = 0.3 - 0.01 * step
         add(training.profile, [0.3] * 4 + [falling] * 4, step)
     costs = training.profile.costs()
-    training.step = 8
-    decision = rebalance_decision(training, SIZES, move_seconds=0.01)
+    decision = decided(training, steps_left=992)
     assert decision.partition.bounds == (0, 3, 8)
-    monitor = RebalanceMonitor(training, ProgressTracker(training))
+    monitor = RebalanceMonitor(training, Progress(training, run_of(training)))
     monitor.step_done()
     while not monitor.due():
         monitor.step_done()
@@ -70,7 +68,7 @@ def test_layers_move_before_costs_on_their_way_have_arrived():
     training.profile.forget()
     for step in range(8):
         add(training.profile, costs.total, step)
-    assert not rebalance_decision(training, SIZES, move_seconds=0.01).rebalance
+    assert not decided(training).rebalance
 
 
 @pytest.mark.slow
@@ -79,7 +77,8 @@ def test_layers_move_before_costs_on_their_way_have_arrived():
 def test_a_move_is_judged_by_what_its_layers_cost_by_then(change, slower):
     """Taken back where steps take longer than that explains, and not for costs that change."""
     training = job((0, 4, 8), minGain=0.02)
-    progress = ProgressTracker(training)
+    run = run_of(training)
+    progress = Progress(training, run)
     monitor = RebalanceMonitor(training, progress)
     training.profile.forget()
 
@@ -91,7 +90,7 @@ def test_a_move_is_judged_by_what_its_layers_cost_by_then(change, slower):
             if training.profile.wants(step):
                 add(training.profile, layers_at(step), step)
             loads = partition_of(training.stages).loads(layers_at(step))
-            training.step = step + 1
+            run.step = step + 1
             progress.step_done(1.0, factor * (3 / 4 * loads.max() + loads.sum() / 4), -math.inf)
 
     train(range(64), 1.0)
@@ -111,15 +110,15 @@ def test_layers_that_only_seem_uneven_stay():
     for step in range(8):
         add(training.profile, costs * random.lognormal(0, 0.15, LAYERS), step)
     medians = training.profile.costs().total
-    assert not rebalance_decision(training, SIZES, move_seconds=0.01).rebalance
-    monitor = RebalanceMonitor(training, ProgressTracker(training))
+    assert not decided(training).rebalance
+    monitor = RebalanceMonitor(training, Progress(training, run_of(training)))
     for _ in range(100):
         monitor.step_done()
     assert not monitor.due()
     training.profile.forget()
     for step in range(8):
         add(training.profile, medians, step)
-    decision = rebalance_decision(training, SIZES, move_seconds=0.01)
+    decision = decided(training)
     assert decision.rebalance
     gain = 1 - decision.step_seconds_after / decision.step_seconds_before
     assert 0.02 < gain < 0.1

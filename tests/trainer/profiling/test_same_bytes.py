@@ -20,9 +20,8 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.forecast import forecast
 from ballast_trainer.layers.layer import LayerSet
-from ballast_trainer.loop.memory import LayerSizes, within_memory
-from ballast_trainer.loop.replanning import staged_pipeline
-from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.loop.replanning import LayerSizes, staged_pipeline, within_memory
+from ballast_trainer.loop.state import ModelState
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.profiling.meter import Meter
@@ -31,7 +30,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from tests.support.plans import local_plan
 
 
 @st.composite
@@ -83,9 +81,9 @@ def trained(config, ranks, placement, cut, layers):
     data, device = config.parallelism.data, torch.device("cpu")
     model = build_model(config.model)
     pods = tuple(f"rank-{rank}" for rank in range(ranks))
-    training = TrainingState(
+    training = ModelState(
         config=config,
-        model=model,
+        definition=model,
         device=device,
         speed=None,
         dynamics=(),
@@ -101,8 +99,8 @@ def trained(config, ranks, placement, cut, layers):
             mesh=Mesh(data=data),
             data=Axis(ranks=tuple(range(data))),
         ),
-        plan=local_plan(pods),
         stages=stages_over(cut, placement),
+        loss=model.loss,
     )
     passing = (*layers.output_bytes, *layers.gradient_bytes, *layers.repeated_bytes)
     training.profile.add([0.1] * 39, layers.activation_bytes, passing)

@@ -17,9 +17,8 @@ from ballast_trainer.distributed.process_group import peer_failures
 from ballast_trainer.distributed.returning import next_epoch
 from ballast_trainer.distributed.survivors import Survivors
 from ballast_trainer.errors import ConfigurationError, PeerLost, WaitedTooLong
-from ballast_trainer.loop.memory import LayerSizes
-from ballast_trainer.loop.replanning import stages_left
-from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.loop.replanning import LayerSizes, stages_left
+from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.models.protocol import Model
 
 logger = logging.getLogger(__name__)
@@ -31,7 +30,8 @@ class InPlace:
     Attributes:
         memory: the copies to go on from.
         survivors: this process among those that go on.
-        training: the job under the newest plan that all ranks have met under; None: there was none.
+        model: of the newest plan that all ranks have met under; None: there was none.
+        run: under that plan.
         sizes: of its layers; None: not known.
     """
 
@@ -48,14 +48,15 @@ class InPlace:
         """
         self.memory, self.survivors = memory, Survivors(store, process)
         self._store, self._process, self._regrouped = store, process, regrouped
-        self.training: TrainingState | None = None
+        self.model: ModelState | None = None
+        self.run: RunState | None = None
         self.sizes: LayerSizes | None = None
 
     @property
-    def model(self) -> Model:
-        """The job's."""
-        assert self.training is not None
-        return self.training.model
+    def definition(self) -> Model:
+        """The job's model, with its ties."""
+        assert self.model is not None
+        return self.model.definition
 
     def none_goes_on(self, error: BaseException) -> None:
         """This rank ends by an error of its own, which the others would meet, too."""
@@ -72,22 +73,22 @@ class InPlace:
         Raises:
             PeerLost: it does not.
         """
-        noticed, training = time.monotonic(), self.training
-        if training is None:
+        noticed, model, run = time.monotonic(), self.model, self.run
+        if model is None or run is None:
             # It was about to join, or none has met any other.
             raise error
         if isinstance(error, WaitedTooLong):
             self.none_goes_on(error)
             raise error
         logger.warning("%s; the ranks that are left agree on how to go on", error)
-        if training.plan.epoch > plan.epoch:
-            plan = training.plan
+        if run.plan.epoch > plan.epoch:
+            plan = run.plan
         CONNECTIONS.shut()
         with contextlib.suppress(RuntimeError):
-            training.world.leave()
+            model.world.leave()
         told = json.dumps({"copies": self.memory.told()})
         with peer_failures():
-            text = self.survivors.agree(told, lambda left: self._decide(training, plan, left))
+            text = self.survivors.agree(told, lambda left: self._decide(model, plan, left))
         decision = json.loads(text)
         if "refused" in decision:
             raise PeerLost(f"{decision['refused']} ({error})")
@@ -101,7 +102,7 @@ class InPlace:
             None if source is None else (source[0], source[1]),
             Loss(processes=lost, ranks=len(plan.ranks), noticed=noticed),
         )
-        training.release()
+        model.release()
         if chosen.ranks[0].process == self._process:
             try:
                 self._regrouped(chosen)
@@ -109,20 +110,20 @@ class InPlace:
                 logger.warning("the plan of the ranks that are left is not told: %s", error_of_channel)
         return chosen
 
-    def _decide(self, training: TrainingState, plan: Plan, left: Mapping[str, str]) -> str:
+    def _decide(self, model: ModelState, plan: Plan, left: Mapping[str, str]) -> str:
         """How these processes go on, as text for :meth:`next_plan` of each."""
         try:
-            kept = _whole(plan, set(left), training.world.mesh.column)
+            kept = _whole(plan, set(left), model.world.mesh.column)
             if not kept:
                 return json.dumps({"refused": "no pipeline position is left whole"})
-            stages = stages_left(training, self.sizes, len(kept))
+            stages = stages_left(model, self.sizes, len(kept))
         except ConfigurationError as error:
             return json.dumps({"refused": f"the ranks that are left cannot go on: {error}"})
         source = newest_whole([json.loads(left[process])["copies"] for process in kept])
         if source is None:
             lost = [rank.process for rank in plan.ranks if rank.process not in left]
             reason = f"no copy is left in memory of all layers: {', '.join(lost)} were lost together"
-            if training.config.checkpoint.path is None:
+            if model.config.checkpoint.path is None:
                 return json.dumps({"refused": f"{reason}, and without checkpoint.path nothing is saved"})
             logger.warning("%s: going back to the newest checkpoint", reason)
         by_process = {rank.process: rank for rank in plan.ranks}

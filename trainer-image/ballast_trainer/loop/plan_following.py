@@ -3,9 +3,8 @@
 All of it is collective: every rank calls the same function after the same step.
 """
 
-import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -17,20 +16,20 @@ from ballast_policies.planning.stages import partition_of, stages_over, usable_s
 
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.joining import ANSWER_SECONDS, call_new_ranks, new_ranks_ready
-from ballast_trainer.loop.memory import LayerSizes
 from ballast_trainer.loop.migrate import MigrationFailed
-from ballast_trainer.loop.progress import stages_as_json
-from ballast_trainer.loop.rank_zero import RankZeroReporter, SessionOutcome
+from ballast_trainer.loop.progress import Progress, SessionOutcome, stages_as_json
 from ballast_trainer.loop.rebalance_monitor import RebalanceMonitor
 from ballast_trainer.loop.replanning import (
+    LayerSizes,
     best_stages,
     layer_sizes,
     predicted_step_seconds,
     rebalance_decision,
     repack_proposal,
 )
-from ballast_trainer.loop.reshape import CutRefused, grow, move_layers, shrink
-from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.loop.reshape import CutRefused, grow, keep_ranks, move_layers, shrink
+from ballast_trainer.loop.saving import Saver
+from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.profiling.link_times import link_seconds
 from ballast_trainer.profiling.profile import LayerCosts
 from ballast_trainer.profiling.stopwatch import Stopwatch
@@ -43,61 +42,55 @@ class PlanFollower:
 
     def __init__(
         self,
-        training: TrainingState,
-        rank_zero: RankZeroReporter,
-        *,
-        heartbeat: RankHeartbeat | None,
-        save: Callable[[], str],
-        settle: Callable[[], object],
-        peer_timeout_seconds: float,
+        model: ModelState,
+        run: RunState,
+        progress: Progress,
+        saver: Saver,
+        heartbeat: RankHeartbeat | None = None,
     ) -> None:
         """Prepare.
 
         Args:
-            training: the job.
-            rank_zero: prints events and sends messages to the operator.
+            model: what is trained.
+            run: where the run is.
+            progress: prints events and sends messages to the operator.
+            saver: of the state that a change of ranks must not lose.
             heartbeat: watches the other ranks.
-            save: writes a checkpoint, and returns as text whether there is one.
-            settle: waits for the checkpoint that is being written beside the steps.
-            peer_timeout_seconds: how long to wait for other ranks.
         """
-        self._training = training
-        self._rank_zero = rank_zero
-        self._heartbeat = heartbeat
-        self._save, self._settle = save, settle
-        self._timeout = peer_timeout_seconds
+        self._model, self._run, self._progress = model, run, progress
+        self._saver, self._heartbeat = saver, heartbeat
         self._proposal: Proposal | None = None
         self._refused_epoch = 0
         self._unanswered = (0, 0.0)
         """The growth whose new ranks did not answer, and until when they are not called again."""
-        self.monitor = RebalanceMonitor(training, rank_zero.progress)
+        self.monitor = RebalanceMonitor(model, progress)
         self._refused_cuts: set[tuple[Stage, ...]] = set()
 
     def watch_peers(self) -> None:
         """Watch the ranks of the process group in force."""
         if self._heartbeat is not None:
-            self._heartbeat.watch(self._training.world.processes)
+            self._heartbeat.watch(self._model.world.processes)
 
     def newest_epoch(self) -> int:
         """The newest plan's epoch, on rank 0; a plan that grows counts once its new ranks are there."""
-        if self._rank_zero.channel_thread is None:
+        if self._progress.channel is None:
             return 0
-        plan, world = self._rank_zero.channel_thread.plan(), self._training.world
+        plan, world = self._progress.channel.plan(), self._model.world
         if plan.directive is Directive.GROW:
             waits = plan.epoch == self._unanswered[0] and monotonic() < self._unanswered[1]
             if waits or not new_ranks_ready(world, plan):
-                return self._training.plan.epoch
+                return self._run.plan.epoch
         return plan.epoch
 
     def _plan_to_follow(self) -> Plan | None:
         """Rank 0's newest plan, which may be newer than the one that it told of; None: none for now."""
-        channel_thread, world = self._rank_zero.channel_thread, self._training.world
-        if channel_thread is None:
+        channel, world = self._progress.channel, self._model.world
+        if channel is None:
             return None
-        plan = channel_thread.plan()
+        plan = channel.plan()
         if plan.directive is not Directive.GROW or not self.is_news(plan.epoch):
             return plan
-        if call_new_ranks(world, plan, replaced=lambda: channel_thread.plan() != plan):
+        if call_new_ranks(world, plan, replaced=lambda: channel.plan() != plan):
             return plan
         logger.warning("plan %d waits: not all of its new ranks answer", plan.epoch)
         self._unanswered = plan.epoch, monotonic() + ANSWER_SECONDS
@@ -105,23 +98,23 @@ class PlanFollower:
 
     def is_news(self, epoch: int) -> bool:
         """Whether the plan of ``epoch`` has yet to be followed."""
-        return epoch > max(self._training.plan.epoch, self._refused_epoch)
+        return epoch > max(self._run.plan.epoch, self._refused_epoch)
 
     def follow_plan(self, epoch: int) -> SessionOutcome | None:
         """Follow the plan of ``epoch``, if it is new; returns the outcome where this rank's part ends."""
-        training = self._training
+        model = self._model
         if not self.is_news(epoch):
             return None
-        plan: Plan | None = training.world.from_rank_0(self._plan_to_follow())
+        plan: Plan | None = model.world.from_rank_0(self._plan_to_follow())
         if plan is None:
             return None
         self._proposal = None
-        old, new = set(training.world.processes), {rank.process for rank in plan.ranks}
-        stop = plan.directive is Directive.CHECKPOINT_AND_STOP or plan.launch != training.plan.launch
+        old, new = set(model.world.processes), {rank.process for rank in plan.ranks}
+        stop = plan.directive is Directive.CHECKPOINT_AND_STOP or plan.launch != self._run.plan.launch
         if stop or not (new <= old or new > old):
-            saved = self._save()
-            self._rank_zero.acknowledge_stop(plan.epoch)
-            return self._rank_zero.ended(ExitReason.STOPPED, f"plan {plan.epoch} stops the job; {saved}")
+            saved = self._saver.save()
+            self._progress.acknowledge_stop(plan.epoch)
+            return self._progress.ended(ExitReason.STOPPED, f"plan {plan.epoch} stops the job; {saved}")
         if self._heartbeat is not None:
             # Ranks leave and join until the new process group is complete.
             self._heartbeat.watch((), joining=new - old)
@@ -140,99 +133,96 @@ class PlanFollower:
         return outcome
 
     def _same_ranks(self, plan: Plan) -> None:
-        training = self._training
-        placement = training.placement(training.world.size)
-        asked = usable_stages(plan.stages, placement, training.model.layer_count)
+        model = self._model
+        placement = model.placement(model.world.size)
+        asked = usable_stages(plan.stages, placement, model.definition.layer_count)
         pause_ms = None
-        if asked is not None and asked != training.stages:
-            reshaped = move_layers(training, asked)
-            self._rank_zero.migrated(reshaped)
+        if asked is not None and asked != model.stages:
+            reshaped = move_layers(model, self._run, asked)
+            self._progress.migrated(reshaped)
             pause_ms = reshaped.pause_ms
-        training.plan = plan
-        training.world = dataclasses.replace(training.world, epoch=plan.epoch)
-        self._rank_zero.acknowledge(pause_ms=pause_ms)
+        keep_ranks(model, self._run, plan)
+        self._progress.acknowledge(pause_ms=pause_ms)
 
     def _other_ranks(self, plan: Plan, old: set[str], new: set[str]) -> SessionOutcome | None:
-        training = self._training
-        placement = training.placement(len(plan.ranks))
-        stages: tuple[Stage, ...] = training.world.from_rank_0(
-            usable_stages(plan.stages, placement, training.model.layer_count)
-            or best_stages(training, training.profile.expected(), placement)
+        model = self._model
+        placement = model.placement(len(plan.ranks))
+        stages: tuple[Stage, ...] = model.world.from_rank_0(
+            usable_stages(plan.stages, placement, model.definition.layer_count)
+            or best_stages(model, model.profile.expected(), placement)
         )
-        before, costs = training.world.size, self._rank_zero.progress.costs
+        before, costs = model.world.size, self._progress.costs
         predicted = None
         if costs is not None:
-            predicted = [predicted_step_seconds(training, costs, of) for of in (training.stages, stages)]
-        released = [pod for pod in training.plan.pods if pod not in plan.pods]
+            predicted = [predicted_step_seconds(model, costs, of) for of in (model.stages, stages)]
+        released = [pod for pod in self._run.plan.pods if pod not in plan.pods]
         # It is written by the ranks of today, in their process group.
-        self._settle()
+        self._saver.settle_all()
         change = shrink if new < old else grow
-        reshaped = change(training, plan, stages, self._timeout)
+        reshaped = change(model, self._run, plan, stages)
         if reshaped.released:
-            return self._rank_zero.ended(ExitReason.RELEASED, f"released by plan {plan.epoch}")
+            return self._progress.ended(ExitReason.RELEASED, f"released by plan {plan.epoch}")
         if change is grow:
             # Ranks that joined have measured nothing: from here on all measure the same steps.
-            training.profile.forget()
-        training.rank_speeds.forget()
-        self._rank_zero.progress.reshaped(grown=change is grow)
-        self._rank_zero.migrated(reshaped)
-        self._rank_zero.event(
+            model.profile.forget()
+        model.rank_speeds.forget()
+        self._progress.reshaped(grown=change is grow)
+        self._progress.migrated(reshaped)
+        self._progress.event(
             "repack" if new < old else "grow",
             epoch=plan.epoch,
             ranks_before=before,
-            ranks_after=training.world.size,
+            ranks_after=model.world.size,
             released=released,
             step_seconds_before=predicted[0] if predicted is not None else None,
             step_seconds_after=predicted[1] if predicted is not None else None,
             pause_ms=reshaped.pause_ms,
             stages=stages_as_json(stages),
         )
-        self._rank_zero.acknowledge(pause_ms=reshaped.pause_ms)
+        self._progress.acknowledge(pause_ms=reshaped.pause_ms)
         return None
 
     def rebalance(self) -> None:
         """Move layers between the ranks, if rank 0 finds that it pays off."""
-        training, progress = self._training, self._rank_zero.progress
-        if training.world.positions == 1:
+        model, progress = self._model, self._progress
+        if model.world.positions == 1:
             return
-        self._rank_zero.print_figures()
-        costs = training.profile.expected()
+        self._progress.print_figures()
+        costs = model.profile.expected()
         if costs is not None:
-            self._rank_zero.event("loads", **self._loads(costs))
+            self._progress.event("loads", **self._loads(costs))
         watch = Stopwatch()
-        sizes = layer_sizes(training)
+        sizes = layer_sizes(model)
         links = None
-        if BALANCERS[training.config.rebalance.balancer].measures_links:
-            links = link_seconds(training.world, training.meter.message_bytes)
+        if BALANCERS[model.config.rebalance.balancer].measures_links:
+            links = link_seconds(model.world, model.meter.message_bytes)
         decided = None
-        if self._rank_zero.channel_thread is not None:
+        if self._progress.channel is not None:
             decided = self._decided(sizes, links)
             if decided is not None:
-                logger.info("step %d: rebalance=%s: %s", training.step, decided.rebalance, decided.why)
-        decision: RebalanceDecision | None = training.world.from_rank_0(decided)
+                logger.info("step %d: rebalance=%s: %s", self._run.step, decided.rebalance, decided.why)
+        decision: RebalanceDecision | None = model.world.from_rank_0(decided)
         decide_ms = watch.milliseconds()
-        training.overhead.deciding += decide_ms / 1000
-        progress.look_seconds = decide_ms / 1000
+        progress.looked(decide_ms / 1000)
         if decision is None or not decision.rebalance:
             self.monitor.checked(moved_from=None)
             return
-        stages = stages_over(decision.partition, training.placement(training.world.size))
+        stages = stages_over(decision.partition, model.placement(model.world.size))
         before = progress.imbalance()
-        old, measured, reverts = training.stages, progress.step_seconds(), decision.reverts
+        old, measured, reverts = model.stages, progress.step_seconds(), decision.reverts
         try:
-            reshaped = move_layers(training, stages)
+            reshaped = move_layers(model, self._run, stages)
         except MigrationFailed as error:
-            logger.warning("rebalance at step %d failed: %s", training.step, error)
+            logger.warning("rebalance at step %d failed: %s", self._run.step, error)
             self._note_refused(error, stages)
             self.monitor.checked(moved_from=None)
             return
         if reverts:
             self.monitor.reverted(old)
         self.monitor.checked(moved_from=None if reverts else old, measured=measured)
-        training.overhead.moving += reshaped.pause_ms / 1000
         progress.rebalanced(before, reshaped.pause_ms)
-        self._rank_zero.migrated(reshaped)
-        self._rank_zero.event(
+        self._progress.migrated(reshaped)
+        self._progress.event(
             "rebalance",
             imbalance_before=before,
             imbalance_after=progress.imbalance(),
@@ -244,13 +234,13 @@ class PlanFollower:
             **({"reverted": True} if reverts else {}),
             **({} if links is None else {"link_seconds": links}),
         )
-        self._rank_zero.report(now=True)
-        training.profile.forget()
+        self._progress.tell(now=True)
+        model.profile.forget()
 
     def _loads(self, costs: LayerCosts) -> dict[str, Any]:
         """What the layers take, and what the decision reads of them, for ``simulate --loads``."""
-        coming = self._training.profile.expected(coming=True)
-        rows = [costs.total, (coming or costs).total, *self._training.profile.measured()]
+        coming = self._model.profile.expected(coming=True)
+        rows = [costs.total, (coming or costs).total, *self._model.profile.measured()]
         seconds, expected, *measured = [[float(f"{value:.4g}") for value in row] for row in rows]
         return {
             "seconds": seconds,
@@ -261,23 +251,29 @@ class PlanFollower:
 
     def _move_seconds(self) -> float | None:
         """What a move costs, in the seconds in which layers are measured; None before the first."""
-        taken = self._rank_zero.progress.move_seconds
+        taken = self._progress.move_seconds
         return None if taken is None else taken / self.monitor.stretch()
 
     def _decided(self, sizes: LayerSizes, links: Sequence[float] | None) -> RebalanceDecision | None:
         """Rank 0's decision: the balancer's, or back where the last move measured worse."""
-        training = self._training
+        model = self._model
         back = self.monitor.reverts_to()
         if back is not None:
-            return revert(partition_of(training.stages), partition_of(back))
-        decided = rebalance_decision(training, sizes, move_seconds=self._move_seconds(), link_seconds=links)
+            return revert(partition_of(model.stages), partition_of(back))
+        decided = rebalance_decision(
+            model,
+            sizes,
+            steps_left=model.config.total_steps - self._run.step,
+            move_seconds=self._move_seconds(),
+            link_seconds=links,
+        )
         if decided is None or not decided.rebalance:
             return decided
-        stages = stages_over(decided.partition, training.placement(training.world.size))
+        stages = stages_over(decided.partition, model.placement(model.world.size))
         if stages in self._refused_cuts:
             return None
         if self.monitor.was_worse(stages):
-            logger.info("step %d: %s measured worse before: not tried again", training.step, stages)
+            logger.info("step %d: %s measured worse before: not tried again", self._run.step, stages)
             return None
         return decided
 
@@ -285,15 +281,15 @@ class PlanFollower:
         """Stages that cannot run are not tried again by this job's own decisions."""
         if isinstance(error, CutRefused):
             self._refused_cuts.add(stages)
-            self._rank_zero.event("cutRefused", stages=stages_as_json(stages), reason=str(error))
+            self._progress.event("cutRefused", stages=stages_as_json(stages), reason=str(error))
 
     def propose_repack(self) -> None:
         """Propose to release ranks, if rank 0 finds that fewer keep the job's speed."""
-        sizes = layer_sizes(self._training)
-        if self._rank_zero.channel_thread is None:
+        sizes = layer_sizes(self._model)
+        if self._progress.channel is None:
             return
-        reference = self._rank_zero.progress.reference_step_seconds
-        proposal = repack_proposal(self._training, sizes, reference_step_seconds=reference)
+        reference = self._progress.reference_step_seconds
+        proposal = repack_proposal(self._model, self._run, sizes, reference_step_seconds=reference)
         if proposal is not None and proposal.stages not in self._refused_cuts:
-            self._rank_zero.propose(proposal, again=self._proposal is not None)
+            self._progress.propose(proposal, again=self._proposal is not None)
             self._proposal = proposal

@@ -1,21 +1,27 @@
-"""The job's figures for rank 0's reports and step lines."""
+"""The job's figures, and what rank 0 prints of them and sends to the operator."""
 
+import dataclasses
 import logging
 import math
 import time
 from collections import deque
 from typing import Any
 
-from ballast_policies.contract import Report, Stage
-from ballast_policies.planning import imbalance
+from ballast_policies.contract import Ack, ExitReason, Proposal, Report, Stage
+from ballast_policies.planning import imbalance, predict_step_seconds
+from ballast_policies.planning.schedules import split_bubble, stage_costs
+from ballast_policies.planning.stages import partition_of
 
-from ballast_trainer.loop.idle import IdleSeconds, idle_seconds
-from ballast_trainer.loop.memory import LayerSizes
-from ballast_trainer.loop.replanning import best_step_seconds, layer_sizes
-from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.channel.channel_thread import ChannelThread
+from ballast_trainer.checkpoints.memory_copies import Loss
+from ballast_trainer.dynamics.protocol import UnchangedHooks, figures_of
+from ballast_trainer.loop.replanning import LayerSizes, best_step_seconds, layer_sizes
+from ballast_trainer.loop.reshape import ReshapeResult
+from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.models.flops import peak_flops as gpu_peak_flops
 from ballast_trainer.models.flops import step_flops
 from ballast_trainer.profiling.profile import LayerCosts
+from ballast_trainer.reporting.console import Reporter, SilentReporter
 
 logger = logging.getLogger(__name__)
 
@@ -30,22 +36,86 @@ def stages_as_json(stages: tuple[Stage, ...]) -> list[dict[str, int]]:
     return [{"rank": s.rank, "firstLayer": s.first_layer, "endLayer": s.end_layer} for s in stages]
 
 
-class ProgressTracker:
-    """Figures of the running job; the same on every rank, reported by rank 0."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOutcome:
+    """The end of a rank's part: the reason, and the steps of the job done."""
 
-    def __init__(self, training: TrainingState) -> None:
-        self._training = training
+    reason: ExitReason
+    step: int
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class IdleSeconds:
+    """Seconds per step that a rank of the mean is idle, by measured costs of the layers.
+
+    Attributes:
+        schedule: idle time of the schedule with the same work on even stages.
+        imbalance: idle time that uneven stages add, and rebalancing can recover. A little below 0 where few
+            microbatches fill a pipeline of uneven stages faster.
+    """
+
+    schedule: float
+    imbalance: float
+
+
+def idle_seconds(model: ModelState, costs: LayerCosts) -> IdleSeconds:
+    """The idle time that the schedule and the partition in force explain.
+
+    Schedules with a flush are simulated; without one the closed form of a run between two drains is used.
+    """
+    positions = model.world.positions
+    request = model.schedule_request(positions)
+    if positions == 1:
+        return IdleSeconds(schedule=0.0, imbalance=0.0)
+    busy = sum(costs.forward + costs.backward) / positions
+    if request.asynchronous:
+        loads, microbatches = model.rank_loads(costs), model.microbatches_per_drain
+        mean = sum(loads) / positions
+        even = predict_step_seconds([mean] * positions, microbatches)
+        return IdleSeconds(schedule=even - mean, imbalance=predict_step_seconds(loads, microbatches) - even)
+    split = split_bubble(
+        request.one_step(),
+        stage_costs(
+            partition_of(model.stages),
+            forward_seconds=costs.forward,
+            backward_seconds=costs.backward,
+            microbatches=model.microbatches,
+        ),
+    )
+    own = busy * split.inherent / (1 - split.inherent)
+    return IdleSeconds(schedule=own, imbalance=busy * split.idle / (1 - split.idle) - own)
+
+
+class Progress:
+    """Figures of the running job, the same on every rank; rank 0 prints them and sends them.
+
+    Attributes:
+        channel: sends messages to the operator; None on other ranks.
+        deciding_seconds: of this launch, spent on decisions to rebalance.
+        moving_seconds: spent on moving layers and building pipelines anew for rebalances.
+    """
+
+    def __init__(
+        self,
+        model: ModelState,
+        run: RunState,
+        reporter: Reporter | None = None,
+        channel: ChannelThread | None = None,
+    ) -> None:
+        """Begin to count; ``reporter`` prints, None: nothing is printed."""
+        self._model, self._run = model, run
+        self._reporter = reporter or SilentReporter()
+        self.channel = channel
         self._done: deque[tuple[float, int]] = deque(maxlen=16)
         self._step_seconds: deque[float] = deque(maxlen=8)
         self._costs: LayerCosts | None = None
         # Infinitely negative where unknown, so that the sum over ranks is, too.
-        self.own_peak_flops = gpu_peak_flops(training.device, training.config.training.precision) or -math.inf
+        self.own_peak_flops = gpu_peak_flops(model.device, model.config.training.precision) or -math.inf
         self._step_flops: float | None = None
         self._flops_counted = False
         self._idle: tuple[tuple[Stage, ...], IdleSeconds] | None = None
         self.sizes: LayerSizes | None = None
-        self._bytes: tuple[int, ...] = ()
-        self._weight_bytes: tuple[int, ...] = ()
         self._activation_bytes: tuple[int, ...] | None = None
         self._passing_bytes: tuple[tuple[int, ...], ...] = ((), (), ())
         self._loss: float | None = None
@@ -64,6 +134,7 @@ class ProgressTracker:
         self._validation: tuple[int, float] | None = None
         self._told_bad: set[int] = set()
         self._part_of_peak: float | None = None
+        self.deciding_seconds = self.moving_seconds = 0.0
         self._began = time.monotonic()
         self._trained_seconds = 0.0
 
@@ -77,54 +148,51 @@ class ProgressTracker:
 
     def gather_bytes(self) -> None:
         """Gather the bytes of all layers; collective."""
-        self.sizes = sizes = layer_sizes(self._training)
-        self._bytes, self._weight_bytes = sizes.bytes, sizes.weight_bytes
+        self.sizes = layer_sizes(self._model)
 
-    def new_bad_samples(self) -> dict[int, str]:
-        """Those left out that this has not returned before, and why."""
-        known = self._training.bad_samples
-        new = {number: error for number, error in known.items() if number not in self._told_bad}
-        self._told_bad.update(new)
-        return new
-
-    def step_done(self, loss: float, seconds: float, peak_flops: float) -> dict[str, Any]:
-        """Count a step; returns the fields of its line.
+    def step_done(self, loss: float, seconds: float, peak_flops: float) -> None:
+        """Count a step, print it and tell the operator.
 
         Args:
             loss: of the step.
             seconds: it took.
             peak_flops: operations/s of all ranks by their data sheets; infinitely negative: unknown.
         """
-        training = self._training
+        model = self._model
+        for number, error in model.batches.bad_samples.items():
+            if number not in self._told_bad:
+                self._told_bad.add(number)
+                self.event("badSample", sample=number, error=error)
         self._loss = self._finite(loss)
-        self._done.append((time.monotonic(), training.step))
+        self._done.append((time.monotonic(), self._run.step))
         self._step_seconds.append(seconds)
         self._trained_seconds += seconds
-        self._costs = training.profile.costs() or self._costs
-        self._activation_bytes = training.profile.activation_bytes() or self._activation_bytes
-        self._passing_bytes = training.profile.passing_bytes() or self._passing_bytes
-        if self.reference_step_seconds is None and len(training.profile) >= _MEASURED_STEPS:
-            costs = training.profile.costs()
+        self._costs = model.profile.costs() or self._costs
+        self._activation_bytes = model.profile.activation_bytes() or self._activation_bytes
+        self._passing_bytes = model.profile.passing_bytes() or self._passing_bytes
+        if self.reference_step_seconds is None and len(model.profile) >= _MEASURED_STEPS:
+            costs = model.profile.costs()
             assert costs is not None
-            self.reference_step_seconds = best_step_seconds(training, costs)
+            self.reference_step_seconds = best_step_seconds(model, costs)
         awaited = self._last_rebalance_step is not None and self._imbalance_after is None
-        if awaited and len(training.profile) >= _MEASURED_STEPS:
+        if awaited and len(model.profile) >= _MEASURED_STEPS:
             self._imbalance_after = self.imbalance()
         fields: dict[str, Any] = {
-            "step": training.step,
+            "step": self._run.step,
             "loss": loss,
             "step_seconds": seconds,
-            "stages": stages_as_json(training.stages),
-            "epoch": training.plan.epoch,
+            "stages": stages_as_json(model.stages),
+            "epoch": self._run.plan.epoch,
             "imbalance": self.imbalance(),
             "bubble": self.bubble(),
             **self._explained(),
             **self._achieved(peak_flops),
             "goodput": self.goodput(),
         }
-        if training.speed is not None:
-            fields["emulated"] = training.speed.factor
-        return fields
+        if model.speed is not None:
+            fields["emulated"] = model.speed.factor
+        self._reporter.step(**fields)
+        self.tell()
 
     def goodput(self) -> float | None:
         """Part of the time since this launch began in which steps ran."""
@@ -133,13 +201,13 @@ class ProgressTracker:
 
     def _finite(self, loss: float) -> float | None:
         """The loss for reports; None where it is not finite, of which the first step of several warns."""
-        training, was = self._training, self._finite_loss
+        model, was = self._model, self._finite_loss
         self._finite_loss = math.isfinite(loss)
-        if was and not self._finite_loss and training.world.rank == 0:
+        if was and not self._finite_loss and model.world.rank == 0:
             logger.warning(
                 "the loss of step %d is %s; its gradients are finite, so training continues. To fix: targets "
                 "that count in every microbatch (not all of them ignored), or a loss that is finite without",
-                training.step,
+                self._run.step,
                 loss,
             )
         return loss if self._finite_loss else None
@@ -147,7 +215,7 @@ class ProgressTracker:
     @property
     def costs(self) -> LayerCosts | None:
         """The newest measured costs of the layers, also right after they were reset."""
-        return self._training.profile.costs() or self._costs
+        return self._model.profile.costs() or self._costs
 
     def step_seconds(self) -> tuple[float, ...]:
         """Wall seconds of the last steps under the partition in force."""
@@ -157,7 +225,7 @@ class ProgressTracker:
         """Largest rank load / mean - 1, by the newest measured costs."""
         if self._costs is None:
             return 0.0
-        return imbalance(self._training.rank_loads(self._costs))
+        return imbalance(self._model.rank_loads(self._costs))
 
     def bubble(self) -> float | None:
         """Idle fraction of the ranks' time over the last steps."""
@@ -165,39 +233,45 @@ class ProgressTracker:
             return None
         busy = sum(self._costs.total)
         mean = sum(self._step_seconds) / len(self._step_seconds)
-        return max(0.0, 1 - busy / (self._training.world.positions * mean))
+        return max(0.0, 1 - busy / (self._model.world.positions * mean))
 
     def _explained(self) -> dict[str, float | None]:
         """The idle fraction explained by the schedule and the partition; the rest is the runtime's."""
-        training = self._training
-        if len(training.profile) >= _MEASURED_STEPS and self._costs is not None:
-            known = self._idle is not None and self._idle[0] == training.stages
-            if not known or len(training.profile) == _MEASURED_STEPS or training.step % _SPLIT_EVERY == 0:
-                self._idle = (training.stages, idle_seconds(training, self._costs))
-        if self._idle is None or self._idle[0] != training.stages or not self._step_seconds:
+        model = self._model
+        if len(model.profile) >= _MEASURED_STEPS and self._costs is not None:
+            known = self._idle is not None and self._idle[0] == model.stages
+            if not known or len(model.profile) == _MEASURED_STEPS or self._run.step % _SPLIT_EVERY == 0:
+                self._idle = (model.stages, idle_seconds(model, self._costs))
+        if self._idle is None or self._idle[0] != model.stages or not self._step_seconds:
             return {"bubble_schedule": None, "bubble_imbalance": None}
         mean, idle = sum(self._step_seconds) / len(self._step_seconds), self._idle[1]
         return {"bubble_schedule": idle.schedule / mean, "bubble_imbalance": idle.imbalance / mean}
 
     def _achieved(self, peak: float) -> dict[str, float | None]:
         """Operations per second and rank over the last steps, and their part of what the GPUs promise."""
-        training = self._training
-        # Counted once, on the rank that reports, when the first steps have shown the job to run.
-        if not self._flops_counted and training.world.rank == 0 and len(training.profile) >= _MEASURED_STEPS:
+        model = self._model
+        # Counted once, on the rank that reports, when the first steps have shown the job to self._run.
+        if not self._flops_counted and model.world.rank == 0 and len(model.profile) >= _MEASURED_STEPS:
             self._flops_counted = True
-            own = step_flops(training.model, training.batch_of(training.step - 1)[0])
-            self._step_flops = own * training.world.data.size if own is not None else None
+            own = step_flops(model.definition, model.batch(self._run.step - 1)[0])
+            self._step_flops = own * model.world.data.size if own is not None else None
         if self._step_flops is None or not self._step_seconds:
             return {"flops_per_second": None, "part_of_peak": None}
         mean = sum(self._step_seconds) / len(self._step_seconds)
         whole = self._step_flops / mean
         self._part_of_peak = whole / peak if peak > 0 else None
-        return {"flops_per_second": whole / training.world.size, "part_of_peak": self._part_of_peak}
+        return {"flops_per_second": whole / model.world.size, "part_of_peak": self._part_of_peak}
+
+    def looked(self, seconds: float) -> None:
+        """A decision on a rebalance took so long, including the wait for rank 0's."""
+        self.look_seconds = seconds
+        self.deciding_seconds += seconds
 
     def rebalanced(self, before: float, pause_ms: float) -> None:
         """Layers have moved."""
+        self.moving_seconds += pause_ms / 1000
         self._rebalances += 1
-        self._last_rebalance_step = self._training.step
+        self._last_rebalance_step = self._run.step
         self._imbalance_before, self._imbalance_after = before, None
         self._rebalance_pause_ms = pause_ms
         self.move_seconds = pause_ms / 1000
@@ -205,8 +279,8 @@ class ProgressTracker:
 
     def evaluated(self, loss: float | None) -> None:
         """The loss on the validation data was measured; None: it is not finite."""
-        self._validation = (self._training.step, loss) if loss is not None else None
-        # The speed of training, without the evaluation.
+        self._validation = (self._run.step, loss) if loss is not None else None
+        # The speed of model, without the evaluation.
         self._done.clear()
 
     def reshaped(self, *, grown: bool = False) -> None:
@@ -233,23 +307,23 @@ class ProgressTracker:
 
     def report(self) -> Report:
         """The report for the operator."""
-        training = self._training
+        model = self._model
         outputs, gradients, repeated = self._passing_bytes
         return Report(
-            epoch=training.plan.epoch,
-            step=training.step,
+            epoch=self._run.plan.epoch,
+            step=self._run.step,
             loss=self._loss,
             steps_per_second=self.steps_per_second(),
             layer_seconds=self._costs.total if self._costs is not None else (),
             layer_forward_seconds=self._costs.forward if self._costs is not None else (),
             layer_optimizer_seconds=self._costs.optimizer if self._costs is not None else (),
-            layer_bytes=self._bytes,
-            layer_weight_bytes=self._weight_bytes,
+            layer_bytes=self.sizes.bytes if self.sizes is not None else (),
+            layer_weight_bytes=self.sizes.weight_bytes if self.sizes is not None else (),
             layer_activation_bytes=self._activation_bytes or (),
             layer_output_bytes=outputs,
             layer_gradient_bytes=gradients,
             layer_repeated_bytes=repeated,
-            stages=training.stages,
+            stages=model.stages,
             imbalance=self.imbalance() if self._costs is not None else None,
             bubble=self.bubble(),
             rebalances=self._rebalances,
@@ -257,15 +331,118 @@ class ProgressTracker:
             imbalance_before=self._imbalance_before,
             imbalance_after=self._imbalance_after,
             rebalance_pause_ms=self._rebalance_pause_ms,
-            checkpoint_step=training.checkpoint_step,
+            checkpoint_step=self._run.checkpoint_step,
             resumed_from_step=self.resumed_from_step,
-            emulated=training.speed.factor if training.speed is not None else None,
+            emulated=model.speed.factor if model.speed is not None else None,
             validation_loss=self._validation[1] if self._validation is not None else None,
             validation_step=self._validation[0] if self._validation is not None else None,
             checkpoint_every_steps=self._checkpoint_every_steps,
             checkpoint_seconds=self._checkpoint_seconds[0] if self._checkpoint_seconds else None,
             checkpoint_write_seconds=self._checkpoint_seconds[1] if self._checkpoint_seconds else None,
-            bad_samples=len(training.bad_samples),
+            bad_samples=len(model.batches.bad_samples),
             part_of_peak=self._part_of_peak,
             goodput=self.goodput(),
         )
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Print an event of the step that is done."""
+        self._reporter.event(name, **{"step": self._run.step, **fields})
+
+    def tell(self, *, now: bool = False) -> None:
+        """Hand the report to the channel; ``now`` does not wait for the next renewal."""
+        if self.channel is not None and now:
+            self.channel.send(report=self.report())
+        elif self.channel is not None:
+            self.channel.report(self.report())
+
+    def launched(self, loss: Loss | None = None) -> None:
+        """Print the launch, or that the job goes on after a loss; acknowledge its plan."""
+        model, from_step = self._model, self.resumed_from_step
+        if loss is None:
+            self.event(
+                "launch",
+                epoch=self._run.plan.epoch,
+                ranks=model.world.size,
+                resumed_from_step=from_step,
+                emulated=model.speed.factor if model.speed is not None else None,
+            )
+        else:
+            seconds = time.monotonic() - loss.noticed
+            self.event(
+                "ranksLost",
+                epoch=self._run.plan.epoch,
+                lost=loss.processes,
+                ranks_before=loss.ranks,
+                ranks_after=model.world.size,
+                resumed_from_step=from_step,
+                seconds=seconds,
+            )
+            if model.world.rank == 0:
+                lost = ", ".join(loss.processes)
+                logger.warning(
+                    "%s lost: %d ranks go on after step %d, %.1f s later (goodput %.2f)",
+                    lost,
+                    model.world.size,
+                    self._run.step,
+                    seconds,
+                    self.goodput() or 0.0,
+                )
+        self.acknowledge(pause_ms=None)
+
+    def acknowledge(self, *, pause_ms: float | None) -> None:
+        """Acknowledge that all ranks train under the plan in force."""
+        if self.channel is not None:
+            ack = Ack(epoch=self._run.plan.epoch, step=self._run.step, pause_ms=pause_ms)
+            self.channel.send(ack=ack, report=self.report())
+
+    def acknowledge_stop(self, epoch: int) -> None:
+        """Acknowledge that the state is saved, as the plan of ``epoch`` asks."""
+        if self.channel is not None:
+            saved = self._run.checkpoint_step
+            self.channel.send(ack=Ack(epoch=epoch, step=self._run.step, checkpoint_step=saved))
+
+    def propose(self, proposal: Proposal, *, again: bool) -> None:
+        """Propose a repack; printed once, sent with new figures while it is open."""
+        if self.channel is not None and again:
+            self.channel.repeat(proposal)
+        elif self.channel is not None:
+            self.channel.send(proposal=proposal)
+        if not again:
+            self.event(
+                "proposal",
+                kept_pods=proposal.kept_pods,
+                released_pods=proposal.released_pods,
+                step_seconds_before=proposal.step_seconds_before,
+                step_seconds_after=proposal.step_seconds_after,
+                reason=proposal.reason,
+            )
+
+    def migrated(self, reshaped: ReshapeResult) -> None:
+        """Print the layers that moved."""
+        self.event(
+            "migrate",
+            layers=[move.layer for move in reshaped.migration.moves],
+            bytes=reshaped.migration.byte_count,
+            pause_ms=reshaped.pause_ms,
+            phases_ms={phase: round(value, 2) for phase, value in reshaped.phases_ms.items()},
+        )
+
+    def print_figures(self, *, at_end: bool = False) -> None:
+        """Print what the changes measure; ``at_end`` also says which of them change nothing. Collective."""
+        model = self._model
+        for dynamic in model.dynamics:
+            if dynamic.measures is None:
+                continue
+            figures = figures_of(dynamic, model.layers, model.world)
+            self.event(dynamic.measures, **figures)
+            # Kinds of other distributions need not tell.
+            why = dynamic.idle(figures) if at_end and isinstance(dynamic, UnchangedHooks) else ""
+            if why and model.world.rank == 0:
+                logger.warning(
+                    "dynamics: %s changes nothing by step %d: %s", dynamic.kind, self._run.step, why
+                )
+
+    def ended(self, reason: ExitReason, message: str) -> SessionOutcome:
+        """Print the end, and return it."""
+        self.event("ended", reason=str(reason))
+        return SessionOutcome(reason=reason, step=self._run.step, message=message)

@@ -8,9 +8,9 @@ from ballast_policies.planning import PlanningError, predict_step_seconds
 from ballast_policies.planning.following.looking import CheckTimer, lost_seconds, measured_worse
 from ballast_policies.planning.stages import partition_of
 
-from ballast_trainer.loop.progress import ProgressTracker
+from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.replanning import least_gain_now, rank_capacity, staged_pipeline, unit_costs
-from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.loop.state import ModelState
 from ballast_trainer.profiling.profile import LayerCosts
 
 _FEWEST_MEASURED = 3
@@ -39,8 +39,8 @@ class _Moved:
 class RebalanceMonitor:
     """Times at which rank 0 looks at the partition, told to the others with the next step's sum."""
 
-    def __init__(self, training: TrainingState, progress: ProgressTracker) -> None:
-        self._training = training
+    def __init__(self, model: ModelState, progress: Progress) -> None:
+        self._model = model
         self._progress = progress
         self._waiting = CheckTimer()
         self._moved: _Moved | None = None
@@ -50,17 +50,17 @@ class RebalanceMonitor:
 
     def step_done(self) -> None:
         """A step is done under the partition in force."""
-        training = self._training
-        if training.config.rebalance.every_steps is not None or training.world.rank != 0:
+        model = self._model
+        if model.config.rebalance.every_steps is not None or model.world.rank != 0:
             return
-        costs = training.profile.expected(coming=True)
+        costs = model.profile.expected(coming=True)
         if costs is not None:
             self._waiting = self._waiting.after_step(self.stretch() * self._lost(costs))
 
     def due(self) -> bool:
         """Whether rank 0 wants to look, or to revert the last move."""
-        training = self._training
-        if training.world.rank != 0 or not training.config.rebalance.enabled:
+        model = self._model
+        if model.world.rank != 0 or not model.config.rebalance.enabled:
             return False
         return self.reverts_to() is not None or self._waiting.is_over(self._cost())
 
@@ -87,22 +87,22 @@ class RebalanceMonitor:
         measured, costs = self._progress.step_seconds(), self._costs()
         if not measured or costs is None:
             return 1.0
-        predicted = self._predicted(self._training.stages, costs)
+        predicted = self._predicted(self._model.stages, costs)
         return max(1.0, statistics.median(measured) / predicted) if predicted > 0 else 1.0
 
     def reverts_to(self) -> tuple[Stage, ...] | None:
         """The stages of before the last move, once it has measured worse; None: it stays."""
-        moved, costs = self._moved, self._training.profile.expected()
+        moved, costs = self._moved, self._model.profile.expected()
         after = self._progress.step_seconds()[1:]
         if moved is None or costs is None or len(after) < _STEPS_AFTER:
             return None
-        if len(self._training.profile) < _FEWEST_MEASURED or len(moved.stages) != len(self._training.stages):
+        if len(self._model.profile) < _FEWEST_MEASURED or len(moved.stages) != len(self._model.stages):
             return None
         worse = measured_worse(
             moved.ratios,
             after,
             predicted=self._predicted(moved.stages, costs),
-            min_gain=self._training.config.rebalance.min_gain,
+            min_gain=self._model.config.rebalance.min_gain,
         )
         if not worse:
             self._moved = None
@@ -110,39 +110,39 @@ class RebalanceMonitor:
 
     def reverted(self, stages: tuple[Stage, ...]) -> None:
         """A move to ``stages`` was taken back: they wait until the layers' costs have changed."""
-        costs = self._training.profile.expected()
+        costs = self._model.profile.expected()
         self._moved = None
         if costs is not None:
             self._reverted[stages] = costs.total
 
     def was_worse(self, stages: tuple[Stage, ...]) -> bool:
         """Whether these stages measured worse than predicted, of layers that cost what they cost now."""
-        then, now = self._reverted.get(stages), self._training.profile.expected()
+        then, now = self._reverted.get(stages), self._model.profile.expected()
         if then is None or now is None:
             return False
         alike = [abs(a - b) <= CHANGED * max(a, b) for a, b in zip(then, now.total, strict=True)]
         return all(alike)
 
     def _lost(self, costs: LayerCosts) -> float:
-        training = self._training
-        if len(training.profile) < _FEWEST_MEASURED:
+        model = self._model
+        if len(model.profile) < _FEWEST_MEASURED:
             return 0.0
         # Costs change with a measured step alone, and playing a schedule takes milliseconds.
-        if self._lost_by is None or self._lost_by[:2] != (training.stages, costs):
-            self._lost_by = training.stages, costs, self._lost_now(costs)
+        if self._lost_by is None or self._lost_by[:2] != (model.stages, costs):
+            self._lost_by = model.stages, costs, self._lost_now(costs)
         return self._lost_by[2]
 
     def _lost_now(self, costs: LayerCosts) -> float:
-        training, capacity = self._training, rank_capacity(self._training)
-        costs = unit_costs(training, costs)
+        model, capacity = self._model, rank_capacity(self._model)
+        costs = unit_costs(model, costs)
         try:
             return lost_seconds(
-                partition_of(training.stages),
+                partition_of(model.stages),
                 costs.total,
-                microbatches=training.microbatches_per_drain,
-                min_gain=least_gain_now(training),
+                microbatches=model.microbatches_per_drain,
+                min_gain=least_gain_now(model),
                 capacity=capacity,
-                staged=staged_pipeline(training, costs, _placement(training.stages), capacity),
+                staged=staged_pipeline(model, costs, _placement(model.stages), capacity),
             )
         except PlanningError:
             return 0.0
@@ -154,11 +154,11 @@ class RebalanceMonitor:
             return progress.move_seconds + progress.look_seconds
         if costs is None:
             return 0.0
-        return self.stretch() * self._predicted(self._training.stages, costs) + progress.look_seconds
+        return self.stretch() * self._predicted(self._model.stages, costs) + progress.look_seconds
 
     def _costs(self) -> LayerCosts | None:
         """Of the layers by now; right after they were reset, the last measured."""
-        return self._training.profile.expected() or self._progress.costs
+        return self._model.profile.expected() or self._progress.costs
 
     def _predicted(self, stages: tuple[Stage, ...], costs: LayerCosts) -> float:
         known = self._played.get((stages, costs))
@@ -169,13 +169,13 @@ class RebalanceMonitor:
         return known
 
     def _predicted_now(self, stages: tuple[Stage, ...], costs: LayerCosts) -> float:
-        training, capacity = self._training, rank_capacity(self._training)
-        costs = unit_costs(training, costs)
-        staged = staged_pipeline(training, costs, _placement(stages), capacity)
+        model, capacity = self._model, rank_capacity(self._model)
+        costs = unit_costs(model, costs)
+        staged = staged_pipeline(model, costs, _placement(stages), capacity)
         if staged is not None:
             return staged.step_seconds(partition_of(stages))
         loads = partition_of(stages).loads(costs.total, capacity.speeds)
-        return predict_step_seconds(loads, training.microbatches_per_drain)
+        return predict_step_seconds(loads, model.microbatches_per_drain)
 
 
 def _placement(stages: tuple[Stage, ...]) -> list[int]:

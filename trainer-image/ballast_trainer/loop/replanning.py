@@ -22,22 +22,87 @@ from ballast_policies.planning.balancers.place_memory import PlaceBytes
 from ballast_policies.planning.following.noise import least_gain
 from ballast_policies.planning.launch.launch_partition import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.bounds import bytes_on_positions, reserves
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.planning.memory.several_stages import bytes_of_cuts
+from ballast_policies.planning.memory.stage_bytes import stage_bytes
 from ballast_policies.planning.rank_capacity import UNLIMITED
+from ballast_policies.planning.schedules import SCHEDULES
 from ballast_policies.planning.stages import first_stages, partition_of, stages_over
 
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.loop.memory import LayerSizes, measured_layers, pipeline_form, within_memory
-from ballast_trainer.loop.state import TrainingState
-from ballast_trainer.pipeline.layout import holders_of
+from ballast_trainer.loop.state import ModelState, RunState
+from ballast_trainer.pipeline.layout import holders_of, used_replicas
 from ballast_trainer.profiling.profile import LayerCosts
 
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSizes:
+    """By layer, on one rank that holds it.
+
+    Attributes:
+        bytes: of parameters, gradients and optimizer state.
+        parameters: how many numbers of them are parameters.
+        weight_bytes: of the parameters alone.
+    """
+
+    bytes: tuple[int, ...]
+    parameters: tuple[int, ...]
+    weight_bytes: tuple[int, ...]
+
+
+def measured_layers(model: ModelState, sizes: LayerSizes) -> MeasuredLayers:
+    """The layers' bytes; what a microbatch needs counts once it is measured."""
+    costs, passing = model.profile.costs(), model.profile.passing_bytes()
+    outputs, gradients, repeated = passing or ((), (), ())
+    return MeasuredLayers(
+        seconds=() if costs is None else costs.total,
+        held_bytes=sizes.bytes,
+        weight_bytes=sizes.weight_bytes,
+        activation_bytes=model.profile.activation_bytes() or (),
+        output_bytes=outputs,
+        gradient_bytes=gradients,
+        repeated_bytes=repeated,
+    )
+
+
+def pipeline_form(model: ModelState, ranks: int) -> PipelineForm:
+    """What the memory of the job's pipeline over ``ranks`` ranks depends on besides its layers."""
+    pipeline = model.config.pipeline
+    replicas = tuple(used_replicas(pipeline.replicas, ranks))
+    return PipelineForm(
+        schedule=pipeline.schedule,
+        positions=len(replicas) or ranks,
+        microbatches=model.microbatches,
+        stages_per_rank=SCHEDULES[pipeline.schedule].stages_on_a_rank(pipeline.stages_per_rank),
+        replicas=replicas,
+        optimizer=model.config.training.optimizer,
+        averaged=model.config.parallelism.data > 1,
+        gradient_shares=model.config.parallelism.gradient_shares,
+    )
+
+
+def within_memory(model: ModelState, sizes: LayerSizes, capacity: RankCapacity, limit: int) -> RankCapacity:
+    """``capacity`` with ``limit`` bytes on each rank; each of its stages has an equal part of them."""
+    layers, form = measured_layers(model, sizes), pipeline_form(model, model.world.positions)
+    rows, stages = bytes_on_positions(layers, form).tolist(), len(model.stages)
+    if stages > form.positions:
+        part = limit * form.positions // stages
+        by_stage = [rows[stage.rank] for stage in model.stages]
+        return dataclasses.replace(capacity, memory=[part] * stages, rank_bytes=by_stage)
+    return dataclasses.replace(
+        capacity,
+        memory=[limit] * stages,
+        rank_bytes=rows,
+        reserved=reserves(layers, form).tolist(),
+        stage_bytes=stage_bytes(layers, form),
+    )
+
+
 def staged_pipeline(
-    training: TrainingState,
+    model: ModelState,
     costs: LayerCosts,
     placement: Sequence[int],
     capacity: RankCapacity = UNLIMITED,
@@ -47,14 +112,14 @@ def staged_pipeline(
 
     With ``sizes``, ranks keep to ``rebalance.memoryBytes``.
     """
-    positions, limit = 1 + max(placement), training.config.rebalance.memory_bytes
+    positions, limit = 1 + max(placement), model.config.rebalance.memory_bytes
     if len(placement) <= positions:
         return None
     taken = None
     if sizes is not None and limit is not None:
-        taken = bytes_of_cuts(measured_layers(training, sizes), pipeline_form(training, positions))
+        taken = bytes_of_cuts(measured_layers(model, sizes), pipeline_form(model, positions))
     return StagedPipeline(
-        schedule=training.schedule_request(positions).one_step(),
+        schedule=model.schedule_request(positions).one_step(),
         forward=costs.forward,
         backward=costs.backward,
         optimizer=costs.optimizer,
@@ -65,43 +130,43 @@ def staged_pipeline(
 
 
 def best_stages(
-    training: TrainingState,
+    model: ModelState,
     costs: LayerCosts | None,
     placement: tuple[int, ...],
     replicas: Sequence[int] = (),
 ) -> tuple[Stage, ...]:
     """The best partition by measured costs; the first stages of a job before anything is measured."""
     if costs is None:
-        return first_stages(training.model.layer_count, placement, replicas)
+        return first_stages(model.definition.layer_count, placement, replicas)
     partition = exact_partition(costs.total, len(placement))
-    staged = staged_pipeline(training, costs, placement)
+    staged = staged_pipeline(model, costs, placement)
     return stages_over(partition if staged is None else staged.balanced(partition), placement)
 
 
-def stages_left(training: TrainingState, sizes: LayerSizes | None, ranks: int) -> tuple[Stage, ...]:
+def stages_left(model: ModelState, sizes: LayerSizes | None, ranks: int) -> tuple[Stage, ...]:
     """The best partition over the ranks that are left after a loss.
 
     Args:
-        training: the job of before.
+        model: the job of before.
         sizes: of its layers, for the memory limit; None: not known.
         ranks: how many are left.
 
     Raises:
         ConfigurationError: they are too few for the pipeline, its schedule or their memory.
     """
-    config, positions = training.config, training.world.mesh.positions(ranks)
+    config, positions = model.config, model.world.mesh.positions(ranks)
     if positions < config.pipeline.min_stages:
         raise ConfigurationError(
             "pipeline.minStages", f"{config.pipeline.min_stages}, and {positions} are left. To fix: lower it"
         )
-    placement = training.placement(ranks)
-    if len(placement) > training.model.layer_count:
+    placement = model.placement(ranks)
+    if len(placement) > model.definition.layer_count:
         raise ConfigurationError("pipeline.stagesPerRank", f"{len(placement)} stages need as many layers")
-    stages = best_stages(training, training.profile.expected(), placement)
+    stages = best_stages(model, model.profile.expected(), placement)
     limit = config.rebalance.memory_bytes
     if limit is None or sizes is None:
         return stages
-    layers, form = measured_layers(training, sizes), pipeline_form(training, positions)
+    layers, form = measured_layers(model, sizes), pipeline_form(model, positions)
     if not MemoryNeed(layers, form).fits(positions, limit):
         raise ConfigurationError(
             "rebalance.memoryBytes", f"{limit}, and the layers do not fit {positions} ranks. To fix: raise it"
@@ -110,42 +175,42 @@ def stages_left(training: TrainingState, sizes: LayerSizes | None, ranks: int) -
     return launch_partition(stages, layers, form, room)
 
 
-def best_step_seconds(training: TrainingState, costs: LayerCosts) -> float:
+def best_step_seconds(model: ModelState, costs: LayerCosts) -> float:
     """Predicted seconds per step under the best partition over the same ranks.
 
     The reference for the speed of a repack: the partition in force may soon be improved by a
     rebalance.
     """
-    loads = exact_partition(costs.total, training.world.positions).loads(costs.total)
-    return predict_step_seconds(loads, training.microbatches_per_drain)
+    loads = exact_partition(costs.total, model.world.positions).loads(costs.total)
+    return predict_step_seconds(loads, model.microbatches_per_drain)
 
 
-def predicted_step_seconds(training: TrainingState, costs: LayerCosts, stages: Sequence[Stage]) -> float:
+def predicted_step_seconds(model: ModelState, costs: LayerCosts, stages: Sequence[Stage]) -> float:
     """Predicted seconds per step under ``stages``: of several stages a rank by playing the schedule."""
-    staged = staged_pipeline(training, costs, [stage.rank for stage in stages])
+    staged = staged_pipeline(model, costs, [stage.rank for stage in stages])
     if staged is not None:
         return staged.step_seconds(partition_of(stages))
     loads = [0.0] * (1 + max(stage.rank for stage in stages))
     for stage, holders in zip(
-        stages, holders_of(stages, training.config.pipeline.replicas, len(loads)), strict=True
+        stages, holders_of(stages, model.config.pipeline.replicas, len(loads)), strict=True
     ):
         loads[stage.rank] += sum(costs.total[stage.first_layer : stage.end_layer]) / len(holders)
-    return predict_step_seconds(loads, training.microbatches_per_drain)
+    return predict_step_seconds(loads, model.microbatches_per_drain)
 
 
-def layer_sizes(training: TrainingState) -> LayerSizes:
+def layer_sizes(model: ModelState) -> LayerSizes:
     """The present sizes of all layers; collective."""
-    count = training.model.layer_count
+    count = model.definition.layer_count
     mine = [0.0] * (3 * count)
     # Every copy of a layer is summed: of replicas, and of the ranks of a column.
-    share = 1 / (training.copies * training.world.mesh.column)
-    for layer in training.layers:
+    share = 1 / (model.copies * model.world.mesh.column)
+    for layer in model.layers:
         mine[layer.index] = share * layer.byte_count(
-            shares_gradients=training.config.parallelism.gradient_shares > 1
+            shares_gradients=model.config.parallelism.gradient_shares > 1
         )
         mine[count + layer.index] = share * sum(p.numel() for p in layer.module.parameters())
         mine[2 * count + layer.index] = share * sum(p.nbytes for p in layer.module.parameters())
-    summed = [round(value) for value in training.world.sum(mine)]
+    summed = [round(value) for value in model.world.sum(mine)]
     return LayerSizes(
         bytes=tuple(summed[:count]),
         parameters=tuple(summed[count : 2 * count]),
@@ -154,9 +219,10 @@ def layer_sizes(training: TrainingState) -> LayerSizes:
 
 
 def rebalance_decision(
-    training: TrainingState,
+    model: ModelState,
     sizes: LayerSizes,
     *,
+    steps_left: int,
     move_seconds: float | None,
     link_seconds: Sequence[float] | None = None,
 ) -> RebalanceDecision | None:
@@ -165,29 +231,30 @@ def rebalance_decision(
     None before anything was measured, and where no partition fits the memory (which is logged).
 
     Args:
-        training: the job.
+        model: what is trained.
         sizes: of its layers.
+        steps_left: of the job.
         move_seconds: seconds of the last move; None before the first.
         link_seconds: one transfer over each link, for the balancer ``network``.
     """
-    costs = training.profile.expected(coming=True)
+    costs = model.profile.expected(coming=True)
     if costs is None:
         return None
-    settings = training.config.rebalance
-    capacity = dataclasses.replace(rank_capacity(training), layer_bytes=sizes.bytes)
+    settings = model.config.rebalance
+    capacity = dataclasses.replace(rank_capacity(model), layer_bytes=sizes.bytes)
     if settings.memory_bytes is not None:
-        capacity = within_memory(training, sizes, capacity, settings.memory_bytes)
-    costs = unit_costs(training, costs)
-    placement = [stage.rank for stage in training.stages]
-    staged = staged_pipeline(training, costs, placement, capacity, sizes)
+        capacity = within_memory(model, sizes, capacity, settings.memory_bytes)
+    costs = unit_costs(model, costs)
+    placement = [stage.rank for stage in model.stages]
+    staged = staged_pipeline(model, costs, placement, capacity, sizes)
     try:
         return decide_rebalance(
-            partition_of(training.stages),
+            partition_of(model.stages),
             costs.total,
-            microbatches=training.microbatches_per_drain,
+            microbatches=model.microbatches_per_drain,
             min_gain=settings.min_gain,
-            horizon_steps=training.config.total_steps - training.step,
-            measured=training.profile.measured(),
+            horizon_steps=steps_left,
+            measured=model.profile.measured(),
             placement=placement,
             move_seconds=move_seconds,
             capacity=capacity,
@@ -201,33 +268,33 @@ def rebalance_decision(
         return None
 
 
-def least_gain_now(training: TrainingState) -> float:
+def least_gain_now(model: ModelState) -> float:
     """The gain from which layers move: ``rebalance.minGain``, or what the measured steps' noise may feign."""
     return least_gain(
-        training.config.rebalance.min_gain,
-        training.profile.measured(),
-        partition_of(training.stages),
-        [stage.rank for stage in training.stages],
+        model.config.rebalance.min_gain,
+        model.profile.measured(),
+        partition_of(model.stages),
+        [stage.rank for stage in model.stages],
     )
 
 
-def rank_capacity(training: TrainingState) -> RankCapacity:
+def rank_capacity(model: ModelState) -> RankCapacity:
     """Speed of each stage: as its rank's was measured; one with r replicas is r times as fast."""
-    measured = _measured_speeds(training)
-    holders = training.holders
+    measured = _measured_speeds(model)
+    holders = model.holders
     if measured is None:
         replicas = [float(len(of)) for of in holders]
         return RankCapacity(speeds=replicas if max(replicas) > 1 else None)
     return RankCapacity(speeds=[sum(measured[position] for position in of) for of in holders])
 
 
-def unit_costs(training: TrainingState, costs: LayerCosts) -> LayerCosts:
+def unit_costs(model: ModelState, costs: LayerCosts) -> LayerCosts:
     """Costs of each layer on a rank of speed 1, whichever rank it was measured on."""
-    measured = _measured_speeds(training)
+    measured = _measured_speeds(model)
     if measured is None:
         return costs
     factors: list[float] = []
-    for stage, holders in zip(training.stages, training.holders, strict=True):
+    for stage, holders in zip(model.stages, model.holders, strict=True):
         speed = sum(measured[position] for position in holders) / len(holders)
         factors += [speed] * (stage.end_layer - stage.first_layer)
     return LayerCosts(
@@ -237,42 +304,43 @@ def unit_costs(training: TrainingState, costs: LayerCosts) -> LayerCosts:
     )
 
 
-def _measured_speeds(training: TrainingState) -> tuple[float, ...] | None:
-    speeds = training.rank_speeds.speeds()
-    return speeds if speeds is not None and len(speeds) == training.world.positions else None
+def _measured_speeds(model: ModelState) -> tuple[float, ...] | None:
+    speeds = model.rank_speeds.speeds()
+    return speeds if speeds is not None and len(speeds) == model.world.positions else None
 
 
 def repack_proposal(
-    training: TrainingState, sizes: LayerSizes, *, reference_step_seconds: float | None
+    model: ModelState, run: RunState, sizes: LayerSizes, *, reference_step_seconds: float | None
 ) -> Proposal | None:
     """A proposal to release ranks, if fewer keep the job's speed and hold its layers; else None.
 
     Args:
-        training: the job.
-        sizes: of its layers, for the memory limit.
+        model: what is trained.
+        run: where the run is.
+        sizes: of the layers, for the memory limit.
         reference_step_seconds: predicted step of this job before its layers got cheaper; the
             proposal keeps its speed, up to ``repack.maxSlowdown``.
     """
-    config = training.config
-    costs = training.profile.costs()
+    config = model.config
+    costs = model.profile.costs()
     fewest = max(config.repack.min_stages, config.pipeline.min_stages)
-    if costs is None or training.world.positions <= fewest:
+    if costs is None or model.world.positions <= fewest:
         return None
-    in_force = partition_of(training.stages)
-    if in_force.ranks != training.world.positions:
+    in_force = partition_of(model.stages)
+    if in_force.ranks != model.world.positions:
         # With several stages a rank, the proposal is computed as if each rank had one.
-        in_force = exact_partition(costs.total, training.world.positions)
-    limit, layers = config.rebalance.memory_bytes, measured_layers(training, sizes)
+        in_force = exact_partition(costs.total, model.world.positions)
+    limit, layers = config.rebalance.memory_bytes, measured_layers(model, sizes)
 
     def bytes_on(ranks: int) -> PlaceBytes:
-        form = pipeline_form(training, ranks)
+        form = pipeline_form(model, ranks)
         rows = bytes_on_positions(layers, form).tolist()
         return PlaceBytes(rows=rows, reserved=reserves(layers, form).tolist())
 
     def held(ranks: int) -> bool:
-        return limit is None or MemoryNeed(layers, pipeline_form(training, ranks)).fits(ranks, limit)
+        return limit is None or MemoryNeed(layers, pipeline_form(model, ranks)).fits(ranks, limit)
 
-    column, per_pod = training.world.mesh.column, len(training.plan.ranks) // len(training.plan.pods)
+    column, per_pod = model.world.mesh.column, len(run.plan.ranks) // len(run.plan.pods)
     # Positions that fill whole pods together.
     block = math.lcm(column, per_pod) // column
 
@@ -280,15 +348,15 @@ def repack_proposal(
         if ranks % block:
             return False
         try:
-            placement = training.placement(ranks * column)
+            placement = model.placement(ranks * column)
         except ConfigurationError:
             return False
-        return len(placement) <= training.model.layer_count and (len(placement) == ranks or held(ranks))
+        return len(placement) <= model.definition.layer_count and (len(placement) == ranks or held(ranks))
 
     decision = repack(
         in_force,
         costs.total,
-        microbatches=training.microbatches_per_drain,
+        microbatches=model.microbatches_per_drain,
         min_ranks=fewest,
         target_ranks=config.repack.target_stages,
         max_slowdown=config.repack.max_slowdown,
@@ -301,27 +369,27 @@ def repack_proposal(
     )
     if not decision.repack:
         return None
-    on_nodes = [rank.node for rank in training.plan.ranks]
+    on_nodes = [rank.node for rank in run.plan.ranks]
     by_position = [
-        tuple(on_nodes[rank] for rank in training.world.mesh.column_ranks(at))
+        tuple(on_nodes[rank] for rank in model.world.mesh.column_ranks(at))
         for at in range(in_force.ranks if all(on_nodes) else 0)
     ]
     kept = kept_positions(decision, in_force, block, sizes.bytes, by_position)
-    ranks = [training.plan.ranks[rank] for at in kept for rank in training.world.mesh.column_ranks(at)]
+    ranks = [run.plan.ranks[rank] for at in kept for rank in model.world.mesh.column_ranks(at)]
     kept_pods = tuple(dict.fromkeys(rank.pod for rank in ranks))
-    placement = training.placement(len(kept) * column)
+    placement = model.placement(len(kept) * column)
     if len(placement) == decision.partition.ranks:
         stages = stages_over(decision.partition, placement)
     else:
-        stages = best_stages(training, costs, placement)
+        stages = best_stages(model, costs, placement)
         if limit is not None:
             room = LaunchRanks(placement=placement, memory=(float(limit),) * len(kept))
-            stages = launch_partition(stages, layers, pipeline_form(training, len(kept)), room)
+            stages = launch_partition(stages, layers, pipeline_form(model, len(kept)), room)
     return Proposal(
-        epoch=training.plan.epoch,
-        step=training.step,
+        epoch=run.plan.epoch,
+        step=run.step,
         kept_pods=kept_pods,
-        released_pods=tuple(pod for pod in training.plan.pods if pod not in kept_pods),
+        released_pods=tuple(pod for pod in run.plan.pods if pod not in kept_pods),
         stages=stages,
         step_seconds_before=reference_step_seconds or decision.step_seconds_before,
         step_seconds_after=decision.step_seconds_after,

@@ -14,7 +14,7 @@ from ballast_policies.contract import Plan, Stage
 from ballast_trainer.distributed.process_group import World, join
 from ballast_trainer.dynamics.protocol import is_built_in
 from ballast_trainer.loop.migrate import LayerMove, Migration, MigrationFailed, migrate, plan_moves
-from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.pipeline.stages import Boundaries
 from ballast_trainer.pipeline.trial import TrialFailed
 from ballast_trainer.profiling.stopwatch import Stopwatch
@@ -70,35 +70,36 @@ def _new_positions(world: World, plan: Plan) -> dict[int, int]:
     return found
 
 
-def move_layers(training: TrainingState, stages: tuple[Stage, ...]) -> ReshapeResult:
+def move_layers(model: ModelState, run: RunState, stages: tuple[Stage, ...]) -> ReshapeResult:
     """Rebalance: the same ranks, another partition.
 
     Raises:
         MigrationFailed: nothing has changed.
     """
     watch = Stopwatch()
-    moves = plan_moves(training.stages, stages, training.config.pipeline.replicas)
+    moves = plan_moves(model.stages, stages, model.config.pipeline.replicas)
     migration, boundaries = _move_and_try(
-        training, moves, stages, in_force=training.stages, overlap=moves, watch=watch
+        model, run.step, moves, stages, in_force=model.stages, overlap=moves, watch=watch
     )
-    migration.send_rest(training.world, training.layers, moves)
+    migration.send_rest(model.world, model.layers, moves)
     watch.lap("rest")
-    training.stages = stages
-    return _resumed(training, boundaries, migration, watch)
+    model.stages = stages
+    return _resumed(model, run.step, boundaries, migration, watch)
 
 
 def _resumed(
-    training: TrainingState, boundaries: Boundaries, migration: Migration, watch: Stopwatch
+    model: ModelState, step: int, boundaries: Boundaries, migration: Migration, watch: Stopwatch
 ) -> ReshapeResult:
     """The pipeline of the new stages is rebuilt, with the layers that this rank keeps."""
-    _keep_own(training)
-    training.rebuild(boundaries)
+    _keep_own(model)
+    model.rebuild(step, boundaries)
     watch.lap("rebuild")
     return ReshapeResult(migration=migration, pause_ms=watch.milliseconds(), phases_ms=watch.phases)
 
 
 def _move_and_try(
-    training: TrainingState,
+    model: ModelState,
+    step: int,
     moves: tuple[LayerMove, ...],
     stages: tuple[Stage, ...],
     positions: int | None = None,
@@ -111,7 +112,8 @@ def _move_and_try(
     """Send layers to their ranks under ``stages``, and try that partition; every rank keeps those it sent.
 
     Args:
-        training: the job.
+        model: what is trained.
+        step: that comes next.
         moves: from the partition in force.
         stages: the new partition, with ranks in the numbering of today.
         positions: of the pipeline that is to run them; None: unchanged.
@@ -123,58 +125,57 @@ def _move_and_try(
     Raises:
         MigrationFailed: nothing has changed.
     """
-    before = training.layers.indices()
-    if not all(map(is_built_in, training.dynamics)):
+    before = model.layers.indices()
+    if not all(map(is_built_in, model.dynamics)):
         # A user's own change may look at the optimizers when layers arrive.
         overlap = ()
-    migration = migrate(training.world, training.layers, moves, overlap=overlap, watch=watch)
-    training.apply_dynamics()
+    migration = migrate(model.world, model.layers, moves, overlap=overlap, watch=watch)
+    for dynamic in model.dynamics:
+        dynamic.conform(step, model.layers)
     try:
-        boundaries = training.probe_partition(stages, positions, in_force=in_force, joined=joined)
+        boundaries = model.probe_partition(step, stages, positions, in_force=in_force, joined=joined)
     except TrialFailed as error:
-        training.layers.drop(set(training.layers.indices()).difference(before))
+        model.layers.drop(set(model.layers.indices()).difference(before))
         raise CutRefused(f"these stages cannot run, all stays as it was: {error}") from error
     watch.lap("trial")
     return migration, boundaries
 
 
-def _keep_own(training: TrainingState) -> None:
+def _keep_own(model: ModelState) -> None:
     """Release the layers that this rank has sent."""
-    training.layers.drop(set(training.layers.indices()).difference(training.held_layers()))
+    model.layers.drop(set(model.layers.indices()).difference(model.held_layers()))
 
 
-def shrink(
-    training: TrainingState, plan: Plan, stages: tuple[Stage, ...], timeout_seconds: float
-) -> ReshapeResult:
+def shrink(model: ModelState, run: RunState, plan: Plan, stages: tuple[Stage, ...]) -> ReshapeResult:
     """Repack: layers move to the ranks that stay, the others are released.
 
     Args:
-        training: the job.
+        model: what is trained.
+        run: where the run is.
         plan: the new epoch; its processes are a subset of today's.
         stages: the partition, ranks in the new plan's numbering.
-        timeout_seconds: how long to wait for the other ranks.
 
     Raises:
         MigrationFailed: nothing has changed.
         PeerLost: a rank that stays does not come.
     """
     watch = Stopwatch()
-    new_position = _new_positions(training.world, plan)
+    new_position = _new_positions(model.world, plan)
     today = _renumbered(stages, {new: old for old, new in new_position.items()})
-    moves = plan_moves(training.stages, today)
+    moves = plan_moves(model.stages, today)
     # What a rank has sent before it leaves cannot be lost with it.
     overlap = [move for move in moves if move.source in new_position]
     migration, boundaries = _move_and_try(
-        training, moves, today, len(new_position), in_force=training.stages, overlap=overlap, watch=watch
+        model, run.step, moves, today, len(new_position), in_force=model.stages, overlap=overlap, watch=watch
     )
-    rank = plan.rank_of(training.world.processes[training.world.rank])
-    store = training.world.store
-    training.world.leave()
+    rank = plan.rank_of(model.world.processes[model.world.rank])
+    store = model.world.store
+    model.world.leave()
     if rank is None:
         return ReshapeResult(
             migration=migration, pause_ms=watch.milliseconds(), phases_ms=watch.phases, released=True
         )
-    world = _enter(training, plan, stages, store, rank, timeout_seconds)
+    world = _enter(model, run, plan, stages, store, rank)
     watch.lap("meet")
     renumbered = [
         dataclasses.replace(
@@ -182,14 +183,12 @@ def shrink(
         )
         for move in moves
     ]
-    migration.send_rest(world, training.layers, renumbered)
+    migration.send_rest(world, model.layers, renumbered)
     watch.lap("rest")
-    return _resumed(training, boundaries, migration, watch)
+    return _resumed(model, run.step, boundaries, migration, watch)
 
 
-def grow(
-    training: TrainingState, plan: Plan, stages: tuple[Stage, ...], timeout_seconds: float
-) -> ReshapeResult:
+def grow(model: ModelState, run: RunState, plan: Plan, stages: tuple[Stage, ...]) -> ReshapeResult:
     """New ranks join and take over layers; the same call on old ranks and new ones.
 
     Raises:
@@ -198,87 +197,81 @@ def grow(
         PeerLost: a rank does not come.
     """
     watch = Stopwatch()
-    positions = _new_positions(training.world, plan)
-    store, rank = training.world.store, plan.rank_of(training.world.processes[training.world.rank])
-    if rank is None or len(positions) < training.world.positions:
-        raise ValueError(f"plan {plan.epoch} grows the job but leaves out {training.world.processes}")
-    old_plan, old_rank, unchanged = training.plan, training.world.rank, training.stages
+    positions = _new_positions(model.world, plan)
+    store, rank = model.world.store, plan.rank_of(model.world.processes[model.world.rank])
+    if rank is None or len(positions) < model.world.positions:
+        raise ValueError(f"plan {plan.epoch} grows the job but leaves out {model.world.processes}")
+    old_plan, old_rank, unchanged = run.plan, model.world.rank, model.stages
     old_stages = _renumbered(unchanged, positions)
-    training.layers.settle()
-    training.world.leave()
-    _enter(training, plan, stages, store, rank, timeout_seconds)
-    training.world.from_rank_0((_shared(training), old_stages, stages))
+    model.layers.settle()
+    model.world.leave()
+    _enter(model, run, plan, stages, store, rank)
+    shared = run, model.batches.position(run.step), model.partition_cache, old_stages, stages
+    model.world.from_rank_0(shared)
     watch.lap("meet")
     try:
-        migration, boundaries = _take_over(training, old_stages, watch)
+        migration, boundaries = _take_over(model, run.step, old_stages, watch)
     except MigrationFailed:
-        training.world.leave()
+        model.world.leave()
         # Under a new prefix: the old plan's holds addresses of the group that has ended.
         apart = dist.PrefixStore(f"after-epoch-{plan.epoch}", store)
-        _enter(training, old_plan, unchanged, apart, old_rank, timeout_seconds)
-        training.world = dataclasses.replace(training.world, store=store)
-        training.rebuild()
+        _enter(model, run, old_plan, unchanged, apart, old_rank)
+        model.world = dataclasses.replace(model.world, store=store)
+        model.rebuild(run.step)
         raise
-    return _resumed(training, boundaries, migration, watch)
+    return _resumed(model, run.step, boundaries, migration, watch)
 
 
 def _take_over(
-    training: TrainingState, old_stages: tuple[Stage, ...], watch: Stopwatch
+    model: ModelState, step: int, old_stages: tuple[Stage, ...], watch: Stopwatch
 ) -> tuple[Migration, Boundaries]:
     """Layers come to the ranks that have joined; on old ranks and new ones.
 
     Raises:
         MigrationFailed: every rank has the layers that it had.
     """
-    moves = plan_moves(old_stages, training.stages)
-    joined = frozenset(range(training.world.positions)).difference(stage.rank for stage in old_stages)
+    moves = plan_moves(old_stages, model.stages)
+    joined = frozenset(range(model.world.positions)).difference(stage.rank for stage in old_stages)
     migration, boundaries = _move_and_try(
-        training, moves, training.stages, in_force=old_stages, joined=joined, overlap=moves, watch=watch
+        model, step, moves, model.stages, in_force=old_stages, joined=joined, overlap=moves, watch=watch
     )
-    migration.send_rest(training.world, training.layers, moves)
+    migration.send_rest(model.world, model.layers, moves)
     watch.lap("rest")
     return migration, boundaries
 
 
-def _shared(training: TrainingState) -> tuple[Any, ...]:
-    """What every rank has alike and a new one has to be told."""
-    own = training.step, training.checkpoint_step, training.save_again_at, training.loss_scale.state
-    return *own, training.data_position(), training.partition_cache
-
-
-def enter_grown(training: TrainingState, world: World) -> None:
+def enter_grown(model: ModelState, run: RunState) -> None:
     """A new rank's side of :func:`grow`: get step and partition from rank 0, receive layers."""
-    shared, old_stages, training.stages = world.from_rank_0(None)
-    training.step, training.checkpoint_step, training.save_again_at, loss_scale, data, cache = shared
-    training.continue_data(data)
-    training.partition_cache = cache
-    training.loss_scale.restore(loss_scale)
-    _, boundaries = _take_over(training, old_stages, Stopwatch())
-    training.rebuild(boundaries)
+    known: tuple[RunState, Any, Any, Any, Any] = model.world.from_rank_0(None)
+    others, data, model.partition_cache, old_stages, model.stages = known
+    run.continue_from(others.step, others.loss_scale.state, others.checkpoint_step, others.save_again_at)
+    model.batches.continue_from(run.step, data)
+    _, boundaries = _take_over(model, run.step, old_stages, Stopwatch())
+    model.rebuild(run.step, boundaries)
 
 
 def _enter(
-    training: TrainingState,
-    plan: Plan,
-    stages: tuple[Stage, ...],
-    store: object,
-    rank: int,
-    timeout_seconds: float,
+    model: ModelState, run: RunState, plan: Plan, stages: tuple[Stage, ...], store: object, rank: int
 ) -> World:
-    before = training.world
+    before = model.world
     joined = join(
         store=store,
         plan=plan,
         rank=rank,
-        device=training.device,
-        timeout_seconds=timeout_seconds,
+        device=model.device,
+        timeout_seconds=model.config.training.comm_timeout_seconds,
         mesh=before.mesh,
     )
     # Layers communicate over these two, which a change of the pipeline's length leaves as long as they are.
-    training.world = dataclasses.replace(
+    model.world = dataclasses.replace(
         joined, data=before.data.follow(joined.data), tensor=before.tensor.follow(joined.tensor)
     )
-    training.meter.first_microbatch = training.world.data.index * training.microbatches
-    training.plan = plan
-    training.stages = stages
-    return training.world
+    run.plan = plan
+    model.stages = stages
+    return model.world
+
+
+def keep_ranks(model: ModelState, run: RunState, plan: Plan) -> None:
+    """The ranks of today go on under ``plan``."""
+    run.plan = plan
+    model.world = dataclasses.replace(model.world, epoch=plan.epoch)

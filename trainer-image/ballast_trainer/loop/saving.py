@@ -4,7 +4,6 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, wait
 from pathlib import Path
 from statistics import median
@@ -14,7 +13,6 @@ from ballast_policies.contract.job import AsyncMode
 from ballast_policies.prices.hazard import steps_between_checkpoints
 
 from ballast_trainer.causes import describe
-from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.checkpoints import tensors
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.checkpoints.export import check_place, export_checkpoint
@@ -25,8 +23,8 @@ from ballast_trainer.distributed.connections import CONNECTIONS
 from ballast_trainer.distributed.process_group import patient_group
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten, PeerLost, Stopped
-from ballast_trainer.loop.progress import ProgressTracker
-from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.loop.progress import Progress
+from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.models.ties import as_text
 from ballast_trainer.pipeline.layout import is_asynchronous
 from ballast_trainer.profiling.stopwatch import Stopwatch
@@ -42,7 +40,7 @@ class _InFlight:
         step: its steps.
         copy: of the state.
         written: milliseconds until it was whole.
-        pause_ms: how long training has stood still for it.
+        pause_ms: how long model has stood still for it.
     """
 
     step: int
@@ -60,43 +58,40 @@ class Saver:
 
     def __init__(
         self,
-        training: TrainingState,
-        progress: ProgressTracker,
+        model: ModelState,
+        run: RunState,
+        progress: Progress,
         *,
-        event: Callable[..., None],
         stop: StopSignal,
-        channel_thread: ChannelThread | None = None,
         memory: MemoryCopies | None = None,
     ) -> None:
         """Prepare.
 
         Args:
-            training: the job.
-            progress: its figures.
-            event: prints that a checkpoint was written, or was not.
+            model: what is trained.
+            run: where the run is.
+            progress: its figures; prints that a checkpoint was written, or was not.
             stop: whether SIGTERM came.
-            channel_thread: has rank 0's newest plan, with how often machines are lost.
             memory: the copies in memory; None: there are none.
         """
-        self._training, self._progress, self._event = training, progress, event
-        self._channel_thread = channel_thread
-        self._memory = memory
+        self._model, self._run, self._progress = model, run, progress
+        self._stop, self._memory = stop, memory
         self._seconds: deque[float] = deque(maxlen=5)
         self._write_seconds: deque[float] = deque(maxlen=5)
         self._longest_write = 0.0
         self._in_flight: _InFlight | None = None
-        self._staging = Staging(training.device)
+        self._staging = Staging(model.device)
         self._beside: tuple[Any, Any] = (None, None)
         """The ranks' patient group, and the one of the thread that writes."""
         self._slow = False
         self._step_seconds: float | None = None
         # Without a flush the weights depend on where the pipeline drains, so that must not be measured.
-        self._chosen = training.config.checkpoint.every_steps is None and not is_asynchronous(
-            training.config.pipeline.schedule
+        self._chosen = model.config.checkpoint.every_steps is None and not is_asynchronous(
+            model.config.pipeline.schedule
         )
         self._checkpoints: Checkpoints | None = None
         self._begun = False
-        config = training.config
+        config = model.config
 
         def check() -> None:
             if stop.received and not self._begun:
@@ -106,10 +101,10 @@ class Saver:
             self._checkpoints = Checkpoints(
                 config.checkpoint.path,
                 keep=config.checkpoint.keep,
-                layer_count=training.model.layer_count,
+                layer_count=model.definition.layer_count,
                 seed=config.training.seed,
                 optimizer=config.training.optimizer,
-                tied=tuple(map(as_text, training.model.tied)),
+                tied=tuple(map(as_text, model.definition.tied)),
                 start_over=config.checkpoint.start_over,
                 retry_seconds=config.checkpoint.retry_seconds,
                 check=check,
@@ -124,34 +119,32 @@ class Saver:
             CheckpointError: there are some, and none can be used; it is of another job; another run holds the
                 directory.
         """
-        training, source = self._training, None if self._memory is None else self._memory.source
+        model, source = self._model, None if self._memory is None else self._memory.source
         if self._checkpoints is not None:
-            self._checkpoints.open(training.world, launch=training.plan.launch)
+            self._checkpoints.open(model.world, launch=self._run.plan.launch)
         if source is not None:
             return self._go_on_from(source.moment)
         if self._checkpoints is None:
             return None
-        manifest = self._checkpoints.newest(training.world)
+        manifest = self._checkpoints.newest(model.world)
         if manifest is not None:
-            training.step = manifest.step
-            training.loss_scale.restore(manifest.loss_scale)
-            training.continue_data(manifest.data)
-            training.checkpoint_step = self._progress.resumed_from_step = manifest.step
+            self._run.continue_from(manifest.step, manifest.loss_scale, manifest.step)
+            model.batches.continue_from(manifest.step, manifest.data)
+            self._progress.resumed_from_step = manifest.step
         return manifest
 
     def _go_on_from(self, moment: Moment) -> Manifest:
-        training = self._training
+        model = self._model
         manifest = Manifest(
             step=moment.step,
-            layer_count=training.model.layer_count,
-            seed=training.config.training.seed,
+            layer_count=model.definition.layer_count,
+            seed=model.config.training.seed,
             files={},
             loss_scale=moment.loss_scale,
             data=moment.data,
         )
-        training.step, training.checkpoint_step = moment.step, moment.checkpoint_step
-        training.loss_scale.restore(moment.loss_scale)
-        training.continue_data(moment.data)
+        self._run.continue_from(moment.step, moment.loss_scale, moment.checkpoint_step)
+        model.batches.continue_from(moment.step, moment.data)
         self._progress.resumed_from_step = moment.step
         self._progress.continue_timing(moment.began, moment.trained_seconds)
         return manifest
@@ -163,9 +156,9 @@ class Saver:
             CheckpointError: they do not fit, or cannot be read.
         """
         if self._memory is not None and self._memory.source is not None:
-            self._memory.load(self._training.world, self._training.layers)
+            self._memory.load(self._model.world, self._model.layers)
         elif self._checkpoints is not None:
-            self._checkpoints.load(self._training.world, self._training.layers, manifest)
+            self._checkpoints.load(self._model.world, self._model.layers, manifest)
 
     def __enter__(self) -> Self:
         return self
@@ -184,10 +177,11 @@ class Saver:
         if self._checkpoints is not None:
             self._checkpoints.close()
 
-    @property
-    def longest_seconds(self) -> float:
-        """The longest that a save with all ranks waiting may take, as far as is known."""
-        return self._longest_write * (1 if self._in_flight is None else 2)
+    def stop_votes(self) -> int:
+        """This rank's, for the end of the job; a step and a save may pass until its state is saved."""
+        save = self._longest_write * (1 if self._in_flight is None else 2)
+        seconds = save + max(self._progress.step_seconds(), default=0.0)
+        return self._stop.votes(self._model.world.rank, self._model.world.size, seconds)
 
     @property
     def written(self) -> bool:
@@ -207,25 +201,23 @@ class Saver:
 
         ``anew``: none of the ranks that are there now has a copy.
         """
-        training, memory = self._training, self._memory
-        if memory is None or not (anew or training.step % memory.every_steps == 0):
+        model, memory = self._model, self._memory
+        if memory is None or not (anew or self._run.step % memory.every_steps == 0):
             return
         began, trained_seconds = self._progress.timing()
         moment = Moment(
-            step=training.step,
-            loss_scale=training.loss_scale.state,
-            data=training.data_position(),
-            checkpoint_step=training.checkpoint_step,
+            step=self._run.step,
+            loss_scale=self._run.loss_scale.state,
+            data=model.batches.position(self._run.step),
+            checkpoint_step=self._run.checkpoint_step,
             began=began,
             trained_seconds=trained_seconds,
         )
-        copied = memory.begin(
-            training.world, training.plan, training.layers, moment, at_once=bool(training.dynamics)
-        )
-        if not copied and anew and training.world.rank == 0:
+        copied = memory.begin(model.world, self._run.plan, model.layers, moment, at_once=bool(model.dynamics))
+        if not copied and anew and model.world.rank == 0:
             logger.warning(
                 "%d ranks are too few for copies in each other's memory: checkpoints alone count",
-                training.world.size,
+                model.world.size,
             )
 
     def _settle_copies(self) -> None:
@@ -234,7 +226,7 @@ class Saver:
         try:
             self._memory.settle()
         except CheckpointNotWritten as error:
-            if self._training.world.rank == 0:
+            if self._model.world.rank == 0:
                 logger.warning("the ranks keep the copies of before: %s", error)
 
     def every_steps(self) -> int | None:
@@ -243,16 +235,16 @@ class Saver:
         Where ``checkpoint.everySteps`` is not stated and machines may be taken away, by Daly's formula with
         what a checkpoint and a step take.
         """
-        training, seconds = self._training, self._progress.step_seconds()
+        model, seconds = self._model, self._progress.step_seconds()
         if self._checkpoints is None:
             return None
-        plan = training.plan if self._channel_thread is None else self._channel_thread.plan()
+        plan = self._run.plan if self._progress.channel is None else self._progress.channel.plan()
         if not self._chosen or not plan.failures_per_hour or not self._seconds:
-            return training.config.checkpoint.steps
+            return model.config.checkpoint.steps
         if seconds:  # after a change of shape none is measured for a while
             self._step_seconds = max(median(seconds), 1e-6)
         if self._step_seconds is None:
-            return training.config.checkpoint.steps
+            return model.config.checkpoint.steps
         return steps_between_checkpoints(
             checkpoint_seconds=max(median(self._seconds), 1e-3),
             step_seconds=self._step_seconds,
@@ -261,13 +253,13 @@ class Saver:
 
     def wanted(self) -> bool:
         """Whether rank 0 wants a checkpoint after the step in progress; told to the others with its sum."""
-        training = self._training
-        if training.world.rank != 0 or not self._chosen or training.save_again_at is not None:
+        model = self._model
+        if model.world.rank != 0 or not self._chosen or self._run.save_again_at is not None:
             return False
         if self._in_flight is not None:
             return False
         every = self.every_steps()
-        return every is not None and training.step + 1 - (training.checkpoint_step or 0) >= every
+        return every is not None and self._run.step + 1 - (self._run.checkpoint_step or 0) >= every
 
     def save_if_due(self, *, wanted: bool) -> bool:
         """Save where ``checkpoint.everySteps`` asks, or some steps after a checkpoint failed; collective.
@@ -275,11 +267,11 @@ class Saver:
         Beside the steps that follow, unless ``checkpoint.asyncMode`` is disabled. ``wanted``: rank 0 wants
         it, where no steps are stated. Returns whether it was due.
         """
-        step, again_at = self._training.step, self._training.save_again_at
+        step, again_at = self._run.step, self._run.save_again_at
         again = again_at is not None and step >= again_at
-        stated = not self._chosen and step % self._training.config.checkpoint.steps == 0
+        stated = not self._chosen and step % self._model.config.checkpoint.steps == 0
         due = stated or wanted or again
-        if due and self._training.config.checkpoint.async_mode is AsyncMode.ASYNC:
+        if due and self._model.config.checkpoint.async_mode is AsyncMode.ASYNC:
             self._begin()
         elif due:
             self.save()
@@ -287,37 +279,37 @@ class Saver:
 
     def _begin(self) -> None:
         """Write the state beside the steps that follow, after the checkpoint before; collective."""
-        training, flight = self._training, self._in_flight
-        if flight is not None and not self.written and not self._slow and training.world.rank == 0:
+        model, flight = self._model, self._in_flight
+        if flight is not None and not self.written and not self._slow and model.world.rank == 0:
             self._slow = True
             logger.warning(
                 "step %d waits for the checkpoint of step %d, which is still being written. "
                 "To fix, where steps often wait: a larger checkpoint.everySteps, or faster storage",
-                training.step,
+                self._run.step,
                 flight.step,
             )
         self.settle()
-        if self._checkpoints is None or training.checkpoint_step == training.step:
+        if self._checkpoints is None or self._run.checkpoint_step == self._run.step:
             return
         watch, self._begun = Stopwatch(), True
-        world = training.world
+        world = model.world
         if world.size > 1 and self._beside[0] is not world.patient_group:
             self._beside = world.patient_group, patient_group()
-        state = tensors.stored(world, training.layers)
-        later = tensors.changed_by_optimizer(training.layers, state)
-        if training.dynamics or is_asynchronous(training.config.pipeline.schedule):
+        state = tensors.stored(world, model.layers)
+        later = tensors.changed_by_optimizer(model.layers, state)
+        if model.dynamics or is_asynchronous(model.config.pipeline.schedule):
             # They may change weights at any time.
             later = set()
         copy = self._staging.begin(state, later=later)
         written = self._checkpoints.save_beside(
             dataclasses.replace(world, patient_group=self._beside[1]),
             copy,
-            training.step,
-            loss_scale=training.loss_scale.state,
-            data=training.data_position() if training.world.rank == 0 else "",
+            self._run.step,
+            loss_scale=self._run.loss_scale.state,
+            data=model.batches.position(self._run.step) if model.world.rank == 0 else "",
         )
         self._in_flight = _InFlight(
-            step=training.step, copy=copy, written=written, pause_ms=watch.milliseconds()
+            step=self._run.step, copy=copy, written=written, pause_ms=watch.milliseconds()
         )
 
     def settle_all(self) -> None:
@@ -355,53 +347,54 @@ class Saver:
         Raises:
             CheckpointError: another run has taken over the directory.
         """
-        training = self._training
+        model = self._model
         if self._checkpoints is None:
             return "no checkpoint.path, nothing is saved"
         self.settle()
-        if training.checkpoint_step == training.step:
+        if self._run.checkpoint_step == self._run.step:
             return "the state is saved"
         watch, self._begun = Stopwatch(), True
         try:
             self._checkpoints.save(
-                training.world,
-                training.layers,
-                training.step,
-                loss_scale=training.loss_scale.state,
-                data=training.data_position() if training.world.rank == 0 else "",
+                model.world,
+                model.layers,
+                self._run.step,
+                loss_scale=self._run.loss_scale.state,
+                data=model.batches.position(self._run.step) if model.world.rank == 0 else "",
             )
         except CheckpointNotWritten as error:
-            return self._failed(training.step, error, watch.milliseconds())
+            return self._failed(self._run.step, error, watch.milliseconds())
         pause_ms = watch.milliseconds()
-        self._saved(training.step, pause_ms, pause_ms)
+        self._saved(self._run.step, pause_ms, pause_ms)
         return "the state is saved"
 
     def _saved(self, step: int, pause_ms: float, write_ms: float) -> None:
-        training = self._training
         assert self._checkpoints is not None
         self._longest_write = max(self._longest_write, write_ms / 1000)
-        training.save_again_at = None
-        training.checkpoint_step = step
+        self._run.save_again_at = None
+        self._run.checkpoint_step = step
         self._seconds.append(pause_ms / 1000)
         self._write_seconds.append(write_ms / 1000)
         self._progress.saved(
             median(self._seconds), self.every_steps(), write_seconds=median(self._write_seconds)
         )
         path = self._checkpoints.path_of(step)
-        self._event("checkpoint", step=step, path=path, pause_ms=pause_ms, write_ms=write_ms)
+        self._progress.event("checkpoint", step=step, path=path, pause_ms=pause_ms, write_ms=write_ms)
 
     def _failed(self, step: int, error: CheckpointNotWritten, pause_ms: float) -> str:
-        training = self._training
+        model = self._model
         assert self._checkpoints is not None
-        every = training.config.checkpoint.steps
-        training.save_again_at = training.step + max(1, every // _RETRIES_PER_PERIOD)
+        every = model.config.checkpoint.steps
+        self._run.save_again_at = self._run.step + max(1, every // _RETRIES_PER_PERIOD)
         # Those of before may have vanished with their folder.
-        newest = self._checkpoints.newest_left(training.world, training.checkpoint_step)
-        training.checkpoint_step = newest
+        newest = self._checkpoints.newest_left(model.world, self._run.checkpoint_step)
+        self._run.checkpoint_step = newest
         text = f"the newest checkpoint is that of step {newest}" if newest is not None else "there is none"
-        if training.world.rank == 0:
+        if model.world.rank == 0:
             logger.warning("step %d is not saved, %s: %s", step, text, error)
-        self._event("checkpointFailed", step=step, reason=str(error), newest=newest, pause_ms=pause_ms)
+        self._progress.event(
+            "checkpointFailed", step=step, reason=str(error), newest=newest, pause_ms=pause_ms
+        )
         return f"the state is not saved, {text}: {error}"
 
     def save_last(self) -> None:
@@ -411,9 +404,9 @@ class Saver:
             CheckpointNotWritten: storage refuses for longer than ``checkpoint.retrySeconds``.
         """
         text, waited, pause = self.save(), 0.0, 0.25
-        while self._checkpoints is not None and self._training.checkpoint_step != self._training.step:
+        while self._checkpoints is not None and self._run.checkpoint_step != self._run.step:
             # Counted, not measured: all ranks must stop at the same attempt.
-            if waited >= self._training.config.checkpoint.retry_seconds:
+            if waited >= self._model.config.checkpoint.retry_seconds:
                 raise CheckpointNotWritten(text)
             time.sleep(pause)
             waited += pause
@@ -421,50 +414,50 @@ class Saver:
             text = self.save()
 
 
-def check_export_place(training: TrainingState) -> None:
+def check_export_place(model: ModelState) -> None:
     """Try the place of the job's ``export`` before the first step, by rank 0; collective.
 
     Raises:
         CheckpointError: on all ranks; the model could not be written there.
     """
-    wanted = training.config.export
+    wanted = model.config.export
     if wanted is None:
         return
     failure = None
-    if training.world.rank == 0:
+    if model.world.rank == 0:
         try:
             check_place(wanted)
         except Exception as error:
             failure = describe(error)
-    failure = training.world.from_rank_0(failure, patient=True)
+    failure = model.world.from_rank_0(failure, patient=True)
     if failure is not None:
         raise CheckpointError(f"export.path: {failure}")
 
 
-def export_at_end(training: TrainingState, event: Callable[..., None]) -> None:
+def export_at_end(model: ModelState, progress: Progress) -> None:
     """Write the model that the job's ``export`` asks for, by rank 0, from the last checkpoint; collective.
 
     Raises:
         CheckpointError: on all ranks; it could not be written.
     """
-    wanted, folder = training.config.export, training.config.checkpoint.path
+    wanted, folder = model.config.export, model.config.checkpoint.path
     if wanted is None:
         return
     assert folder is not None, "the contract refuses it"
     watch, failure, count = Stopwatch(), None, 0
-    if training.world.rank == 0:
+    if model.world.rank == 0:
         try:
             _, count = export_checkpoint(
-                training.config,
-                training.model,
+                model.config,
+                model.definition,
                 Path(folder),
                 Path(wanted.path),
                 wanted.format,
-                retry_seconds=training.config.checkpoint.retry_seconds,
+                retry_seconds=model.config.checkpoint.retry_seconds,
             )
         except Exception as error:
             failure = describe(error)
-    failure = training.world.from_rank_0(failure, patient=True)
+    failure = model.world.from_rank_0(failure, patient=True)
     if failure is not None:
         raise CheckpointError(f"all steps are done and saved, but the model is not exported: {failure}")
-    event("export", path=wanted.path, tensors=count, pause_ms=watch.milliseconds())
+    progress.event("export", path=wanted.path, tensors=count, pause_ms=watch.milliseconds())

@@ -2,5 +2,5 @@
 
 ``executor`` runs one rank's actions, with backwards split in ``split_backward``, weight versions in
 ``versions``, messages in ``links`` and their shapes in ``boundaries``; ``order`` is a rank's part of a
-schedule.  ``pipelines`` builds pipelines of it; ``loop.asynchronous_step`` trains without a flush.
+schedule.  ``pipelines`` builds pipelines of it; ``loop.step`` trains without a flush.
 """

@@ -1,0 +1,159 @@
+"""The batches of a job's steps on one rank: this replica's microbatches, and how much each of them counts."""
+
+import logging
+
+import torch
+from ballast_policies.contract.job import JobConfig
+
+from ballast_trainer.data.batch import Batch
+from ballast_trainer.data.read_ahead import ReadAhead
+from ballast_trainer.data.sources import LoaderPosition, ReplayedLoader, ShuffledDataset, read_batch
+from ballast_trainer.distributed.activity import ACTIVITY
+from ballast_trainer.distributed.process_group import World
+from ballast_trainer.models.loss_weights import weights_of
+from ballast_trainer.models.protocol import Model
+
+logger = logging.getLogger(__name__)
+
+_KEPT_TARGETS = 4
+"""Steps whose targets are kept: without a flush, several are in flight."""
+
+
+class Batches:
+    """Reads the data of each step, ahead of it where the configuration has workers for that."""
+
+    def __init__(self, config: JobConfig, model: Model, device: torch.device) -> None:
+        self._config, self._model, self._device = config, model, device
+        self._targets: dict[int, torch.Tensor] = {}
+        self._factors: dict[int, list[float]] = {}
+        self._newest: tuple[tuple[int, int, int], Batch] | None = None
+        self._ahead: ReadAhead | None = None
+        if config.training.dataloader_num_workers > 0:
+            self._ahead = ReadAhead(
+                self._read,
+                workers=config.training.dataloader_num_workers,
+                last_step=config.total_steps,
+                pinned=device.type == "cuda",
+                told=lambda: dict(self.bad_samples),
+            )
+
+    @property
+    def bad_samples(self) -> dict[int, str]:
+        """By number, samples (of a loader: batches) that cannot be read and are left out, and why."""
+        source = self._model.batch
+        return source.bad.known if isinstance(source, ShuffledDataset | ReplayedLoader) else {}
+
+    def of(self, step: int, world: World) -> Batch:
+        """Inputs and targets of ``step``: the microbatches of this rank's replica."""
+        key = step, world.data.index, world.data.size
+        if self._newest is None or self._newest[0] != key:
+            self._newest = key, self._moved(step, world)
+        return self._newest[1]
+
+    def targets(self, step: int, world: World) -> tuple[torch.Tensor, ...]:
+        """Targets of this replica's microbatches of ``step``; those of the newest few steps are kept."""
+        if step not in self._targets:
+            self.of(step, world)
+        return self._targets[step].chunk(self._config.pipeline.microbatches // world.data.size)
+
+    def factors(self, step: int, world: World) -> list[float]:
+        """By microbatch of this replica, the factor of its mean loss, from the targets of all replicas."""
+        if step not in self._factors:
+            self.of(step, world)
+        return self._factors[step]
+
+    def agree_on_samples(self, step: int, world: World, *, reads: bool) -> None:
+        """Agree on the samples of ``step`` that are left out; collective.
+
+        Args:
+            step: that comes next.
+            world: the ranks.
+            reads: whether this rank reads the data.
+
+        Raises:
+            DataError: more cannot be read than may be left out.
+        """
+        source = self._model.batch
+        if not isinstance(source, ShuffledDataset | ReplayedLoader) or not source.bad.most or world.size == 1:
+            return
+        while True:
+            if reads:
+                self.of(step, world)
+            if not source.agree(world.gather(source.told(), patient=True)):
+                break
+            self._newest = None
+
+    def position(self, step: int) -> str:
+        """Where the data's loader is before ``step``, by its own account; empty: it has none.
+
+        Raises:
+            ConfigurationError: it cannot be saved.
+        """
+        loader = self._model.batch
+        if not isinstance(loader, ReplayedLoader):
+            return ""
+        position = loader.position(self._config.training.seed, step)
+        return "" if position is None else position.to_text()
+
+    def continue_from(self, step: int, position: str) -> None:
+        """Continue reading before ``step``, where :meth:`position` of another process was."""
+        if position and isinstance(self._model.batch, ReplayedLoader):
+            known = LoaderPosition.from_text(step, position)
+            self._model.batch.continue_from(self._config.training.seed, known)
+
+    def close(self) -> None:
+        """End the processes that read data."""
+        self._newest = None
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def _moved(self, step: int, world: World) -> Batch:
+        with ACTIVITY.doing(f"the batch of step {step + 1}"):
+            inputs, targets = self._read(step) if self._ahead is None else self._read_ahead(step, self._ahead)
+        share = self._config.pipeline.global_batch_size // world.data.size
+        mine = slice(world.data.index * share, (world.data.index + 1) * share)
+        pinned = self._ahead is not None
+        there = targets[mine].to(self._device, non_blocking=pinned)
+        self._targets[step] = there
+        for old in sorted(self._targets)[:-_KEPT_TARGETS]:
+            del self._targets[old]
+            self._factors.pop(old, None)
+        self._factors[step] = self._factors_of(step, targets, world)
+        return inputs[mine].to(self._device, non_blocking=pinned), there
+
+    def _read_ahead(self, step: int, ahead: ReadAhead) -> Batch:
+        """The batch that a worker has read, unless it has a sample that others could not read."""
+        batch, known = ahead.batch(step)
+        source = self._model.batch
+        if isinstance(source, ShuffledDataset) and (known or source.bad.known):
+            source.bad.add(known)
+            which = self._config.training.seed, step, self._config.pipeline.global_batch_size
+            if source.chosen(*which, source.bad.known) != source.chosen(*which, known):
+                return self._read(step)
+        return batch
+
+    def _read(self, step: int) -> Batch:
+        """The whole batch of a step."""
+        data = self._config.data
+        return read_batch(
+            self._model.batch,
+            self._config.training.seed,
+            step,
+            self._config.pipeline.global_batch_size,
+            field="model.name" if data is None else "data.name",
+            name=self._config.model_name if data is None else data.name,
+            what=f"the batch of step {step + 1}",
+        )
+
+    def _factors_of(self, step: int, targets: torch.Tensor, world: World) -> list[float]:
+        weights = weights_of(self._model.loss_weight, targets, self._config.pipeline.microbatches)
+        total = sum(weights)
+        if total <= 0 and world.rank == 0 and step not in self._factors:
+            logger.warning(
+                "the batch of step %d has no target that counts: its loss and its gradients are 0. "
+                "To fix: leave such samples out of the data",
+                step + 1,
+            )
+        count = len(weights) // world.data.size
+        mine = weights[world.data.index * count :][:count]
+        return [weight * len(weights) / total if total > 0 else 0.0 for weight in mine]

@@ -1,0 +1,306 @@
+"""A step of training on one rank, and what all ranks agree on after it.
+
+After each step all ranks sum one vector: the ranks told to stop, the newest plan that rank 0 has
+seen, the loss, the gradient norm, the seconds and the activation bytes of each layer.  So all ranks
+have the same values and act at the same step; rank 0 broadcasts its own decisions there.
+
+With a schedule without a flush, steps overlap until the pipeline is drained: a step is the microbatches of a
+batch, as elsewhere, but a rank starts the next one while the others still compute.  After its part of a step
+a rank adds its figures to a sum over all ranks, which it reads one step later, so no rank waits for another.
+The pipeline drains where all ranks must be at the same step: before layers move or change, for a checkpoint,
+when told to stop.  At the steps known from the configuration it drains in any case, so that the weights do
+not depend on measurements.
+"""
+
+import dataclasses
+import time
+from collections import deque
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ballast_trainer.dynamics.side_loss import set_loss_scale
+from ballast_trainer.layers.optimize import drop_gradients, optimizer_step, squared_gradient_norm
+from ballast_trainer.loop.ending import JobEnd
+from ballast_trainer.loop.plan_following import PlanFollower
+from ballast_trainer.loop.progress import Progress
+from ballast_trainer.loop.saving import Saver
+from ballast_trainer.loop.state import ModelState, RunState
+from ballast_trainer.pipeline.executor.drains import next_drain
+from ballast_trainer.pipeline.executor.executor import PeakUsage
+from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline
+from ballast_trainer.pipeline.gradients import (
+    average_over_replicas,
+    buffers_at_start,
+    gather_weights,
+    squared_norm_once,
+)
+from ballast_trainer.pipeline.layout import is_asynchronous
+
+_HEAD = 10
+"""Entries of a rank's summand before those of positions and layers."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """The values that all ranks have agreed on after a step."""
+
+    stop: bool
+    epoch: int
+    loss: float
+    squared_norm: float
+    exchange: bool
+    check_rebalance: bool
+    save: bool
+    written: bool
+    end: bool
+    probes: list[float]
+    peak_flops: float
+    seconds: list[float]
+    activation_bytes: list[float]
+    passing_bytes: list[float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sum:
+    """A sum over all ranks on its way, of a step that took ``seconds``, measured by layer or not."""
+
+    tensor: torch.Tensor
+    work: Any
+    measured: bool
+    seconds: float
+
+
+class TrainingStep:
+    """Trains steps of the job."""
+
+    def __init__(
+        self,
+        model: ModelState,
+        run: RunState,
+        progress: Progress,
+        saver: Saver,
+        plans: PlanFollower,
+        end: JobEnd,
+    ) -> None:
+        self._model, self._run, self._progress = model, run, progress
+        self._saver, self._plans, self._end = saver, plans, end
+        self._overlaps = is_asynchronous(model.config.pipeline.schedule)
+        self._exchange_due = False
+        """Some rank wants its tensor group to exchange times before the next step."""
+
+    def train(self) -> Agreed:
+        """Train a step; of a schedule without a flush, all steps until the pipeline is drained.
+
+        Raises:
+            TrainerError: gradients are not finite.
+        """
+        if self._overlaps:
+            return self._until_drained()
+        model, run, step = self._model, self._run, self._run.step
+        began = time.perf_counter()
+        self._apply_changes()
+        model.prepare_data(step)
+        measured = model.profile.wants(step)
+        model.meter.start_step(step, by_layer=measured)
+        stragglers = model.straggler_mitigation
+        stragglers.begin_step(
+            step,
+            model.layers,
+            model.world.tensor,
+            microbatches=model.microbatches,
+            exchange=self._exchange_due,
+        )
+        set_loss_scale(run.loss_scale.value)
+        buffers = buffers_at_start(model.world, model.layers)
+        loss = model.train_pipeline(step)
+        if buffers is not None:
+            buffers.merge(model.world.data.all_gather)
+        stragglers.finish_step(model.meter.busy_seconds(), microbatches=model.microbatches)
+        model.complete_gradients()
+        for dynamic in model.dynamics:
+            dynamic.after_backward(model.layers)
+        agreed = self._agreed(model.world.sum(self._figures(loss)))
+        self._exchange_due = agreed.exchange
+        if stragglers.changed:
+            self._progress.event("workload", **stragglers.as_json())
+        loss_scale = run.loss_scale.value
+        if run.loss_scale.step_is_sound(agreed.squared_norm, step=step):
+            self._saver.wait_for_copy()
+            self._optimizer_step(step, agreed.squared_norm, loss_scale)
+            gather_weights(model.world, model.layers)
+            model.send_tied_weights()
+        else:
+            drop_gradients(model.layers)
+        for dynamic in model.dynamics:
+            dynamic.after_optimizer(model.layers)
+        self._count(agreed, measured, time.perf_counter() - began)
+        return agreed
+
+    def _apply_changes(self) -> None:
+        model, step = self._model, self._run.step
+        changed = [d for d in model.dynamics if d.apply(step, model.layers, model.world)]
+        if any(dynamic.needs_rebuild for dynamic in changed):
+            model.rebuild(step)
+        if changed:
+            model.profile.forget()
+
+    def _optimizer_step(self, step: int, squared_norm: float, loss_scale: float = 1.0) -> None:
+        optimizer_step(
+            self._model.layers,
+            self._model.config.training,
+            self._model.meter,
+            step=step,
+            total_steps=self._model.config.total_steps,
+            squared_norm=squared_norm,
+            loss_scale=loss_scale,
+        )
+
+    def _count(self, agreed: Agreed, measured: bool, seconds: float) -> None:
+        model = self._model
+        if measured:
+            model.profile.add(
+                agreed.seconds, agreed.activation_bytes, agreed.passing_bytes, step=self._run.step
+            )
+            model.rank_speeds.add(agreed.probes)
+        self._run.step += 1
+        self._progress.step_done(agreed.loss, seconds, agreed.peak_flops)
+        self._plans.monitor.step_done()
+
+    def _figures(self, loss: float | None) -> list[float]:
+        """This rank's summand; ``loss`` is its part of the step's, None where it has none."""
+        model = self._model
+        # Every rank of a column of the mesh has the stage's loss and seconds: together they count once.
+        share = 1 / model.world.mesh.column
+        meter, timed = model.meter, 3 * model.definition.layer_count
+        layers = model.world.tensor.largest(
+            meter.seconds() + meter.activation_bytes + meter.passing_bytes, model.device
+        )
+        seconds, kept = layers[:timed], layers[timed:]
+        copies = model.copies
+        return [
+            float(self._saver.stop_votes()),
+            float(self._plans.newest_epoch()),
+            share * loss if loss is not None else 0.0,
+            squared_norm_once(model.world, model.layers) / copies,
+            float(model.straggler_mitigation.wants_exchange),
+            float(self._plans.monitor.due()),
+            self._progress.own_peak_flops,
+            float(self._saver.wanted()),
+            float(self._end.requested),
+            float(self._saver.written),
+            *(share * second for second in model.probe_seconds()),
+            *(share * second for second in seconds),
+            # Copies of a layer keep equal bytes each, and share the seconds.
+            *(share / copies * count for count in kept),
+        ]
+
+    def _agreed(self, summed: list[float]) -> Agreed:
+        """The sum of all ranks' figures, by name."""
+        model = self._model
+        count, first = model.definition.layer_count, _HEAD + model.world.positions
+        end = first + 3 * count
+        return Agreed(
+            stop=summed[0] >= model.world.size,
+            epoch=round(summed[1]),
+            loss=summed[2] / self._run.loss_scale.value,
+            squared_norm=summed[3],
+            exchange=summed[4] > 0,
+            check_rebalance=summed[5] > 0,
+            peak_flops=summed[6],
+            save=summed[7] > 0,
+            end=summed[8] > 0,
+            written=summed[9] >= model.world.size,
+            probes=summed[_HEAD:first],
+            seconds=summed[first:end],
+            activation_bytes=summed[end : end + count],
+            passing_bytes=summed[end + count :],
+        )
+
+    def _until_drained(self) -> Agreed:
+        """Train from the step in force to the next drain.
+
+        Raises:
+            TrainerError: a stage's gradients are not finite.
+            ScheduleError: more was held than the schedule plans.
+        """
+        self._apply_changes()
+        model, pipeline = self._model, self._pipeline
+        model.meter.sums_updates = True
+        first = self._run.step
+        steps = next_drain(model.config, first) - first
+        executor = pipeline.begin(first, steps, batch=model.batch, apply_gradients=self._apply_gradients)
+        lead = pipeline.lead(steps)
+        agreed: list[Agreed] = []
+        sums: deque[_Sum] = deque()
+        began = time.perf_counter()
+        for step in range(steps):
+            if executor.ended:
+                break
+            measured = model.profile.wants(first + step)
+            model.meter.start_step(first + step, by_layer=measured)
+            model.meter.optimizer = [0.0] * model.meter.layer_count
+            loss = executor.advance()
+            now = time.perf_counter()
+            sums.append(self._begin_sum(loss, measured, now - began))
+            began = now
+            if len(sums) > 1:
+                agreed.append(self._settle(sums.popleft()))
+                if agreed[-1].stop or agreed[-1].end or self._plans.is_news(agreed[-1].epoch):
+                    executor.end_after(step + lead)
+        while sums:
+            agreed.append(self._settle(sums.popleft()))
+        peak_usage = executor.finish()
+        pipeline.check(peak_usage, steps)
+        self._print_drain(peak_usage)
+        stop, epoch = any(one.stop for one in agreed), max(one.epoch for one in agreed)
+        return dataclasses.replace(agreed[-1], stop=stop, epoch=epoch)
+
+    @property
+    def _pipeline(self) -> AsynchronousPipeline:
+        pipeline = self._model.pipeline
+        assert isinstance(pipeline, AsynchronousPipeline)
+        return pipeline
+
+    def _begin_sum(self, loss: float | None, measured: bool, seconds: float) -> _Sum:
+        tensor = torch.tensor(self._figures(loss), dtype=torch.float64, device=self._model.device)
+        work = dist.all_reduce(tensor, async_op=True) if self._model.world.size > 1 else None
+        return _Sum(tensor, work, measured, seconds)
+
+    def _settle(self, summed: _Sum) -> Agreed:
+        """Count a step after which all ranks have already continued."""
+        if summed.work is not None:
+            summed.work.wait()
+        agreed = self._agreed(summed.tensor.tolist())
+        self._count(agreed, summed.measured, summed.seconds)
+        return agreed
+
+    def _apply_gradients(self, stage: int, *, step: int, microbatches: int) -> None:
+        model = self._model
+        self._pipeline.sum_over_replicas(stage)
+        gradients = [p.grad for p in model.layers.parameters() if p.grad is not None]
+        if gradients:
+            torch._foreach_div_(gradients, float(microbatches))
+        # Parallel pipelines make this stage's update at the same place of their equal schedules.
+        average_over_replicas(model.world, model.layers)
+        for dynamic in model.dynamics:
+            dynamic.after_backward(model.layers)
+        norm = squared_gradient_norm(model.layers.parameters())
+        # Of this stage alone: non-finite gradients must not reach its weights.
+        self._run.loss_scale.step_is_sound(norm, step=step)
+        self._optimizer_step(step, norm)
+        for dynamic in model.dynamics:
+            dynamic.after_optimizer(model.layers)
+
+    def _print_drain(self, peak_usage: PeakUsage) -> None:
+        in_flight: dict[int, int] = {}
+        versions: dict[int, int] = {}
+        for part in self._model.world.gather(peak_usage):
+            in_flight.update(part.in_flight)
+            versions.update(part.versions)
+        self._progress.event(
+            "drain",
+            versions_held=[versions[stage] for stage in sorted(versions)],
+            in_flight=[in_flight[stage] for stage in sorted(in_flight)],
+        )
