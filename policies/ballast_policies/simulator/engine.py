@@ -86,6 +86,7 @@ class _TraceGang(SimulatedGang):
             placement=self.placement,
             running_since=self.since,
             spread=self._as_spread(),
+            beside_speed=self.beside_speed,
         )
 
     @property

@@ -7,9 +7,7 @@ the rates that are known of it and the ratios of all profiled types, by matrix c
 Profiles may be partial: a job type may be known on some GPU types and not on others. The operator's
 profiles are what jobs state and what it has measured itself.
 
-In pairs: normalised rates (shared over alone) of profiled types; for a type that was never
-profiled, a fingerprint (its normalised rates with a few profiled partners, completed) finds the
-nearest profiled type, whose pairs it borrows.
+Pairs are estimated in :mod:`.paired`.
 """
 
 import dataclasses
@@ -53,14 +51,12 @@ class Estimator:
         gpu_types: of the cluster.
         types: job -> its job type.
         own: job -> GPU type -> what its own reports say.
-        shared: (job type name, partner's name, GPU type) -> normalised rates seen, of the first.
     """
 
     profiles: ThroughputTable
     gpu_types: tuple[str, ...]
     types: Mapping[str, JobType] = dataclasses.field(default_factory=dict)
     own: Mapping[str, Mapping[str, Estimate]] = dataclasses.field(default_factory=dict)
-    shared: Mapping[tuple[str, str, str], float] = dataclasses.field(default_factory=dict)
 
     def with_job(self, job: str, job_type: JobType) -> "Estimator":
         """Make ``job`` known; its type need not be profiled."""
@@ -76,17 +72,6 @@ class Estimator:
         before = self.alone(job)[gpu_type]
         row = {**self.own.get(job, {}), gpu_type: before.measured(steps_per_second)}
         return dataclasses.replace(self, own={**self.own, job: row})
-
-    def observe_pair(self, job: str, other: str, gpu_type: str, steps_per_second: float) -> "Estimator":
-        """The estimator after one report of ``job`` while it shared ``gpu_type`` with ``other``."""
-        alone = self.alone(job)[gpu_type].steps_per_second
-        if alone <= 0:
-            raise ValueError(f"{job} reported a shared run on {gpu_type}, where it does not fit alone")
-        key = (self.types[job].name, self.types[other].name, gpu_type)
-        seen = min(1.0, steps_per_second / alone)
-        known = self.shared.get(key)
-        value = seen if known is None else 0.5 * (seen + known)
-        return dataclasses.replace(self, shared={**self.shared, key: value})
 
     def alone(self, job: str) -> dict[str, Estimate]:
         """GPU type -> estimate for ``job`` on GPUs of its own."""
@@ -136,14 +121,6 @@ class Estimator:
                 found.setdefault(g, completed)
         return {g: own.get(g) or found[g] for g in self.gpu_types}
 
-    def pair(self, job: str, other: str, gpu_type: str) -> tuple[Estimate, Estimate]:
-        """Estimates for ``job`` and ``other`` on the same GPUs; 0: by their profiles they do not fit."""
-        a, b = self.types[job], self.types[other]
-        return (
-            self._shared_estimate(job, a, b, gpu_type),
-            self._shared_estimate(other, b, a, gpu_type),
-        )
-
     def _profiled(self, job_type: JobType) -> dict[str, Estimate]:
         """Where the type was profiled."""
         return {
@@ -175,47 +152,6 @@ class Estimator:
             )
             for gpu_type, rate, ran in zip(self.gpu_types, rates, anywhere, strict=True)
         }
-
-    def _shared_estimate(self, job: str, a: JobType, b: JobType, gpu_type: str) -> Estimate:
-        alone = self.alone(job)[gpu_type]
-        seen = self.shared.get((a.name, b.name, gpu_type))
-        if seen is not None:
-            share, deviation, source = seen, 0.1, "measured"
-        else:
-            like_a, exact_a = self.nearest_profile(a, gpu_type)
-            like_b, exact_b = self.nearest_profile(b, gpu_type)
-            share = _normalised(self.profiles, like_a, like_b, gpu_type)
-            exact = exact_a and exact_b
-            deviation, source = (PRIOR_DEVIATION, "prior") if exact else (0.3, "completed")
-        return Estimate(
-            steps_per_second=alone.steps_per_second * share,
-            deviation=math.hypot(alone.deviation, deviation),
-            source=source,
-        )
-
-    def nearest_profile(self, job_type: JobType, gpu_type: str) -> tuple[JobType, bool]:
-        """(the profiled type whose behaviour in pairs is nearest, whether it is the type itself)."""
-        profiled = _types_of(self.profiles, gpu_type, job_type.gpus)
-        if job_type in profiled:
-            return job_type, True
-        if not profiled:
-            raise KeyError(f"no job type on {job_type.gpus} GPUs of {gpu_type} was ever profiled")
-        table = _pair_matrix(self.profiles, profiled, gpu_type)
-        mine = np.array(
-            [self.shared.get((job_type.name, other.name, gpu_type), np.nan) for other in profiled]
-        )
-        theirs = np.array(
-            [self.shared.get((other.name, job_type.name, gpu_type), np.nan) for other in profiled]
-        )
-        fingerprints = np.vstack([np.hstack([table, table.T]), np.concatenate([mine, theirs])[None, :]])
-        known = np.isfinite(fingerprints)
-        if not known[-1].any():
-            # Nothing seen: the profile in the middle, which is wrong least.
-            spread = ((table[:, None, :] - table[None, :, :]) ** 2).sum(axis=2)
-            return profiled[int(spread.sum(axis=1).argmin())], False
-        filled = complete(np.nan_to_num(fingerprints), known, rank=3, ridge=0.5).values
-        distance = ((filled[:-1] - filled[-1]) ** 2).sum(axis=1)
-        return profiled[int(distance.argmin())], False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -302,18 +238,3 @@ def _beyond_the_others(known: np.ndarray, gpu_types: Sequence[str]) -> np.ndarra
         typical = float(np.nansum(seen * np.nan_to_num(logs)) / seen.sum())
         found[unseen] = np.nan_to_num(logs - typical)[unseen]
     return found
-
-
-def _types_of(table: ThroughputTable, gpu_type: str, gpus: int) -> list[JobType]:
-    """Profiled job types with gangs of ``gpus``, by name."""
-    known = table.alone_rates.get(gpu_type, {})
-    return sorted((job_type for job_type in known if job_type.gpus == gpus), key=lambda t: t.name)
-
-
-def _normalised(table: ThroughputTable, a: JobType, b: JobType, gpu_type: str) -> float:
-    alone = table.alone(a, gpu_type)
-    return table.shared(a, b, gpu_type)[0] / alone if alone > 0 and a.gpus == b.gpus else 0.0
-
-
-def _pair_matrix(table: ThroughputTable, types: Sequence[JobType], gpu_type: str) -> np.ndarray:
-    return np.array([[_normalised(table, a, b, gpu_type) for b in types] for a in types])

@@ -106,49 +106,6 @@ def test_a_type_never_profiled_is_completed_from_one_measurement():
     assert np.mean(within) >= 0.5
 
 
-def test_pairs_of_profiled_types_are_the_profiles():
-    """Both rates of a pair, as the table has them."""
-    other = JobType(name="LM (batch size 20)")
-    estimator = Estimator(profiles=PROFILES, gpu_types=TYPES).with_job("a", RESNET).with_job("b", other)
-    first, second = estimator.pair("a", "b", "p100")
-    assert (first.steps_per_second, second.steps_per_second) == pytest.approx(
-        PROFILES.shared(RESNET, other, "p100")
-    )
-
-
-@pytest.mark.slow
-def test_a_type_never_seen_in_pairs_borrows_the_nearest_profiles_pairs():
-    """Section 5.3.3: a few measured partners make a fingerprint; its sibling's pairs are near the truth."""
-    hidden = JobType(name="ResNet-18 (batch size 128)")
-    partners = ["A3C", "LM (batch size 40)", "Transformer (batch size 64)", "CycleGAN"]
-    estimator = Estimator(profiles=without(hidden.name), gpu_types=TYPES).with_job("new", hidden)
-    estimator = estimator.observe("new", "v100", PROFILES.alone(hidden, "v100"))
-    middle, _ = estimator.nearest_profile(hidden, "v100")
-    for name in partners:
-        other = JobType(name=name)
-        estimator = estimator.with_job(name, other)
-        estimator = estimator.observe_pair("new", name, "v100", PROFILES.shared(hidden, other, "v100")[0])
-        estimator = estimator.observe_pair(name, "new", "v100", PROFILES.shared(hidden, other, "v100")[1])
-    nearest, exact = estimator.nearest_profile(hidden, "v100")
-    assert not exact
-
-    def error(profile):
-        others = [JobType(name=f"Recommendation (batch size {size})") for size in (512, 2048, 8192)]
-        others += [JobType(name=f"LM (batch size {size})") for size in (5, 10, 80)]
-        return np.mean(
-            [
-                abs(
-                    PROFILES.shared(profile, other, "v100")[0] / PROFILES.alone(profile, "v100")
-                    - PROFILES.shared(hidden, other, "v100")[0] / PROFILES.alone(hidden, "v100")
-                )
-                for other in others
-            ]
-        )
-
-    assert error(nearest) <= error(middle) + 1e-9
-    assert error(nearest) < 0.2
-
-
 @pytest.mark.slow
 @given(seed=st.integers(0, 50))
 def test_a_matrix_of_low_rank_is_recovered_from_part_of_it(seed):
