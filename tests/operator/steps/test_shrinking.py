@@ -49,10 +49,6 @@ def test_a_proposal_is_checked_against_the_spec_and_the_plan(repack, changes, wa
     assert want_words in said if want_words else said == ""
 
 
-def proposing(proposal):
-    return a_running_view(lease=LeaseView(ack=Ack(epoch=1, step=0), proposal=proposal))
-
-
 SHRUNK = a_plan(PODS[:2], epoch=2, directive=Directive.SHRINK)
 
 
@@ -60,13 +56,6 @@ def shrinking(*, acknowledged, released=True):
     lease = LeaseView(ack=Ack(epoch=acknowledged, step=41, pause_ms=12.5), proposal=PROPOSAL)
     view = a_running_view(plan=SHRUNK, lease=lease)
     return view if released else dataclasses.replace(view, pods=view.pods[:2])
-
-
-def test_a_proposal_of_an_earlier_epoch_is_not_open():
-    """The plan has changed since; only rank 0's answer to the present one counts."""
-    assert take_step(a_context(proposing(PROPOSAL))).actions
-    stale = take_step(a_context(proposing(PROPOSAL.replace(epoch=3))))
-    assert (stale.actions, "Repacked" in conditions(stale)) == ((), False)
 
 
 def test_a_shrink_is_recorded_when_the_released_pods_are_gone():

@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-from ballast_operator.steps.context import DeleteJob
 from ballast_operator.steps.decide import take_step
 from ballast_operator.steps.stopping import begin_termination
 from ballast_operator.views.lease import LeaseView
@@ -16,11 +15,9 @@ from tests.operator.steps.contexts import (
     a_context,
     a_running_view,
     after,
-    an_idle_view,
     conditions,
     with_ending,
     with_pod,
-    without_pods,
 )
 
 
@@ -82,16 +79,6 @@ def test_pods_on_a_dead_node_are_deleted_without_grace():
     assert take_step(a_context(view, seconds=11)).actions[2].grace_seconds == 0
 
 
-def test_a_job_beyond_its_backoff_limit_has_failed():
-    """Four failures with a limit of three."""
-    view = without_pods(with_ending(a_running_view(), Cause.USER_ERROR, "boom"))
-    view = dataclasses.replace(view, status=view.status.replace(restarts={"UserError": 3, "Hung": 1}))
-    result = take_step(a_context(view))
-    assert conditions(result)["Failed"] == (True, "BackoffLimitExceeded")
-    assert result.status.finished_at == after(1)
-    assert "failed 4 times" in result.status.condition("Failed").message
-
-
 def test_a_job_that_its_callback_ended_succeeds_with_the_reason():
     """Progress reads what was trained; the condition says that it was the callback, and why."""
     lease = LeaseView(ack=Ack(epoch=1, step=0), finished_step=40, end_reason="the loss is low enough")
@@ -105,15 +92,3 @@ def test_a_job_that_its_callback_ended_succeeds_with_the_reason():
     assert conditions(result)["Succeeded"] == (True, "EndedByCallback")
     assert result.status.condition("Succeeded").message == said
     assert (result.status.progress.step, result.status.progress.percent) == (40, 40)
-
-
-def test_a_finished_job_is_deleted_when_its_time_is_over():
-    """ttlSecondsAfterFinished; before that the rest of it is waited for."""
-    view = an_idle_view()
-    status = view.status.replace(finished_at=NOW)
-    status = status.with_condition("Succeeded", True, "AllStepsDone", "", now=NOW, generation=1)
-    view = dataclasses.replace(view, status=status)
-    spec = {"ttl_seconds": 60}
-    assert take_step(a_context(view, seconds=20, spec=spec)).requeue_after_seconds == 40.0
-    assert take_step(a_context(view, seconds=60, spec=spec)).actions == (DeleteJob("uid-job"),)
-    assert take_step(a_context(view, seconds=60)).actions == ()

@@ -5,7 +5,6 @@ import torch
 from ballast_policies.planning.schedules import (
     build_schedule,
     double_buffered,
-    pipedream,
     validate,
     weight_versions,
 )
@@ -73,31 +72,6 @@ def recurrence(stages, updates, used):
         for history in weights:
             history.append(history[-1] - RATE * gradient)
     return [history[-1] for history in weights]
-
-
-@pytest.mark.parametrize("p", [1, 2, 4])
-def test_weight_stashing_on_a_quadratic_is_w_minus_v_grad_f_w1_t_minus_p_plus_1_to_wp_t(p):
-    """W(t+1) = W(t) - v grad f(W_1(t-p+1), ..., W_p(t)) to 1e-12; stage s of p holds p - s + 1 versions."""
-    weights, peak_usage = trained_quadratic(pipedream([1] * p, 24), 6)
-    assert weights == pytest.approx(recurrence(p, 24, lambda s, t: max(0, t - (p - 1 - s))), abs=1e-12)
-    assert [c.versions[rank] for rank, c in enumerate(peak_usage)] == [p - s for s in range(p)]
-
-
-@pytest.mark.parametrize("p", [1, 2, 4])
-def test_vertical_sync_on_a_quadratic_is_w_minus_v_grad_f_at_t_minus_p_plus_1(p):
-    """W(t+1) = W(t) - v grad f(W(t-p+1)) to 1e-12."""
-    weights, peak_usage = trained_quadratic(pipedream([1] * p, 24, vertical_sync=True), 6)
-    assert weights == pytest.approx(recurrence(p, 24, lambda s, t: max(0, t - p + 1)), abs=1e-12)
-    assert [c.versions[rank] for rank, c in enumerate(peak_usage)] == [p] * p
-
-
-@pytest.mark.parametrize(("p", "m"), [(1, 2), (2, 2), (4, 4), (3, 5)])
-def test_2bw_on_a_quadratic_is_w_minus_v_grad_f_at_t_minus_1(p, m):
-    """W(t+1) = W(t) - v grad f(W(t-1)) to 1e-12, gradients of m microbatches; two versions at most."""
-    steps = 6
-    weights, peak_usage = trained_quadratic(double_buffered(p, steps * m, update_every=m), steps)
-    assert weights == pytest.approx(recurrence(p, steps, lambda s, t: max(0, t - 1)), abs=1e-12)
-    assert max(max(c.versions.values()) for c in peak_usage) == 2
 
 
 @examples(15)
