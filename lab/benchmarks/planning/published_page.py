@@ -10,15 +10,10 @@ supplement (tables 6 to 11); nothing is run.
 from pathlib import Path
 
 import click
+from ballast_lab.ptdp import Transformer, plan_ptdp, training_seconds
+from ballast_lab.two_versions import GpuServers
 from ballast_policies.planning import PlanningError
-from ballast_policies.planning.planners import (
-    GpuServers,
-    Level,
-    Transformer,
-    plan_pipedream,
-    plan_ptdp,
-    training_seconds,
-)
+from ballast_policies.planning.planners.pipedream import Level, plan_pipedream
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "published-planners.md"
 DAY = 86_400.0

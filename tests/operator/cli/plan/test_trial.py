@@ -8,6 +8,8 @@ import yaml
 from ballast_operator.cli.main import main
 from click.testing import CliRunner
 
+pytestmark = pytest.mark.slow
+
 PROFILE = "layers: [{repeat: 4, forwardSeconds: 0.1, backwardSeconds: 0.2, heldBytes: 10, outputBytes: 1}]"
 CLUSTER = "gpus: [{type: a, count: 2}]\nbandwidth: {insideServer: 1.0e+9, betweenServers: 1.0e+9}"
 JOB = """
@@ -94,7 +96,6 @@ def test_without_a_trainer_or_a_plan_that_runs_it_says_so(trainer, run):
     assert "--trial needs --config" in run().output
 
 
-@pytest.mark.slow
 def test_the_trainer_runs_the_plans(tmp_path):
     """Two plans on two local ranks each: both are measured, and the faster one is first."""
     for name, text in (("p.yaml", PROFILE), ("c.yaml", CLUSTER), ("job.yaml", JOB)):

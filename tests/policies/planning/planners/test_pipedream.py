@@ -2,7 +2,7 @@
 
 import pytest
 from ballast_policies.planning import PlanningError
-from ballast_policies.planning.planners import Level, plan_pipedream
+from ballast_policies.planning.planners.pipedream import Level, plan_pipedream
 
 
 def test_pipedream_convolutions_before_fat_layers_give_15_1():

@@ -10,7 +10,6 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayer
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.memory.stage_bytes import LayerSums
 from ballast_policies.planning.partition import Partition
-from ballast_policies.planning.planners import Level, plan_pipedream
 from ballast_policies.planning.planners.amp import (
     DeviceGrid,
     LayerCost,
@@ -21,7 +20,7 @@ from ballast_policies.planning.planners.amp import (
     tilings,
 )
 from ballast_policies.planning.planners.equal_gpus import megatron_candidates, two_versions_candidates
-from ballast_policies.planning.planners.pipedream import DeviceMemory
+from ballast_policies.planning.planners.pipedream import DeviceMemory, Level, plan_pipedream
 from ballast_policies.planning.schedules import SCHEDULES, build_schedule, validate
 
 from tests.policies.planning.planners.random_instances import random_model

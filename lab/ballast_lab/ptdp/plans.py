@@ -8,13 +8,14 @@ just large enough to fit, microbatch size by search) come out of the search, the
 import dataclasses
 
 from ballast_policies.planning.partition import PlanningError
-from ballast_policies.planning.planners.ptdp.communication import (
+
+from ballast_lab.ptdp.communication import (
     data_parallel_elements,
     scattered_pipeline_elements,
     tensor_parallel_elements,
 )
-from ballast_policies.planning.planners.ptdp.transformer import Transformer
-from ballast_policies.planning.planners.two_versions import GpuServers
+from ballast_lab.ptdp.transformer import Transformer
+from ballast_lab.two_versions import GpuServers
 
 _ELEMENT_BYTES = 2
 """Activations and gradients travel in 16 bits."""

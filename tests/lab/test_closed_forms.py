@@ -4,25 +4,27 @@ import dataclasses
 import itertools
 
 import pytest
-from ballast_policies.planning import PlanningError
-from ballast_policies.planning.planners import (
-    BlockModel,
-    GpuServers,
+from ballast_lab.ptdp import (
     Transformer,
     best_checkpoints,
     checkpointed_bytes,
     data_parallel_elements,
-    gpipe_memory_bytes,
-    memory_bytes,
-    microbatch_seconds,
     pipeline_elements,
     plan_ptdp,
-    plan_two_versions,
     scattered_pipeline_elements,
     step_seconds,
     tensor_parallel_elements,
     training_seconds,
 )
+from ballast_lab.two_versions import (
+    BlockModel,
+    GpuServers,
+    gpipe_memory_bytes,
+    memory_bytes,
+    microbatch_seconds,
+    plan_two_versions,
+)
+from ballast_policies.planning import PlanningError
 from ballast_policies.planning.schedules import even_costs, one_forward_one_backward, simulate
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,13 +1,13 @@
 """PTD-P: pipeline x tensor x data parallel training of one transformer on equal servers."""
 
-from ballast_policies.planning.planners.ptdp.communication import (
+from ballast_lab.ptdp.communication import (
     data_parallel_elements,
     pipeline_elements,
     scattered_pipeline_elements,
     tensor_parallel_elements,
 )
-from ballast_policies.planning.planners.ptdp.plans import PtdPlan, plan_ptdp
-from ballast_policies.planning.planners.ptdp.transformer import (
+from ballast_lab.ptdp.plans import PtdPlan, plan_ptdp
+from ballast_lab.ptdp.transformer import (
     Transformer,
     best_checkpoints,
     checkpointed_bytes,
