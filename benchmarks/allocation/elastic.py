@@ -24,7 +24,7 @@ from ballast_policies.allocation.instance import Instance, from_arrays
 from ballast_policies.allocation.options import Options
 from ballast_policies.allocation.registry import POLICIES, solve
 from ballast_policies.allocation.solvers import methods
-from ballast_policies.planning.launch.heterogeneous_ranks import LaunchedPipeline, RankGpu, step_seconds
+from ballast_policies.planning.launch import LaunchedPipeline, RankGpu, step_seconds
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 
 EXACT = ("max-min-fairness", "makespan", "finish-time-fairness", "max-throughput", "fifo", "min-cost")

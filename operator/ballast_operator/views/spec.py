@@ -10,7 +10,7 @@ from typing import Any
 from ballast_policies.contract import Stage
 from ballast_policies.contract.job import JobConfig
 from ballast_policies.contract.job.reshaping import BalanceBy
-from ballast_policies.planning.launch.launch_partition import LaunchRanks, launch_partition
+from ballast_policies.planning.launch import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.schedules import SCHEDULES

@@ -42,7 +42,6 @@ class Job:
     Attributes:
         name: unique in the problem.
         throughput: GPU type -> steps per second of the whole gang; missing or 0: it cannot run there.
-        gpus: size of the gang.
         configurations: of an elastic job, in place of ``throughput`` and ``gpus``; () for a gang of one size.
         weight: share relative to other jobs, > 0.
         entity: the team it belongs to, for hierarchical policies.

@@ -63,7 +63,6 @@ class CompletionTime:
     """The policy.
 
     Attributes:
-        cluster: to share out.
         round_seconds: changes happen at the rounds' ends only.
     """
 

@@ -73,7 +73,6 @@ class JobState:
     """A job in the system.
 
     Attributes:
-        job: as submitted.
         remaining: work left, above 0.
         current: what it runs on; None: it waits.
         restart_left: s until its next step, where it runs.

@@ -28,7 +28,6 @@ class ElasticPolicyKind:
     """A row.
 
     Attributes:
-        summary: what it is for.
         build: the policy for a cluster and the seconds of a round.
     """
 

@@ -32,7 +32,6 @@ class GpuModel:
         flops: precision -> peak operations/s without sparsity; what is not known is left out.
         link_bandwidth: NVLink or Infinity Fabric, all links and both directions, bytes/s.
         source: the vendor's document.
-        year: of its edition.
     """
 
     name: str

@@ -20,7 +20,6 @@ class RebalanceDecision:
     Attributes:
         rebalance: True: move to ``partition``.
         partition: the partition to move to, or the one in force.
-        moves: the layers that move.
         step_seconds_before, step_seconds_after: predicted seconds per step.
         why: the reason as text, with numbers.
         reverts: the last move is taken back, because it measured worse.

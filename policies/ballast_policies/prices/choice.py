@@ -42,7 +42,6 @@ class Situation:
         steps: left to do, above 0.
         seconds_to_deadline: None: it has none, or its policy reads none.
         at: the option on which it runs; :data:`WAIT`: none.
-        waited_seconds: since it ran last.
         starting_seconds: until the machines that it is on do its first step.
         move_usd: to carry its data to another region; (k,) or one number for all.
         budget_usd: what is left to spend; None: no limit.
@@ -63,7 +62,6 @@ class Preferences:
 
     Attributes:
         restart: costs of starting, saving and losing machines.
-        review_seconds: until the next choice.
         hysteresis: a move has to save this many times its cost.
         price_hours: how long a price difference is trusted to last: they change about once a day (6.1).
         speed_margin: an offer that the job is not on counts as fast enough when it is so much faster than the

@@ -12,10 +12,7 @@ class PlacementOption:
     """The rest of a job on one kind of GPUs, alone and without interruptions.
 
     Attributes:
-        pool: where.
         gpu_type: of its GPUs.
-        gpus: how many.
-        seconds: until the last step.
         cost: None: the price is not known.
     """
 

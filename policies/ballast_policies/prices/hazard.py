@@ -122,7 +122,6 @@ class RestartCosts:
 
     Attributes:
         startup_seconds: from the request for a machine to the first step: it is paid, and nothing is trained.
-        checkpoint_seconds: to save.
         notice_seconds: between the notice and the loss of a machine; enough to save when it is at least
             ``checkpoint_seconds``.
     """

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from importlib import resources
 
-from ballast_policies.prices.errors import PriceLogError
+from ballast_policies.prices.log import PriceLogError
 
 MOST_GPUS = 4096
 """Most GPUs of one instance that a catalogue may state."""
@@ -19,7 +19,6 @@ class InstanceType:
 
     Attributes:
         gpu_type: lower case, as throughput tables name it.
-        gpus: of one instance.
         on_demand_usd: USD per instance and hour on demand; None: not known.
     """
 

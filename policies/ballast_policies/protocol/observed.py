@@ -39,7 +39,6 @@ class Pod:
     Attributes:
         launch: of the job, that it was made for.
         number: in its name; its rank at launch.
-        leaving: it is being deleted.
         failure: how it failed; None unless ``phase`` is FAILED.
         node_ready: whether its node is there and ready.
         leaves: its node has announced that it goes, or the cluster is about to end the pod; it still runs.
@@ -72,7 +71,6 @@ class Gang:
     """The launch that holds GPUs, one for each of its pods: written before the first pod is made.
 
     Attributes:
-        launch: its number.
         pods: names.
         joining: those of ``pods`` that are to join the running gang, and have not.
         first_newcomer: number in the name of the first pod of the last growth; 0: it has not grown.

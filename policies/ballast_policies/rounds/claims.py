@@ -62,10 +62,7 @@ class Claims:
     """Parallel arrays of integers, the most urgent claim first.
 
     Attributes:
-        job: index of the job.
         partner: index of the job that shares its GPUs, or -1.
-        column: index of the column.
-        gpus: size of the gang.
     """
 
     job: np.ndarray
@@ -122,7 +119,6 @@ class Pools:
     """The pools of a round, sorted by name; parallel sequences.
 
     Attributes:
-        names: names of the pools.
         gpu_types: GPU type of each pool.
         columns: column of the allocation for each pool: its GPU type, unless that has several.
         capacity: (P,) GPUs of each pool.

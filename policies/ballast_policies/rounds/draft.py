@@ -31,7 +31,6 @@ class Draft:
     """A round while it is put together: every pass returns another one.
 
     Attributes:
-        question: that it answers.
         placements: job -> where it is to run.
         reasons: job -> why.
         kept_off_spot: as of ``Round``.

@@ -37,11 +37,9 @@ class _GangSize:
     """A gang with its least size, and what it has beyond that now.
 
     Attributes:
-        one: the gang.
         base: nodes of its least size.
         own: by position of the pipeline, the nodes beyond ``base`` that it holds now, in order of ranks.
         runs: its ranks hold them; a gang that is about to start takes any size at no cost.
-        pool: where.
         barred: groups of nodes that it must not be started on.
         tenant: whose limit on GPUs counts.
     """

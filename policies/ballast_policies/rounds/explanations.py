@@ -16,7 +16,6 @@ class Reason:
     """Why a job is where it is, told once it is known where that is.
 
     Attributes:
-        text: the reason.
         lead: what comes before the job's GPUs, which come before the reason; None: the reason stands alone.
         notes: what else there is to say.
     """

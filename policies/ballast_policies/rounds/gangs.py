@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.allocation.policy import Surplus
-from ballast_policies.planning.launch.heterogeneous_ranks import LaunchedPipeline, RankGpu, step_seconds
+from ballast_policies.planning.launch import LaunchedPipeline, RankGpu, step_seconds
 from ballast_policies.rounds.values import Colocation, Placement, PoolPart
 from ballast_policies.throughput.paired import PairSpeeds
 from ballast_policies.throughput.speed_key import SpeedKey
@@ -75,7 +75,6 @@ class SizeSettings:
     """How sizes are decided.
 
     Attributes:
-        surplus: which gang comes first.
         least_gain: gangs change size for one another where that wins at least this fraction.
         least_growth: a gang takes more GPUs that are free where it becomes faster by at least this fraction.
         stay_rounds: rounds that a size is expected to last; the pause of a change is spread over them. A
@@ -176,7 +175,6 @@ class SpreadGang:
     """A running gang on another number of nodes than its speed on each GPU type is of.
 
     Attributes:
-        at: where it is.
         fewest: nodes of its pool that would hold it.
         speed: steps/s where it is.
         packed_speed: steps/s on the fewest nodes of its pool.
@@ -225,7 +223,6 @@ class SharedGpus:
     Attributes:
         jobs: name -> job that may share.
         memory: node -> bytes of its one GPU, for nodes that offer it to two pods.
-        speeds: of pairs.
     """
 
     jobs: Mapping[str, SharingJob] = dataclasses.field(default_factory=dict)

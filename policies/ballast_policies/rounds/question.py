@@ -14,7 +14,6 @@ class SpotLimits:
     """What may be started in spot pools.
 
     Attributes:
-        pools: the spot pools.
         on_demand_share: part of the GPUs in use that are not spot, at least.
         most_in_one_pool: part of the spot GPUs in use that are in one pool, or in one zone of a pool where
             zones are known, at most, but for the last gang there.
@@ -48,15 +47,11 @@ class Question:
         now: seconds, on the clock of the state's times.
         shares: job -> column -> fraction of time (``Allocation.allocation``); missing: 0.
         jobs: in order of arrival; ``gpus`` of an elastic one is its least size.
-        nodes: of the pools.
         state: what was promised and received so far, and who runs where, with all that it holds.
-        settings: of the rounds.
         elastic: job -> its sizes, for jobs that may have several.
         mixed: job -> gang that may run in several pools at once.
         spread: job -> running gang on more nodes than would hold it.
         shared: who may share which GPUs; nodes whose GPUs are shared have one.
-        spot: limits of spot machines.
-        sizes: how sizes are decided.
         tenants: job -> its tenant, of tenants with a limit on GPUs.
         room: tenant -> GPUs that its jobs may have besides those that run with their least sizes.
         pending: jobs of ``state.running`` that were granted their GPUs and do not hold them yet.

@@ -20,9 +20,7 @@ class SizeCandidate:
 
     Attributes:
         job: as the policy sees it.
-        gang: its sizes.
         index: by arrival.
-        gpu_type: where it runs.
         unit: steps/s on 1/n of the GPUs of the type that suits it best, by its weight.
     """
 

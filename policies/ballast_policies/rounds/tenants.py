@@ -163,7 +163,6 @@ class TypedGang:
 
     Attributes:
         sizes: GPUs that it may have, fewest first.
-        types: that it may use.
         held: GPU type -> its GPUs now, those of an ended launch too.
         runs_on: types on which it runs and stays unless it is moved.
     """

@@ -112,7 +112,6 @@ class RoundSettings:
     """How often running gangs may be disturbed.
 
     Attributes:
-        round_seconds: length of a round.
         min_run_seconds: a gang that has started is not stopped for others before it ran this long.
         max_moves_per_hour: limit on running gangs stopped or moved within an hour; None: no limit.
         within_round: only free GPUs are handed out; running gangs hold theirs until the round ends.
@@ -129,7 +128,6 @@ class Colocation:
     """The other job on a job's GPU.
 
     Attributes:
-        partner: its name.
         speed: of the job beside it, over its speed alone.
         measured: like jobs have run so; otherwise the speed is an estimate.
     """

@@ -59,12 +59,10 @@ class JobAssignment:
     """What a decision wants of one job.
 
     Attributes:
-        action: what to do.
         placement: for KEEP and PLACE: where; for RELEASE of a dry run: where it would run.
         extra_nodes: for KEEP: nodes of GPUs that the gang may take in addition.
         kept_ranks: for KEEP: the ranks that the gang is to continue with; empty: all.
         obstacle: for RELEASE: why; None otherwise.
-        why: as a sentence.
         chosen, next_best: what was chosen and what would have been second.
         partner: the job that shares its GPU where it is placed; empty: none.
         may_share: another job may come to share its GPU there.

@@ -52,10 +52,8 @@ class SchedulingPolicy:
         objective: name of the allocation policy.
         heterogeneity_agnostic: it takes all GPU types for equally fast.
         teams: team -> its weight, policy and parent; empty: each job's entity is one.
-        round_seconds: length of a round.
         min_run_seconds, max_moves_per_hour: what holds gangs in place.
         dry_run: nothing that is decided is carried out.
-        name: of decisions.
         version: another one where anything in it has changed.
     """
 
@@ -76,7 +74,6 @@ class Memory:
 
     Attributes:
         next_at: when the round ends, epoch seconds; None: there was no decision yet.
-        decisions: how many there were.
         accounts: what jobs were promised and have received; None: there was no decision yet.
         grants: of the last decision.
     """
@@ -94,7 +91,6 @@ class SolveRequest:
     Attributes:
         inputs: the state's problem by GPU type, with the defaults that complete it.
         classes: the columns of the problem that is solved.
-        problem: over these columns.
         structure, values: equal where an earlier answer still holds; see :mod:`.inputs`.
     """
 
@@ -113,7 +109,6 @@ class Decision:
         round: who is to run where.
         inputs: what the policy was asked by GPU type, with the defaults in it.
         allocation: its shares, by GPU type.
-        memory: for the next decision.
         plan_id: name of this one.
         within_round: a round had begun before.
         dry_run: nothing of it is carried out.

@@ -29,7 +29,6 @@ class Capacity:
         gpu_types: of the pools, sorted.
         nodes: of the pools, with the GPUs that may be handed out.
         prices: GPU type -> mean price of a GPU hour; without types of which no pool has a price.
-        pools: with their own prices.
         memory: pool -> bytes of each of its GPUs, where that is known.
         regions: pool -> where its nodes are; empty: not known.
     """
@@ -124,11 +123,9 @@ class ClusterState:
     """The cluster at one moment.
 
     Attributes:
-        capacity: of the pools.
         jobs: those that want GPUs and that some round can place, by age.
         tenants: what tenants with a limit on GPUs may still be given.
         shared: which jobs may share which GPUs.
-        spot: limits of spot machines.
         useful_prices: usable pools at the price of an hour in which a job gets on, where machines are taken
             away; empty: as the capacity has them.
         preempted: spot pool -> machines that were taken away there, and in how many hours.

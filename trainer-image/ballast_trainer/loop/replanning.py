@@ -20,7 +20,7 @@ from ballast_policies.planning import (
 from ballast_policies.planning.balancers import StagedPipeline
 from ballast_policies.planning.balancers.place_memory import PlaceBytes
 from ballast_policies.planning.following.noise import least_gain
-from ballast_policies.planning.launch.launch_partition import LaunchRanks, launch_partition
+from ballast_policies.planning.launch import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.bounds import bytes_on_positions, reserves
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.need import MemoryNeed

@@ -4,11 +4,9 @@ import csv
 import itertools
 from collections.abc import Iterator
 
-from ballast_policies.prices.clouds.aws_prices import PriceRow
-from ballast_policies.prices.errors import PriceLogError
-from ballast_policies.prices.history import Point
+from ballast_policies.prices.clouds.aws import PriceRow
+from ballast_policies.prices.log import Point, PriceLogError, seconds_of
 from ballast_policies.prices.offers import usd
-from ballast_policies.prices.times import seconds_of
 
 MOST_COLUMNS = 200
 

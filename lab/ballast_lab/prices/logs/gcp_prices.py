@@ -3,9 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from ballast_policies.prices.clouds.aws_prices import PriceRow
-from ballast_policies.prices.errors import PriceLogError
-from ballast_policies.prices.history import Point
+from ballast_policies.prices.clouds.aws import PriceRow
+from ballast_policies.prices.log import Point, PriceLogError
 from ballast_policies.prices.offers import MOST_GPUS, usd
 
 _HEADER = re.compile(

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.contract.job.reshaping import BalanceBy
-from ballast_policies.planning.launch.heterogeneous_ranks import LaunchedPipeline
+from ballast_policies.planning.launch import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.rounds import MixedGang, best_parts, mixtures
 from ballast_policies.throughput.track import Estimate

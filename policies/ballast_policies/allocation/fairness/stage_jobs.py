@@ -169,7 +169,6 @@ class PricedJobs:
 
     Attributes:
         stage: the stage that they belong to.
-        rows: their program.
         jobs: (rows,) their places in the stage.
         kept: (w',) the columns of the stage that are columns of ``rows``.
         free: (rows,) their fastest rate without a price.

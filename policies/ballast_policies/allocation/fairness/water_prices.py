@@ -37,7 +37,6 @@ class PricedFilling:
         X: (n, w) shares, w columns as in ``StageColumns``.
         levels, bound: (n,) levels reached, and their proven upper bounds.
         prices: (k,) of the first stage: how much further it would reach with one more GPU.
-        stages: how many there were.
     """
 
     X: np.ndarray

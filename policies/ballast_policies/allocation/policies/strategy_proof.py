@@ -76,7 +76,6 @@ class _Kinds:
     """Jobs that are alike in speeds, gang and weight; they have the same fair share, and keep the same part.
 
     Attributes:
-        instance: all jobs.
         of: (n,) kind of each.
         chosen: (kinds,) a job of each.
         many: (kinds,) how many there are.

@@ -63,8 +63,6 @@ class Method:
     """A row of the table.
 
     Attributes:
-        name: of the method.
-        task: what it solves.
         code: its module, below ``ballast_policies.allocation``.
         when: the sizes that it is chosen for, in words.
         applies: whether it is chosen for a size. The first row of the task that applies is.

@@ -33,7 +33,6 @@ class StagedPipeline:
     """A schedule with several stages a rank, and what its layers cost.
 
     Attributes:
-        schedule: of one step.
         forward, backward, optimizer: seconds per step of each layer, shape (L,).
         capacity: speed and memory by stage.
         taken: bytes of each rank under a partition; None: the sum of its stages'.

@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ballast_policies.planning.balancers.place_memory import PlaceBytes, PlaceMemory
-from ballast_policies.planning.balancers.window import loads_between, window_least
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 
@@ -91,7 +90,7 @@ class RankSubsets:
                 low, step = middle, step * step
             else:
                 high, step = found, math.inf
-        loads = loads_between(self.S, self.speeds, low, high)
+        loads = _loads_between(self.S, self.speeds, low, high)
         if not len(loads):
             return high
         best = bisect.bisect_left(
@@ -221,7 +220,7 @@ class RankSubsets:
             after = before.copy() if rank else np.full_like(before, np.inf)
             kept = self._kept(rank, ranks)
             moved = self._moved(rank)
-            least = window_least(before[kept - 1] - moved, self._first(rank, limit, kept - 1, ranks), ends)
+            least = _window_least(before[kept - 1] - moved, self._first(rank, limit, kept - 1, ranks), ends)
             after[kept] = np.minimum(after[kept], moved + least)
             tables.append(after)
         if not np.isfinite(tables[-1][ranks, -1]):
@@ -264,3 +263,41 @@ class RankSubsets:
 
 def _sums(values: Sequence[float] | np.ndarray) -> np.ndarray:
     return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=float))])
+
+
+def _window_least(values: np.ndarray, first: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """[k, j]: the least of values[k, first[k, j] .. j - 1]; infinite where there is none."""
+    widths = ends - first
+    level = np.frexp(np.maximum(widths, 1))[1] - 1
+    layers = [values]
+    for size in range(int(level.max())):
+        step = 1 << size
+        wider = layers[-1].copy()
+        wider[:, :-step] = np.minimum(wider[:, :-step], layers[-1][:, step:])
+        layers.append(wider)
+    stacked = np.stack(layers)
+    rows = np.arange(len(values))[:, None]
+    begin = np.minimum(first, len(ends) - 1)
+    last = np.maximum(ends - (1 << level), 0)
+    least: np.ndarray = np.minimum(stacked[level, rows, begin], stacked[level, rows, last])
+    return np.where(widths > 0, least, np.inf)
+
+
+def _loads_between(sums: np.ndarray, speeds: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Every load that some layers have on some rank, above ``low`` and up to ``high``, ascending.
+
+    Args:
+        sums: seconds of the first j layers, shape (L + 1,).
+        speeds: of the ranks, shape (p,).
+        low: seconds.
+        high: seconds.
+    """
+    found = []
+    for speed in np.unique(speeds):
+        first = np.searchsorted(sums, sums + low * speed * (1 - 1e-12), side="right")
+        end = np.searchsorted(sums, sums + high * speed * (1 + 1e-12), side="right")
+        count = np.maximum(end - first, 0)
+        begin = np.repeat(np.arange(len(sums)), count)
+        ends = np.arange(len(begin)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+        found.append((sums[ends] - sums[begin]) / speed)
+    return np.unique(np.concatenate(found))

@@ -127,7 +127,6 @@ class _StageBytes:
         largest_weights: those of one layer, whole.
         kept: from the forward to the backward.
         received: of its input, which another stage sends.
-        output: of its output.
         handed_on: the same, where another stage receives it.
         gradients: into the weights of all layers, and what was repeated: kept between the halves of a split
             backward.

@@ -30,11 +30,11 @@ from ballast_policies.planning.schedules.builders.synchronous import (
 )
 from ballast_policies.planning.schedules.builders.v_shaped import zero_bubble_v
 from ballast_policies.planning.schedules.costs import StageCosts, even_costs, stage_costs
-from ballast_policies.planning.schedules.exports.chrome_trace import chrome_trace
-from ballast_policies.planning.schedules.exports.picture import schedule_svg
-from ballast_policies.planning.schedules.exports.text import (
+from ballast_policies.planning.schedules.exports import (
+    chrome_trace,
     schedule_csv,
     schedule_from_csv,
+    schedule_svg,
     schedule_text,
     timeline,
 )

@@ -3,7 +3,6 @@
 The decisions alone, as functions of measured seconds; the trainer carries them out.
 """
 
-from ballast_policies.planning.tensor_parallel.migration import helper_columns
 from ballast_policies.planning.tensor_parallel.resizing import (
     keep_list,
     layer_ratio,
@@ -18,12 +17,14 @@ from ballast_policies.planning.tensor_parallel.semi import (
     SemiDecision,
     decide_semi,
     fit_cost,
+    helper_columns,
+    mean_is_stale,
     migrated_share,
     migrating_stragglers,
     migration_gain,
     semi_seconds,
+    stragglers,
 )
-from ballast_policies.planning.tensor_parallel.stragglers import mean_is_stale, stragglers
 from ballast_policies.planning.tensor_parallel.workload import (
     POLICIES,
     decide_workload,

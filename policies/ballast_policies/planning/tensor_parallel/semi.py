@@ -14,12 +14,31 @@ tried, where the paper stops at the first f(x) < 0.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from math import ceil
 
 import numpy as np
 
 from ballast_policies.planning.tensor_parallel.resizing import resize_ratios
-from ballast_policies.planning.tensor_parallel.stragglers import TOLERANCE, stragglers
+
+TOLERANCE = 0.05
+"""Relative; the paper compares exactly, and then any noise makes all ranks but the fastest stragglers."""
+
+
+def stragglers(seconds: Sequence[float], *, tolerance: float = TOLERANCE) -> tuple[int, ...]:
+    """Ranks slower than the fastest by more than ``tolerance``, slowest first (SEMI, Algorithm 2, line 4)."""
+    T = np.asarray(seconds, dtype=float)
+    late = np.flatnonzero(T.min() * (1 + tolerance) < T)
+    return tuple(int(rank) for rank in late[np.argsort(-T[late], kind="stable")])
+
+
+def mean_is_stale(seconds_at_last_mean: float, seconds: float, *, change: float = 0.1) -> bool:
+    """True where this rank's own time has changed enough for the group to exchange times again.
+
+    The mean needs a collective; each rank watches only itself between two of them (III-A: over 10 %).
+    """
+    return abs(seconds - seconds_at_last_mean) > change * seconds_at_last_mean
+
 
 CostCurve = Callable[[float], float]
 """Columns -> seconds, not falling."""
@@ -75,7 +94,6 @@ class SemiDecision:
         stragglers: ranks that are late, slowest first.
         migrated: by rank, columns that helpers compute; lossless.
         pruned: by rank, columns that no rank computes.
-        why: the reason as text.
     """
 
     stragglers: tuple[int, ...]
@@ -260,3 +278,35 @@ def semi_seconds(
         helping = costs.help_fixed if moved and not decision.migrated[rank] else 0.0
         expected.append(total + products * (done[rank] / columns[rank] - 1.0) + resizing + helping)
     return max(expected) + (costs.communicate(moved) if moved else 0.0)
+
+
+def helper_columns(
+    migrated: int, *, ranks: int, straggler: int, rank: int, migrating: Collection[int] = ()
+) -> range:
+    """Which of the ``migrated`` columns ``rank`` computes.
+
+    r' = (r + e - r_k) mod e in 1..e-1, m = ceil(L_mig / (e - 1)): columns m (r' - 1) to m r' - 1,
+    clipped.  Empty for the straggler itself.  Where several ranks migrate they do not help each other:
+    r' then counts the e - x helpers alone, and m = ceil(L_mig / (e - x)), as in equation 3.
+
+    Args:
+        migrated: L_mig.
+        ranks: e.
+        straggler: r_k.
+        rank: r.
+        migrating: all ranks that migrate, with or without ``straggler``.
+
+    Raises:
+        ValueError: ranks outside the group, or a group without a rank that can help.
+    """
+    if ranks < 2 or not (0 <= straggler < ranks and 0 <= rank < ranks):
+        raise ValueError(f"rank {rank} and straggler {straggler} must be two of {ranks} ranks (at least 2)")
+    absent = {straggler, *migrating}
+    positions = [p for p in range(1, ranks) if (straggler + p) % ranks not in absent]
+    if not positions:
+        raise ValueError(f"all of {ranks} ranks migrate: none is left to help")
+    if rank in absent:
+        return range(0)
+    helper = positions.index((rank + ranks - straggler) % ranks)
+    share = ceil(migrated / len(positions))
+    return range(min(migrated, share * helper), min(migrated, share * (helper + 1)))

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 
 from ballast_policies.planning.tensor_parallel.resizing import resize_ratios
 from ballast_policies.planning.tensor_parallel.semi import (
+    TOLERANCE,
     MoveCosts,
     SemiDecision,
     decide_semi,
     semi_seconds,
+    stragglers,
 )
-from ballast_policies.planning.tensor_parallel.stragglers import TOLERANCE, stragglers
 
 POLICIES = ("none", "resize", "migrate", "semi")
 """No change; ZERO-resizing of all excess columns; migration of all of them; SEMI's split."""

@@ -1,12 +1,86 @@
-"""AWS: the rows of DescribeSpotPriceHistory, as boto3 or the AWS command gives them."""
+"""AWS: rows of DescribeSpotPriceHistory, as the AWS command saves them in a file, or as boto3 gives them."""
 
+import dataclasses
 import datetime
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ballast_policies.prices.clouds.aws_prices import PRODUCT, PriceRow, aws_price_row
+from ballast_policies.contract.decode import parse_json
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.limits import FILE, Limits
 from ballast_policies.prices.clouds.wanted import AwsSpotPrice
-from ballast_policies.prices.errors import PriceLogError
+from ballast_policies.prices.log import Point, PriceLogError, seconds_of
+from ballast_policies.prices.offers import usd
+
+LIMITS: Limits = dataclasses.replace(FILE, depth=8)
+PRODUCT = "Linux/UNIX"
+"""The only product that is read: the others are licences of other systems on the same machines."""
+
+_ZONE = re.compile(r"([a-z]{2}(?:-[a-z]+){1,3}-\d)(?:-[a-z]{3}-\d)?[a-z]")
+_TEXTS = ("AvailabilityZone", "InstanceType", "SpotPrice", "Timestamp")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PriceRow:
+    """A price of one kind of machine in one zone, from a moment on."""
+
+    cloud: str
+    region: str
+    zone: str
+    instance: str
+    point: Point
+
+
+def parse_aws_prices(text: str, *, source: str) -> Iterator[PriceRow]:
+    """The rows, in the order of the file.
+
+    Raises:
+        PriceLogError: it is not such an answer, or a row is wrong.
+    """
+    try:
+        answer = parse_json(text, limits=LIMITS)
+    except ContractError as error:
+        raise PriceLogError(f"{source}: {error}") from error
+    rows = answer.get("SpotPriceHistory") if isinstance(answer, dict) else None
+    if not isinstance(rows, list):
+        raise PriceLogError(
+            f"{source}: no list under SpotPriceHistory. "
+            "To fix: save the answer of aws ec2 describe-spot-price-history as JSON"
+        )
+    for number, row in enumerate(rows):
+        where = f"{source}: SpotPriceHistory[{number}]"
+        read = aws_price_row(row, where)
+        if read is not None:
+            yield read
+
+
+def aws_price_row(row: Any, where: str) -> PriceRow | None:
+    """One row; None: of another product than :data:`PRODUCT`.
+
+    Raises:
+        PriceLogError: it is wrong.
+    """
+    if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in _TEXTS):
+        raise PriceLogError(f"{where}: needs the texts {', '.join(_TEXTS)}")
+    if row.get("ProductDescription", PRODUCT) != PRODUCT:
+        return None
+    zone = _ZONE.fullmatch(row["AvailabilityZone"][:60])
+    if zone is None:
+        raise PriceLogError(
+            f"{where}: {row['AvailabilityZone'][:60]!r} is no availability zone, as us-east-1d"
+        )
+    return PriceRow(
+        cloud="aws",
+        region=zone.group(1),
+        zone=zone.group(0),
+        instance=row["InstanceType"][:100],
+        point=Point(
+            time=seconds_of(row["Timestamp"], where=where),
+            usd=usd(row["SpotPrice"], where=where),
+        ),
+    )
+
 
 PRODUCTS = (PRODUCT, f"{PRODUCT} (Amazon VPC)")
 """Machines with Linux; the second name is that of accounts made before 2013."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ballast_policies.prices.errors import PriceLogError
+from ballast_policies.prices.log import PriceLogError
 from ballast_policies.prices.offers import built_in_catalogue
 
 USD = "USD"

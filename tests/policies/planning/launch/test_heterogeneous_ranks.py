@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from ballast_policies.planning.launch.heterogeneous_ranks import LaunchedPipeline, RankGpu, step_seconds
+from ballast_policies.planning.launch import LaunchedPipeline, RankGpu, step_seconds
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 
 FORM = PipelineForm(schedule="1F1B", positions=1, microbatches=8)

@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from ballast_policies.planning.launch.launch_partition import LaunchRanks, launch_partition
+from ballast_policies.planning.launch import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.bounds import bytes_on_positions
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.stages import first_stages

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from ballast_policies.planning.launch.launch_partition import LaunchRanks, launch_partition
+from ballast_policies.planning.launch import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.moments import schedule_of
 from ballast_policies.planning.memory.need import MemoryNeed

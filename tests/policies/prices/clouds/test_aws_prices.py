@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from ballast_policies.prices.clouds.aws_prices import parse_aws_prices
-from ballast_policies.prices.errors import PriceLogError
+from ballast_policies.prices.clouds.aws import parse_aws_prices
+from ballast_policies.prices.log import PriceLogError
 
 ROW = {
     "AvailabilityZone": "us-east-1d",

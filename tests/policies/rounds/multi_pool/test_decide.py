@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.planning.launch.heterogeneous_ranks import LaunchedPipeline
+from ballast_policies.planning.launch import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.rounds import (
     ElasticGang,

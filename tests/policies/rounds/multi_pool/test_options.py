@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from ballast_policies.planning.launch.heterogeneous_ranks import LaunchedPipeline
+from ballast_policies.planning.launch import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.rounds import MixedGang, PoolPart, best_parts
 from ballast_policies.throughput.speed_key import SpeedKey

@@ -1,4 +1,7 @@
-"""Schedules and traces as text: one line a rank, a CSV that torch reads, and a time line of characters."""
+"""Schedules and simulated traces as text, as SVG pictures, and as traces of chrome://tracing and Perfetto."""
+
+import json
+from html import escape
 
 from ballast_policies.planning.schedules.action import Action, Kind, ScheduleError
 from ballast_policies.planning.schedules.schedule import Schedule, WeightRule
@@ -90,3 +93,91 @@ def _letter(action: Action) -> str:
         Kind.BACKWARD_WEIGHT: "w",
         Kind.UPDATE: "|",
     }[action.kind]
+
+
+_COLOURS = {
+    Kind.FORWARD: "#6baed6",
+    Kind.BACKWARD: "#74c476",
+    Kind.BACKWARD_INPUT: "#74c476",
+    Kind.BACKWARD_WEIGHT: "#fdae6b",
+    Kind.UPDATE: "#9e9ac8",
+}
+_LABELS = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.BACKWARD_INPUT: "backward of inputs",
+    Kind.BACKWARD_WEIGHT: "backward of weights",
+    Kind.UPDATE: "update",
+}
+_ROW, _LEFT, _TOP = 28, 70, 34
+
+
+def schedule_svg(trace: Trace, *, width: int = 1000) -> str:
+    """The picture; later stages of a rank are paler, microbatches are numbered where there is room."""
+    schedule = trace.schedule
+    scale = (width - _LEFT - 10) / (trace.makespan or 1.0)
+    height = _TOP + schedule.ranks * _ROW + 40
+    title = f"{schedule.name}: {trace.makespan:.4g} s, {trace.idle_fraction:.1%} idle (simulated)"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        'font-family="sans-serif" font-size="11">',
+        f"<title>{escape(title)}</title>",
+        f'<text x="{_LEFT}" y="18" font-size="13">{escape(title)}</text>',
+    ]
+    for rank in range(schedule.ranks):
+        middle = _TOP + rank * _ROW + _ROW * 0.65
+        parts.append(f'<text x="8" y="{middle:.1f}">rank {rank}</text>')
+    for span in trace.spans:
+        x, wide = _LEFT + span.start * scale, (span.end - span.start) * scale
+        y = _TOP + span.rank * _ROW + 2
+        own = [stage for stage, holders in enumerate(schedule.stage_ranks) if span.rank in holders]
+        opacity = 1.0 - 0.5 * own.index(span.action.stage) / max(1, len(own))
+        parts.append(
+            f'<rect x="{x:.2f}" y="{y}" width="{wide:.2f}" height="{_ROW - 4}" '
+            f'fill="{_COLOURS[span.action.kind]}" fill-opacity="{opacity:.2f}" '
+            f'stroke="#333" stroke-width="0.5"><title>{span.action}</title></rect>'
+        )
+        if wide >= 12 and span.action.kind is not Kind.UPDATE:
+            parts.append(
+                f'<text x="{x + wide / 2:.2f}" y="{y + _ROW * 0.6:.1f}" text-anchor="middle">'
+                f"{span.action.microbatch}</text>"
+            )
+    parts += _legend(trace, height - 14)
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _legend(trace: Trace, y: int) -> list[str]:
+    kinds = {span.action.kind for span in trace.spans}
+    parts, x = [], _LEFT
+    for kind in Kind:
+        if kind in kinds:
+            parts.append(f'<rect x="{x}" y="{y - 10}" width="12" height="12" fill="{_COLOURS[kind]}"/>')
+            parts.append(f'<text x="{x + 16}" y="{y}">{_LABELS[kind]}</text>')
+            x += 150
+    return parts
+
+
+def chrome_trace(trace: Trace) -> str:
+    """JSON: one process, one thread a rank, one complete event ("X") an action; times in microseconds."""
+    name = trace.schedule.name
+    events: list[dict[str, object]] = [
+        {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": f"{name} (simulated)"}}
+    ]
+    events += [
+        {"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}"}}
+        for rank in range(trace.schedule.ranks)
+    ]
+    events += [
+        {
+            "ph": "X",
+            "pid": 0,
+            "tid": span.rank,
+            "name": str(span.action),
+            "cat": _LABELS[span.action.kind],
+            "ts": round(span.start * 1e6, 3),
+            "dur": round((span.end - span.start) * 1e6, 3),
+            "args": {"stage": span.action.stage, "microbatch": span.action.microbatch},
+        }
+        for span in trace.spans
+    ]
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})

@@ -1,1 +1,0 @@
-"""The first stages of a gang, and whether its layers fit the GPUs."""

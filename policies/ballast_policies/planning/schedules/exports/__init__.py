@@ -1,1 +1,0 @@
-"""Schedules and simulated traces as text, pictures and files for other tools."""
