@@ -28,10 +28,7 @@ class BackgroundCluster:
     """A cluster that runs in the background.
 
     Attributes:
-        name: its name.
-        kubeconfig: of its administrator.
         kubectl: the kubectl that was built with it.
-        folder: where its files and logs are.
         nodes: names of the nodes it was started with; empty where it was running already.
         was_running: it was there before.
     """

@@ -16,8 +16,6 @@ class User:
 
     Attributes:
         file: name of its kubeconfig, without ``.kubeconfig``.
-        name: its name, as RBAC sees it.
-        groups: its groups.
     """
 
     file: str

@@ -140,9 +140,7 @@ class NodeConfiguration:
         programs: folder of the programs that ``binary`` finds.
         plugins: folder of the CNI plugins.
         cgroup: name of its control group.
-        node: what it offers.
         index: from 1 on: which of the network's addresses are its own.
-        network: of the cluster.
         images: a disk with images whose files it shares; None: archives below are imported.
         archives: files with images.
     """

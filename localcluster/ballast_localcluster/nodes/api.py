@@ -24,11 +24,7 @@ Manifest = dict[str, Any]
 
 
 class ApiError(Exception):
-    """The API server refused a call.
-
-    Attributes:
-        status: the HTTP status.
-    """
+    """The API server refused a call, with this HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")

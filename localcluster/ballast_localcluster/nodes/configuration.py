@@ -14,11 +14,9 @@ class AgentConfiguration:
     """Of one agent process.
 
     Attributes:
-        kubeconfig: the agent's own credentials.
         certificates: folder with ``ca.crt`` and the agent's serving pair ``node-agent.crt`` and ``.key``.
         folder: where pods get their folders.
         logs: where what pods print is kept, and left when a failed cluster's logs are.
-        nodes: the nodes it serves.
         adopts: labels of further nodes that it serves: another program makes and removes their objects.
         warm_start: fork trainers from one process that has torch imported.
     """

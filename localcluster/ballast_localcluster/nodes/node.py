@@ -42,12 +42,9 @@ class ProcessNode:
     Its capacity is what is declared here, not what the machine has: only kube-scheduler enforces it.
 
     Attributes:
-        name: of the Node object.
         gpus: how many emulated ``nvidia.com/gpu`` it offers.
         pool: value of the label ``ballast.dev/pool``; empty for none.
         capacity_type: ``onDemand`` or ``spot``, a label too; empty for none.
-        labels: further labels.
-        annotations: further annotations.
         taints: keep pods away that do not tolerate them.
         slowdown: emulated slow-down by model family ("default" for the others), each factor at least 1;
             empty: pods run at the machine's speed, and nothing is emulated.

@@ -45,9 +45,6 @@ class PendingDecision:
     """A decision whose shares are still to be computed.
 
     Attributes:
-        snapshot: the cluster.
-        policy: by which is decided.
-        request: what it is asked.
         seen_nodes: of spot pools, with this decision.
     """
 

@@ -37,10 +37,7 @@ class FaultyJob:
     """A job that a decision leaves out; while its gang runs, it keeps its GPUs.
 
     Attributes:
-        key: which job.
-        launches: ``status.launches``.
         runs: whether its gang has GPUs.
-        error: why it is left out.
     """
 
     key: Key

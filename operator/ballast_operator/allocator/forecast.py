@@ -23,7 +23,6 @@ class JobForecast:
     """What becomes of one job; seconds from now, USD.
 
     Attributes:
-        job: its name.
         begins: when it first has GPUs; 0 where it has them now; None: not within the time.
         ends: when it has done its steps; None: not within the time.
         starts: how often it is started or moved.

@@ -84,7 +84,6 @@ class Sharer:
 
     Attributes:
         job: namespace/name.
-        since: since when.
     """
 
     job: str

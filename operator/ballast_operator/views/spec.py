@@ -31,15 +31,12 @@ from ballast_operator.views.selectors import NodeRequirements, read_requirements
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """What a job asks for.
+    """What a job asks for; the rest is as :class:`TrainingJobSpec` has it.
 
     Attributes:
         config: the trainer's share of the spec.
         gpu_types: allowed types; empty: any.
         throughput: steps/s by GPU type and number of GPUs.
-        weight: share relative to other jobs.
-        suspend: it should hold no GPUs.
-        backoff_limit: restarts after failures of its own, at most.
         ttl_seconds: how long it is kept after its end; None: until somebody deletes it.
         template: PodTemplateSpec.
         memory_per_gpu: bytes that each GPU must have; None: as measured.
@@ -47,12 +44,7 @@ class JobSpec:
         mixes_pools: its gang may run in several pools at once.
         shares_gpu: another job may run on its GPU.
         entity: the team; None: none.
-        deadline: when it should be done; None: no deadline.
-        on_deadline_missed: what happens when it passes.
         active_deadline_seconds: how long it may hold GPUs, over all launches; None: no limit.
-        budget: what it may cost in all; None: no limit.
-        on_budget_exhausted: what happens when that is spent.
-        spot: whether it may run on spot machines.
         data: what it reads, and from where; None: that costs nothing.
     """
 

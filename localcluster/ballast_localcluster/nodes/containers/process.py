@@ -23,8 +23,6 @@ class Command:
 
     Attributes:
         argv: program and arguments, real paths.
-        environment: all of it.
-        folder: working directory.
         log: file that standard output and standard error are appended to.
     """
 

@@ -16,7 +16,6 @@ class Devices:
     """The GPUs of one node, by index.
 
     Attributes:
-        count: how many there are.
         held: pod UID -> container name -> indices.
         leaving: pods whose containers have ended; what they hold comes free as soon as no process is left.
     """

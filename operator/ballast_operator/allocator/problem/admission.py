@@ -51,7 +51,6 @@ class Admitted:
         gpus: the size of its gang; of an elastic one the least.
         sizes: that the gang may have, fewest first.
         shrinks: it runs and can give back what it holds beyond ``gpus``.
-        gpu_types: that it may use.
         not_tolerated: barring taints.
         memory: which pools have the memory for it.
         closed_pools: that ``spec.spot`` closes to it, or where it is not known what its data costs.

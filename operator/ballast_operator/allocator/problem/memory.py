@@ -49,7 +49,6 @@ class GangMemory:
     """Which pools have GPUs with enough memory for a job.
 
     Attributes:
-        spec: the job's.
         need: as measured; None: nothing was.
         pools: pool -> bytes of each of its GPUs, where that is known.
     """

@@ -53,11 +53,7 @@ class Observed:
     """The cluster as it is seen at one moment.
 
     Attributes:
-        now: the moment.
-        nodes: all.
         pods: of others.
-        jobs: all.
-        measurements: what trainers have reported.
         spent: teams that have spent their budget.
         regions: pool -> where its nodes were.
     """

@@ -34,7 +34,6 @@ class SnapshotJob(ClusterJob):
     """A TrainingJob that wants GPUs, and what it is told with its GPUs; its name is ``namespace/name``.
 
     Attributes:
-        key: which job.
         pods: names of its gang's pods, by rank.
         layers: as measured by it or another of its kind; None: nothing is known.
     """

@@ -198,8 +198,6 @@ class GangRequest:
     """A job, and the gang for which its speed is asked.
 
     Attributes:
-        key: which job.
-        spec: of the job.
         stages: GPUs of the gang.
         nodes: of the pools; empty: not known.
         barred: groups of nodes (``Node.group``) on which it must not be started.
