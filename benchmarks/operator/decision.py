@@ -13,7 +13,7 @@ from typing import Any
 
 from ballast_operator.allocator.allocator import Allocator
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
-from ballast_operator.allocator.reporting.reporter import PolicyReporter
+from ballast_operator.allocator.policy_status import PolicyReporter
 from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, NODE, POLICY

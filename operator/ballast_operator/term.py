@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from ballast_operator.allocator.allocator import Allocator
 from ballast_operator.allocator.costs.cloud_prices import CloudPrices
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
-from ballast_operator.allocator.reporting.reporter import PolicyReporter
+from ballast_operator.allocator.policy_status import PolicyReporter
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.allocator.throttle import DecisionThrottle

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ballast_localcluster.cluster import LocalCluster
-from ballast_localcluster.default_nodes import default_nodes
+from ballast_localcluster.nodes.node import default_nodes
 from ballast_operator.demo.manifests import demo_manifests, read_manifests
 from ballast_operator.demo.run import running_operator
 from ballast_operator.kube.slim import LEAVES_AT_ANNOTATION

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 from ballast_localcluster.cluster import LocalCluster
-from ballast_localcluster.default_nodes import default_nodes
 from ballast_localcluster.errors import StartError
 from ballast_localcluster.kubelets.configuration import Network
 from ballast_localcluster.kubelets.machine import check_machine
 from ballast_localcluster.kubelets.start import RealNodes, present_kubelets
+from ballast_localcluster.nodes.node import default_nodes
 from ballast_localcluster.rest import Rest
 from ballast_localcluster.supervision.owner import ended
 from ballast_localcluster.supervision.processes import PART_VARIABLE, marked_processes

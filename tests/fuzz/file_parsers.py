@@ -10,8 +10,8 @@ from typing import Any
 import click
 from ballast_client.messages import read_plan as read_clients_plan
 from ballast_lab.prices.logs.folder import read_market
-from ballast_localcluster.default_nodes import read_nodes
 from ballast_localcluster.errors import NodesFileError
+from ballast_localcluster.nodes.node import read_nodes
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
 from ballast_operator.cli.allocate.command import read_problem
 from ballast_operator.cli.plan import input as plan_input

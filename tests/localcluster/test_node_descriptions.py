@@ -2,10 +2,9 @@
 
 import pytest
 from ballast_localcluster import ProcessNode
-from ballast_localcluster.default_nodes import default_nodes, read_nodes
 from ballast_localcluster.errors import LocalClusterError, NodesFileError
 from ballast_localcluster.nodes.configuration import AgentConfiguration
-from ballast_localcluster.nodes.node import Taint
+from ballast_localcluster.nodes.node import Taint, default_nodes, read_nodes
 
 GAVEL_STEPS_PER_SECOND = {
     "transformer": {"v100": 8.618, "p100": 5.092, "k80": 1.752},

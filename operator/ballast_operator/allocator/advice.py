@@ -13,8 +13,7 @@ from ballast_operator.allocator.problem.snapshot_job import SnapshotJob
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.assignment import Advice
-from ballast_operator.views.hold import budget_spent
-from ballast_operator.views.job import JobView
+from ballast_operator.views.job import JobView, budget_spent
 
 
 def advice_by_job(

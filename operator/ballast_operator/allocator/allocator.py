@@ -7,15 +7,13 @@ from collections.abc import Callable, Mapping
 
 from ballast_policies.scheduling.assignments import Action
 
-from ballast_operator.allocator.assignments import waiting_for_policy
 from ballast_operator.allocator.costs.bill import pool_infos, with_regions
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_prices, with_prices
-from ballast_operator.allocator.decider import Decider, MadeDecision, PendingDecision
+from ballast_operator.allocator.decider import Decider, MadeDecision, PendingDecision, waiting_for_policy
 from ballast_operator.allocator.gauges import set_cost_gauges, set_gauges
+from ballast_operator.allocator.policy_status import Failures, PolicyReport, PolicyReporter
 from ballast_operator.allocator.problem.capacity import in_todays_pools
 from ballast_operator.allocator.problem.snapshot import Observed
-from ballast_operator.allocator.reporting.policy_status import PolicyReport
-from ballast_operator.allocator.reporting.reporter import Failures, PolicyReporter
 from ballast_operator.allocator.saved_state import SavedState, StateStore
 from ballast_operator.allocator.solving.solver import LastAnswer, Solve, Solver
 from ballast_operator.allocator.throttle import DecisionThrottle

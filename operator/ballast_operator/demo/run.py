@@ -18,7 +18,7 @@ from kubernetes.dynamic.exceptions import ForbiddenError, NotFoundError
 
 from ballast_operator.api.conditions import JobState
 from ballast_operator.demo.manifests import read_manifests
-from ballast_operator.demo.recorder import Recorder
+from ballast_operator.demo.story import Recorder
 from ballast_operator.kube.client import missing
 from ballast_operator.local_operator import (
     OPERATOR_NAMESPACE,
@@ -72,7 +72,7 @@ def run_demo(
         if kubeconfig is None:
             # An optional package, which a demo on an existing cluster does not need.
             from ballast_localcluster import LocalCluster
-            from ballast_localcluster.default_nodes import default_nodes
+            from ballast_localcluster.nodes.node import default_nodes
 
             announce("starting a Kubernetes control plane and process nodes on this machine")
             crds = write_definitions(logs)

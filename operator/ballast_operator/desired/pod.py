@@ -20,11 +20,11 @@ from ballast_operator.api.job_allocation import JobAllocation, is_coming
 from ballast_operator.desired.owned import owned, trainer_account
 from ballast_operator.kube.kinds import POD
 from ballast_operator.views.job import JobView
+from ballast_operator.views.node_constraints import gpu_toleration
 from ballast_operator.views.nodes import pod_gpus
 from ballast_operator.views.notices import seconds_to_save
 from ballast_operator.views.pod import USUAL_GRACE_SECONDS
 from ballast_operator.views.spec import JobSpec
-from ballast_operator.views.taints import gpu_toleration
 
 COMMAND = ["ballast-train", "pod"]
 """Command of the first container unless the template sets one."""

@@ -13,7 +13,7 @@ from ballast_operator.api.training_job_status import GpuTime, Isolated, Progress
 from ballast_operator.steps.context import ReconcileContext, seconds_since, with_condition, with_status
 from ballast_operator.views.assignment import Advice
 from ballast_operator.views.clock import Time, show
-from ballast_operator.views.hold import (
+from ballast_operator.views.job import (
     ROUNDING,
     active_seconds,
     budget_message,

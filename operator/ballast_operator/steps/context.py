@@ -15,8 +15,7 @@ from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.assignment import UNKNOWN_POOLS, Advice, Assignment, GangPools, PoolInfo
 from ballast_operator.views.clock import Time
-from ballast_operator.views.hold import SuspendCause
-from ballast_operator.views.job import JobView
+from ballast_operator.views.job import JobView, SuspendCause
 from ballast_operator.views.shared_gpus import Sharer
 from ballast_operator.views.spec import JobSpec
 

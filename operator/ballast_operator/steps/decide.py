@@ -54,15 +54,19 @@ from ballast_operator.steps.context import (
 )
 from ballast_operator.steps.failure import why_it_ends
 from ballast_operator.steps.gang import await_pods, write_first_plan
-from ballast_operator.steps.growing import (
+from ballast_operator.steps.observed import observed, seconds_left
+from ballast_operator.steps.resizing import (
     abandon_growth,
     begin_growth,
     create_newcomers,
     give_up_growth,
     record_growth,
+    record_shrink,
+    refuse_proposal,
+    with_leaving_nodes,
     write_grown_plan,
+    write_shrink,
 )
-from ballast_operator.steps.observed import observed, seconds_left
 from ballast_operator.steps.running import (
     LOOK_SECONDS,
     next_look,
@@ -71,7 +75,6 @@ from ballast_operator.steps.running import (
     with_refused_messages,
     with_saved_step,
 )
-from ballast_operator.steps.shrinking import record_shrink, refuse_proposal, with_leaving_nodes, write_shrink
 from ballast_operator.steps.stopping import (
     ask_to_save,
     begin_termination,

@@ -21,8 +21,8 @@ from ballast_operator.kube.caches import controlled_by_job
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.kube.slim import pinned_node
 from ballast_operator.views.clock import Time, parse
+from ballast_operator.views.node_constraints import GONE_KEYS, Taint, blocking, read_taints
 from ballast_operator.views.notices import Leaving, read_leaving
-from ballast_operator.views.taints import GONE_KEYS, Taint, blocking, read_taints
 
 REPLICAS = "nvidia.com/gpu.replicas"
 """Replicas of each GPU; 1: whole GPUs."""

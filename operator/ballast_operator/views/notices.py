@@ -20,7 +20,7 @@ from ballast_operator.kube.slim import (
     NoticeKind,
 )
 from ballast_operator.views.clock import Time, parse
-from ballast_operator.views.taints import Taint
+from ballast_operator.views.node_constraints import Taint
 
 _SPOT, _ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 

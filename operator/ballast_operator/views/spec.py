@@ -25,8 +25,8 @@ from ballast_operator.api.training_job import MixedPools, TrainingJobSpec
 from ballast_operator.kube.kinds import Object
 from ballast_operator.trainer_template import filled_in, trainer_template
 from ballast_operator.views.clock import Time
+from ballast_operator.views.node_constraints import NodeRequirements, read_requirements
 from ballast_operator.views.nodes import PodNeed, pod_requests
-from ballast_operator.views.selectors import NodeRequirements, read_requirements
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """nodeSelector and required node affinity, as kube-scheduler reads them."""
 
 import pytest
-from ballast_operator.views.selectors import read_requirements
+from ballast_operator.views.node_constraints import read_requirements
 
 
 def template(*terms: dict, selector: dict | None = None) -> dict:

@@ -1,8 +1,8 @@
 """Taints and tolerations: matched as kube-scheduler matches them."""
 
 import pytest
+from ballast_operator.views.node_constraints import Taint, blocking, tolerates
 from ballast_operator.views.nodes import read_node
-from ballast_operator.views.taints import Taint, blocking, tolerates
 
 TAINT = Taint(key="team", value="vision", effect="NoSchedule")
 

@@ -19,8 +19,7 @@ from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.costs import BudgetPeriod, OnTeamLimit, TeamBudget, TeamCost
 from ballast_operator.report.team_costs import first_of_month, month_of, team_costs
 from ballast_operator.views.clock import Time
-from ballast_operator.views.hold import ROUNDING
-from ballast_operator.views.job import JobView
+from ballast_operator.views.job import ROUNDING, JobView
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

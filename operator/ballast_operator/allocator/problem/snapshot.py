@@ -14,8 +14,12 @@ from ballast_operator.allocator.faults import FaultyJob, JobFaults
 from ballast_operator.allocator.problem.admission import Admissions, RefusedJob
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, read_capacity
 from ballast_operator.allocator.problem.capacity_types import spot_limits
-from ballast_operator.allocator.problem.sharing import colocation_candidates, speeds_beside
-from ballast_operator.allocator.problem.snapshot_job import SnapshotJob, SnapshotJobs
+from ballast_operator.allocator.problem.snapshot_job import (
+    SnapshotJob,
+    SnapshotJobs,
+    colocation_candidates,
+    speeds_beside,
+)
 from ballast_operator.allocator.problem.tenants import admit_tenants, within_types
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.api.cluster_policy import ClusterPolicySpec

@@ -18,9 +18,8 @@ from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.job import JobView
+from ballast_operator.views.node_constraints import NodeRequirements, Taint, blocking
 from ballast_operator.views.nodes import NodeView, PodNeed
-from ballast_operator.views.selectors import NodeRequirements
-from ballast_operator.views.taints import Taint, blocking
 
 Signature = tuple[str, NodeRequirements, PodNeed, frozenset[str]]
 """Tolerations as JSON, requirements, what the pods ask for, and nodes to avoid."""

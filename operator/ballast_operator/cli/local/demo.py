@@ -13,9 +13,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
 from ballast_operator.demo.manifests import compare_with_agnostic, demo_manifests, read_manifests
-from ballast_operator.demo.recorder import Recorder
 from ballast_operator.demo.report import render, render_summary, summarise
 from ballast_operator.demo.run import DemoError, DemoSettings, run_demo
+from ballast_operator.demo.story import Recorder
 
 PICTURE_COLUMNS = 132
 

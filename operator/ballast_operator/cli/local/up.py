@@ -97,8 +97,8 @@ def up(
     processes of this machine and whose GPUs are emulated.  It stays until `ballast down`.
     """
     from ballast_localcluster.background import up as start
-    from ballast_localcluster.default_nodes import default_nodes, read_nodes
     from ballast_localcluster.errors import LocalClusterError
+    from ballast_localcluster.nodes.node import default_nodes, read_nodes
 
     from ballast_operator.local_operator import write_definitions
 

@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 
 import pytest
-from ballast_operator.allocator.reporting import reporter as reporting
-from ballast_operator.allocator.reporting.policy_status import PolicyReport, least_status
-from ballast_operator.allocator.reporting.reporter import PolicyReporter
+from ballast_operator.allocator import policy_status as reporting
+from ballast_operator.allocator.policy_status import PolicyReport, PolicyReporter, least_status
 from ballast_operator.errors import Forbidden, Rejected, Unavailable
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import POLICY

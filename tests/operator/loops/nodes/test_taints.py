@@ -5,7 +5,7 @@ from ballast_operator.allocator.problem.snapshot import Observed, take_snapshot
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.kube.kinds import NODE
-from ballast_operator.views import taints
+from ballast_operator.views import node_constraints as taints
 from ballast_operator.views.nodes import read_node
 
 from tests.operator.loops.simulated.machines import node

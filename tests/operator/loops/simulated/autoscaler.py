@@ -6,8 +6,8 @@ import datetime
 from ballast_operator.kube.kinds import NODE, POD
 from ballast_operator.kube.slim import pinned_node
 from ballast_operator.views.clock import Time, show
+from ballast_operator.views.node_constraints import read_requirements
 from ballast_operator.views.nodes import pod_gpus
-from ballast_operator.views.selectors import read_requirements
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import Simulation

@@ -9,7 +9,7 @@ from typing import Any
 
 from ballast_operator.allocator.allocator import Allocator
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
-from ballast_operator.allocator.reporting.reporter import PolicyReporter
+from ballast_operator.allocator.policy_status import PolicyReporter
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api.policy_conditions import PolicyReason

@@ -3,7 +3,7 @@
 import pytest
 from ballast_operator.kube.kinds import NODE, POLICY
 from ballast_operator.views.clock import show
-from ballast_operator.views.selectors import read_requirements
+from ballast_operator.views.node_constraints import read_requirements
 
 from tests.operator.loops.simulated.autoscaler import Autoscaler
 from tests.operator.loops.simulated.machines import node

@@ -1,1 +1,0 @@
-"""What is told of decisions: the statuses of ClusterPolicies."""
