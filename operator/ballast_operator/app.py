@@ -231,8 +231,6 @@ class Operator:
             solver,
             lease_namespace=self._options.lease_namespace,
             settings=self._settings,
-            metrics=self._metrics,
-            waits=self.waits,
             history=self._history,
         )
         cluster.on_write, cluster.on_refused = term.wrote, term.refused

@@ -24,7 +24,6 @@ from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.informers import Informers
 from ballast_operator.kube.kinds import Key, Kind
 from ballast_operator.kube.queue import KeyQueue, Lane
-from ballast_operator.metrics import Metrics
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
@@ -34,7 +33,6 @@ from ballast_operator.settings import Settings
 from ballast_operator.tasks import keep_running
 from ballast_operator.views.assignment import AssignmentBoard
 from ballast_operator.views.clock import now
-from ballast_operator.waits import Waits
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +44,7 @@ class LeaderTerm:
     """The work of a leader, from its election until it stops or loses the lease.
 
     ``cluster`` is fenced: it writes only while this replica leads. ``lease_namespace``: where the leader's
-    saved state and the price feeds are.
-    ``history``: where decisions are kept; None: nowhere.
+    saved state and the price feeds are. ``history``: where decisions are kept; None: nowhere.
     """
 
     def __init__(
@@ -59,15 +56,13 @@ class LeaderTerm:
         *,
         lease_namespace: str,
         settings: Settings,
-        metrics: Metrics,
-        waits: Waits,
         history: HistoryWriter | None = None,
     ) -> None:
         self._informers = informers
         self._caches = informers.caches
         self._observer = Observer(self._caches, decoded)
         self._settings = settings
-        self._metrics = metrics
+        self._metrics = metrics = informers.metrics
         self._queue: KeyQueue[Key] = KeyQueue(time.monotonic)
         self._writes: deque[float] = deque(maxlen=100_000)
         board, throttle = AssignmentBoard(), DecisionThrottle(settings.solver.debounce_seconds)
@@ -92,7 +87,7 @@ class LeaderTerm:
             settings=settings.solver,
             metrics=metrics,
             enqueue=self._changes.decided,
-            waits=waits,
+            waits=informers.waits,
             store=StateStore(cluster, lease_namespace),
             feeds=self._feeds,
             reporter=self._reporter,

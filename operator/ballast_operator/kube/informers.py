@@ -56,6 +56,7 @@ class Informers:
     Attributes:
         caches: what is known.
         leads: whether this replica leads; a follower lists less often.
+        metrics, waits: of the process.
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class Informers:
         self._cluster = cluster
         self._namespace = namespace
         self._settings = settings
-        self._metrics = metrics
-        self._waits = waits
+        self.metrics = metrics
+        self.waits = waits
         self._frozen = 0
         self._listed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -88,7 +89,7 @@ class Informers:
                 ("freeze", self._freeze_what_arrives),
             )
             self._tasks = [
-                asyncio.create_task(keep_running(name, part, metrics=self._metrics)) for name, part in parts
+                asyncio.create_task(keep_running(name, part, metrics=self.metrics)) for name, part in parts
             ]
 
     async def refresh(self) -> None:
@@ -102,7 +103,7 @@ class Informers:
         await self._listed.wait()
         if begun:
             what = "this replica leads, and lists the cluster's objects once more"
-            await list_until_complete(self.caches, self._cluster, self._namespace, self._waits, what=what)
+            await list_until_complete(self.caches, self._cluster, self._namespace, self.waits, what=what)
 
     async def stop(self) -> None:
         """End the watches and lists."""
@@ -112,7 +113,7 @@ class Informers:
 
     async def _list(self) -> None:
         what = "the cluster's objects are being listed for the first time"
-        await list_until_complete(self.caches, self._cluster, self._namespace, self._waits, what=what)
+        await list_until_complete(self.caches, self._cluster, self._namespace, self.waits, what=what)
         known = ", ".join(f"{len(store)} {kind.plural}" for kind, store in self.caches.stores.items())
         logger.info("listed %s", known)
         self._freeze()
@@ -155,7 +156,7 @@ class Informers:
             if follows_rarely and time.monotonic() - last < FOLLOWER_RESYNC * every:
                 continue
             pause, last = min(2 * pause, every), time.monotonic()
-            await resync(self.caches, self._cluster, self._namespace, self._waits)
+            await resync(self.caches, self._cluster, self._namespace, self.waits)
 
     async def _watch(self) -> None:
         await self._listed.wait()
