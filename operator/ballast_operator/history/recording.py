@@ -14,6 +14,9 @@ from ballast_operator.report.held import held_parts, partner
 SEEN, COURSE, CLUSTER, TWIN = "seen", "course", "cluster", "twin"
 """What a row is: a job as decisions saw it last, what it held from then on, the pools, a replay's result."""
 
+SPEEDS_DIFFER = 0.005
+"""Part by which a speed has to change for the job to be kept again."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
@@ -119,7 +122,7 @@ class Rows:
             uid, live = decided.jobs.get(one.name, ("", False))
             there.add(uid)
             before = self._seen.get(uid)
-            if not uid or (before is not None and before[0] is one):
+            if not uid or (before is not None and _alike(before[0], one)):
                 continue
             text = _text(_as_seen(one, decided.at, live=live))
             if before is None or before[1] != text:
@@ -147,6 +150,29 @@ def _same(old: RecordedCluster, new: RecordedCluster) -> bool:
         return old.round_ends == new.round_ends
     seconds = new.policy.round_seconds
     return abs((new.round_ends - old.round_ends + seconds / 2) % seconds - seconds / 2) < 0.5
+
+
+def _alike(old: ClusterJob, new: ClusterJob) -> bool:
+    """Whether nothing that is kept of a job has changed but speeds by digits: there are thousands."""
+    if old is new:
+        return True
+    before, after = old.job, new.job
+    if (before.gpus, before.weight, before.entity) != (after.gpus, after.weight, after.entity):
+        return False
+    if old.closed_pools != new.closed_pools or old.usd_per_step != new.usd_per_step:
+        return False
+    sizes, more = (None if one.elastic is None else one.elastic.speeds for one in (old, new))
+    if (sizes is None) is not (more is None) or not _near(before.throughput, after.throughput):
+        return False
+    if sizes is None or more is None:
+        return True
+    return sizes.keys() == more.keys() and all(_near(rates, more[kind]) for kind, rates in sizes.items())
+
+
+def _near(old: Mapping[Any, float], new: Mapping[Any, float]) -> bool:
+    return old.keys() == new.keys() and all(
+        abs(rate - new[name]) <= SPEEDS_DIFFER * rate for name, rate in old.items()
+    )
 
 
 def _as_seen(one: ClusterJob, at: float, *, live: bool) -> dict[str, Any]:
