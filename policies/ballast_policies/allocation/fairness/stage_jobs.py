@@ -165,7 +165,7 @@ class StageJobs:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PricedJobs:
-    """Jobs with a demand beyond their free types, and the demands of these as ``price_adjustment`` asks.
+    """Jobs with a demand beyond their free types, and the demands of these.
 
     Attributes:
         stage: the stage that they belong to.

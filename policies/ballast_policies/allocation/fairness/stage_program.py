@@ -5,7 +5,7 @@ How far can the levels rise? Given s, which part u of the types that have prices
 prices at a trial s prove that lambda . demand <= cut for every allocation; the root of that cut is a bound
 and the next trial.
 
-Which types limit is guessed from a sample (``price_adjustment``). Types that limit and were left out show as
+Which types limit is guessed from a sample (``adjusted_prices``). Types that limit and were left out show as
 soon as the jobs of the next stage do not fit (``MoreTypesError``); types that do not limit get the price 0.
 """
 
@@ -15,9 +15,9 @@ import numpy as np
 
 from ballast_policies.allocation.fairness.stage_jobs import PricedJobs, StageJobs
 from ballast_policies.allocation.fairness.stage_stops import stopped_jobs
+from ballast_policies.allocation.solvers.best_response import respond
 from ballast_policies.allocation.solvers.boxstep.sampling import stratified
 from ballast_policies.allocation.solvers.least_utilization import Utilization, least_utilization
-from ballast_policies.allocation.solvers.price_adjustment import adjusted_prices
 from ballast_policies.allocation.solvers.simplex import SolverError
 
 SAMPLE = 2500
@@ -38,6 +38,12 @@ FIRST_TRIALS, NEAR, AT_START = 0.005, 0.001, 0.01
 FAR, MANY = 0.003, 10_000
 """How wrong prices may still be there, and how many jobs make it worth while."""
 ROUGH_TRIALS, TRIALS = 10, 30
+ADJUSTMENTS = 30
+FIRST_STEP = 0.3
+LONGER, SHORTER = 1.4, 0.5
+SHORTEST, LONGEST = 0.05, 2.0
+LEAST_PART, GREATEST_PART = 0.01, 4.0
+"""The demand for a type, relative to the mean, counts as at least and at most this."""
 FIRST_BOX = 0.05
 """How wrong prices may be after a sample."""
 WIDE, NARROW = 0.3, 1e-7
@@ -180,7 +186,7 @@ class StageSearch:
         some = rows.take(chosen, capacity=rows.capacity, lift=rows.lift)
         some = some.standing_for(weight)
         sample = dataclasses.replace(program, rows=some, jobs=program.jobs[chosen], free=program.free[chosen])
-        s, prices = adjusted_prices(some, sample)
+        s, prices = adjusted_prices(sample)
         types = (prices * stage.size > LIMITING) | more
         prices = np.where(types, np.maximum(prices, 1e-2 * _usual(prices, stage.size)), 0.0)
         # Between s where GPUs are left (low) and are short (high), each with its u.
@@ -228,3 +234,38 @@ def _usual(prices: np.ndarray, size: np.ndarray) -> float:
     """A mean price."""
     total = float(prices @ size)
     return (total if total > 0 else 1.0) / float(size.sum())
+
+
+def adjusted_prices(demands: PricedJobs) -> tuple[float, np.ndarray]:
+    """(s, prices): about how far the demands can go, and (k,) prices that prove it, worth 1 with all GPUs.
+
+    Price adjustment: each job answers prices with its cheapest way to meet its demand (``best_response``).
+    Prices then change by the logarithm of the demand for a type relative to the mean of all types, with a
+    separate step length for each type: longer while it keeps its direction, half where it turns (as the step
+    lengths of Rprop, Riedmiller and Braun 1993). At every step the demands go to the s that the prices allow
+    at most, so prices never answer demands far from those that can be met. Any prices prove a bound; here
+    they need not be exact.
+
+    Args:
+        demands: of some thousand jobs, whose ``rows`` count the GPUs of all that they stand for; ``lift`` is
+            the number of GPUs of each type and -``capacity`` what others hold; every type has some.
+    """
+    rows = demands.rows
+    size = rows.lift
+    prices = 1.0 / size / len(size)
+    best, best_prices = s, _ = demands.end, prices
+    step, before = np.full(len(size), FIRST_STEP), np.zeros(len(size))
+    for _ in range(ADJUSTMENTS):
+        asked = dataclasses.replace(rows, base=demands.demand(s))
+        at = respond(asked, prices, 0.0)
+        s = demands.root(at.level, float(at.time.sum() + prices @ (size + rows.capacity)))
+        if s < best:
+            best, best_prices = s, prices
+        part = (at.used(rows) - rows.capacity) / size
+        mean = float(prices @ (part * size))
+        pull = np.log(np.clip(part / mean, LEAST_PART, GREATEST_PART)) if mean > 0 else np.zeros(len(size))
+        step = np.clip(np.where(pull * before > 0, LONGER * step, SHORTER * step), SHORTEST, LONGEST)
+        before = pull
+        prices = prices * np.exp(step * pull)
+        prices = prices / (prices @ size)
+    return best, best_prices

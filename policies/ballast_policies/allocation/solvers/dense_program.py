@@ -137,65 +137,6 @@ def taken(table: np.ndarray, index: np.ndarray) -> np.ndarray:
     return result
 
 
-def dense_rows(
-    *,
-    first: np.ndarray,
-    place: np.ndarray,
-    width: int,
-    rates: np.ndarray,
-    gpus: np.ndarray,
-    value: np.ndarray | None,
-    base: np.ndarray,
-    slope: np.ndarray,
-    capacity: np.ndarray,
-    gain: float,
-    entries: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
-) -> Rows:
-    """Rows from columns: entry c belongs to job ``first[c]``, which has it in its column ``place[c]``.
-
-    Args:
-        first: (columns,) rows of the jobs.
-        place: (columns,) columns of the table.
-        width: w, number of columns of the widest job.
-        rates: (columns,) speeds of order 1.
-        gpus: (n,) GPUs of each job.
-        value: (columns,) worth of full time, or None.
-        base: (n,) demands at t = 0.
-        slope: (n,) demands per unit of t.
-        capacity: (k,) GPUs of each type.
-        gain: 1, or 0: there is no t.
-        entries: (column, index of the GPU type, GPUs) where places are not types.
-    """
-    n, k = len(base), len(capacity)
-    table = np.zeros((n, width + 1), order="F")
-    table[first, place] = rates
-    usable = table > 0
-    usable[:, width] = True
-    worth = use = None
-    if value is not None:
-        worth = np.zeros((n, width + 1), order="F")
-        worth[first, place] = value
-    if entries is not None:
-        column, kind, taken = entries
-        use = np.zeros((k, width + 1, n))
-        usable[first, place] = needed(first, rates, value, entries)
-        use[kind, place[column], first[column]] = taken
-    return Rows(
-        rates=table,
-        usable=usable,
-        gpus=gpus,
-        value=worth,
-        base=base,
-        slope=slope,
-        capacity=capacity,
-        lift=np.zeros(k),
-        gain=gain,
-        reach=largest(table),
-        absent=np.where(usable, 0.0, np.inf),
-        use=use,
-    )
-
-
 def needed(
     first: np.ndarray,
     rates: np.ndarray,
@@ -205,7 +146,12 @@ def needed(
     """(columns,) False where a faster column of the job has the same GPUs, and worth, per speed.
 
     A part of the time in that one and idling for the rest does the same; at all prices the two would tie.
-    Arguments as of :func:`dense_rows`.
+
+    Args:
+        first: (columns,) rows of the jobs.
+        rates: (columns,) speeds of order 1.
+        value: (columns,) worth of full time, or None.
+        entries: (column, index of the GPU type, GPUs) of each type that a column takes.
     """
     column, kind, gpus = entries
     random = np.random.default_rng(_HASH_SEED).uniform(1.0, 2.0, int(kind.max(initial=0)) + 2)

@@ -6,7 +6,7 @@ import highspy
 import numpy as np
 
 from ballast_policies.allocation.columns import Columns
-from ballast_policies.allocation.solvers.dense_program import Rows, dense_rows
+from ballast_policies.allocation.solvers.dense_program import Rows, largest, needed
 
 SOLVER = f"HiGHS {highspy.Highs().version()}"
 TIME_LIMIT_SECONDS = 600.0
@@ -81,18 +81,34 @@ class Program:
             np.maximum.at(gpus, columns.first, columns.total_gpus())
         else:
             gpus[columns.first] = columns.gpus
-        return dense_rows(
-            first=columns.first,
-            place=columns.place,
-            width=width,
-            entries=columns.entries() if self.elastic else None,
-            rates=columns.rate_first * self.scale[columns.first],
+        first, place, rates = columns.first, columns.place, columns.rate_first * self.scale[columns.first]
+        table = np.zeros((len(self), width + 1), order="F")
+        table[first, place] = rates
+        usable = table > 0
+        usable[:, width] = True
+        value = self.value if self.value.any() else None
+        worth = use = None
+        if value is not None:
+            worth = np.zeros((len(self), width + 1), order="F")
+            worth[first, place] = value
+        if self.elastic:
+            entries = column, kind, taken = columns.entries()
+            use = np.zeros((len(self.capacity), width + 1, len(self)))
+            usable[first, place] = needed(first, rates, value, entries)
+            use[kind, place[column], first[column]] = taken
+        return Rows(
+            rates=table,
+            usable=usable,
             gpus=gpus,
-            value=self.value if self.value.any() else None,
+            value=worth,
             base=self.base,
             slope=self.slope,
             capacity=self.capacity,
+            lift=np.zeros(len(self.capacity)),
             gain=self.gain,
+            reach=largest(table),
+            absent=np.where(usable, 0.0, np.inf),
+            use=use,
         )
 
 
