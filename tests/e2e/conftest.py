@@ -22,12 +22,12 @@ from ballast_operator.local_operator import (
     write_operator_kubeconfig,
 )
 from ballast_policies.contract import PLAN_KEY, Plan, plan_config_map_name
-from kubernetes import client, config, watch
+from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 
 from tests.support.access import wait_for_operators_rights
 from tests.support.control_plane import CRDS
-from tests.support.waiting import WAIT_SECONDS, eventually
+from tests.support.waiting import eventually
 
 
 @dataclasses.dataclass
@@ -81,20 +81,6 @@ class Ballast:
             return report.get("step", 0) >= step and (report.get("checkpointStep") or 0) >= checkpoint
 
         eventually(look, f"{name} to report step {step} and a checkpoint of step {checkpoint}")
-
-    def watch_for_state(self, name: str, state: str) -> None:
-        """Wait for a state that passes: the API server tells each one that a running job has from now on."""
-        seen = []
-        for change in watch.Watch().stream(
-            self.custom.list_namespaced_custom_object,
-            **self.where,
-            field_selector=f"metadata.name={name}",
-            timeout_seconds=int(WAIT_SECONDS),
-        ):
-            seen.append((change["object"].get("status") or {}).get("state"))
-            if seen[-1] == state:
-                return
-        raise AssertionError(f"{name} was never {state}, only {seen}")
 
     def wait_for_state(self, name: str, state: str) -> None:
         eventually(lambda: self.status(name).get("state") == state, f"{name} to be {state}")
@@ -156,13 +142,6 @@ class Ballast:
         self.core.patch_node(
             node, {"metadata": {"annotations": {LEAVES_AT_ANNOTATION: at}}, "spec": {"taints": taints}}
         )
-
-    def drain(self, pod: Any) -> None:
-        """As ``kubectl drain`` of its node does: cordon it, then evict the pod."""
-        self.core.patch_node(pod.spec.node_name, {"spec": {"unschedulable": True}})
-        name = pod.metadata.name
-        eviction = client.V1Eviction(metadata=client.V1ObjectMeta(name=name, namespace=self.namespace))
-        self.core.create_namespaced_pod_eviction(name, self.namespace, eviction)
 
     def stay(self, node: str) -> None:
         """The notice is withdrawn."""

@@ -118,7 +118,6 @@ async def never_ends_a_line(stream):
         await stream.send(with_spaces)
 
 
-CODES = (400, 401, 403, 404, 408, 409, 410, 422, 429, 500, 502, 503, 504)
 ACTS = {
     "a page": sends(b"<html>Bad gateway</html>\n"),
     "no text": sends(b"\xff\xfe\x00\n" * 3),

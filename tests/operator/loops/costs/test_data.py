@@ -10,7 +10,6 @@ from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
 PRICES = {"east": 3.0, "west": 1.0}
 REGIONS = {"east": "us-east-1", "west": "us-west-2"}
-GI = 2**30
 BETWEEN = [{"fromRegion": "us-east-1", "toRegion": "us-west-2", "pricePerGb": 0.02}]
 
 
