@@ -152,6 +152,11 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
     ({"training": {"dtype": "bf16"}}, "training.dtype", "To fix: precision: bf16"),
     ({"training": {"masterWeights": False}}, "training.masterWeights", "To fix: dtype: bf16"),
     (
+        {"training": {"precision": "bf16", "dtype": "bf16", "masterWeights": False}, "dynamics": [PRUNING]},
+        "training.dtype",
+        "To fix: leave dtype out, or pruning",
+    ),
+    (
         {"training": {"precision": "bf16", "dtype": "bf16"}, "dynamics": [PRUNING]},
         "training.masterWeights",
         "To fix: masterWeights: false",

@@ -120,7 +120,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
                             {"precision": precision, "dtype": "fp32", "masterWeights": True}
                             for precision in ("fp32", "fp16", "bf16")
                         ),
-                        {"precision": "bf16", "dtype": "bf16", "masterWeights": not pruned},
+                        *([] if pruned else [{"precision": "bf16", "dtype": "bf16", "masterWeights": False}]),
                     ]
                 )
             ),

@@ -259,8 +259,12 @@ def train_here(small_config):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", first_daily(sorted(DYNAMICS), 2))
 def test_each_kind_of_change_works_in_bf16_with_recomputation(train_here, kind):
-    """The six dynamic cases under autocast and a second forward: the loss falls and stays finite."""
+    """The six dynamic cases under autocast and a second forward: the loss falls and stays finite.
+
+    The weights are bf16, too, where they can be.
+    """
     training = {"precision": "bf16", "recompute": True, "learningRate": 0.003}
+    training["dtype"] = "fp32" if kind == "pruning" else "bf16"
     losses = train_here(
         8, context=32, training=training, dynamics=[change(kind, startStep=2, endStep=6, everySteps=2)]
     )

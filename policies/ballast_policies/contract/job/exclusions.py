@@ -121,8 +121,15 @@ def sharing_optimizers() -> tuple[Rule, ...]:
             | (at("training.master_weights") == False)  # noqa: E712 - a comparison as a value
             | each_row("dynamics", "kind", DYNAMICS, _needs_no_gradients),
             field="training.master_weights",
-            reason="pruning and changes of your own write to weights, which their fp32 copies replace",
+            reason="changes of your own, and pruning, write to weights, which their fp32 copies replace",
             fix="masterWeights: false, or leave the change out",
+        ),
+        Rule(
+            condition=(at("training.dtype") == WeightType.FP32)
+            | each_row("dynamics", "kind", DYNAMICS, lambda case: case is not DYNAMICS.builtin["pruning"]),
+            field="training.dtype",
+            reason="pruning orders weights by their fp32 magnitudes, and multiplies sparse ones in fp32",
+            fix="leave dtype out, or pruning",
         ),
         Rule(
             condition=lambda config: shared.holds(config) or not _compares_gradients(config),
