@@ -117,3 +117,27 @@ def test_a_schedule_that_gives_no_rate_is_refused(name, step, words):
     with pytest.raises(ConfigurationError, match=r"training\.rateFactor: ") as caught:
         learning_rate(TrainingConfig(rate_factor=f"{__name__}:{name}"), step, 10)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_layers_learn_together_as_they_do_one_by_one(optimizer):
+    """In one call where steps are not measured by layer: the same weights and state, bit for bit."""
+    config, found = TrainingConfig(optimizer=optimizer), []
+    for by_layer in (True, False):
+        layers, _ = trained_layers(config)
+        calls, meter = [], Meter(4, CPU, None)
+        for step in range(3):
+            torch.manual_seed(step)
+            for parameter in layers.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            norm = squared_gradient_norm(layers.parameters())
+            meter.start_step(step, by_layer=by_layer)
+            with torch.profiler.profile() as seen:
+                optimizer_step(layers, config, meter, step=step, total_steps=3, squared_norm=norm)
+            calls.append(sum(event.name.startswith("Optimizer.step") for event in seen.events()))
+            assert squared_gradient_norm(layers.parameters()) == 0.0
+        assert calls == [len(list(layers)) if by_layer else 1] * 3
+        found.append([layer.state() for layer in layers])
+    for one_by_one, together in zip(*found, strict=True):
+        assert one_by_one.keys() == together.keys()
+        assert all(torch.equal(one_by_one[name], together[name]) for name in together)

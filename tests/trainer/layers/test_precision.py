@@ -14,6 +14,7 @@ from ballast_trainer.layers.optimize import (
     drop_gradients,
     optimizer_step,
     squared_gradient_norm,
+    update,
 )
 from ballast_trainer.layers.precision import FIRST_SCALE, GROWTH_STEPS, LossScale, check_precision
 from ballast_trainer.profiling.meter import Meter
@@ -76,7 +77,7 @@ def learnt_layer(training):
     """The second layer of a small model after a step of its own."""
     layers, backward = trained_layers(training)
     backward(LossScale("fp32"))
-    layers[1].update()
+    update([layers[1]])
     return layers[1]
 
 
@@ -98,7 +99,7 @@ def test_a_layer_continues_with_weights_of_another_type(saved, now):
             assert torch.equal(found[f"optimizer.{name}.master"], parameter)
     for parameter in after.module.parameters():
         parameter.grad = torch.ones_like(parameter)
-    after.update()
+    update([after])
     assert all(torch.isfinite(value).all() for value in after.state().values())
 
 
@@ -113,7 +114,7 @@ def test_small_updates_reach_bf16_weights_by_their_masters():
         norm = layers[1].module.get_parameter("mlp_norm.weight")
         for _ in range(100):
             norm.grad = torch.ones_like(norm)
-            layers[1].update()
+            update([layers[1]])
         moved.append(float((norm.detach() - 1).abs().max()))
     assert moved[0] > 0.0 == moved[1]
 

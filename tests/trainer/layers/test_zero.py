@@ -13,7 +13,7 @@ from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.forecast import forecasts
 from ballast_trainer.layers.layer import Layer, LayerSet
-from ballast_trainer.layers.optimize import optimizer_step
+from ballast_trainer.layers.optimize import optimizer_step, update
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.pipeline.gradients import (
     GradientBuckets,
@@ -146,7 +146,7 @@ def test_a_forecast_has_the_bytes_of_a_rank(stage, types):
             for name, _ in layer.module.named_parameters():
                 if (learnt := layer.learnt(name)) is not None:
                     learnt.grad = torch.ones_like(learnt)
-            layer.update()
+            update([layer])
         counted = sum(layer.byte_count(shares_gradients=stage == 2) for layer in layers)
         assert forecast.ranks[0].held_bytes == pytest.approx(counted, rel=0.05)
 

@@ -136,9 +136,8 @@ class Layer:
     def optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
         self._arrival, self._optimizer = None, optimizer
 
-    def update(self) -> None:
-        """Let the optimizer learn from the gradients, which are gone afterwards."""
-        assert self.optimizer is not None
+    def handed_to_masters(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Give the masters the gradients of what is rounded from them; both, where there were any."""
         rounded, masters = [], []
         for name, master in self._masters.items():
             learnt = self.learnt(name)
@@ -146,10 +145,7 @@ class Layer:
                 master.grad, learnt.grad = learnt.grad.to(master.dtype), None
                 rounded.append(learnt.detach())
                 masters.append(master.detach())
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if masters:
-            torch._foreach_copy_(rounded, masters)
+        return rounded, masters
 
     def _new_optimizer(self, values: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer | None:
         """A new one; ``values``: in fp32, by parameter, from which masters begin."""

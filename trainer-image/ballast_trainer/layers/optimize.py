@@ -1,20 +1,23 @@
-"""The optimizer step: learning rate, global clipping, one optimizer per layer."""
+"""The optimizer step: learning rate, global clipping, one optimizer per layer, in one call."""
 
+import collections
+import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from ballast_policies.contract.job import TrainingConfig
 from torch import nn
 
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.layers.layer import Layer, LayerSet
 from ballast_trainer.models.registry import load_callable
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.seeding import host_seeded
 
 BASE_RATE = "initial_lr"
 """Entry of an optimizer's parameter groups: the rate before warm-up and decay, named as in torch."""
+_TOGETHER = (torch.optim.AdamW, torch.optim.SGD)
 
 
 def squared_gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
@@ -99,18 +102,63 @@ def optimizer_step(
         scale *= min(1.0, config.norm_limit / (math.sqrt(squared_norm) / loss_scale + 1e-6))
     layers.settle()
     began = meter.start_optimizer()
-    for layer in layers:
-        if layer.optimizer is None:
-            continue
-        gradients = list(layer.gradients().values())
+    learning = [layer for layer in layers if layer.optimizer is not None]
+    # Layer by layer where that is measured: else the calls take longer than small layers do.
+    for together in [[layer] for layer in learning] if meter.by_layer else _alike(learning):
+        gradients = [gradient for layer in together for gradient in layer.gradients().values()]
         if gradients:
             if scale != 1.0:
                 torch._foreach_mul_(gradients, scale)
-            for group in layer.optimizer.param_groups:
-                # A user's optimizer may give its groups different rates.
-                group["lr"] = group.setdefault(BASE_RATE, group["lr"]) * factor
-            layer.update()
-        began = meter.add_optimizer(layer.index, began)
+            update(together, factor)
+        began = meter.add_optimizer(together[0].index, began)
+
+
+def _alike(layers: Iterable[Layer]) -> list[list[Layer]]:
+    """Layers that one call can update: those of one of torch's own optimizers, with equal settings."""
+    found: list[tuple[object, list[Layer]]] = []
+    for layer in layers:
+        optimizer, settings = layer.optimizer, None
+        # Of the user's own it is not known whether a parameter may stand beside others.
+        if optimizer is not None and type(optimizer) in _TOGETHER and len(optimizer.param_groups) == 1:
+            group = optimizer.param_groups[0]
+            settings = type(optimizer), {name: group[name] for name in group if name != "params"}
+        if settings is not None and found and found[-1][0] == settings:
+            found[-1][1].append(layer)
+        else:
+            found.append((settings, [layer]))
+    return [together for _, together in found]
+
+
+def update(layers: Sequence[Layer], factor: float = 1.0) -> None:
+    """Let the optimizers learn from the gradients, which are gone afterwards; ``factor``: on their rates.
+
+    Those of several layers must be alike.
+    """
+    optimizers = [layer.optimizer for layer in layers if layer.optimizer is not None]
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        # A user's optimizer may give its groups different rates.
+        group["lr"] = group.setdefault(BASE_RATE, group["lr"]) * factor
+    handed = [layer.handed_to_masters() for layer in layers]
+    optimizer = optimizers[0] if len(optimizers) == 1 else _joined(optimizers)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    rounded = [tensor for tensors, _ in handed for tensor in tensors]
+    if rounded:
+        torch._foreach_copy_(rounded, [master for _, masters in handed for master in masters])
+
+
+def _joined(optimizers: Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """An optimizer of all their parameters that have gradients; the state stays theirs."""
+    joined = copy.copy(optimizers[0])
+    state = {
+        parameter: optimizer.state[parameter]
+        for optimizer in optimizers
+        for parameter in optimizer.param_groups[0]["params"]
+        if parameter.grad is not None
+    }
+    joined.param_groups = [{**optimizers[0].param_groups[0], "params": list(state)}]
+    joined.state = collections.defaultdict(dict, state)
+    return joined
 
 
 def drop_gradients(layers: LayerSet) -> None:
