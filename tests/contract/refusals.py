@@ -198,14 +198,6 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
         "or stragglers.policy: none",
     ),
     (
-        {
-            "parallelism": {"data": 2, "zeroStage": 2},
-            "dynamics": [{"kind": "mixtureOfExperts", "experts": {"parallel": True}}],
-        },
-        "parallelism.zeroStage",
-        "experts.parallel",
-    ),
-    (
         {"parallelism": {"data": 2, "zeroStage": 1}, "dynamics": [PRUNING]},
         "parallelism.zeroStage",
         "use whole gradients",

@@ -55,6 +55,14 @@ FIELDS = [
     ({"metrics": {"tensorBoard": "x"}}, "metrics.tensorBoard", "did you mean 'tensorboard'?"),
     ({"metrics": {"port": 70_000}}, "metrics.port", "70000 is above 65535"),
     ({"parallelism": {"stragglers": {"policy": "wait"}}}, "parallelism.stragglers.policy", "not one of none"),
+    (
+        {
+            "parallelism": {"data": 2, "zeroStage": 2},
+            "dynamics": [{"kind": "mixtureOfExperts", "experts": {"parallel": True}}],
+        },
+        "parallelism.zeroStage",
+        "experts.parallel",
+    ),
 ]
 
 

@@ -317,7 +317,10 @@ def _in_place(job: ValidatedJob, launch: RankLaunch, device: torch.device) -> In
         ConfigurationError: the job asks for it, and it cannot be.
     """
     field, every = "checkpoint.inMemoryEverySteps", job.config.checkpoint.in_memory_every_steps
-    if not every or launch.store is None:
+    if not every:
+        return None
+    if launch.store is None:
+        logger.warning("%s has no effect: one rank has no other to copy its state to", field)
         return None
     if launch.regrouped is None:
         reason = f"{every}, and ranks go on in place under ballast-train run --ranks alone so far. To fix: 0"

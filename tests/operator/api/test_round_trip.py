@@ -162,7 +162,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             "startOver": draw(st.booleans()),
             "retrySeconds": 60.0,
             "asyncMode": draw(st.sampled_from(["async", "disabled"])),
-            "inMemoryEverySteps": 2,
+            "inMemoryEverySteps": 0,
         },
         "grow": draw(st.booleans()),
         "mixedPools": "Never",

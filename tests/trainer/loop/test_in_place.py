@@ -125,6 +125,12 @@ def test_copies_in_memory_are_refused_where_ranks_do_not_go_on(gang, small_confi
     assert "checkpoint.inMemoryEverySteps: 1, and ranks go on in place under" in refused.errors()
 
 
+def test_one_rank_alone_says_that_it_has_nobody_to_copy_to(local_ranks, small_config):
+    gang = local_ranks(in_memory(small_config(), 1), ranks=1)
+    assert gang.exit_codes() == {"run": 0}, gang.errors()
+    assert "checkpoint.inMemoryEverySteps has no effect: one rank has no other" in gang.errors()
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(12))
 def test_ranks_go_on_after_kills_at_any_time(

@@ -29,6 +29,13 @@ JOBS: list[Malformed] = [
         "spec.training.warmupSteps",
         "leaves no step for the decay",
     ),
+    (
+        "ranks of pods that go on in place",
+        "spec.checkpoint",
+        {"path": "/checkpoints", "inMemoryEverySteps": 1},
+        "spec.checkpoint.inMemoryEverySteps",
+        "ranks of pods do not go on in place",
+    ),
     ("data that is no callable", "spec.data", {"name": "words"}, "spec.data.name", "match"),
     (
         "data without its region",
