@@ -1,7 +1,7 @@
 """The part of a PodTemplateSpec that Ballast reads or checks; all its other fields pass through to the pods.
 
 What is typed here is refused by the API server on ``kubectl apply``; what else is wrong with a template is
-found by a dry run of its first pod (``ballast_operator.template_check``).
+found by a dry run of its first pod (``reconcile.pod_checks``).
 """
 
 from typing import Annotated, Any

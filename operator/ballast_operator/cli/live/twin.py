@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,8 +60,6 @@ def twin(path: Path, since: float | None, until: float | None, keep: bool, outpu
     from ballast_operator.history.recording import TwinResult
     from ballast_operator.history.store import HistoryError, write_kept
 
-    if keep:
-        os.nice(10)  # it runs beside the operator
     found = replayed(recorded(path, since, until))
     result = TwinResult.of(found)
     if keep:
