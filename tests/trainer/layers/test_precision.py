@@ -18,6 +18,7 @@ from ballast_trainer.layers.optimize import (
 )
 from ballast_trainer.layers.precision import FIRST_SCALE, GROWTH_STEPS, LossScale, check_precision
 from ballast_trainer.profiling.meter import Meter
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.support.changes import change
 from tests.support.examples import first_daily
@@ -117,6 +118,25 @@ def test_small_updates_reach_bf16_weights_by_their_masters():
             update([layers[1]])
         moved.append(float((norm.detach() - 1).abs().max()))
     assert moved[0] > 0.0 == moved[1]
+
+
+def test_masters_have_gradients_of_one_layer_at_a_time():
+    """They are copies in fp32, which forecasts have no room for in all layers at once."""
+    config, most, meter = TrainingConfig(**TYPES), [], Meter(4, CPU, None)
+    layers, backward = trained_layers(config)
+    backward(LossScale("fp32"))
+    meter.start_step(0, by_layer=False)
+
+    def count(*_):
+        groups = [group for layer in layers for group in layer.optimizer.param_groups]
+        most.append(sum(p.grad is not None for group in groups for p in group["params"]))
+
+    hooked = register_optimizer_step_pre_hook(count)
+    try:
+        optimizer_step(layers, config, meter, step=0, total_steps=1, squared_norm=1.0)
+    finally:
+        hooked.remove()
+    assert most == [len(list(layer.module.parameters())) for layer in layers]
 
 
 def test_batch_norms_and_float_inputs_train_with_bf16_weights(train_here):

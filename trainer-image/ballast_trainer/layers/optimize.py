@@ -103,8 +103,10 @@ def optimizer_step(
     layers.settle()
     began = meter.start_optimizer()
     learning = [layer for layer in layers if layer.optimizer is not None]
-    # Layer by layer where that is measured: else the calls take longer than small layers do.
-    for together in [[layer] for layer in learning] if meter.by_layer else _alike(learning):
+    # Layer by layer where that is measured, and for masters, whose gradients are copies of twice the bytes:
+    # else the calls take longer than small layers do.
+    one_by_one = meter.by_layer or config.has_masters
+    for together in [[layer] for layer in learning] if one_by_one else _alike(learning):
         gradients = [gradient for layer in together for gradient in layer.gradients().values()]
         if gradients:
             if scale != 1.0:
