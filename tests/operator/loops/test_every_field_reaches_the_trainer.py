@@ -10,7 +10,10 @@ from ballast_policies.contract.model import Settings
 from tests.contract.examples import EXAMPLES
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
-FULL: JobConfig = EXAMPLES["config"]
+EXAMPLE: JobConfig = EXAMPLES["config"]
+FULL = EXAMPLE.model_copy(
+    update={"checkpoint": EXAMPLE.checkpoint.model_copy(update={"in_memory_every_steps": 0})}
+)
 
 EXCLUDED = {
     "pipeline.replicas",
@@ -18,11 +21,12 @@ EXCLUDED = {
     "training.rate_factor",
     "data.collate",
     "evaluation.data.pad_to_multiple_of",
+    "checkpoint.in_memory_every_steps",
 }
 """Fields at their defaults in the example: it has tensor and data parallelism, which exclude replicas, a
 decay of the learning rate, which excludes a schedule of the user's own, data that is padded, and data for
-evaluations that a function collates. It may shrink, which a plan excludes: see
-``mixed/test_life.py``."""
+evaluations that a function collates. A TrainingJob refuses copies in memory. It may shrink, which a plan
+excludes: see ``mixed/test_life.py``."""
 
 
 def at_default(config: Settings, path: str = "") -> Iterator[str]:
