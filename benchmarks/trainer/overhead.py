@@ -89,8 +89,8 @@ def rank_main(rank, port, setting, options, results):
     from ballast_policies.contract import Plan
     from ballast_policies.contract.job import JobConfig
     from ballast_policies.planning.stages import first_stages
+    from ballast_trainer.channel.base import StandaloneChannel
     from ballast_trainer.channel.channel_thread import ChannelThread
-    from ballast_trainer.channel.standalone import StandaloneChannel
     from ballast_trainer.distributed.process_group import join, reach_store, serve_store
     from ballast_trainer.distributed.stopping import StopSignal
     from ballast_trainer.gpu_emulation import EmulatedSpeed

@@ -48,7 +48,7 @@ import calibrated
 import numpy as np
 import yaml
 from ballast_policies.contract import Directive, Stage
-from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.base import DirectoryChannel
 from harness import Gang, local_plan
 
 RANKS = 4

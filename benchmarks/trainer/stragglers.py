@@ -33,7 +33,7 @@ from pathlib import Path
 
 import torch
 from ballast_policies.contract import Directive, Plan, Rank
-from ballast_trainer.channel.standalone import StandaloneChannel
+from ballast_trainer.channel.base import StandaloneChannel
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.distributed.process_group import World, reach_store, serve_store

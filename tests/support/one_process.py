@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ballast_policies.contract import ExitReason, Plan
-from ballast_trainer.channel.base import Channel
-from ballast_trainer.channel.standalone import StandaloneChannel
+from ballast_trainer.channel.base import Channel, StandaloneChannel
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.launch import RankLaunch, ValidatedJob, train
 from ballast_trainer.seeding import host_seeded

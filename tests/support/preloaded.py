@@ -10,7 +10,7 @@ import torch.distributed.checkpoint
 import torch.profiler
 import torch.utils.flop_counter
 from ballast_trainer import preload
-from ballast_trainer.channel import directory, standalone
+from ballast_trainer.channel import base
 from ballast_trainer.cli import main, run
 from ballast_trainer.launch import ValidatedJob
 

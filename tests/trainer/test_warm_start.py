@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ballast_policies.contract import ExitCode
-from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.warm_start import WARM_START_ENV, start_warm
 
 from tests.support.plans import local_plan

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import numpy as np
 from ballast_policies.rounds import Placement, Question, RoundSettings, RoundState, SpreadGang
-from ballast_policies.rounds.consolidate import consolidate
+from ballast_policies.rounds.decide import consolidate
 from ballast_policies.rounds.draft import Draft
 from ballast_policies.rounds.hysteresis import moves_left
 from ballast_policies.rounds.ledger import Ledger as GpuLedger
-from ballast_policies.rounds.packing import assign_nodes
+from ballast_policies.rounds.ledger import assign_nodes
 from ballast_policies.simulator.engine import nodes_of
 from ballast_policies.simulator.ledger import Ledger
 

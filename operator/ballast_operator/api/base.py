@@ -11,9 +11,8 @@ import sys
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Self
 
-from ballast_policies.contract.conditions import Cel
+from ballast_policies.contract.conditions import Cel, Rule
 from ballast_policies.contract.model import Settings
-from ballast_policies.contract.rules import Rule
 from ballast_policies.registry import PREFIXED, Registry
 from kubernetes.utils.quantity import parse_quantity
 from pydantic import AfterValidator, AwareDatetime, ConfigDict, Field

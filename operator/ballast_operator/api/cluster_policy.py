@@ -9,8 +9,7 @@ from ballast_policies.allocation.custom.function import CALLABLE
 from ballast_policies.allocation.policy import SpaceSharing
 from ballast_policies.allocation.problem import ENTITY_POLICIES, ProblemError
 from ballast_policies.allocation.registry import DEFAULT_POLICY, POLICIES, find_policy
-from ballast_policies.contract.conditions import Cel
-from ballast_policies.contract.rules import Rule
+from ballast_policies.contract.conditions import Cel, Rule
 from pydantic import Field, field_validator
 
 from ballast_operator.api import meta

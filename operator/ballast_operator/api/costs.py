@@ -3,8 +3,7 @@
 import enum
 from typing import Annotated
 
-from ballast_policies.contract.conditions import Cel
-from ballast_policies.contract.rules import Rule
+from ballast_policies.contract.conditions import Cel, Rule
 from ballast_policies.prices.clouds.wanted import USD
 from pydantic import Field
 

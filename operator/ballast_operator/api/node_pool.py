@@ -4,8 +4,7 @@ import enum
 from typing import Annotated
 
 from ballast_policies.contract import GPU_RESOURCE
-from ballast_policies.contract.conditions import Cel, absent, at, given
-from ballast_policies.contract.rules import Rule
+from ballast_policies.contract.conditions import Cel, Rule, absent, at, given
 from pydantic import Field
 
 from ballast_operator.api.base import ApiModel, DnsLabel, GpuType, MemoryQuantity, Refused

@@ -6,8 +6,7 @@ found by a dry run of its first pod (``reconcile.pod_checks``).
 
 from typing import Annotated, Any
 
-from ballast_policies.contract.conditions import absent, at
-from ballast_policies.contract.rules import Rule
+from ballast_policies.contract.conditions import Rule, absent, at
 from pydantic import ConfigDict, Field
 
 from ballast_operator.api.base import ApiModel, DnsLabel, schema

@@ -8,9 +8,8 @@ import enum
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-from ballast_policies.contract.conditions import Cel, at
+from ballast_policies.contract.conditions import Cel, Rule, at
 from ballast_policies.contract.job import JobConfig
-from ballast_policies.contract.rules import Rule
 from ballast_policies.planning.schedules import SCHEDULES
 from pydantic import Field
 

@@ -10,8 +10,16 @@ the bytes that both sides are tested against.
 """
 
 from ballast_policies.contract.errors import ContractError
-from ballast_policies.contract.exits import ExitCode, ExitReason, TerminationMessage
-from ballast_policies.contract.messages import Ack, Proposal, Report
+from ballast_policies.contract.messages import (
+    Ack,
+    ExitCode,
+    ExitReason,
+    Proposal,
+    Rank,
+    Report,
+    Stage,
+    TerminationMessage,
+)
 from ballast_policies.contract.names import (
     ACK_ANNOTATION,
     CONFIG_KEY,
@@ -38,7 +46,6 @@ from ballast_policies.contract.names import (
     rendezvous_key,
 )
 from ballast_policies.contract.plan import Directive, Plan
-from ballast_policies.contract.ranks import Rank, Stage
 
 __all__ = [
     "ACK_ANNOTATION",

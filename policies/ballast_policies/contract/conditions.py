@@ -1,14 +1,20 @@
-"""Conditions over the fields of a configuration, as values.
+"""Conditions over the fields of a configuration, as values, and the rules that demand them.
 
 ``at("min_stages") <= at("max_stages")`` is not a truth value but the comparison itself.  Python evaluates it
 on a configuration (:meth:`Condition.holds`); the operator writes the same as CEL for the API server
 (``ballast_operator.api.schema.model_schema``).  A comparison with a field that is not set holds.
+
+A name may stand for a row of a registry. The API server knows Ballast's own rows only; those of other
+distributions are checked in Python.
 """
 
 import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from ballast_policies.contract.errors import Problem, camel
+from ballast_policies.registry import Registry
 
 
 class Term:
@@ -296,3 +302,108 @@ def one_is_not(path: str, constant: Any) -> Condition:
 
 def _term(value: Any) -> Term:
     return value if isinstance(value, Term) else Literal(value)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowFact(Condition):
+    """Whether the registry's row of the name at ``path`` satisfies ``predicate``."""
+
+    path: str
+    registry: Registry[Any]
+    predicate: Callable[[Any], bool]
+
+    def holds(self, of: Any) -> bool:
+        """Look the row up."""
+        name = Field(self.path).value(of)
+        return name is None or self.predicate(self.registry[name])
+
+    def failing(self) -> tuple[str, ...]:
+        """Ballast's own names whose rows do not satisfy it."""
+        return tuple(name for name, row in self.registry.builtin.items() if not self.predicate(row))
+
+    def fields(self) -> Iterator[str]:
+        """The name's."""
+        yield self.path
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ItemRows(Condition):
+    """Whether the rows of the names in field ``item`` of all items of a list satisfy ``predicate``."""
+
+    path: str
+    item: str
+    registry: Registry[Any]
+    predicate: Callable[[Any], bool]
+
+    def holds(self, of: Any) -> bool:
+        """Look the rows up."""
+        items = Field(self.path).value(of)
+        return all(self.predicate(self.registry[getattr(item, self.item)]) for item in items)
+
+    def failing(self) -> tuple[str, ...]:
+        """Ballast's own names whose rows do not satisfy it."""
+        return tuple(name for name, row in self.registry.builtin.items() if not self.predicate(row))
+
+    def fields(self) -> Iterator[str]:
+        """None: a list that is not set has no items."""
+        return iter(())
+
+
+def row(path: str, registry: Registry[Any], predicate: Callable[[Any], bool]) -> Condition:
+    """Whether the row of the name at ``path`` satisfies ``predicate``."""
+    return RowFact(path, registry, predicate)
+
+
+def each_row(path: str, item: str, registry: Registry[Any], predicate: Callable[[Any], bool]) -> Condition:
+    """Whether the rows of the names in field ``item`` of the list at ``path`` satisfy ``predicate``."""
+    return ItemRows(path, item, registry, predicate)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What has to hold of several fields together.
+
+    Attributes:
+        condition: a :class:`Condition`, or a function where CEL cannot express it: then the API server does
+            not check it, and the operator's condition reports it.
+        field: path of the field to change, in Python's spelling, below the configuration the rule is on;
+            empty: that as a whole.
+        reason: what is wrong where it does not hold.
+        fix: what to change.
+        explain: the configuration -> ``reason`` with its values, where the condition does not tell them.
+    """
+
+    condition: Condition | Callable[[Any], bool]
+    field: str
+    reason: str
+    fix: str
+    explain: Callable[[Any], str] | None = None
+
+    @property
+    def path(self) -> str:
+        """The field in JSON's spelling."""
+        return json_path(self.field)
+
+    @property
+    def message(self) -> str:
+        """For the API server, which adds no values."""
+        return f"{self.reason}. To fix: {self.fix}"
+
+    def problem(self, of: Any) -> Problem | None:
+        """What is wrong with a configuration, with the values that the rule read; None: it holds."""
+        holds = self.condition.holds if isinstance(self.condition, Condition) else self.condition
+        if holds(of):
+            return None
+        if self.explain is not None or not isinstance(self.condition, Condition):
+            reason = self.reason if self.explain is None else self.explain(of)
+            return Problem(self.path, f"{reason}. To fix: {self.fix}")
+        values = {json_path(path): at(path).value(of) for path in dict.fromkeys(self.condition.fields())}
+        if None in values.values():
+            return None
+        read = ", ".join(f"{path}: {value}" for path, value in values.items())
+        return Problem(self.path, f"{self.reason}{f' ({read})' if read else ''}. To fix: {self.fix}")
+
+
+def json_path(path: str) -> str:
+    """A dotted path in JSON's spelling."""
+    return ".".join(camel(name) for name in path.split("."))

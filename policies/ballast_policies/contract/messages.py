@@ -1,11 +1,13 @@
-"""What the trainer tells the operator: reports, proposals and acknowledgements."""
+"""Ranks and stages, and what the trainer tells of them: reports, proposals, acknowledgements, its end."""
 
+import enum
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from ballast_policies.contract.errors import ContractError, shown
 from ballast_policies.contract.limits import (
+    LONGEST_NAME,
     LONGEST_REASON,
     MOST_EPOCH,
     MOST_LAYERS,
@@ -15,7 +17,50 @@ from ballast_policies.contract.limits import (
     MOST_STEP,
 )
 from ballast_policies.contract.model import Model
-from ballast_policies.contract.ranks import Stage
+from ballast_policies.contract.names import process_name
+
+
+class Rank(Model):
+    """One process of the gang.
+
+    Attributes:
+        rank: position in the process group, 0-based; rank 0 hosts the rendezvous and reports.
+        pod: name of the pod that runs it. A pod keeps its name over epochs, its ranks may change.
+        local_rank: position among the processes of the pod, 0-based; the GPU of the pod that it uses.
+        address: IP address of the pod.
+        gpu_type: the pool's GPU type, e.g. ``v100``.
+        node: the pod's; empty: not known.
+    """
+
+    rank: int = Field(ge=0, le=MOST_RANKS)
+    pod: str = Field(max_length=LONGEST_NAME)
+    local_rank: int = Field(0, ge=0, le=MOST_RANKS)
+    address: str = Field(max_length=LONGEST_NAME)
+    gpu_type: str = Field(max_length=LONGEST_NAME)
+    node: str = Field("", max_length=LONGEST_NAME)
+
+    @property
+    def process(self) -> str:
+        """Name of the process, the same over epochs: see :func:`~ballast_policies.contract.process_name`."""
+        return process_name(self.pod, self.local_rank)
+
+
+class Stage(Model):
+    """Consecutive layers ``first_layer`` (inclusive) to ``end_layer`` (exclusive) on one rank."""
+
+    rank: int = Field(ge=0, le=MOST_RANKS)
+    first_layer: int = Field(ge=0, le=MOST_LAYERS)
+    end_layer: int = Field(ge=1, le=MOST_LAYERS)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not 0 <= self.first_layer < self.end_layer:
+            raise ValueError(
+                f"stage on rank {self.rank} has layers [{self.first_layer}, {self.end_layer}): "
+                "a stage needs at least one layer"
+            )
+        return self
+
 
 _Seconds = Annotated[
     tuple[Annotated[float, Field(ge=0, le=MOST_SECONDS)], ...], Field(max_length=MOST_LAYERS)
@@ -163,3 +208,37 @@ def read_end_reason(text: str) -> str:
     if 0 < len(text) <= LONGEST_REASON:
         return text
     raise ContractError(f"expected a text of 1 to {LONGEST_REASON} characters, got {shown(text)}")
+
+
+class ExitCode(enum.IntEnum):
+    """Exit codes of ``ballast-train`` in a pod."""
+
+    OK = 0
+    """All steps are done, or the rank was released by a shrink."""
+    ERROR = 1
+    """The user's model, data or configuration failed: counts toward ``backoffLimit``."""
+    USAGE = 2
+    """Wrong arguments or configuration: counts toward ``backoffLimit``."""
+    STOPPED = 75
+    """Stopped with a checkpoint, by directive or SIGTERM: the job continues later."""
+    PEER_LOST = 76
+    """Another rank died or hung: this one is healthy, the gang restarts from the checkpoint."""
+
+
+class ExitReason(enum.StrEnum):
+    """Why the process ended; the ``reason`` of the termination message."""
+
+    FINISHED = "Finished"
+    RELEASED = "Released"
+    STOPPED = "CheckpointedAndStopped"
+    PEER_LOST = "PeerLost"
+    CONFIGURATION = "ConfigurationError"
+    FAILED = "TrainingFailed"
+
+
+class TerminationMessage(Model):
+    """JSON in ``/dev/termination-log``, shown by ``kubectl describe pod`` and read by the operator."""
+
+    reason: ExitReason
+    message: str = Field(max_length=LONGEST_REASON)
+    step: int | None = Field(None, ge=0, le=MOST_STEP)

@@ -26,10 +26,10 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from ballast_policies.contract.conditions import Rule
 from ballast_policies.contract.decode import STRICT, decode_text, problems_of
 from ballast_policies.contract.errors import ContractError, Problem, camel, not_among
 from ballast_policies.contract.limits import MESSAGE, Limits, value_deeper
-from ballast_policies.contract.rules import Rule
 from ballast_policies.registry import Registry, RegistryError
 
 

@@ -21,9 +21,8 @@ from ballast_policies.contract.limits import (
     OBJECT,
     Limits,
 )
-from ballast_policies.contract.messages import Proposal
+from ballast_policies.contract.messages import Proposal, Rank, Stage
 from ballast_policies.contract.model import Model
-from ballast_policies.contract.ranks import Rank, Stage
 
 
 class Directive(enum.StrEnum):

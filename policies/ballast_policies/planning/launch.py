@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ballast_policies.contract.ranks import Stage
+from ballast_policies.contract.messages import Stage
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.memory.bounds import bytes_on_positions
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm

@@ -6,7 +6,7 @@ rank of each part.  The rank of each stage follows from the schedule and is call
 
 from collections.abc import Sequence
 
-from ballast_policies.contract.ranks import Stage
+from ballast_policies.contract.messages import Stage
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.partition import Partition, even_partition
 from ballast_policies.planning.rank_capacity import RankCapacity

@@ -10,10 +10,17 @@ from ballast_policies.rounds.gangs import (
     SizeSettings,
     SpreadGang,
 )
-from ballast_policies.rounds.memory import Account, RoundMemory, advance
-from ballast_policies.rounds.packing import in_whole_pods
+from ballast_policies.rounds.ledger import in_whole_pods
+from ballast_policies.rounds.memory import (
+    Account,
+    RoundMemory,
+    advance,
+    extra_nodes,
+    kept_ranks,
+    resize_cooldown_seconds,
+    stays,
+)
 from ballast_policies.rounds.question import Question, SpotLimits
-from ballast_policies.rounds.resizing import extra_nodes, kept_ranks, resize_cooldown_seconds, stays
 from ballast_policies.rounds.values import (
     Node,
     Placement,

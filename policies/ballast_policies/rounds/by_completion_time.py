@@ -20,13 +20,11 @@ from ballast_policies.configuration import Configuration
 from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.elastic.completion_time import BASE, CompletionTime
 from ballast_policies.elastic.job import LEAST_SECONDS, ElasticCluster, ElasticJob, JobState
-from ballast_policies.rounds.draft import Draft
+from ballast_policies.rounds.draft import Draft, Explained, pool_rooms
 from ballast_policies.rounds.elastic import grant_elastic
-from ballast_policies.rounds.explanations import Explained, pool_rooms
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.hysteresis import exempt_newest, moves_left, within_min_run
-from ballast_policies.rounds.ledger import Ledger, given_to_tenants
-from ballast_policies.rounds.packing import in_its_pools
+from ballast_policies.rounds.ledger import Ledger, given_to_tenants, in_its_pools
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Placement
 

@@ -11,8 +11,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from ballast_policies.rounds.draft import Draft
-from ballast_policies.rounds.explanations import Reason
+from ballast_policies.rounds.draft import Draft, Reason
 from ballast_policies.rounds.gangs import SharedGpus
 from ballast_policies.rounds.hysteresis import moves_left, recent_moves
 from ballast_policies.rounds.question import Question

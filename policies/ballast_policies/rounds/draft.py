@@ -1,12 +1,190 @@
-"""A round while it is put together, and what it changes for the jobs."""
+"""A round while it is put together: what it changes for the jobs, and why a gang has its GPUs or waits."""
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
-from ballast_policies.rounds.explanations import Reason
+from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Colocation, Placement, Round
+from ballast_policies.rounds.values import Colocation, Node, Placement, Round
+
+TOLD_APART = "#"
+"""In ``Node.taints``, before the number of nodes that more than their taints tells apart."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a job is where it is, told once it is known where that is.
+
+    Attributes:
+        lead: what comes before the job's GPUs, which come before the reason; None: the reason stands alone.
+        notes: what else there is to say.
+    """
+
+    text: str
+    lead: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def noted(self, note: str) -> "Reason":
+        """The reason with one more note."""
+        return Reason(self.text, self.lead, (*self.notes, note))
+
+    def told(self, placement: Placement | None) -> str:
+        """The sentence for a job that runs there."""
+        text = self.text
+        if self.lead is not None and placement is not None:
+            gpus = f"{len(placement.nodes)} x {placement.gpu_type} in pool {placement.pool}"
+            text = f"{self.lead}{gpus}: {text}"
+        return "; ".join((text, *self.notes))
+
+
+def explain_placement(*, share: float, received_fraction: float, extended: bool) -> Reason:
+    """Why a gang got its GPUs."""
+    lead = "stays on " if extended else ""
+    if share > 0:
+        return Reason(f"its share there is {share:.0%} of the time, it has had {received_fraction:.0%}", lead)
+    return Reason("no job with a share needs them", lead)
+
+
+def explain_pinned(why: str) -> Reason:
+    """Why a gang keeps its GPUs although others are more urgent."""
+    return Reason(f"it {why}", "keeps ")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRoom:
+    """A pool's GPUs after a round's decision.
+
+    Attributes:
+        groups: group (``Node.group``) -> its nodes, their GPUs, and those that are free.
+        closed: why nodes take no new gang -> how many nodes.
+        free: for each node, its group and its free GPUs.
+    """
+
+    pool: str
+    gpu_type: str
+    groups: Mapping[str, tuple[int, int, int]]
+    closed: Mapping[str, int]
+    free: Sequence[tuple[str, int]] = ()
+
+
+def pool_rooms(nodes: Sequence[Node], free: Mapping[str, int]) -> tuple[PoolRoom, ...]:
+    """The pools, by name; ``free``: node -> GPUs that no gang holds."""
+    groups: dict[str, dict[str, tuple[int, int, int]]] = {}
+    closed: dict[str, Counter[str]] = {}
+    types = {}
+    by_node: dict[str, list[tuple[str, int]]] = {}
+    for node in nodes:
+        types[node.pool] = node.gpu_type
+        by_node.setdefault(node.pool, []).append((node.group, free[node.name]))
+        here = groups.setdefault(node.pool, {})
+        count, has, left = here.get(node.group, (0, 0, 0))
+        here[node.group] = (count + 1, has + node.gpus, left + free[node.name])
+        reasons = closed.setdefault(node.pool, Counter())
+        if node.closed:
+            reasons[node.closed] += 1
+    return tuple(
+        PoolRoom(
+            pool=pool,
+            gpu_type=types[pool],
+            groups=groups[pool],
+            closed=closed[pool],
+            free=by_node[pool],
+        )
+        for pool in sorted(types)
+    )
+
+
+def explain_waiting(
+    job: Job,
+    rooms: Sequence[PoolRoom],
+    kept_for: Mapping[str, str],
+    not_tolerated: frozenset[str] = frozenset(),
+    gpus_per_pod: int = 1,
+) -> str:
+    """What a waiting gang lacks.
+
+    Args:
+        job: the gang.
+        rooms: the pools after the decision.
+        kept_for: pool -> job for which its free GPUs are kept.
+        not_tolerated: taints of nodes on which the gang must not be started.
+        gpus_per_pod: GPUs of each of the gang's pods, all on one node.
+    """
+    usable = sorted(gpu_type for gpu_type, rate in job.throughput.items() if rate > 0)
+    if not usable:
+        return f"no GPU type of this policy's pools can run it; it allows {sorted(job.throughput) or 'none'}"
+    counts = []
+    for room in rooms:
+        if room.gpu_type not in usable:
+            continue
+        within = [
+            g for text, g in room.groups.items() if text not in not_tolerated and text not in room.closed
+        ]
+        has, left = sum(group[1] for group in within), sum(group[2] for group in within)
+        kept = kept_for.get(room.pool, job.name)
+        text = f"{left} of {has} {room.gpu_type} free in pool {room.pool}"
+        if gpus_per_pod > 1:
+            barring = {*not_tolerated, *room.closed}
+            fitting = sum(gpus // gpus_per_pod for group, gpus in room.free if group not in barring)
+            text += f", room for {fitting} pod{'' if fitting == 1 else 's'}"
+        text += f", kept for {kept}" if kept != job.name and left else ""
+        barred = {taints: group[0] for taints, group in room.groups.items() if taints in not_tolerated}
+        counts.append(text + barred_nodes(room.pool, barred, room.closed))
+    where = "; ".join(counts) or f"no node has {' or '.join(usable)}"
+    pods = "" if gpus_per_pod == 1 else f" in {job.gpus // gpus_per_pod} pods of {gpus_per_pod}"
+    return f"waits for {job.gpus} GPUs of one pool{pods}: {where}"
+
+
+class Explained:
+    """The texts of :func:`explain_waiting`: of thousands of jobs that wait, most ask for the same."""
+
+    def __init__(self, rooms: Sequence[PoolRoom], kept_for: Mapping[str, str]) -> None:
+        self._rooms, self._kept_for = rooms, kept_for
+        self._served = frozenset(kept_for.values())
+        self._known: dict[tuple[object, ...], Reason] = {}
+
+    def waiting(self, job: Job, not_tolerated: frozenset[str], gpus_per_pod: int) -> Reason:
+        """What the gang lacks."""
+        if job.name in self._served:  # its text alone does not name it
+            return Reason(explain_waiting(job, self._rooms, self._kept_for, not_tolerated, gpus_per_pod))
+        runs = tuple((gpu_type, rate > 0) for gpu_type, rate in job.throughput.items())
+        asked = (runs, job.gpus, not_tolerated, gpus_per_pod)
+        why = self._known.get(asked)
+        if why is None:
+            why = Reason(explain_waiting(job, self._rooms, self._kept_for, not_tolerated, gpus_per_pod))
+            self._known[asked] = why
+        return why
+
+
+def barred_nodes(pool: str, barred: Mapping[str, int], closed: Mapping[str, int]) -> str:
+    """``; 2 nodes of pool x have taint ...``: nodes that a gang may not be started on; empty: none.
+
+    Args:
+        pool: its name.
+        barred: taints that the gang does not tolerate -> nodes that have them.
+        closed: why nodes take no gang at all -> nodes.
+    """
+    texts = [
+        f"{_nodes(count)} of pool {pool} {'has' if count == 1 else 'have'} taint {taints}, "
+        "which the template does not tolerate"
+        for taints, count in sorted(barred.items())
+        if TOLD_APART not in taints
+    ]
+    others = sum(count for taints, count in barred.items() if TOLD_APART in taints)
+    if others:
+        texts.append(
+            f"{_nodes(others)} of pool {pool} {'is' if others == 1 else 'are'} excluded by the template's "
+            "tolerations, nodeSelector, node affinity or requests, or by the memory of their GPUs, or "
+            "avoided since its pods did not run there in time"
+        )
+    texts += [f"{_nodes(count)} of pool {pool}: {reason}" for reason, count in sorted(closed.items())]
+    return "".join(f"; {text}" for text in texts)
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

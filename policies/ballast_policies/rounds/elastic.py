@@ -18,9 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds.draft import Draft
+from ballast_policies.rounds.draft import Draft, Reason
 from ballast_policies.rounds.elastic_pools import choose_pools, claims_where_they_run
-from ballast_policies.rounds.explanations import Reason
 from ballast_policies.rounds.gangs import ElasticGang, SizeSettings
 from ballast_policies.rounds.grants import grant_gpus
 from ballast_policies.rounds.ledger import Ledger

@@ -19,12 +19,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ballast_policies.allocation.policy import Surplus
-from ballast_policies.rounds.draft import Draft
-from ballast_policies.rounds.explanations import Reason
+from ballast_policies.rounds.draft import Draft, Reason
 from ballast_policies.rounds.gangs import SizeSettings
 from ballast_policies.rounds.hysteresis import moves_left
-from ballast_policies.rounds.ledger import Ledger
-from ballast_policies.rounds.packing import in_its_pools, pack
+from ballast_policies.rounds.ledger import Ledger, in_its_pools, pack
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.size_gain import SizeCandidate, Speeds, gain, partition_speed, urgency
 from ballast_policies.rounds.values import Placement

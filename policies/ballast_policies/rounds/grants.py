@@ -16,8 +16,8 @@ import numpy as np
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.claims import Claims, Groups, OrderedClaims, Pools, Split, ordered_claims, select
-from ballast_policies.rounds.draft import Draft
-from ballast_policies.rounds.explanations import (
+from ballast_policies.rounds.draft import (
+    Draft,
     Explained,
     explain_pinned,
     explain_placement,
@@ -31,8 +31,7 @@ from ballast_policies.rounds.hysteresis import (
     valid_placements,
     within_min_run,
 )
-from ballast_policies.rounds.ledger import Ledger
-from ballast_policies.rounds.packing import assign_nodes, pack
+from ballast_policies.rounds.ledger import Ledger, assign_nodes, pack
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Placement
 

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ballast_policies.rounds.claims import Claims
-from ballast_policies.rounds.ledger import Ledger
-from ballast_policies.rounds.packing import in_its_pools
+from ballast_policies.rounds.ledger import Ledger, in_its_pools
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Placement, RoundState
 

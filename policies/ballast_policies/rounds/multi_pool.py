@@ -20,12 +20,10 @@ import numpy as np
 from ballast_policies.rounds.by_completion_time import grant_sizes
 from ballast_policies.rounds.claims import priorities
 from ballast_policies.rounds.divisions import best_parts
-from ballast_policies.rounds.draft import Draft
-from ballast_policies.rounds.explanations import Reason
+from ballast_policies.rounds.draft import Draft, Reason
 from ballast_policies.rounds.gangs import MixedGang
 from ballast_policies.rounds.hysteresis import exempt_newest, keeps_free, moves_left, within_min_run
-from ballast_policies.rounds.ledger import Ledger
-from ballast_policies.rounds.packing import in_its_pools, pack
+from ballast_policies.rounds.ledger import Ledger, in_its_pools, pack
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Placement
 

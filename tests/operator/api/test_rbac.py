@@ -11,7 +11,7 @@ from ballast_operator.local_operator import OPERATOR_NAME, apply_objects, instal
 from ballast_operator.views.job import JobView
 from ballast_trainer.channel.api_server import ApiServer
 from ballast_trainer.channel.base import ChannelError
-from ballast_trainer.channel.watched_object import WatchedObject
+from ballast_trainer.channel.kubernetes import WatchedObject
 from kubernetes import client
 from kubernetes.dynamic import DynamicClient
 

@@ -13,7 +13,7 @@ from ballast_policies.rounds import (
     SpreadGang,
     decide_round,
 )
-from ballast_policies.rounds.consolidate import LEAST_GAIN
+from ballast_policies.rounds.decide import LEAST_GAIN
 from hypothesis import given
 from hypothesis import strategies as st
 

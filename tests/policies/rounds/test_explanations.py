@@ -1,7 +1,7 @@
 """Why jobs wait: one text for those that ask for the same."""
 
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds.explanations import Explained, explain_waiting, pool_rooms
+from ballast_policies.rounds.draft import Explained, explain_waiting, pool_rooms
 from ballast_policies.rounds.values import Node
 from hypothesis import given
 from hypothesis import strategies as st

@@ -12,7 +12,7 @@ from ballast_policies.rounds import (
     decide_round,
     in_whole_pods,
 )
-from ballast_policies.rounds.packing import pack
+from ballast_policies.rounds.ledger import pack
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,10 +7,8 @@ import threading
 import pytest
 from ballast_policies.contract import Ack, Directive, Proposal, Report
 from ballast_trainer.channel.api_server import ApiServer
-from ballast_trainer.channel.base import ChannelError, Messages
-from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.base import ChannelError, DirectoryChannel, Messages, StandaloneChannel
 from ballast_trainer.channel.kubernetes import KubernetesChannel
-from ballast_trainer.channel.standalone import StandaloneChannel
 from ballast_trainer.errors import ConfigurationError
 
 from tests.trainer.channel.messages import ACK, PLAN, PROPOSAL, REPORT

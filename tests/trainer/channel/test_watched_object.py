@@ -10,7 +10,7 @@ import urllib.parse
 import pytest
 from ballast_trainer.channel.api_server import ApiServer
 from ballast_trainer.channel.base import ChannelError
-from ballast_trainer.channel.watched_object import CHECK_SECONDS, WatchedObject
+from ballast_trainer.channel.kubernetes import CHECK_SECONDS, WatchedObject
 
 from tests.support.waiting import WAIT_SECONDS, eventually
 

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 from ballast_policies.contract.job import AttentionSettings
-from ballast_trainer.dynamics.attention.chosen_keys import block_attention
-from ballast_trainer.dynamics.attention.hashed_keys import _bucket, hash_attention
+from ballast_trainer.dynamics.attention.chosen_keys import _bucket, block_attention, hash_attention
 from ballast_trainer.dynamics.attention.sparse_attention import ChosenAttention
 from ballast_trainer.models.gpt import Attention
 from torch.nn import functional

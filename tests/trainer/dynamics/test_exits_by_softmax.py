@@ -4,8 +4,7 @@ import pytest
 import torch
 from ballast_policies.contract.job import Confidence, ExitsSettings
 from ballast_trainer.config import read_job_config
-from ballast_trainer.dynamics.early_exit import ExitingBlock
-from ballast_trainer.dynamics.exit_heads import ExitHead
+from ballast_trainer.dynamics.early_exit import ExitHead, ExitingBlock
 from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.models.gpt import Block

@@ -6,7 +6,7 @@ import threading
 import hypothesis
 import pytest
 import torch
-from ballast_trainer.dynamics.pruning.magnitude import largest_masks
+from ballast_trainer.dynamics.pruning.pruning import largest_masks
 from hypothesis import strategies
 
 from tests.support.examples import examples

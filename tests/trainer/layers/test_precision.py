@@ -6,7 +6,7 @@ import pytest
 import torch
 from ballast_policies.contract.job import Precision, TrainingConfig, WeightType
 from ballast_policies.planning.dynamics import DYNAMICS
-from ballast_trainer.channel.standalone import StandaloneChannel
+from ballast_trainer.channel.base import StandaloneChannel
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.launch import RankLaunch, ValidatedJob, train

@@ -8,7 +8,7 @@ import pytest
 from ballast_policies.contract import Stage
 from ballast_policies.planning import even_partition
 from ballast_policies.planning.schedules import pipedream, weight_versions
-from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.base import DirectoryChannel
 
 from tests.support.examples import first_daily
 from tests.support.plans import local_plan

@@ -10,7 +10,7 @@ from ballast_policies.contract import Ack, Directive, ExitCode, Stage
 from ballast_policies.contract.job import ModelConfig
 from ballast_policies.planning import Partition
 from ballast_policies.planning.stages import stages_over
-from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.loop import migrate as moving
 from ballast_trainer.models.registry import build_model

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 from ballast_policies.contract import Ack, Directive, ExitCode
-from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.base import DirectoryChannel
 
 from tests.support.examples import first_daily
 from tests.support.plans import local_plan

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ballast_policies.contract.job import ModelConfig
 from ballast_policies.planning import Partition
 from ballast_policies.planning.stages import stages_over
-from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.layers.packing import pack
 from ballast_trainer.loop.migrate import migrate, plan_moves

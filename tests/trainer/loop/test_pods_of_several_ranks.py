@@ -4,7 +4,7 @@ import json
 
 import pytest
 from ballast_policies.contract import Ack, Proposal
-from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.base import DirectoryChannel
 
 from tests.support.held_data import Gates
 from tests.support.plans import local_plan

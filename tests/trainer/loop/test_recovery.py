@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 from ballast_policies.contract import ExitCode
-from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.distributed.stopping import LEAVE_SECONDS, stop_seconds
 from ballast_trainer.errors import ConfigurationError

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from ballast_policies.contract import RENDEZVOUS_PORT, Directive, ExitCode
-from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.distributed.joining import new_ranks_ready
 from ballast_trainer.distributed.process_group import reach_store
 from ballast_trainer.models.registry import load_callable

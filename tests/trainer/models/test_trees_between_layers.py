@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from ballast_policies.contract import Stage
-from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.layers.boundaries import Boundary, wire
 from ballast_trainer.seeding import host_seeded
 from ballast_trainer.trees import flatten, mapped, tensors_of, unflatten

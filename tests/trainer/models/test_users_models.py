@@ -10,7 +10,7 @@ import torch
 import yaml
 from ballast_policies.contract import Ack, Stage
 from ballast_policies.contract.job import DataConfig, ModelConfig, TrainingConfig
-from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.data.sources import ShuffledDataset
 from ballast_trainer.errors import ConfigurationError, TrainerError

@@ -4,7 +4,7 @@ import dataclasses
 import typing
 
 import torch
-from ballast_trainer.dynamics.side_loss import with_side_loss
+from ballast_trainer.dynamics.block_change import with_side_loss
 from ballast_trainer.models.loss_weights import counted_targets
 from ballast_trainer.models.protocol import Model
 from torch import nn

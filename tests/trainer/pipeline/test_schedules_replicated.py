@@ -3,7 +3,7 @@
 import pytest
 from ballast_policies.contract import Stage
 from ballast_policies.planning.stages import first_stages
-from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.loop.migrate import LayerMove, plan_moves

@@ -5,7 +5,7 @@ import json
 import math
 
 from ballast_policies.contract import Report
-from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.reporting.console import JsonReporter
 
 from tests.support.one_process import train_here

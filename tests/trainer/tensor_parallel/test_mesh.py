@@ -3,7 +3,7 @@
 import pytest
 import torch
 from ballast_policies.contract import Ack, Directive, Stage
-from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.distributed.mesh import Mesh, Place
 from ballast_trainer.distributed.process_group import World

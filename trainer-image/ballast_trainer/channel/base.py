@@ -1,12 +1,20 @@
-"""The interface of the channel between rank 0 and the operator, and its messages."""
+"""The interface of the channel between rank 0 and the operator, its messages, and those without Kubernetes.
+
+As files in a directory, for torchrun and for tests, it is one JSON file per message: ``plan.json`` and
+``config.json`` are read; ``report.json``, ``proposal.json``, ``ack.json``, ``finished-step`` and
+``end-reason`` are written.  Each file is replaced in one rename, so a reader sees whole files.  In a run
+without an operator, every repack is granted at once, inside the process.
+"""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
-from ballast_policies.contract import CONFIG_KEY, Ack, ContractError, Plan, Proposal, Report
+from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Ack, ContractError, Plan, Proposal, Report
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.limits import OBJECT
+from ballast_policies.contract.model import Model
 
 
 class ChannelError(RuntimeError):
@@ -98,3 +106,90 @@ def config_from(text: str | None, source: object) -> Mapping[str, Any] | None:
         return decode_text(dict[str, Any], text, limits=OBJECT) if text else None
     except ContractError as error:
         raise ChannelError(f"{source}: {CONFIG_KEY} cannot be read: {error}") from error
+
+
+class DirectoryChannel:
+    """See :class:`~ballast_trainer.channel.base.Channel`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read_plan(self) -> Plan | None:
+        """``plan.json``."""
+        return plan_from(self._read(PLAN_KEY), self._path / PLAN_KEY)
+
+    def read_config(self) -> Mapping[str, Any] | None:
+        """``config.json``."""
+        return config_from(self._read(CONFIG_KEY), self._path)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def write(self, messages: Messages) -> None:
+        """One file for each message given."""
+        files: dict[str, Model | None] = {
+            "report.json": messages.report,
+            "proposal.json": messages.proposal,
+            "ack.json": messages.ack,
+        }
+        for name, message in files.items():
+            if message is not None:
+                self._replace(name, message.to_json())
+        if messages.finished_step is not None:
+            self._replace("finished-step", str(messages.finished_step))
+        if messages.end_reason is not None:
+            self._replace("end-reason", messages.end_reason)
+
+    def publish(self, plan: Plan) -> None:
+        """Write ``plan.json``, as the operator would."""
+        self._replace(PLAN_KEY, plan.to_json())
+
+    def _read(self, name: str) -> str | None:
+        try:
+            return (self._path / name).read_text()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ChannelError(str(error)) from error
+
+    def _replace(self, name: str, text: str) -> None:
+        temporary = self._path / f".{name}.new"
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(text)
+            temporary.replace(self._path / name)
+        except OSError as error:
+            raise ChannelError(str(error)) from error
+
+
+class StandaloneChannel:
+    """Grants every proposal of the current epoch; see :class:`~ballast_trainer.channel.base.Channel`."""
+
+    def __init__(self, plan: Plan, growth: Callable[[Plan], Plan] = lambda plan: plan) -> None:
+        """``growth`` of the plan in force returns the one by which ranks that are back join, or it itself."""
+        self._plan, self._growth = plan, growth
+        self._newest = plan
+
+    def read_plan(self) -> Plan | None:
+        """The launch's plan, the last granted one, or one that grows it."""
+        self._newest = self._growth(self._plan)
+        return self._newest
+
+    def read_config(self) -> Mapping[str, Any] | None:
+        """None: the configuration comes from the command line."""
+        return None
+
+    def follow(self, plan: Plan) -> None:
+        """Ranks were lost: those that are left go on by this one."""
+        self._plan = self._newest = plan
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def write(self, messages: Messages) -> None:
+        """Answer a proposal with the plan it asks for."""
+        if messages.ack is not None and messages.ack.epoch == self._newest.epoch:
+            self._plan = self._newest
+        proposal = messages.proposal
+        if proposal is not None and proposal.epoch == self._plan.epoch:
+            self._plan = self._plan.shrink(proposal)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from ballast_policies.contract.job import DynamicConfig
-from ballast_policies.contract.job.changes import Structure
+from ballast_policies.contract.job.dynamics import Structure
 from torch import nn
 
 from ballast_trainer.dynamics.pruning.neurons import origin_of

@@ -27,8 +27,7 @@ from ballast_policies.contract.limits import MOST_RANKS
 
 from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.channel.api_server import ApiServer
-from ballast_trainer.channel.base import Channel, ChannelError
-from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.base import Channel, ChannelError, DirectoryChannel
 from ballast_trainer.channel.kubernetes import KubernetesChannel
 from ballast_trainer.cli.pod_ranks import run_pod_ranks
 from ballast_trainer.distributed.stopping import StopSignal, handover_seconds, stop_seconds

@@ -124,9 +124,7 @@ def _run(
     trace_step: int,
     device: DeviceChoice,
 ) -> int:
-    from ballast_trainer.channel.base import Channel, ChannelError
-    from ballast_trainer.channel.directory import DirectoryChannel
-    from ballast_trainer.channel.standalone import StandaloneChannel
+    from ballast_trainer.channel.base import Channel, ChannelError, DirectoryChannel, StandaloneChannel
     from ballast_trainer.distributed.returning import Returning, wait_for_growth
     from ballast_trainer.launch import RankLaunch, TraceRequest, ValidatedJob, train
     from ballast_trainer.reporting.console import JsonReporter, TextReporter

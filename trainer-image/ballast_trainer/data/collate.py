@@ -7,8 +7,14 @@ from typing import Any
 import torch
 from ballast_policies.contract.job.model import ColumnsConfig
 
-from ballast_trainer.data.batch import Batch
 from ballast_trainer.errors import ConfigurationError
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Inputs and targets; the first dimension of both is the number of samples."""
+
+BatchFunction = Callable[[int, int, int], Batch]
+"""``batch(seed, step, size)``: inputs and targets of a step; a pure function, the same on every rank."""
+
 
 _IGNORED = -100
 """Target that no loss counts."""

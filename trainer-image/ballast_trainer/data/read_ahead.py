@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ballast_trainer.data.batch import Batch
+from ballast_trainer.data.collate import Batch
 from ballast_trainer.errors import ConfigurationError, DataError
 from ballast_trainer.process_exit import end_with_parent
 

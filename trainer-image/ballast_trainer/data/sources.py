@@ -27,8 +27,7 @@ import numpy
 import torch
 
 from ballast_trainer.causes import SAMPLE_NOTE, with_place
-from ballast_trainer.data.batch import Batch, BatchFunction
-from ballast_trainer.data.collate import BatchForm
+from ballast_trainer.data.collate import Batch, BatchForm, BatchFunction
 from ballast_trainer.errors import ConfigurationError, DataError, TrainerError
 from ballast_trainer.seeding import host_seeded, mixed_key
 

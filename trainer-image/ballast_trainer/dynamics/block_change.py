@@ -1,5 +1,14 @@
-"""Base of the changes of transformer blocks, whose strength grows over time."""
+"""Base of the changes of transformer blocks, whose strength grows over time, and what they share.
 
+A block over some positions of each sequence; and a further loss of a layer, whose gradient enters where the
+layer's output is computed.  So no stage needs to send it on, and the loss that is printed stays the model's
+own.  The loss counts as part of the microbatch's: the trainer divides the gradients of both by the number of
+microbatches.
+"""
+
+from typing import Any
+
+import torch
 from ballast_policies.contract.job import DynamicConfig
 from torch import nn
 
@@ -84,3 +93,55 @@ class BlockChange(UnchangedHooks):
             for module in layer.module.modules():
                 if isinstance(module, self.part):
                     module.strength = strength
+
+
+def run_at(block: nn.Module, hidden: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run a block on the chosen positions, which attend among each other; the others keep their states.
+
+    Sequences with fewer are filled up at the end, where causal attention hides the filling.
+
+    Args:
+        block: a :class:`~ballast_trainer.models.blocks.TransformerBlock`.
+        hidden: [B, S, D].
+        chosen: bool [B, S]; at least one.
+
+    Returns:
+        The states [B, S, D], of the others unchanged, and the block's output [B, S, D], of the others too.
+    """
+    typed: Any = block
+    longest = int(chosen.sum(1).max())
+    if longest == hidden.shape[1]:
+        every = torch.arange(longest, device=hidden.device)[None].expand(hidden.shape[0], -1)
+        after = typed.run_at(hidden, every)
+    else:
+        # The chosen ones first, in the order of the sequence.
+        order = torch.sort((~chosen).to(torch.int8), dim=1, stable=True).indices[:, :longest]
+        index = order.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
+        part = typed.run_at(hidden.gather(1, index), order)
+        after = hidden.to(part.dtype).scatter(1, index, part)
+    return torch.where(chosen.unsqueeze(-1), after, hidden.to(after.dtype)), after
+
+
+_scale = [1.0]
+
+
+def set_loss_scale(factor: float) -> None:
+    """The factor on the model's loss in the step that runs, which side losses share (fp16)."""
+    _scale[0] = factor
+
+
+class _Attached(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        ctx.like = loss.detach()
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, torch.full_like(ctx.like, _scale[0])
+
+
+def with_side_loss(output: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+    """``output``, whose backward also computes the gradients of ``loss``, a scalar."""
+    attached: torch.Tensor = _Attached.apply(output, loss)  # type: ignore[no-untyped-call]
+    return attached

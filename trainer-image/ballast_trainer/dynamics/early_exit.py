@@ -13,6 +13,10 @@ shapes between stages stay fixed.
 The model's head reads the states of all exits, so its loss trains every exit where positions leave;
 ``sampled`` lets some leave at a layer drawn at random, which is the weighted sum of the exits' losses,
 sampled; the exit heads of ``softmax`` learn from the targets themselves, all of them in every step.
+
+The model's head is on the last stage alone, so each exit of ``softmax`` has a small one of its own, of low
+rank. With weight ``headWeight`` its loss is part of the job's, and also trains the blocks before it: the
+weighted sum of the exits' losses of CALM (section 3.3) and BranchyNet.
 """
 
 import math
@@ -24,11 +28,65 @@ from ballast_policies.contract.job import Confidence, DynamicConfig, ExitsSettin
 from torch import nn
 from torch.nn import functional
 
-from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
-from ballast_trainer.dynamics.exit_heads import ExitHead
-from ballast_trainer.dynamics.positions import run_at
-from ballast_trainer.dynamics.side_loss import with_side_loss
+from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule, run_at, with_side_loss
+from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.layers.running import CURRENT_FORWARD
+
+
+class ExitHead(nn.Module):
+    """States [B, S, D] -> logits [B, S, V], by a map of rank ``rank``."""
+
+    def __init__(self, width: int, rank: int, classes: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.down = nn.Linear(width, min(rank, width), bias=False)
+        self.up = nn.Linear(min(rank, width), classes)
+        # Nothing is predicted, and no position leaves, before it has learnt.
+        nn.init.zeros_(self.up.weight)
+        nn.init.zeros_(self.up.bias)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits, float32."""
+        logits: torch.Tensor = self.up(self.down(self.norm(states))).float()
+        return logits
+
+    @staticmethod
+    def confidence(logits: torch.Tensor) -> torch.Tensor:
+        """Difference between the two largest probabilities, [B, S] (CALM's softmax response)."""
+        best = torch.softmax(logits.detach(), dim=-1).topk(min(2, logits.shape[-1]), dim=-1).values
+        return best[..., 0] - best[..., -1] if logits.shape[-1] > 1 else best[..., 0]
+
+    def loss(self, logits: torch.Tensor, still_in: torch.Tensor) -> torch.Tensor | None:
+        """Mean cross-entropy of the positions that are still in; None outside of a step's microbatches.
+
+        Args:
+            logits: [B, S, V].
+            still_in: bool [B, S].
+
+        Raises:
+            TrainerError: the targets are no classes of positions, or outside of V.
+        """
+        targets = CURRENT_FORWARD.targets()
+        if targets is None or not bool(still_in.any()):
+            return None
+        if targets.shape != logits.shape[:2] or targets.dtype != torch.int64:
+            raise TrainerError(
+                f"earlyExit: exits by softmax learn from a class for each position, int64 "
+                f"{list(logits.shape[:2])}; the targets are {targets.dtype} {list(targets.shape)}. "
+                "To fix: exits: {confidence: saturation}, or head"
+            )
+        wanted = targets[still_in]
+        # Positions without a target, as torch marks them.
+        if int(wanted.max()) >= logits.shape[-1] or bool(((wanted < 0) & (wanted != -100)).any()):
+            raise TrainerError(
+                f"earlyExit: targets from {int(wanted.min())} to {int(wanted.max())} are no classes of "
+                f"exits.vocabulary: {logits.shape[-1]}. To fix: the number of classes of the model's head"
+            )
+        if bool((wanted == -100).all()):
+            return None
+        return functional.cross_entropy(logits[still_in], wanted)
+
 
 _FIRST_DOUBT = 3.0
 """Minus the first logit of a head: it lets 5 % leave at threshold 0.05, none at 0.95, before it has

@@ -15,9 +15,7 @@ from ballast_policies.contract.job import DepthsSettings, DynamicConfig
 from torch import nn
 from torch.nn import functional
 
-from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
-from ballast_trainer.dynamics.positions import run_at
-from ballast_trainer.dynamics.side_loss import with_side_loss
+from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule, run_at, with_side_loss
 from ballast_trainer.layers.layer import LayerSet
 
 

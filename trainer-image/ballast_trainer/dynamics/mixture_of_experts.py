@@ -21,9 +21,8 @@ from ballast_policies.contract.job import DynamicConfig, ExpertsSettings, LoadBa
 from torch import nn
 
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
+from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule, with_side_loss
 from ballast_trainer.dynamics.expert_parallelism import SharedExperts, expert_output
-from ballast_trainer.dynamics.side_loss import with_side_loss
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.models.blocks import set_submodule

@@ -11,8 +11,7 @@ from typing import Any
 
 from ballast_policies.contract.job import EvaluationConfig, JobConfig
 
-from ballast_trainer.data.batch import Batch, BatchFunction
-from ballast_trainer.data.collate import BatchForm
+from ballast_trainer.data.collate import Batch, BatchForm, BatchFunction
 from ballast_trainer.data.sources import (
     batches_of,
     is_dataset,

@@ -5,7 +5,7 @@ import logging
 import torch
 from ballast_policies.contract.job import JobConfig
 
-from ballast_trainer.data.batch import Batch
+from ballast_trainer.data.collate import Batch
 from ballast_trainer.data.read_ahead import ReadAhead
 from ballast_trainer.data.sources import LoaderPosition, ReplayedLoader, ShuffledDataset, read_batch
 from ballast_trainer.distributed.activity import ACTIVITY

@@ -6,7 +6,7 @@ import torch
 from ballast_policies.contract import Plan, Stage
 from ballast_policies.contract.job import JobConfig, StragglerPolicy
 
-from ballast_trainer.data.batch import Batch
+from ballast_trainer.data.collate import Batch
 from ballast_trainer.data.sources import has_one_shape, is_read_in_order
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import Freezing, frozen_layers

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ballast_trainer.dynamics.side_loss import set_loss_scale
+from ballast_trainer.dynamics.block_change import set_loss_scale
 from ballast_trainer.layers.optimize import drop_gradients, optimizer_step, squared_gradient_norm
 from ballast_trainer.loop.ending import JobEnd
 from ballast_trainer.loop.plan_following import PlanFollower

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ballast_trainer.data.batch import Batch, BatchFunction
+from ballast_trainer.data.collate import Batch, BatchFunction
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.deferred import deferred_weights
 from ballast_trainer.models.loss_weights import LossWeight

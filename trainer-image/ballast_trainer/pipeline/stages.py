@@ -9,7 +9,7 @@ import torch
 from ballast_policies.contract import Stage
 from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, Kind, Schedule
 
-from ballast_trainer.data.batch import Batch
+from ballast_trainer.data.collate import Batch
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ballast_trainer.causes import describe
-from ballast_trainer.data.batch import Batch
+from ballast_trainer.data.collate import Batch
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.boundaries import Boundary

@@ -21,16 +21,18 @@ from ballast_policies.contract.conditions import (
     Comparison,
     Condition,
     Field,
+    ItemRows,
     Items,
     Literal,
     Membership,
     Presence,
+    RowFact,
+    Rule,
     Term,
+    json_path,
 )
 from ballast_policies.contract.errors import camel
 from ballast_policies.contract.model import InCluster, Keyed, Model, Named, Settings, mark_of
-from ballast_policies.contract.row_conditions import ItemRows, RowFact
-from ballast_policies.contract.rules import Rule, json_path
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 

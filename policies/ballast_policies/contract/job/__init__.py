@@ -5,10 +5,11 @@ it), and the rules over several fields.  The TrainingJob's schema, the trainer's
 the reference page are made from these classes.
 """
 
-from ballast_policies.contract.job.changes import (
+from ballast_policies.contract.job.dynamics import (
     AttentionSettings,
     Confidence,
     DepthsSettings,
+    DynamicConfig,
     ExitsSettings,
     ExpertsSettings,
     FreezingCriterion,
@@ -18,8 +19,6 @@ from ballast_policies.contract.job.changes import (
     PruningSettings,
     Structure,
 )
-from ballast_policies.contract.job.dynamics import DynamicConfig
-from ballast_policies.contract.job.evaluation import EvaluationConfig
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.model import ColumnsConfig, DataConfig, ModelConfig
 from ballast_policies.contract.job.output import (
@@ -41,10 +40,15 @@ from ballast_policies.contract.job.parallelism import (
     StragglerPolicy,
     StragglersConfig,
 )
-from ballast_policies.contract.job.pipeline import PipelineConfig
-from ballast_policies.contract.job.plan import PlanConfig, PlannedGpus
+from ballast_policies.contract.job.pipeline import PipelineConfig, PlanConfig, PlannedGpus
 from ballast_policies.contract.job.reshaping import BalanceBy, RebalanceConfig, RepackConfig
-from ballast_policies.contract.job.training import Decay, Precision, TrainingConfig, WeightType
+from ballast_policies.contract.job.training import (
+    Decay,
+    EvaluationConfig,
+    Precision,
+    TrainingConfig,
+    WeightType,
+)
 
 __all__ = [
     "AsyncMode",

@@ -1,22 +1,195 @@
-"""How a model changes while it trains."""
+"""How a model changes while it trains, with the settings of each kind of change."""
 
+import enum
 from typing import Annotated
 
 from pydantic import Field
 
-from ballast_policies.contract.conditions import absent, at, given
-from ballast_policies.contract.job.changes import (
-    AttentionSettings,
-    DepthsSettings,
-    ExitsSettings,
-    ExpertsSettings,
-    FreezingSettings,
-    PruningSettings,
-)
+from ballast_policies.contract.conditions import Rule, absent, at, given, row
 from ballast_policies.contract.model import Arguments, Named, Settings
-from ballast_policies.contract.row_conditions import row
-from ballast_policies.contract.rules import Rule
 from ballast_policies.planning.dynamics import DYNAMICS
+
+
+class Structure(enum.StrEnum):
+    """What pruning removes."""
+
+    WEIGHTS = "weights"
+    """Single weights; products become sparse ones."""
+    NEURONS = "neurons"
+    """Inner neurons of the blocks' MLPs; products become smaller."""
+    HEADS = "heads"
+    """Heads of the blocks' attention; products become smaller."""
+
+
+class FreezingCriterion(enum.StrEnum):
+    """What decides that a layer has learnt enough."""
+
+    SCHEDULE = "schedule"
+    """The step."""
+    WEIGHT_CHANGE = "weightChange"
+    """How far its weights move."""
+    GRADIENT_NORM = "gradientNorm"
+    """How large its gradients are."""
+    PLASTICITY = "plasticity"
+    """Whether what it tells apart still changes."""
+
+
+class Pattern(enum.StrEnum):
+    """Which keys a query attends to."""
+
+    BLOCKS = "blocks"
+    """Blocks of keys, chosen by their pooled scores."""
+    HASH = "hash"
+    """Keys in its own bucket of a locality-sensitive hash."""
+
+
+class Confidence(enum.StrEnum):
+    """How a position's confidence is measured."""
+
+    SATURATION = "saturation"
+    """Cosine of its state before and after a block."""
+    HEAD = "head"
+    """A small head on its state, learnt with the model."""
+    SOFTMAX = "softmax"
+    """The two likeliest classes of a small copy of the model's head, learnt with the model."""
+
+
+class LoadBalance(enum.StrEnum):
+    """What keeps a router from preferring a few experts."""
+
+    LOSS = "loss"
+    """An auxiliary loss."""
+    BIAS = "bias"
+    """A bias on the choice alone, which follows the counts; no loss."""
+    NONE = "none"
+    """Nothing."""
+
+
+class PruningSettings(Settings):
+    """What is pruned."""
+
+    initial_sparsity: float = Field(0.0, ge=0, le=1)
+    """Sparsity at ``startStep``, from which it grows to ``target``."""
+    structure: Structure = Structure.WEIGHTS
+    """``weights``: the smallest of all linear layers, whose products become sparse from 85 % on;
+    ``neurons``: the weakest inner neurons of all blocks' MLPs, ``heads``: the weakest heads of all blocks'
+    attention, whose products become smaller at any sparsity."""
+
+
+class FreezingSettings(Settings):
+    """When layers freeze; always a prefix of the layers, never the last one."""
+
+    criterion: FreezingCriterion = FreezingCriterion.SCHEDULE
+    """``schedule``: linearly in the steps; ``weightChange``: the relative change of a layer's weights since
+    the last look, per step, is below ``threshold``; ``gradientNorm``: its gradients' norm is below
+    ``threshold`` times that of its first looks; ``plasticity``: the slope of how much the likeness of its
+    outputs to each other changes from look to look is below ``threshold`` times the largest slope yet
+    (Egeria, with 0.2)."""
+    threshold: float = Field(0.001, gt=0, le=1000)
+    """Of the criterion."""
+    patience: int = Field(2, ge=1, le=1000)
+    """Looks in a row at which the criterion has to hold."""
+    thaw_steps: int | None = Field(None, ge=1, le=2**53)
+    """Steps after which a frozen layer learns again, until the criterion holds again. Absent: never."""
+    cache_bytes: int | None = Field(None, ge=1, le=2**53)
+    """Bytes of the host's memory in which each rank keeps the outputs of frozen layers by sample: a sample
+    that comes again, in the next epoch, passes them without being computed. Needs ``data`` that is a dataset,
+    and no dropout in layers that freeze. Absent: frozen layers compute their forward in each step."""
+
+
+class AttentionSettings(Settings):
+    """Who attends to whom. Always causal."""
+
+    pattern: Pattern = Pattern.BLOCKS
+    """``blocks``: a block of queries attends to its own block of keys and to those others whose pooled scores
+    make up ``coverage``; ``hash``: a query attends to the keys in its bucket of a random rotation, and to
+    itself."""
+    block_size: int = Field(16, ge=1, le=4096)
+    """Positions in a block, of ``blocks``."""
+    coverage: float = Field(0.9, gt=0, le=1)
+    """Sum of the softmax of the pooled scores that a block of queries keeps, of ``blocks``."""
+    buckets: int = Field(8, ge=2, le=4096)
+    """Of ``hash``; an even number is used."""
+
+
+class ExitsSettings(Settings):
+    """When positions leave the layers."""
+
+    RULES = (
+        Rule(
+            condition=given("vocabulary") | (at("confidence") != Confidence.SOFTMAX),
+            field="vocabulary",
+            reason="softmax needs the number of classes of the model's head",
+            fix="vocabulary: 256 for model gpt; of a Hugging Face decoder its vocab_size",
+        ),
+    )
+
+    confidence: Confidence = Confidence.SATURATION
+    """``saturation``: the cosine of a position's state before and after a block; ``head``: a linear head
+    before each block that learns whether the block would leave the state within ``saturation`` of itself;
+    ``softmax``: by how much the likeliest class is ahead of the next, of an exit head after each block that
+    learns from the model's targets."""
+    threshold: float = Field(0.95, gt=0, le=1)
+    """Confidence from which a position leaves."""
+    saturation: float = Field(0.95, gt=0, le=1)
+    """Cosine above which a state counts as unchanged, where ``head`` learns."""
+    head_weight: float = Field(0.1, ge=0, le=1000)
+    """Of the loss of ``head``, or of each exit head of ``softmax``, which trains the blocks before it too."""
+    vocabulary: int | None = Field(None, ge=2, le=2**31 - 1)
+    """Classes that ``softmax`` tells apart, as many as the model's head has."""
+    rank: int = Field(32, ge=1, le=65_536)
+    """Of the exit heads of ``softmax``: they map the state to this many numbers, and these to the classes."""
+    sampled: float = Field(0.0, ge=0, le=1)
+    """Fraction of the positions that leave at a layer drawn at random, so that the model's own loss trains
+    every exit."""
+
+
+class DepthsSettings(Settings):
+    """How positions are routed around blocks; a routed block computes ``1 - target`` of them."""
+
+    every_blocks: int = Field(2, ge=1, le=100_000)
+    """One of this many blocks is routed."""
+    predictor_weight: float = Field(0.01, ge=0, le=1000)
+    """Of the loss of the predictor, which learns from a position alone whether the router picks it: the
+    router compares positions of the whole sequence, which are not known when text is generated."""
+    threshold: float | None = Field(None, ge=0, le=1)
+    """Router's score, 0 to 1, below which a position passes by even where there is room for it; so the
+    routers decide what their blocks compute, up to ``1 - target``. Absent: all room is used."""
+
+
+class ExpertsSettings(Settings):
+    """Experts: copies of a block's MLP, each as wide as it."""
+
+    RULES = (
+        Rule(
+            condition=at("top_k") <= at("count"),
+            field="top_k",
+            reason="topK is above count",
+            fix="lower topK",
+        ),
+    )
+
+    count: int = Field(4, ge=2, le=1024)
+    """Experts of a block."""
+    top_k: int = Field(1, ge=1, le=1024)
+    """Experts that each position goes to."""
+    every_blocks: int = Field(2, ge=1, le=100_000)
+    """One of this many blocks has experts."""
+    first_layer: int = Field(0, ge=0, le=100_000)
+    """Index of the first layer that may have experts; those before stay dense, as in DeepSeek-V3."""
+    capacity_factor: float = Field(1.25, gt=0, le=1024)
+    """Positions that an expert takes at most, over the mean, where ``dropTokens`` is true."""
+    drop_tokens: bool = False
+    """Whether positions above an expert's capacity pass it by. If not, capacity grows to the fullest
+    expert."""
+    balance: LoadBalance = LoadBalance.LOSS
+    """``loss``: an auxiliary loss; ``bias``: a bias on the choice of experts, without a loss; or ``none``."""
+    parallel: bool = False
+    """Whether the replicas of a stage (``parallelism.data``) share its experts: tokens travel to the rank of
+    their expert and back, and the placement of experts follows the tokens of the last step."""
+    balance_weight: float = Field(0.01, ge=0, le=1000)
+    """Of the auxiliary loss, or the step of the bias."""
+
 
 _SECTIONS = {
     "pruning": "pruning",

@@ -5,18 +5,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field
 
-from ballast_policies.contract.conditions import AllOf, absent, at, each_is, given
+from ballast_policies.contract.conditions import AllOf, Rule, absent, at, each_is, each_row, given, row
 from ballast_policies.contract.decode import decode, decode_text
 from ballast_policies.contract.job.dynamics import DynamicConfig
-from ballast_policies.contract.job.evaluation import EVALUATION_RULES, EvaluationConfig
-from ballast_policies.contract.job.exclusions import (
-    caching_outputs,
-    comparing_sequences,
-    exclusions,
-    sharing_experts,
-    sharing_optimizers,
-    suiting_families,
-)
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
 from ballast_policies.contract.job.output import (
     EXPORT_RULES,
@@ -27,16 +18,27 @@ from ballast_policies.contract.job.output import (
     ProfilingConfig,
 )
 from ballast_policies.contract.job.parallelism import ParallelismConfig, StragglerPolicy
-from ballast_policies.contract.job.pipeline import PipelineConfig
-from ballast_policies.contract.job.plan import PLAN_RULES, PlanConfig
-from ballast_policies.contract.job.pods import POD_RULES
+from ballast_policies.contract.job.pipeline import PLAN_RULES, PipelineConfig, PlanConfig
 from ballast_policies.contract.job.reshaping import RebalanceConfig, RepackConfig
-from ballast_policies.contract.job.script import with_model_only
-from ballast_policies.contract.job.training import Decay, Precision, TrainingConfig
+from ballast_policies.contract.job.rules import (
+    POD_RULES,
+    caching_outputs,
+    comparing_sequences,
+    exclusions,
+    sharing_experts,
+    sharing_optimizers,
+    suiting_families,
+    with_model_only,
+)
+from ballast_policies.contract.job.training import (
+    EVALUATION_RULES,
+    Decay,
+    EvaluationConfig,
+    Precision,
+    TrainingConfig,
+)
 from ballast_policies.contract.limits import OBJECT
 from ballast_policies.contract.model import InCluster, Keyed, Settings
-from ballast_policies.contract.row_conditions import each_row, row
-from ballast_policies.contract.rules import Rule
 from ballast_policies.planning.balancers.registry import BALANCERS
 from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.schedules import SCHEDULES, replicable_schedules

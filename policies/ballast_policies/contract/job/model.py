@@ -4,9 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ballast_policies.contract.conditions import absent
+from ballast_policies.contract.conditions import Rule, absent
 from ballast_policies.contract.model import Arguments, Form, Settings
-from ballast_policies.contract.rules import Rule
 
 CALLABLE = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*"
 """``module:callable``, which the trainer imports."""

@@ -5,10 +5,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ballast_policies.contract.conditions import absent, at, given
+from ballast_policies.contract.conditions import Rule, absent, at, given
 from ballast_policies.contract.job.model import callable_name
 from ballast_policies.contract.model import Arguments, Form, InCluster, Settings
-from ballast_policies.contract.rules import Rule
 
 DEFAULT_CHECKPOINT_STEPS = 100
 """Steps between two checkpoints where none are stated and nothing is known."""

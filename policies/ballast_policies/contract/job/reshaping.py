@@ -5,10 +5,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ballast_policies.contract.conditions import absent, at
+from ballast_policies.contract.conditions import Rule, absent, at, row
 from ballast_policies.contract.model import Named, Settings
-from ballast_policies.contract.row_conditions import row
-from ballast_policies.contract.rules import Rule
 from ballast_policies.planning.balancers.registry import BALANCERS, DEFAULT_BALANCER
 
 

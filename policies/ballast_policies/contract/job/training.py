@@ -1,14 +1,13 @@
-"""How the weights are learnt."""
+"""How the weights are learnt, and when their loss is measured on data that is not trained on."""
 
 import enum
 from typing import Annotated
 
 from pydantic import Field
 
-from ballast_policies.contract.conditions import absent, at
-from ballast_policies.contract.job.model import CALLABLE, callable_name
+from ballast_policies.contract.conditions import Rule, absent, at, given
+from ballast_policies.contract.job.model import CALLABLE, DataConfig, callable_name
 from ballast_policies.contract.model import Form, Settings
-from ballast_policies.contract.rules import Rule
 
 DEFAULT_CLIP_NORM = 1.0
 
@@ -142,3 +141,32 @@ class TrainingConfig(Settings):
         if self.clip_norm is None:
             return DEFAULT_CLIP_NORM
         return self.clip_norm or None
+
+
+EVALUATION_RULES = (
+    Rule(
+        condition=absent("evaluation") | absent("data") | given("evaluation.data"),
+        field="evaluation.data",
+        reason="missing, where the training data is not the model's own",
+        fix="name the validation data",
+    ),
+    Rule(
+        condition=absent("evaluation") | given("evaluation.data") | given("evaluation.batches"),
+        field="evaluation.batches",
+        reason="missing: the model's own data has no end",
+        fix="give batches, each of pipeline.globalBatchSize samples, or evaluation.data",
+    ),
+)
+"""Rules on the whole configuration."""
+
+
+class EvaluationConfig(Settings):
+    """When the validation loss is measured, and on which data."""
+
+    every_steps: int = Field(100, ge=1, le=2**31 - 1)
+    """Steps between two evaluations; there is one more after the last step."""
+    batches: int | None = Field(None, ge=1, le=2**31 - 1)
+    """Batches of ``pipeline.globalBatchSize`` samples, the same in every evaluation. Absent: all whole
+    batches of a dataset or loader that has a length."""
+    data: DataConfig | None = None
+    """The validation data, read in its own order. Absent: the model's own data, drawn by another seed."""

@@ -6,7 +6,7 @@ import random
 import pytest
 from ballast_operator.kube.kinds import NODE
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
-from ballast_policies.rounds.resizing import (
+from ballast_policies.rounds.memory import (
     FAILED_GROWTH_SECONDS,
     LONGEST_PAUSE_SECONDS,
     SETTLING_PAUSES,

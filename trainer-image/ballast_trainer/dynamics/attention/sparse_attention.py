@@ -1,7 +1,7 @@
 """Dynamic sparse attention: queries attend to the keys that their content chooses.
 
 The attention of any block is changed that calls torch's ``scaled_dot_product_attention``, causal and without
-a mask: the call is answered by ``chosen_keys`` or ``hashed_keys``.  How much is kept follows from
+a mask: the call is answered by ``block_attention`` or ``hash_attention``.  How much is kept follows from
 queries and keys, and differs from layer to layer; ``target`` is the most that may be left out.
 Attention is dense while more than ``DENSE_ABOVE`` is kept: choosing costs more than it saves.
 """
@@ -16,8 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ballast_trainer.device import sparse_pays_on
-from ballast_trainer.dynamics.attention.chosen_keys import Attended, block_attention
-from ballast_trainer.dynamics.attention.hashed_keys import hash_attention
+from ballast_trainer.dynamics.attention.chosen_keys import Attended, block_attention, hash_attention
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.layer import LayerSet

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from ballast_policies.planning.schedules import Action, Kind, ScheduleError, WeightRule
 
-from ballast_trainer.data.batch import Batch
+from ballast_trainer.data.collate import Batch
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.pipeline.executor.links import Links, Transport

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from ballast_policies.planning.schedules import Schedule, ScheduleError, ScheduleFacts, validate
 
-from ballast_trainer.data.batch import Batch
+from ballast_trainer.data.collate import Batch
 from ballast_trainer.layers.buffers import StepBuffers
 from ballast_trainer.pipeline.executor.executor import ApplyGradients, Executor, PeakUsage, RankStages
 from ballast_trainer.pipeline.executor.groups import link_groups, replica_group

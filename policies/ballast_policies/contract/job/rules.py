@@ -1,14 +1,20 @@
-"""Kinds of change that one job cannot have together, or with its model."""
+"""Rules over several parts of a job.
 
-from collections.abc import Callable
+Kinds of change that it cannot have together, or with its model; ranks that fill whole pods, with a tensor
+group in one pod; and what has no effect in a job without a model, which runs its template's own command.
+"""
+
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from ballast_policies.contract.conditions import Condition, at
-from ballast_policies.contract.job.changes import FreezingCriterion
+from ballast_policies.contract.conditions import AtDefaults, Condition, Rule, at, each_row, given, one_is_not
+from ballast_policies.contract.errors import camel
+from ballast_policies.contract.job.dynamics import FreezingCriterion
 from ballast_policies.contract.job.model import FAMILIES
+from ballast_policies.contract.job.parallelism import ParallelismConfig
+from ballast_policies.contract.job.pipeline import PipelineConfig
 from ballast_policies.contract.job.training import WeightType
-from ballast_policies.contract.row_conditions import each_row
-from ballast_policies.contract.rules import Rule
+from ballast_policies.contract.model import Settings
 from ballast_policies.planning.dynamics import DYNAMICS, excluded_pair
 from ballast_policies.planning.schedules.registry import SCHEDULES
 
@@ -221,3 +227,107 @@ def _suits(family: str) -> Rule:
 
 def _excluded(config: Any) -> tuple[str, str, str] | None:
     return excluded_pair(change.kind for change in config.dynamics)
+
+
+_COLUMN = at("parallelism.tensor") * at("parallelism.data")
+_FIELD = "parallelism.gpus_per_pod"
+
+
+def _whole_pod_stages(pipeline: PipelineConfig, parallelism: ParallelismConfig) -> tuple[int, ...]:
+    """Numbers of stages, from ``minStages`` to ``maxStages``, whose ranks fill whole pods."""
+    most = pipeline.max_stages or max(pipeline.min_stages, parallelism.ranks_per_pod)
+    return tuple(
+        stages
+        for stages in range(pipeline.min_stages, most + 1)
+        if stages * parallelism.ranks_per_position % parallelism.ranks_per_pod == 0
+    )
+
+
+def _fills_pods(config: Any) -> bool:
+    pipeline: PipelineConfig = config.pipeline
+    parallelism: ParallelismConfig = config.parallelism
+    if pipeline.used_replicas:
+        return sum(pipeline.used_replicas) % parallelism.ranks_per_pod == 0
+    return bool(_whole_pod_stages(pipeline, parallelism))
+
+
+def _explain_partial_pods(config: Any) -> str:
+    pipeline, parallelism = config.pipeline, config.parallelism
+    pods = f"pods of gpusPerPod: {parallelism.ranks_per_pod}"
+    if pipeline.used_replicas:
+        return f"the {sum(pipeline.used_replicas)} ranks of pipeline.replicas do not fill {pods}"
+    return (
+        f"no number of stages from minStages: {pipeline.min_stages} to maxStages: {pipeline.max_stages}, "
+        f"with {parallelism.ranks_per_position} ranks each, fills {pods}"
+    )
+
+
+POD_RULES = (
+    Rule(
+        condition=(at(_FIELD) == 1) | (at(_FIELD) % at("parallelism.tensor") == 0),
+        field=_FIELD,
+        reason="gpusPerPod is not a multiple of parallelism.tensor: a tensor group stays inside a pod",
+        fix="choose a multiple of tensor, or 1 for groups over the network",
+    ),
+    Rule(
+        condition=one_is_not("pipeline.replicas", 1) | (at(_FIELD) <= at("pipeline.max_stages") * _COLUMN),
+        field=_FIELD,
+        reason="a pod has more GPUs than the largest gang has ranks",
+        fix="lower gpusPerPod, or raise pipeline.maxStages",
+    ),
+    Rule(
+        condition=at("repack.target_stages") * _COLUMN % at(_FIELD) == 0,
+        field="repack.target_stages",
+        reason="the ranks of repack.targetStages do not fill whole pods of gpusPerPod, and a part of a pod "
+        "cannot be released",
+        fix="choose targetStages so that its ranks are a multiple of gpusPerPod",
+    ),
+    # CEL has no ranges of numbers.
+    Rule(
+        condition=_fills_pods,
+        field=_FIELD,
+        reason="the ranks do not fill whole pods",
+        fix="choose gpusPerPod so that a number of ranks that the job may have is a multiple of it",
+        explain=_explain_partial_pods,
+    ),
+)
+
+
+KEPT = {"pipeline": ("min_stages", "max_stages"), "parallelism": ("gpus_per_pod",)}
+"""Part -> fields of it that hold for every job: the fewest and the most ranks, and how many share a pod."""
+
+
+def with_model_only(**parts: type | None) -> Iterator[Rule]:
+    """For each part of a configuration, the rule that a job without a model leaves it at its defaults.
+
+    What the API server has filled in cannot be told from what the user wrote, so a value that equals the
+    default is allowed.
+
+    Args:
+        parts: field of the configuration -> its class, ``tuple``, or None where its default is none.
+    """
+    for name, kind in parts.items():
+        leaves = tuple(_leaves(name, kind))
+        kept = KEPT.get(name, ())
+        only = f", except {' and '.join(camel(field) for field in kept)}" if kept else ""
+        yield Rule(
+            condition=given("model") | AtDefaults(leaves),
+            field=name,
+            reason=f"a job without a model runs its template's own command, where {name} has no effect{only}",
+            fix="leave it out, or name a model",
+        )
+
+
+def _leaves(path: str, kind: Any) -> Iterator[tuple[str, Any]]:
+    """(dotted path, default) of every field of the part."""
+    if not (isinstance(kind, type) and issubclass(kind, Settings)):
+        yield path, None if kind is None else kind()
+        return
+    for name, field in kind.model_fields.items():
+        inner, part = f"{path}.{name}", field.annotation
+        if name in KEPT.get(path, ()):
+            continue
+        if isinstance(part, type) and issubclass(part, Settings):
+            yield from _leaves(inner, part)
+        else:
+            yield inner, field.get_default(call_default_factory=True)
