@@ -31,8 +31,7 @@ from ballast_policies.planning.planners.cost_model import CostModel, Degrees
 from ballast_policies.planning.planners.layout import Devices, Layout, PlacedStage
 from ballast_policies.planning.planners.one_f_one_b import backward_ends
 from ballast_policies.planning.planners.plan_memory import PlanMemory
-from ballast_policies.planning.profile import LayerProfile
-from ballast_policies.planning.profile_file import ProfiledLayer
+from ballast_policies.planning.profile import LayerProfile, ProfiledLayer
 from ballast_policies.planning.schedules import DEFAULT_SCHEDULE
 
 HALF, FULL = 2, 4

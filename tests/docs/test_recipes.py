@@ -15,8 +15,7 @@ from ballast_policies.allocation.registry import POLICIES, allocate
 from ballast_policies.contract.job import DynamicConfig
 from ballast_policies.planning.dynamics import DYNAMICS, DynamicCase
 from ballast_policies.planning.schedules.builders.synchronous import gpipe
-from ballast_policies.planning.schedules.kind import ScheduleKind
-from ballast_policies.planning.schedules.registry import SCHEDULES
+from ballast_policies.planning.schedules.registry import SCHEDULES, ScheduleKind
 from ballast_policies.planning.schedules.validate import validate
 from prometheus_client import Counter, generate_latest
 

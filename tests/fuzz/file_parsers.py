@@ -20,7 +20,7 @@ from ballast_policies.contract import ContractError
 from ballast_policies.gpus.catalogue import CatalogueError, parse_gpus
 from ballast_policies.gpus.labels import gpu_of_node
 from ballast_policies.prices.feed import FeedPrice, read_feed
-from ballast_policies.prices.log import PriceLogError
+from ballast_policies.prices.offers import PriceLogError
 from ballast_policies.simulator.elastic.workload_file import read_workload
 from ballast_trainer.checkpoints.folder_lock import Owner
 from ballast_trainer.checkpoints.index import _read_index

@@ -13,7 +13,7 @@ from ballast_policies.prices.clouds.aws import spot_price
 from ballast_policies.prices.clouds.azure import retail_price
 from ballast_policies.prices.clouds.gcp import GcpPrice, gpu_price, read_skus
 from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice
-from ballast_policies.prices.log import PriceLogError
+from ballast_policies.prices.offers import PriceLogError
 
 from tests.fuzz import money_seeds as seeds
 from tests.fuzz.parser import Parser, compressed, document, object_with, text

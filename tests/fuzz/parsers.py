@@ -34,10 +34,9 @@ from ballast_policies.contract import (
 )
 from ballast_policies.contract.job import JobConfig
 from ballast_policies.contract.messages import read_finished_step
-from ballast_policies.planning.profile_file import read_profile
+from ballast_policies.planning.profile import read_profile
 from ballast_policies.prices.clouds.aws import parse_aws_prices
-from ballast_policies.prices.log import PriceLogError
-from ballast_policies.prices.offers import parse_catalogue
+from ballast_policies.prices.offers import PriceLogError, parse_catalogue
 from ballast_policies.simulator.workloads.trace import parse_trace
 from ballast_policies.simulator.workloads.workload import WorkloadError
 from ballast_policies.throughput.gavel_file import parse_gavel

@@ -51,7 +51,7 @@ def simulate_spot(options: Mapping[str, Any], *, given: set[str]) -> None:
     Raises:
         UsageError: the logs or an option cannot be used.
     """
-    from ballast_policies.prices.log import PriceLogError, seconds_of
+    from ballast_policies.prices.offers import PriceLogError, seconds_of
     from ballast_policies.simulator.settings import SettingsError
     from ballast_policies.simulator.workloads.workload import WorkloadError
     from ballast_policies.throughput.table import ThroughputError

@@ -21,7 +21,7 @@ def replay_cluster(
         UsageError: logs or options cannot be used.
     """
     from ballast_operator.cli.simulate.spot import BUILT_IN
-    from ballast_policies.prices.log import PriceLogError, seconds_of
+    from ballast_policies.prices.offers import PriceLogError, seconds_of
     from ballast_policies.simulator.settings import SettingsError
 
     from ballast_lab.commands.simulate_prices import print_result

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
-from ballast_policies.prices.log import Point, is_plausible
+from ballast_policies.prices.offers import Point, is_plausible
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

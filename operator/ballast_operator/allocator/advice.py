@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.allocation.registry import find_policy
-from ballast_policies.prices.forecast import PlacementOption, cheapest, fastest, placement_option
+from ballast_policies.prices.options import PlacementOption, cheapest, fastest, placement_option
 from ballast_policies.scheduling.inputs import CompletedProblem
 
 from ballast_operator.allocator.faults import JobFaults

@@ -2,24 +2,24 @@
 
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.diffusion import diffuse
-from ballast_policies.planning.moves import Move, moves_between
 from ballast_policies.planning.partition import (
+    Move,
     Partition,
     PlanningError,
     even_partition,
     imbalance,
+    moves_between,
     speed_up_ceiling,
 )
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.rebalance import RebalanceDecision, decide_rebalance
-from ballast_policies.planning.repack import RepackDecision, repack
+from ballast_policies.planning.repack import RepackDecision, kept_positions, repack
 from ballast_policies.planning.step_time import (
     bubble,
     fitted_action_seconds,
     predict_step_seconds,
     simulated_step_seconds,
 )
-from ballast_policies.planning.whole_pods import kept_positions
 
 __all__ = [
     "Move",

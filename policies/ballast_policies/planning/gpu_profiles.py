@@ -15,7 +15,7 @@ from ballast_policies.contract.decode import decode
 from ballast_policies.contract.errors import ContractError, Problem
 from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.planning.partition import PlanningError
-from ballast_policies.planning.profile_file import ProfiledLayer, ProfileFile
+from ballast_policies.planning.profile import ProfiledLayer, ProfileFile
 
 Key = tuple[str, int, int]
 """GPU type, tensor degree, samples of a microbatch."""

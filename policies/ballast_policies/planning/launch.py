@@ -15,8 +15,7 @@ from ballast_policies.contract.messages import Stage
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.memory.bounds import bytes_on_positions
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.planning.memory.need import MOST_CUTS
-from ballast_policies.planning.memory.several_stages import bytes_of_cuts, smallest_cut
+from ballast_policies.planning.memory.need import MOST_CUTS, bytes_of_cuts, smallest_cut
 from ballast_policies.planning.memory.stage_bytes import ROUNDING, stage_bytes
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import RankCapacity

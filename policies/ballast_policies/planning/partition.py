@@ -1,4 +1,4 @@
-"""Contiguous partitions of a model's layers over ranks.
+"""Contiguous partitions of a model's layers over ranks, and the moves from one to another.
 
 Notation: ``seconds[i]`` is the load of layer i (seconds per step); a partition of L layers over p
 ranks is its p + 1 bounds, 0 and L included; rank r holds layers bounds[r] to bounds[r + 1] - 1.
@@ -83,3 +83,30 @@ def check_counts(layers: int, ranks: int) -> None:
         raise PlanningError(
             f"{layers} layers cannot be cut into {ranks} stages: each stage needs at least one layer"
         )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One layer from one rank to another."""
+
+    layer: int
+    from_rank: int
+    to_rank: int
+
+
+def moves_between(before: Partition, after: Partition) -> tuple[Move, ...]:
+    """The layers whose rank changes, by layer; both partitions count ranks in the same numbering.
+
+    Raises:
+        PlanningError: the partitions are of different models.
+    """
+    if before.layers != after.layers:
+        raise PlanningError(
+            f"partitions of {before.layers} and of {after.layers} layers have no moves between"
+        )
+    found = []
+    for layer in range(before.layers):
+        source, target = before.rank_of(layer), after.rank_of(layer)
+        if source != target:
+            found.append(Move(layer=layer, from_rank=source, to_rank=target))
+    return tuple(found)

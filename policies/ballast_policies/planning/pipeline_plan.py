@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ballast_policies.planning.balancers.by_simulation import refine
 from ballast_policies.planning.balancers.mixed_gpus import arrange_ranks, partition_by_rank
 from ballast_policies.planning.balancers.network import network_aware_partition
+from ballast_policies.planning.balancers.several_stages import refine
 from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.memory.stage_bytes import ROUNDING, LayerSums, StageBytes

@@ -1,9 +1,18 @@
-"""The input of a plan: measured layers, and the GPUs to plan for."""
+"""The input of a plan: measured layers, the file that holds them, and the GPUs to plan for.
+
+The file is what ``ballast-train profile`` prints, or a running job's report.
+"""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self
 
+from pydantic import Field, model_validator
+
+from ballast_policies.contract.decode import decode
+from ballast_policies.contract.errors import ContractError, Problem, camel
+from ballast_policies.contract.limits import MOST_SECONDS
+from ballast_policies.contract.model import Model
 from ballast_policies.planning.memory.measured_layers import MeasuredLayer
 from ballast_policies.planning.partition import PlanningError
 
@@ -72,3 +81,158 @@ class GpuKind:
     count: int
     speed: float = 1.0
     memory_bytes: float | None = None
+
+
+MOST_BYTES = 2.0**63
+"""Of one layer: sums over all layers, microbatches and replicas stay numbers."""
+
+_Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
+_Bytes = Annotated[float, Field(ge=0, le=MOST_BYTES)]
+
+
+class ProfiledLayer(Model):
+    """One layer, or ``repeat`` equal ones; seconds and bytes of one microbatch.
+
+    Attributes:
+        optimizer_seconds: of one step; no part of a plan, since it does not depend on the partition.
+        held_bytes: parameters, gradients and optimizer state.
+        weight_bytes: the parameters alone.
+        activation_bytes: kept for the backward.
+        repeated_bytes: kept by the second forward while the layer's backward runs, where forwards are
+            repeated.
+        gradient_bytes: gradients from which those of the weights are computed; a split backward keeps them
+            from its inputs' half to its weights' half.
+        output_bytes: sent to the next layer.
+        overhead_seconds: what a microbatch costs whatever its size: a part of the forward and backward
+            seconds that larger microbatches pay less often.
+        reduced_bytes: all-reduced by tensor parallelism, both ways together; None: four outputs, as in a
+            transformer.
+    """
+
+    name: str = ""
+    repeat: int = Field(1, ge=1, le=100_000)
+    forward_seconds: _Seconds
+    backward_seconds: _Seconds
+    optimizer_seconds: _Seconds = 0.0
+    held_bytes: _Bytes = 0.0
+    weight_bytes: _Bytes = 0.0
+    activation_bytes: _Bytes = 0.0
+    repeated_bytes: _Bytes = 0.0
+    gradient_bytes: _Bytes = 0.0
+    output_bytes: _Bytes = 0.0
+    overhead_seconds: _Seconds = 0.0
+    reduced_bytes: _Bytes | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        whole = self.forward_seconds + self.backward_seconds
+        if self.overhead_seconds > whole:
+            reason = f"{self.overhead_seconds} is more than the {whole} s of forward and backward"
+            raise ContractError(Problem("overheadSeconds", f"{reason}, of which it is a part"))
+        return self
+
+    def shared_by(self, replicas: int, *, gradients: int = 1) -> "ProfiledLayer":
+        """The layer on one of some replicas that share its optimizer's state (ZeRO-1) alike.
+
+        ``gradients``: how many share its gradients, too (ZeRO-2).
+        """
+        learnt = min(self.weight_bytes, self.held_bytes - self.weight_bytes)
+        state = max(0.0, self.held_bytes - 2 * self.weight_bytes)
+        return self.replace(held_bytes=self.weight_bytes + learnt / gradients + state / replicas)
+
+    def step_seconds(self, microbatches: int) -> float:
+        """Seconds of a step, as a rebalance weighs them: the optimizer included."""
+        return microbatches * (self.forward_seconds + self.backward_seconds) + self.optimizer_seconds
+
+
+_BYTES = ("weight_bytes", "activation_bytes", "output_bytes", "gradient_bytes", "repeated_bytes")
+"""Of a layer, besides what it holds; a report has them for each layer, with ``layer_`` before the name."""
+_BY_LAYER = (
+    "layer_forward_seconds",
+    "layer_optimizer_seconds",
+    "layer_bytes",
+    *(f"layer_{name}" for name in _BYTES),
+)
+
+
+class ProfileFile(Model):
+    """Either ``layers``, or ``layerSeconds`` and its siblings of a report, which are of one step."""
+
+    microbatch_size: int = Field(1, ge=1)
+    layers: tuple[ProfiledLayer, ...] = ()
+    layer_seconds: tuple[_Seconds, ...] = ()
+    layer_forward_seconds: tuple[_Seconds, ...] = ()
+    layer_optimizer_seconds: tuple[_Seconds, ...] = ()
+    layer_bytes: tuple[_Bytes, ...] = ()
+    layer_weight_bytes: tuple[_Bytes, ...] = ()
+    layer_activation_bytes: tuple[_Bytes, ...] = ()
+    layer_output_bytes: tuple[_Bytes, ...] = ()
+    layer_gradient_bytes: tuple[_Bytes, ...] = ()
+    layer_repeated_bytes: tuple[_Bytes, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if bool(self.layers) == bool(self.layer_seconds):
+            raise ContractError("give either layers, or layerSeconds (as a job's report has them)")
+        for name in _BY_LAYER:
+            values = getattr(self, name)
+            if values and len(values) != len(self.layer_seconds):
+                reason = f"{len(values)} {camel(name)} for {len(self.layer_seconds)} layerSeconds"
+                raise ContractError(Problem(camel(name), f"{reason}. To fix: give one for each layer"))
+        return self
+
+    @property
+    def assumed_split(self) -> bool:
+        """True where forward and backward are not measured apart: a third and two thirds are taken."""
+        return not self.layers and not self.layer_forward_seconds
+
+    def each_layer(self, microbatches: int) -> tuple[ProfiledLayer, ...]:
+        """Layers one by one; a report's seconds are per step of ``microbatches``."""
+        if self.layers:
+            return tuple(layer for layer in self.layers for _ in range(layer.repeat))
+        nothing = (0.0,) * len(self.layer_seconds)
+        updates = self.layer_optimizer_seconds or nothing
+        rest = [
+            max(0.0, seconds - update) for seconds, update in zip(self.layer_seconds, updates, strict=True)
+        ]
+        forwards = self.layer_forward_seconds or [seconds / 3 for seconds in rest]
+        rows = zip(
+            forwards,
+            rest,
+            updates,
+            self.layer_bytes or nothing,
+            *(getattr(self, f"layer_{name}") or nothing for name in _BYTES),
+            strict=True,
+        )
+        return tuple(
+            ProfiledLayer(
+                forward_seconds=forward / microbatches,
+                backward_seconds=max(0.0, seconds - forward) / microbatches,
+                optimizer_seconds=update,
+                held_bytes=held,
+                weight_bytes=weights,
+                activation_bytes=activations,
+                output_bytes=output,
+                gradient_bytes=gradients,
+                repeated_bytes=repeated,
+            )
+            for forward, seconds, update, held, weights, activations, output, gradients, repeated in rows
+        )
+
+    def profile(self, microbatches: int) -> LayerProfile:
+        """For the pipeline planner."""
+        return LayerProfile.of(self.each_layer(microbatches))
+
+
+def read_profile(value: Any) -> ProfileFile:
+    """A profile from what JSON or YAML has.
+
+    Other fields of a report are ignored, so that one can be given as it is; those of a layer are not.
+
+    Raises:
+        ContractError: it is no profile; every problem is named.
+    """
+    if isinstance(value, Mapping):
+        known = {camel(name) for name in ProfileFile.model_fields}
+        value = {key: item for key, item in value.items() if key in known}
+    return decode(ProfileFile, value)

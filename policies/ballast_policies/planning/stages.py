@@ -10,9 +10,9 @@ from ballast_policies.contract.messages import Stage
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.partition import Partition, even_partition
 from ballast_policies.planning.rank_capacity import RankCapacity
-from ballast_policies.planning.schedules.action import ScheduleError
 from ballast_policies.planning.schedules.builders.synchronous import replica_ranks
 from ballast_policies.planning.schedules.registry import SCHEDULES
+from ballast_policies.planning.schedules.schedule import ScheduleError
 
 
 def stage_placement(

@@ -10,7 +10,7 @@ from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.errors import ContractError, Problem, shown
 from ballast_policies.contract.limits import PRICE
 from ballast_policies.contract.model import Model
-from ballast_policies.prices.log import LEAST_OF_ON_DEMAND, MOST_ABOVE_ON_DEMAND, is_plausible
+from ballast_policies.prices.offers import LEAST_OF_ON_DEMAND, MOST_ABOVE_ON_DEMAND, is_plausible
 
 MOST_AHEAD_SECONDS = 300.0
 """How far the clock of a feed may be ahead of ours."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from ballast_lab.prices.history import PriceSeries, series
-from ballast_policies.prices.log import Point
+from ballast_policies.prices.offers import Point
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -9,7 +9,7 @@ from ballast_lab.prices.logs.azure_prices import parse_azure_prices
 from ballast_lab.prices.logs.folder import excerpt, read_market
 from ballast_lab.prices.logs.gcp_prices import parse_gcp_prices
 from ballast_lab.prices.offers import Pool
-from ballast_policies.prices.log import PriceLogError
+from ballast_policies.prices.offers import PriceLogError
 
 ROW = {
     "AvailabilityZone": "us-east-1d",

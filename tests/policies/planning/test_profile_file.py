@@ -2,7 +2,7 @@
 
 import pytest
 from ballast_policies.contract.errors import ContractError
-from ballast_policies.planning.profile_file import read_profile
+from ballast_policies.planning.profile import read_profile
 
 LAYER = {"forwardSeconds": 1.0, "backwardSeconds": 2.0, "optimizerSeconds": 0.5, "outputBytes": 8}
 

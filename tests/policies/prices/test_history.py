@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from ballast_policies.prices.log import is_plausible
+from ballast_policies.prices.offers import is_plausible
 
 
 @pytest.mark.parametrize("usd", [0.0, -1.0, math.nan, math.inf])

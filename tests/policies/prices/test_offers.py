@@ -1,8 +1,7 @@
 """The catalogue of instances: what is read, and what is refused."""
 
 import pytest
-from ballast_policies.prices.log import PriceLogError
-from ballast_policies.prices.offers import built_in_catalogue, parse_catalogue, usd
+from ballast_policies.prices.offers import PriceLogError, built_in_catalogue, parse_catalogue, usd
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from ballast_policies.contract.decode import parse_json
 from ballast_policies.contract.job import ParallelismConfig
-from ballast_policies.planning.profile_file import ProfiledLayer, read_profile
+from ballast_policies.planning.profile import ProfiledLayer, read_profile
 
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.errors import ConfigurationError

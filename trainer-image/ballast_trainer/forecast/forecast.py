@@ -22,7 +22,7 @@ from ballast_policies.planning import (
     exact_partition,
     predict_step_seconds,
 )
-from ballast_policies.planning.profile_file import ProfiledLayer
+from ballast_policies.planning.profile import ProfiledLayer
 from ballast_policies.planning.schedules import (
     SCHEDULES,
     BubbleSplit,

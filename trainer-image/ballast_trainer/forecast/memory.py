@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ballast_policies.contract.job import ParallelismConfig
 from ballast_policies.planning import Partition
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
-from ballast_policies.planning.profile_file import ProfiledLayer
+from ballast_policies.planning.profile import ProfiledLayer
 from ballast_policies.planning.schedules import Schedule, validate
 
 

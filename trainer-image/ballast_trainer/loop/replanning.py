@@ -19,14 +19,13 @@ from ballast_policies.planning import (
 )
 from ballast_policies.planning.balancers import StagedPipeline
 from ballast_policies.planning.balancers.place_memory import PlaceBytes
-from ballast_policies.planning.following.noise import least_gain
 from ballast_policies.planning.launch import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.bounds import bytes_on_positions, reserves
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.planning.memory.need import MemoryNeed
-from ballast_policies.planning.memory.several_stages import bytes_of_cuts
+from ballast_policies.planning.memory.need import MemoryNeed, bytes_of_cuts
 from ballast_policies.planning.memory.stage_bytes import stage_bytes
 from ballast_policies.planning.rank_capacity import UNLIMITED
+from ballast_policies.planning.rebalance import least_gain
 from ballast_policies.planning.schedules import SCHEDULES
 from ballast_policies.planning.stages import first_stages, partition_of, stages_over
 

@@ -5,7 +5,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from ballast_policies.planning.following.expected import expected_costs
+from ballast_policies.planning.following.looking import expected_costs
 
 KEPT_STEPS = 8
 """Steps whose median is a layer's cost."""

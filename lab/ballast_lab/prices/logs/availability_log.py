@@ -9,8 +9,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from ballast_policies.prices.log import PriceLogError, seconds_of
-from ballast_policies.prices.offers import MOST_GPUS
+from ballast_policies.prices.offers import MOST_GPUS, PriceLogError, seconds_of
 
 from ballast_lab.prices.availability import AvailabilityLog, Span
 from ballast_lab.prices.offers import Pool

@@ -5,8 +5,7 @@ import itertools
 from collections.abc import Iterator
 
 from ballast_policies.prices.clouds.aws import PriceRow
-from ballast_policies.prices.log import Point, PriceLogError, seconds_of
-from ballast_policies.prices.offers import usd
+from ballast_policies.prices.offers import Point, PriceLogError, seconds_of, usd
 
 MOST_COLUMNS = 200
 

@@ -7,8 +7,15 @@ from importlib import resources
 from pathlib import Path
 
 from ballast_policies.prices.clouds.aws import PriceRow, parse_aws_prices
-from ballast_policies.prices.log import Point, PriceLogError, seconds_of
-from ballast_policies.prices.offers import Catalogue, InstanceType, built_in_catalogue, parse_catalogue
+from ballast_policies.prices.offers import (
+    Catalogue,
+    InstanceType,
+    Point,
+    PriceLogError,
+    built_in_catalogue,
+    parse_catalogue,
+    seconds_of,
+)
 
 from ballast_lab.prices.availability import AvailabilityLog, Span
 from ballast_lab.prices.history import series

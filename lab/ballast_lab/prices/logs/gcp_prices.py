@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator
 
 from ballast_policies.prices.clouds.aws import PriceRow
-from ballast_policies.prices.log import Point, PriceLogError
-from ballast_policies.prices.offers import MOST_GPUS, usd
+from ballast_policies.prices.offers import MOST_GPUS, Point, PriceLogError, usd
 
 _HEADER = re.compile(
     r"Zone: (?P<zone>[a-z0-9-]{1,60}), GPU type: (?P<type>[a-z0-9-]{1,60}), "

@@ -14,7 +14,7 @@ from ballast_policies.prices.clouds.aws import PRODUCTS, spot_price
 from ballast_policies.prices.clouds.azure import filter_of, retail_price
 from ballast_policies.prices.clouds.gcp import gpu_price, read_skus
 from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice, GcpPrice
-from ballast_policies.prices.log import PriceLogError
+from ballast_policies.prices.offers import PriceLogError
 
 REQUEST_SECONDS = 30.0
 """A request that takes longer has failed."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice, GcpPrice, Wanted, gpus_of
 from ballast_policies.prices.feed import FeedPrice, FeedProblem, Reading, judge
-from ballast_policies.prices.log import PriceLogError
+from ballast_policies.prices.offers import PriceLogError
 
 from ballast_operator.allocator.costs.cloud_lists import (
     Answers,

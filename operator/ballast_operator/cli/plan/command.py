@@ -13,7 +13,7 @@ from ballast_policies.planning.gpu_profiles import GpuProfiles
 from ballast_policies.planning.planners.answers import PlannerAnswer, layouts_answer
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.registry import DEFAULT_PLANNER, PLANNERS, Planner, PlanRequest
-from ballast_policies.planning.profile_file import ProfileFile
+from ballast_policies.planning.profile import ProfileFile
 from ballast_policies.planning.schedules import (
     DEFAULT_SCHEDULE,
     SCHEDULES,

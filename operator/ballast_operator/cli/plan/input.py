@@ -11,15 +11,15 @@ import pydantic
 import yaml
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.gpus.catalogue import gpu_named
-from ballast_policies.planning import PlanningError, gpu_profiles, profile_file
+from ballast_policies.planning import PlanningError, gpu_profiles
+from ballast_policies.planning.profile import read_profile as profile_from
 from ballast_policies.planning.gpu_profiles import GpuProfiles
 from ballast_policies.planning.planners.amp import DeviceGrid, LayerCost
 from ballast_policies.planning.planners.answers import FoundPlan
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import Devices, Layout, PlacedStage, devices_of
 from ballast_policies.planning.planners.pipedream import Level
-from ballast_policies.planning.profile import GpuKind
-from ballast_policies.planning.profile_file import ProfiledLayer, ProfileFile
+from ballast_policies.planning.profile import GpuKind, ProfiledLayer, ProfileFile
 from ballast_policies.planning.schedules import DEFAULT_SCHEDULE
 from pydantic.alias_generators import to_camel
 
@@ -278,7 +278,7 @@ def read_profile(path: Path) -> ProfileFile:
         ClickException: it cannot be read; the text names the field and the reason.
     """
     try:
-        return profile_file.read_profile(_content(path))
+        return profile_from(_content(path))
     except ContractError as error:
         raise click.ClickException(f"{path}: {error}") from error
 

@@ -36,7 +36,7 @@ WHOLE_GRADIENTS = 2
 
 
 class LayerBytes(Protocol):
-    """Bytes of one layer, as :class:`ballast_policies.planning.profile_file.ProfiledLayer` has them."""
+    """Bytes of one layer, as :class:`ballast_policies.planning.profile.ProfiledLayer` has them."""
 
     @property
     def held_bytes(self) -> float:

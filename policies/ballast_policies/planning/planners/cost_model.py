@@ -30,9 +30,8 @@ from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.memory.stage_bytes import ROUNDING, StageBytes
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.layout import Devices, Groups, Layout
-from ballast_policies.planning.planners.one_f_one_b import backward_ends
+from ballast_policies.planning.planners.one_f_one_b import backward_ends, check_playable, step_of_many
 from ballast_policies.planning.planners.plan_memory import PlanMemory
-from ballast_policies.planning.planners.played import check_playable, step_of_many
 from ballast_policies.planning.profile import LayerProfile
 from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, Schedule, StageCosts, Trace, simulate
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward_replicated

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ballast_policies.planning.partition import PlanningError, even_partition
-from ballast_policies.planning.planners.best.shapes import divisors
+from ballast_policies.planning.planners.best.placements import divisors
 from ballast_policies.planning.planners.cost_model import CostModel, Degrees, StageTimes
 from ballast_policies.planning.planners.layout import Groups, Layout, PlacedStage
 from ballast_policies.planning.schedules import DEFAULT_SCHEDULE

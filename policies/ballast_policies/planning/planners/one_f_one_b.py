@@ -6,12 +6,16 @@ with the forwards before column 0 known, each column k is the backwards of micro
 to the first, and then one forward on each stage.  Both are chains x_i = max(r_i, x_{i-1} + e) + f_i, which
 is a running maximum after subtracting the prefix sums.  Each link carries one transfer at a time each way,
 as in ``schedules.simulate`` with ``serial_links``.
+
+A step of very many microbatches is as long as shorter ones tell, which are played action by action.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+
+from ballast_policies.planning.partition import PlanningError
 
 _ALIKE = 1e-13
 """Relative difference up to which two columns advance equally."""
@@ -109,3 +113,42 @@ def _chain(ready: np.ndarray, arriving: np.ndarray, link: np.ndarray, work: np.n
     total[:, 1:] += np.cumsum(link, axis=1)
     done: np.ndarray = np.maximum.accumulate(start + work - total, axis=1) + total
     return done
+
+
+MOST_ACTIONS = 1_000_000
+"""Actions of a step that is played whole: some ten seconds."""
+FEW_ACTIONS = 20_000
+"""Actions up to which a step is played to learn its length alone."""
+
+
+def check_playable(ranks: int, microbatches: int, *, stages_per_rank: int = 1) -> None:
+    """Refuse a step that would take minutes and gigabytes to play.
+
+    Raises:
+        PlanningError: with the counts.
+    """
+    actions = 2 * ranks * microbatches * stages_per_rank
+    if actions > MOST_ACTIONS:
+        raise PlanningError(
+            f"a step of {microbatches} microbatches on {ranks} ranks has {actions} forwards and backwards; "
+            f"at most {MOST_ACTIONS} are simulated. To fix: fewer, larger microbatches"
+        )
+
+
+def step_of_many(seconds_of: Callable[[int], float], microbatches: int, *, ranks: int, period: int) -> float:
+    """Seconds of a step; of very many microbatches by the seconds that each further one takes.
+
+    Args:
+        seconds_of: number of microbatches -> seconds of a step, by playing it.
+        microbatches: of the step.
+        ranks: that work at it.
+        period: microbatches after which the order of the ranks repeats.
+    """
+    most = max(FEW_ACTIONS // (2 * ranks), 8 * period)
+    if microbatches <= most:
+        return seconds_of(microbatches)
+    # Two shorter steps that end in the same place of the period, both long enough to run evenly.
+    longer = most - (most - microbatches) % period
+    shorter = longer - max(1, longer // (2 * period)) * period
+    long, short = seconds_of(longer), seconds_of(shorter)
+    return long + (microbatches - longer) * (long - short) / (longer - shorter)

@@ -3,7 +3,6 @@
 A schedule is, for every rank, the order of its actions (``2F0``: stage 2, forward, microbatch 0).
 """
 
-from ballast_policies.planning.schedules.action import Action, Kind, ScheduleError
 from ballast_policies.planning.schedules.bubbles import (
     BubbleSplit,
     bubble_of_data_parallel,
@@ -14,21 +13,18 @@ from ballast_policies.planning.schedules.bubbles import (
     split_measured_bubble,
 )
 from ballast_policies.planning.schedules.builders.asynchronous import double_buffered, pipedream
-from ballast_policies.planning.schedules.builders.dual_pipe import dual_pipe_v
-from ballast_policies.planning.schedules.builders.interleaved import (
-    interleaved_one_forward_one_backward,
-    interleaved_zero_bubble,
-    rounds_of,
-)
 from ballast_policies.planning.schedules.builders.synchronous import (
     forward_only,
     gpipe,
     gpipe_replicated,
+    interleaved_one_forward_one_backward,
+    interleaved_zero_bubble,
     looped_breadth_first,
     one_forward_one_backward,
     one_forward_one_backward_replicated,
+    rounds_of,
 )
-from ballast_policies.planning.schedules.builders.v_shaped import zero_bubble_v
+from ballast_policies.planning.schedules.builders.v_shaped import dual_pipe_v, zero_bubble_v
 from ballast_policies.planning.schedules.costs import StageCosts, even_costs, stage_costs
 from ballast_policies.planning.schedules.exports import (
     chrome_trace,
@@ -38,19 +34,24 @@ from ballast_policies.planning.schedules.exports import (
     schedule_text,
     timeline,
 )
-from ballast_policies.planning.schedules.kind import DEFAULT_STAGES_PER_RANK, ScheduleKind
 from ballast_policies.planning.schedules.registry import (
     DEFAULT_SCHEDULE,
+    DEFAULT_STAGES_PER_RANK,
     SCHEDULES,
+    ScheduleKind,
     build_schedule,
     replicable_schedules,
     stages_of,
     trained_schedules,
 )
-from ballast_policies.planning.schedules.schedule import Schedule, WeightRule
+from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule, ScheduleError, WeightRule
 from ballast_policies.planning.schedules.simulate import Span, Trace, simulate
-from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
-from ballast_policies.planning.schedules.weights import versions_held, weight_versions
+from ballast_policies.planning.schedules.validate import (
+    ScheduleFacts,
+    validate,
+    versions_held,
+    weight_versions,
+)
 
 __all__ = [
     "DEFAULT_SCHEDULE",

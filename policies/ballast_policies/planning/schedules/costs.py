@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ballast_policies.planning.partition import Partition
-from ballast_policies.planning.schedules.action import Kind, ScheduleError
+from ballast_policies.planning.schedules.schedule import Kind, ScheduleError
 
 _ACTIONS = {
     Kind.FORWARD: 1.0,

@@ -3,8 +3,7 @@
 import json
 from html import escape
 
-from ballast_policies.planning.schedules.action import Action, Kind, ScheduleError
-from ballast_policies.planning.schedules.schedule import Schedule, WeightRule
+from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule, ScheduleError, WeightRule
 from ballast_policies.planning.schedules.simulate import Trace
 
 

@@ -10,9 +10,8 @@ gives them exactly; no progress means a deadlock.
 
 import dataclasses
 
-from ballast_policies.planning.schedules.action import Action, Kind, ScheduleError
 from ballast_policies.planning.schedules.costs import StageCosts
-from ballast_policies.planning.schedules.schedule import Schedule
+from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule, ScheduleError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from ballast_policies.contract.decode import parse_json
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.limits import FILE, Limits
 from ballast_policies.prices.clouds.wanted import AwsSpotPrice
-from ballast_policies.prices.log import Point, PriceLogError, seconds_of
-from ballast_policies.prices.offers import usd
+from ballast_policies.prices.offers import Point, PriceLogError, seconds_of, usd
 
 LIMITS: Limits = dataclasses.replace(FILE, depth=8)
 PRODUCT = "Linux/UNIX"

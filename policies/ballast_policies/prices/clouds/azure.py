@@ -8,8 +8,7 @@ from ballast_policies.contract.decode import parse_json
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.limits import Limits
 from ballast_policies.prices.clouds.wanted import AzurePrice
-from ballast_policies.prices.log import PriceLogError
-from ballast_policies.prices.offers import MOST_USD
+from ballast_policies.prices.offers import MOST_USD, PriceLogError
 
 PAGE = Limits(most_bytes=2 * 1024 * 1024, depth=8)
 """A thousand entries at most, as Azure documents it."""

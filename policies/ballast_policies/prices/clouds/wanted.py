@@ -2,8 +2,7 @@
 
 import dataclasses
 
-from ballast_policies.prices.log import PriceLogError
-from ballast_policies.prices.offers import built_in_catalogue
+from ballast_policies.prices.offers import PriceLogError, built_in_catalogue
 
 USD = "USD"
 

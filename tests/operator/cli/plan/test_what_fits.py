@@ -14,8 +14,7 @@ from ballast_policies.planning.planners.layout import devices_of
 from ballast_policies.planning.planners.pipedream import Level
 from ballast_policies.planning.planners.registry import PLANNERS
 from ballast_policies.planning.planners.request import PlanRequest
-from ballast_policies.planning.profile import GpuKind, LayerProfile
-from ballast_policies.planning.profile_file import ProfiledLayer
+from ballast_policies.planning.profile import GpuKind, LayerProfile, ProfiledLayer
 from ballast_policies.planning.schedules import ScheduleError, trained_schedules
 from ballast_policies.planning.stages import partition_of
 from ballast_trainer.forecast import forecast

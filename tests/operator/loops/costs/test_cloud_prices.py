@@ -11,7 +11,7 @@ from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.policy_conditions import PolicyReason
 from ballast_operator.kube.kinds import POLICY
 from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice, GcpPrice
-from ballast_policies.prices.log import PriceLogError
+from ballast_policies.prices.offers import PriceLogError
 
 from tests.operator.loops.simulated.simulation import Simulation
 

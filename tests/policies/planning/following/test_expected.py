@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from ballast_policies.planning import PlanningError
-from ballast_policies.planning.following.expected import DEVIATIONS, expected_costs
+from ballast_policies.planning.following.looking import DEVIATIONS, expected_costs
 from hypothesis import given
 from hypothesis import strategies as st
 

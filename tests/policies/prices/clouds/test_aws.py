@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ballast_policies.prices.clouds.aws import spot_price
 from ballast_policies.prices.clouds.wanted import AwsSpotPrice
-from ballast_policies.prices.log import PriceLogError
+from ballast_policies.prices.offers import PriceLogError
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 

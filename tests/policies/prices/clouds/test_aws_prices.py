@@ -4,7 +4,7 @@ import json
 
 import pytest
 from ballast_policies.prices.clouds.aws import parse_aws_prices
-from ballast_policies.prices.log import PriceLogError
+from ballast_policies.prices.offers import PriceLogError
 
 ROW = {
     "AvailabilityZone": "us-east-1d",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ballast_policies.prices.clouds.gcp import gpu_price, read_skus
 from ballast_policies.prices.clouds.wanted import GcpPrice, gpus_of
-from ballast_policies.prices.log import PriceLogError
+from ballast_policies.prices.offers import PriceLogError
 
 TEXT = (Path(__file__).parent / "answers" / "gcp-skus.json").read_text()
 GPU, RAM, CORE = "039F-D0DA-4055", "2390-DCAF-DA38", "2922-40C5-B19F"

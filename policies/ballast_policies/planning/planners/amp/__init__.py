@@ -5,7 +5,9 @@ from ballast_policies.planning.planners.amp.annealing import (
     all_strategies,
     anneal,
     microbatch_sizes,
+    sample_tiling,
     search,
+    tilings,
 )
 from ballast_policies.planning.planners.amp.cost import (
     boundary_seconds,
@@ -19,7 +21,6 @@ from ballast_policies.planning.planners.amp.cost import (
 )
 from ballast_policies.planning.planners.amp.layers import assign_layers, pipeline_seconds
 from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost, Placement, Strategy
-from ballast_policies.planning.planners.amp.placement import sample_tiling, tilings
 
 __all__ = [
     "DeviceGrid",

@@ -6,9 +6,15 @@ a run of microbatches; at its end the pipeline drains, in between it never does.
 
 from collections.abc import Sequence
 
-from ballast_policies.planning.schedules.action import Action, Kind, ScheduleError
 from ballast_policies.planning.schedules.builders.synchronous import in_flight, one_stage_order, replica_ranks
-from ballast_policies.planning.schedules.schedule import Schedule, WeightRule, check_counts
+from ballast_policies.planning.schedules.schedule import (
+    Action,
+    Kind,
+    Schedule,
+    ScheduleError,
+    WeightRule,
+    check_counts,
+)
 
 
 def pipedream(replicas: Sequence[int], microbatches: int, *, vertical_sync: bool = False) -> Schedule:

@@ -16,7 +16,7 @@ from ballast_operator.allocator.costs.cloud_lists import (
     SourceUnavailableError,
 )
 from ballast_policies.prices.clouds.wanted import AzurePrice, GcpPrice
-from ballast_policies.prices.log import PriceLogError
+from ballast_policies.prices.offers import PriceLogError
 
 ANSWERS = Path(__file__).parents[4] / "policies" / "prices" / "clouds" / "answers"
 AZURE = (ANSWERS / "azure-eastus2-NCC40ads_H100_v5.json").read_text()

@@ -9,7 +9,7 @@ import pytest
 from ballast_operator.allocator.costs.cloud_lists import SourceUnavailableError
 from ballast_operator.allocator.costs.cloud_prices import RETRY_SECONDS, CloudPrices
 from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice
-from ballast_policies.prices.log import PriceLogError
+from ballast_policies.prices.offers import PriceLogError
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 ONE, TWO = (AwsSpotPrice(region="us-east-1", instance_type=name) for name in ("p3.2xlarge", "p3.8xlarge"))

@@ -10,7 +10,7 @@ from ballast_policies.planning.gpu_profiles import GpuProfiles
 from ballast_policies.planning.planners.best import plan_best
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import Layout, PlacedStage
-from ballast_policies.planning.profile_file import ProfiledLayer
+from ballast_policies.planning.profile import ProfiledLayer
 
 from tests.policies.planning.planners.random_instances import random_model
 
