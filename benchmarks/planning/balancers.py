@@ -28,11 +28,9 @@ from ballast_policies.planning import (
     repack,
     simulated_step_seconds,
 )
-from ballast_policies.planning.balancers import (
-    deepspeed_partition,
-    nearest_partition,
-    network_aware_partition,
-)
+from ballast_policies.planning.balancers.fewest_moves import nearest_partition
+from ballast_policies.planning.balancers.network import network_aware_partition
+from ballast_policies.planning.balancers.registry import deepspeed_partition
 
 
 def make_case(random, kind):

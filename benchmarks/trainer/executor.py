@@ -40,7 +40,7 @@ SINGLE_STAGE = ("1F1B", "GPipe")
 def rank_main(rank, port, schedule, turns, dim, results):
     import torch
     import torch.distributed as dist
-    from ballast_policies.contract.job import TrainingConfig
+    from ballast_policies.contract.job.training import TrainingConfig
     from ballast_policies.planning import even_partition
     from ballast_policies.planning.stages import stages_over
     from ballast_trainer.distributed.process_group import join, reach_store, serve_store

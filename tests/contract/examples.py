@@ -11,35 +11,35 @@ from ballast_policies.contract import (
     Stage,
     TerminationMessage,
 )
-from ballast_policies.contract.job import (
+from ballast_policies.contract.job.dynamics import DynamicConfig
+from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.job.model import ColumnsConfig, DataConfig, ModelConfig
+from ballast_policies.contract.job.output import (
     AsyncMode,
-    BalanceBy,
     CallbackConfig,
     CallbackError,
     CheckpointConfig,
-    ColumnsConfig,
-    DataConfig,
-    Decay,
-    DynamicConfig,
-    EvaluationConfig,
     ExportConfig,
     ExportFormat,
-    Imputation,
-    JobConfig,
     MetricsConfig,
     MlflowConfig,
-    ModelConfig,
-    ParallelismConfig,
-    PipelineConfig,
-    Precision,
     ProfilingConfig,
-    RebalanceConfig,
-    RepackConfig,
+    WandbConfig,
+)
+from ballast_policies.contract.job.parallelism import (
+    Imputation,
+    ParallelismConfig,
     Selection,
     StragglerPolicy,
     StragglersConfig,
+)
+from ballast_policies.contract.job.pipeline import PipelineConfig
+from ballast_policies.contract.job.reshaping import BalanceBy, RebalanceConfig, RepackConfig
+from ballast_policies.contract.job.training import (
+    Decay,
+    EvaluationConfig,
+    Precision,
     TrainingConfig,
-    WandbConfig,
     WeightType,
 )
 

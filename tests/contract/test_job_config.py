@@ -2,7 +2,9 @@
 
 import pytest
 from ballast_policies.contract.errors import ContractError
-from ballast_policies.contract.job import JobConfig, PipelineConfig, TrainingConfig
+from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.job.pipeline import PipelineConfig
+from ballast_policies.contract.job.training import TrainingConfig
 from ballast_policies.contract.model import Settings, cluster_problems
 
 from tests.contract.refusals import PRUNING, RULES

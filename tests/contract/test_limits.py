@@ -6,7 +6,7 @@ import math
 import pytest
 from ballast_policies.contract import Ack, ContractError, Plan, Proposal, Report, TerminationMessage
 from ballast_policies.contract.decode import parse_json
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.limits import MESSAGE, Limits, nested_deeper
 from ballast_policies.contract.messages import read_finished_step
 from hypothesis import given

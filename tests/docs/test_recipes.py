@@ -12,7 +12,7 @@ from ballast_policies.allocation.policies.isolated import isolated_shares, on_ow
 from ballast_policies.allocation.policy import Policy
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import POLICIES, allocate
-from ballast_policies.contract.job import DynamicConfig
+from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.planning.dynamics import DYNAMICS, DynamicCase
 from ballast_policies.planning.schedules.builders.synchronous import gpipe
 from ballast_policies.planning.schedules.registry import SCHEDULES, ScheduleKind

@@ -32,7 +32,7 @@ from ballast_policies.contract import (
     Report,
     TerminationMessage,
 )
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.messages import read_finished_step
 from ballast_policies.planning.profile import read_profile
 from ballast_policies.prices.clouds.aws import parse_aws_prices

@@ -5,7 +5,7 @@ from typing import Any
 
 from ballast_policies.contract.decode import Unknown, decode
 from ballast_policies.contract.errors import ContractError
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 
 from ballast_trainer.errors import ConfigurationError
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from ballast_policies.contract import RENEW_ENV, RENEW_SECONDS, Plan
 from ballast_policies.contract.decode import Unknown
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.messages import Stage
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.stages import first_stages, stages_over, usable_stages

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 from ballast_policies.contract import Stage
-from ballast_policies.contract.job import JobConfig, PipelineConfig
+from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.job.pipeline import PipelineConfig
 
 from ballast_trainer.device import choose_device
 from ballast_trainer.distributed.process_group import World

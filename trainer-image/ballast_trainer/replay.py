@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ballast_policies.contract.decode import parse_json
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning import (
     Partition,
     decide_rebalance,

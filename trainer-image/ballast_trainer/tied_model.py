@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ballast_policies.contract import Plan
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.dynamics import DYNAMICS
 
 from ballast_trainer.distributed.axis import Axis

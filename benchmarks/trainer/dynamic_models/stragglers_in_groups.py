@@ -3,13 +3,8 @@
 import functools
 
 import numpy as np
-from ballast_policies.planning.tensor_parallel import (
-    LinearCost,
-    MoveCosts,
-    decide_semi,
-    decide_workload,
-    semi_seconds,
-)
+from ballast_policies.planning.tensor_parallel.semi import LinearCost, MoveCosts, decide_semi, semi_seconds
+from ballast_policies.planning.tensor_parallel.workload import decide_workload
 
 TABLE_1 = {
     # Seconds an epoch, by GPUs that give columns away, for gamma 0, 0.25, 0.5, 0.75, 1.

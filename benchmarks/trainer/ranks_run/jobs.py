@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_trainer.profiling.profile import LayerCosts
 
 

@@ -10,7 +10,7 @@ This file is no benchmark itself.
 import dataclasses
 
 import numpy as np
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning import decide_rebalance, predict_step_seconds
 from ballast_policies.planning.following.looking import CheckTimer, lost_seconds
 from ballast_policies.planning.rebalance import least_gain

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 from ballast_policies.planning import even_partition, exact_partition
-from ballast_policies.planning.balancers import refine
+from ballast_policies.planning.balancers.several_stages import refine
 from ballast_policies.planning.step_time import simulated_step_seconds
 from rebalanced.following import follow
 

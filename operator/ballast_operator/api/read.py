@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from ballast_policies.contract.decode import decode
 from ballast_policies.contract.errors import ContractError, Problem
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.model import cluster_problems
 
 from ballast_operator.api.base import ApiModel

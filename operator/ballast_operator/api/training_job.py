@@ -1,6 +1,6 @@
 """``TrainingJob``: what a user asks for.
 
-The fields that the trainer acts on are the contract's :class:`~ballast_policies.contract.job.JobConfig`;
+The fields that the trainer acts on are the contract's :class:`~ballast_policies.contract.job.job.JobConfig`;
 the others are here.  The CRD, its documentation and what the operator reads are made from both.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 from ballast_policies.contract.conditions import Cel, Rule, at
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.schedules import SCHEDULES
 from pydantic import Field
 

@@ -2,7 +2,8 @@
 
 import pytest
 from ballast_operator.api import InvalidObject, read_cluster_policy, read_training_job
-from ballast_policies.contract.job import JobConfig, RebalanceConfig
+from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.job.reshaping import RebalanceConfig
 
 from tests.operator.api.malformed.jobs import JOBS
 from tests.operator.api.malformed.policies import POLICIES

@@ -4,7 +4,7 @@ import datetime
 
 from ballast_operator.desired.owned import plan_object
 from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Plan
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 
 from tests.operator.steps.contexts import NOW, PODS, a_running_view
 from tests.operator.views.builders import a_config, a_plan, a_spec

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_policies.contract import CONFIG_KEY
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.model import Settings
 
 from tests.contract.examples import EXAMPLES

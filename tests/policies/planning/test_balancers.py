@@ -13,15 +13,11 @@ from ballast_policies.planning import (
     moves_between,
     predict_step_seconds,
 )
-from ballast_policies.planning.balancers import (
-    arrange_ranks,
-    deepspeed_partition,
-    nearest_partition,
-    network_aware_partition,
-    partition_by_rank,
-    refine,
-    steady_period_seconds,
-)
+from ballast_policies.planning.balancers.fewest_moves import nearest_partition
+from ballast_policies.planning.balancers.mixed_gpus import arrange_ranks, partition_by_rank
+from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
+from ballast_policies.planning.balancers.registry import deepspeed_partition
+from ballast_policies.planning.balancers.several_stages import refine
 from ballast_policies.planning.schedules import StageCosts, one_forward_one_backward, simulate
 from hypothesis import given
 from hypothesis import strategies as st

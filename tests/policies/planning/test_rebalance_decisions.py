@@ -11,7 +11,7 @@ from ballast_policies.planning import (
     fitted_action_seconds,
     simulated_step_seconds,
 )
-from ballast_policies.planning.balancers import deepspeed_partition
+from ballast_policies.planning.balancers.registry import deepspeed_partition
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -14,8 +14,8 @@ from ballast_policies.planning import (
     predict_step_seconds,
     repack,
 )
-from ballast_policies.planning.balancers import RankSubsets
 from ballast_policies.planning.balancers.place_memory import PlaceBytes
+from ballast_policies.planning.balancers.subset import RankSubsets
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,7 +10,7 @@ from ballast_policies.planning import (
     even_partition,
     exact_partition,
 )
-from ballast_policies.planning.balancers import StagedPipeline
+from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.schedules import build_schedule, stages_of
 
 from tests.policies.planning.partitions import all_partitions

@@ -2,24 +2,26 @@
 
 import numpy as np
 import pytest
-from ballast_policies.planning.tensor_parallel import (
+from ballast_policies.planning.tensor_parallel.resizing import (
+    keep_list,
+    layer_ratio,
+    longest_absence,
+    resize_ratios,
+    resized_seconds,
+    updated_variation,
+)
+from ballast_policies.planning.tensor_parallel.semi import (
     LinearCost,
     MoveCosts,
     decide_semi,
     fit_cost,
     helper_columns,
-    keep_list,
-    layer_ratio,
-    longest_absence,
     mean_is_stale,
     migrated_share,
     migrating_stragglers,
     migration_gain,
-    resize_ratios,
-    resized_seconds,
     semi_seconds,
     stragglers,
-    updated_variation,
 )
 from hypothesis import given
 from hypothesis import strategies as st

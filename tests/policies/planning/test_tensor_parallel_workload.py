@@ -1,14 +1,12 @@
 """What a tensor group does about late ranks, by the name of a policy."""
 
 import pytest
-from ballast_policies.planning.tensor_parallel import (
+from ballast_policies.planning.tensor_parallel.semi import LinearCost, MoveCosts, semi_seconds
+from ballast_policies.planning.tensor_parallel.workload import (
     POLICIES,
-    LinearCost,
-    MoveCosts,
     decide_workload,
     measured_no_faster,
     own_work_seconds,
-    semi_seconds,
 )
 from hypothesis import given
 from hypothesis import strategies as st

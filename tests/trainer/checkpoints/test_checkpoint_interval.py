@@ -4,7 +4,7 @@ import json
 import types
 
 import pytest
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.prices.hazard import daly_interval
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.layers.precision import LossScale

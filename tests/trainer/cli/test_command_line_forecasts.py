@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.profile import ProfiledLayer
 from ballast_policies.planning.schedules import trained_schedules
 from ballast_trainer.cli.main import main

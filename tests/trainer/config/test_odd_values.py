@@ -3,7 +3,8 @@
 import textwrap
 
 import pytest
-from ballast_policies.contract.job import DataConfig, DynamicConfig, ModelConfig
+from ballast_policies.contract.job.dynamics import DynamicConfig
+from ballast_policies.contract.job.model import DataConfig, ModelConfig
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.run import _unpartitioned
 from ballast_trainer.config import read_job_config

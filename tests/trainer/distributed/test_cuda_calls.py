@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ballast_policies.contract import Directive, Plan, Rank
-from ballast_policies.contract.job import TrainingConfig
+from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import World, join

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ballast_policies.contract.job import Confidence, ExitsSettings
+from ballast_policies.contract.job.dynamics import Confidence, ExitsSettings
 from ballast_trainer.config import read_job_config
 from ballast_trainer.dynamics.early_exit import ExitHead, ExitingBlock
 from ballast_trainer.errors import ConfigurationError, TrainerError

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from ballast_policies.contract.job import DynamicConfig, FreezingCriterion, FreezingSettings, TrainingConfig
+from ballast_policies.contract.job.dynamics import DynamicConfig, FreezingCriterion, FreezingSettings
+from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import Freezing

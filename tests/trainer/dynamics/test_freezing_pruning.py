@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from ballast_policies.contract.job import (
+from ballast_policies.contract.job.dynamics import (
     DynamicConfig,
     FreezingCriterion,
     FreezingSettings,
     PruningSettings,
     Structure,
-    TrainingConfig,
 )
+from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.checkpoints.tensors import as_remembered
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import BUFFER, Freezing

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from ballast_policies.contract.job import DynamicConfig, PruningSettings, Structure, TrainingConfig
+from ballast_policies.contract.job.dynamics import DynamicConfig, PruningSettings, Structure
+from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.pruning import heads
 from ballast_trainer.dynamics.registry import build_dynamic, check_changes

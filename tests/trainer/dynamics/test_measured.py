@@ -1,7 +1,7 @@
 """What the changes measure is printed at each look and at the end; one that changes nothing says so."""
 
 import pytest
-from ballast_policies.contract.job import DynamicConfig
+from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_trainer.dynamics.registry import build_dynamic
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ballast_policies.contract.job import DynamicConfig, PruningSettings, Structure
+from ballast_policies.contract.job.dynamics import DynamicConfig, PruningSettings, Structure
 from ballast_trainer.dynamics.pruning import heads, neurons
 from ballast_trainer.dynamics.pruning.neurons import as_linear
 from ballast_trainer.dynamics.registry import build_dynamic

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from ballast_policies.contract.job import (
+from ballast_policies.contract.job.dynamics import (
     Confidence,
     DepthsSettings,
     ExitsSettings,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ballast_policies.contract.job import TrainingConfig
+from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.dynamics.pruning.sparse_linear import SPARSE_FROM, PrunableLinear
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.packing import pack

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from ballast_policies.contract.job import DynamicConfig
+from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_trainer.dynamics.mixture_of_experts import Experts
 from ballast_trainer.dynamics.registry import build_dynamic, build_dynamics, check_changes
@@ -123,7 +123,7 @@ def changed_layers(model, kind):
 
 def snake(value):
     from ballast_policies.contract.decode import decode
-    from ballast_policies.contract.job import DynamicConfig as Config
+    from ballast_policies.contract.job.dynamics import DynamicConfig as Config
 
     made = decode(Config, value)
     return dict(made)

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from ballast_policies.contract import Stage
-from ballast_policies.contract.job import DynamicConfig, TrainingConfig
+from ballast_policies.contract.job.dynamics import DynamicConfig
+from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.dynamics.freezing import Freezing

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from ballast_policies.contract.job import Decay, TrainingConfig
+from ballast_policies.contract.job.training import Decay, TrainingConfig
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import (

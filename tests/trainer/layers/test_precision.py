@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from ballast_policies.contract.job import Precision, TrainingConfig, WeightType
+from ballast_policies.contract.job.training import Precision, TrainingConfig, WeightType
 from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_trainer.channel.base import StandaloneChannel
 from ballast_trainer.distributed.stopping import StopSignal

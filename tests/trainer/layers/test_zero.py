@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from ballast_policies.contract import Stage
-from ballast_policies.contract.job import TrainingConfig
+from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.cli.forecasting import ForecastInput
 from ballast_trainer.config import read_job_config
 from ballast_trainer.distributed.axis import Axis

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from ballast_policies.contract.job import BalanceBy, JobConfig
+from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.job.reshaping import BalanceBy
 from ballast_policies.planning import Partition, RankCapacity, simulated_step_seconds
 from ballast_policies.planning.stages import partition_of, stages_over
 from ballast_trainer.distributed.process_group import World

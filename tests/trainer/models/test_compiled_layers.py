@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ballast_policies.contract.job import TrainingConfig
+from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.models.flops import step_flops

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy
 import pytest
 import torch
-from ballast_policies.contract.job import DataConfig, ModelConfig
+from ballast_policies.contract.job.model import DataConfig, ModelConfig
 from ballast_trainer.models import deferred
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import torch
-from ballast_policies.contract.job import ColumnsConfig
+from ballast_policies.contract.job.model import ColumnsConfig
 from ballast_trainer.causes import describe
 from ballast_trainer.data.collate import BatchForm
 from ballast_trainer.data.read_ahead import ReadAhead

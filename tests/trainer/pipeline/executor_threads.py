@@ -4,7 +4,7 @@ import queue
 import threading
 
 import torch
-from ballast_policies.contract.job import TrainingConfig
+from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.pipeline.executor.executor import Executor, RankStages

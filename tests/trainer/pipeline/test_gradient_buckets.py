@@ -3,7 +3,7 @@
 import pytest
 import torch
 from ballast_policies.contract import Stage
-from ballast_policies.contract.job import TrainingConfig
+from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.layer import LayerSet

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from ballast_policies.contract import Stage
-from ballast_policies.contract.job import TrainingConfig
+from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.gpt import build_gpt

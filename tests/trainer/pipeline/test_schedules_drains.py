@@ -1,7 +1,7 @@
 """Where a pipeline without a flush drains: a function of the configuration alone."""
 
 import pytest
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_trainer.pipeline.executor.drains import LONGEST_RUN, next_drain, steps_between_drains
 
 PLAIN = {"totalSteps": 1000, "model": {"name": "gpt"}, "rebalance": {"enabled": False}}

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from ballast_policies.contract import Stage
-from ballast_policies.contract.job import TrainingConfig
+from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.pipeline.layout import ScheduleRequest

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ballast_policies.contract.job import ProfilingConfig
+from ballast_policies.contract.job.output import ProfilingConfig
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.profiling.torch_profile import StepProfiler
 

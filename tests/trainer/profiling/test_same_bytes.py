@@ -6,7 +6,7 @@ import pytest
 import torch
 from ballast_operator.views.spec import JobSpec
 from ballast_policies.contract.errors import ContractError
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning import Partition, RankCapacity
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.memory.need import bytes_of_cuts

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from ballast_policies.contract import ExitCode, ExitReason
-from ballast_policies.contract.job import CallbackConfig, CallbackError
+from ballast_policies.contract.job.output import CallbackConfig, CallbackError
 from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.reporting.callback import CallbackFailed, CallingReporter, StopTraining

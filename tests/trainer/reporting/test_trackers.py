@@ -5,7 +5,7 @@ import sys
 import types
 
 import pytest
-from ballast_policies.contract.job import MetricsConfig, MlflowConfig, WandbConfig
+from ballast_policies.contract.job.output import MetricsConfig, MlflowConfig, WandbConfig
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.reporting.console import SilentReporter
 from ballast_trainer.reporting.writers import WritingReporter, writers_of

@@ -8,7 +8,8 @@ import sys
 import urllib.request
 
 import pytest
-from ballast_policies.contract.job import JobConfig, MetricsConfig
+from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.job.output import MetricsConfig
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.reporting.console import JsonReporter, SilentReporter, TextReporter
 from ballast_trainer.reporting.progress_line import ProgressLine

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from ballast_policies.contract.job import Selection, StragglerPolicy, StragglersConfig
+from ballast_policies.contract.job.parallelism import Selection, StragglerPolicy, StragglersConfig
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.gpu_emulation import emulated_speed

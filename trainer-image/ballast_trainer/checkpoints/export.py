@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from ballast_policies.contract.job import DynamicConfig, ExportConfig, ExportFormat, JobConfig, TrainingConfig
+from ballast_policies.contract.job.dynamics import DynamicConfig
+from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.job.output import ExportConfig, ExportFormat
+from ballast_policies.contract.job.training import TrainingConfig
 from torch import nn
 
 from ballast_trainer.checkpoints import tensors

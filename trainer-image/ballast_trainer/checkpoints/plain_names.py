@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from ballast_policies.contract.job import DynamicConfig
-from ballast_policies.contract.job.dynamics import Structure
+from ballast_policies.contract.job.dynamics import DynamicConfig, Structure
 from torch import nn
 
 from ballast_trainer.dynamics.pruning.neurons import origin_of

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import click
-from ballast_policies.contract.job import ExportFormat
+from ballast_policies.contract.job.output import ExportFormat
 
 from ballast_trainer.causes import describe
 from ballast_trainer.cli.config_file import read_config

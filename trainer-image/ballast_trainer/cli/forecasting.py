@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 from ballast_policies.contract.decode import parse_json
-from ballast_policies.contract.job import ParallelismConfig
+from ballast_policies.contract.job.parallelism import ParallelismConfig
 from ballast_policies.planning.profile import ProfiledLayer, read_profile
 
 from ballast_trainer.cli.config_file import read_config

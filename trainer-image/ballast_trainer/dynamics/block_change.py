@@ -9,7 +9,7 @@ microbatches.
 from typing import Any
 
 import torch
-from ballast_policies.contract.job import DynamicConfig
+from ballast_policies.contract.job.dynamics import DynamicConfig
 from torch import nn
 
 from ballast_trainer.distributed.process_group import World

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from ballast_policies.contract.job import Confidence, DynamicConfig, ExitsSettings
+from ballast_policies.contract.job.dynamics import Confidence, DynamicConfig, ExitsSettings
 from torch import nn
 from torch.nn import functional
 

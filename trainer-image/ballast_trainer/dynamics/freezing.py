@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from ballast_policies.contract.job import DynamicConfig, FreezingCriterion, FreezingSettings
+from ballast_policies.contract.job.dynamics import DynamicConfig, FreezingCriterion, FreezingSettings
 from torch import nn
 
 from ballast_trainer.distributed.axis import Axis

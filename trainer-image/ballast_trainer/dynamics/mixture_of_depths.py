@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from ballast_policies.contract.job import DepthsSettings, DynamicConfig
+from ballast_policies.contract.job.dynamics import DepthsSettings, DynamicConfig
 from torch import nn
 from torch.nn import functional
 

@@ -17,7 +17,7 @@ import math
 from typing import Any
 
 import torch
-from ballast_policies.contract.job import DynamicConfig, ExpertsSettings, LoadBalance
+from ballast_policies.contract.job.dynamics import DynamicConfig, ExpertsSettings, LoadBalance
 from torch import nn
 
 from ballast_trainer.distributed.process_group import World

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from ballast_policies.contract.job import DynamicConfig
+from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.planning.dynamics import DYNAMICS, DynamicCase, excluded_pair
 from ballast_policies.registry import RegistryError
 from torch import nn

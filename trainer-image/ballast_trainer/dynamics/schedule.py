@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ballast_policies.contract.job import DynamicConfig, FreezingCriterion
+from ballast_policies.contract.job.dynamics import DynamicConfig, FreezingCriterion
 
 ALWAYS = 2**53
 """The end of a change that looks at the model until the job ends."""

@@ -9,7 +9,8 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ballast_policies.contract.job import EvaluationConfig, JobConfig
+from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.job.training import EvaluationConfig
 
 from ballast_trainer.data.collate import Batch, BatchForm, BatchFunction
 from ballast_trainer.data.sources import (

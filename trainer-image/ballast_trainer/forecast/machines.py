@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.schedules import Schedule
 
 from ballast_trainer.distributed.mesh import Mesh

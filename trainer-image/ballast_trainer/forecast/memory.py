@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from ballast_policies.contract.job import ParallelismConfig
+from ballast_policies.contract.job.parallelism import ParallelismConfig
 from ballast_policies.planning import Partition
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.profile import ProfiledLayer

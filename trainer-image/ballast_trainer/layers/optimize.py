@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 import torch
-from ballast_policies.contract.job import TrainingConfig
+from ballast_policies.contract.job.training import TrainingConfig
 from torch import nn
 
 from ballast_trainer.errors import ConfigurationError

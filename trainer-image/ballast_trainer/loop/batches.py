@@ -3,7 +3,7 @@
 import logging
 
 import torch
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.data.read_ahead import ReadAhead

@@ -17,8 +17,8 @@ from ballast_policies.planning import (
     predict_step_seconds,
     repack,
 )
-from ballast_policies.planning.balancers import StagedPipeline
 from ballast_policies.planning.balancers.place_memory import PlaceBytes
+from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.launch import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.bounds import bytes_on_positions, reserves
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm

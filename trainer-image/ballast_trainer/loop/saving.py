@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-from ballast_policies.contract.job import AsyncMode
+from ballast_policies.contract.job.output import AsyncMode
 from ballast_policies.prices.hazard import steps_between_checkpoints
 
 from ballast_trainer.causes import describe

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from ballast_policies.contract.errors import shown
-from ballast_policies.contract.job import DataConfig, ModelConfig
+from ballast_policies.contract.job.model import DataConfig, ModelConfig
 
 from ballast_trainer.causes import with_place
 from ballast_trainer.data.collate import BatchForm

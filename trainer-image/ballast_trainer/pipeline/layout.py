@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 from ballast_policies.contract import Stage
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.schedules import (
     DEFAULT_STAGES_PER_RANK,
     SCHEDULES,

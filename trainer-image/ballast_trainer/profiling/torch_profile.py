@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ballast_policies.contract.job import ProfilingConfig
+from ballast_policies.contract.job.output import ProfilingConfig
 
 from ballast_trainer.errors import ConfigurationError
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ballast_policies.contract.job import CallbackConfig, CallbackError
+from ballast_policies.contract.job.output import CallbackConfig, CallbackError
 
 from ballast_trainer.causes import describe
 from ballast_trainer.distributed.activity import ACTIVITY

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ballast_policies.contract.job import MetricsConfig, MlflowConfig, WandbConfig
+from ballast_policies.contract.job.output import MetricsConfig, MlflowConfig, WandbConfig
 
 from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.errors import ConfigurationError

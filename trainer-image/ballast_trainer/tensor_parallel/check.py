@@ -1,7 +1,7 @@
 """The check, before ranks start, that a model can be cut for tensor parallelism."""
 
 import torch
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-from ballast_policies.planning.tensor_parallel import LinearCost, MoveCosts, fit_cost
+from ballast_policies.planning.tensor_parallel.semi import LinearCost, MoveCosts, fit_cost
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.tensor_parallel.migration import numbers_per_unit

@@ -2,8 +2,8 @@
 
 import numpy as np
 import torch
-from ballast_policies.contract.job import StragglersConfig
-from ballast_policies.planning.tensor_parallel import keep_list, layer_ratio, updated_variation
+from ballast_policies.contract.job.parallelism import StragglersConfig
+from ballast_policies.planning.tensor_parallel.resizing import keep_list, layer_ratio, updated_variation
 
 from ballast_trainer.tensor_parallel.linear import SlicedLinear
 

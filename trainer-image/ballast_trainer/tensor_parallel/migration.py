@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from ballast_policies.planning.tensor_parallel import helper_columns
+from ballast_policies.planning.tensor_parallel.semi import helper_columns
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.tensor_parallel.parallel_pair import ParallelPair, Units

@@ -2,7 +2,7 @@
 
 Each rank measures its own seconds (T) and those of its products (M).  Where one of them finds that its
 own have changed by a tenth, all exchange theirs; from the same numbers each then computes the same
-decision (:func:`ballast_policies.planning.tensor_parallel.decide_workload`), and no further message is
+decision (:func:`ballast_policies.planning.tensor_parallel.workload.decide_workload`), and no further message is
 needed to act on it.
 """
 
@@ -14,16 +14,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from ballast_policies.contract.job import StragglersConfig
-from ballast_policies.planning.tensor_parallel import (
-    MoveCosts,
-    SemiDecision,
+from ballast_policies.contract.job.parallelism import StragglersConfig
+from ballast_policies.planning.tensor_parallel.semi import MoveCosts, SemiDecision, mean_is_stale, stragglers
+from ballast_policies.planning.tensor_parallel.workload import (
     decide_workload,
     left_alone,
-    mean_is_stale,
     measured_no_faster,
     own_work_seconds,
-    stragglers,
 )
 
 from ballast_trainer.distributed.axis import Axis

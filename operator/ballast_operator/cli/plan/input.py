@@ -12,14 +12,14 @@ import yaml
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.gpus.catalogue import gpu_named
 from ballast_policies.planning import PlanningError, gpu_profiles
-from ballast_policies.planning.profile import read_profile as profile_from
 from ballast_policies.planning.gpu_profiles import GpuProfiles
-from ballast_policies.planning.planners.amp import DeviceGrid, LayerCost
+from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost
 from ballast_policies.planning.planners.answers import FoundPlan
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import Devices, Layout, PlacedStage, devices_of
 from ballast_policies.planning.planners.pipedream import Level
 from ballast_policies.planning.profile import GpuKind, ProfiledLayer, ProfileFile
+from ballast_policies.planning.profile import read_profile as profile_from
 from ballast_policies.planning.schedules import DEFAULT_SCHEDULE
 from pydantic.alias_generators import to_camel
 

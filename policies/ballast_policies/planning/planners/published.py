@@ -4,7 +4,8 @@ import numpy as np
 
 from ballast_policies.planning.memory.stage_bytes import LayerSums
 from ballast_policies.planning.partition import PlanningError
-from ballast_policies.planning.planners.amp import Strategy, search
+from ballast_policies.planning.planners.amp.annealing import search
+from ballast_policies.planning.planners.amp.model import Strategy
 from ballast_policies.planning.planners.answers import FoundPlan, PlannerAnswer, layouts_answer
 from ballast_policies.planning.planners.equal_gpus import megatron_candidates, two_versions_candidates
 from ballast_policies.planning.planners.layout import Layout, PlacedStage

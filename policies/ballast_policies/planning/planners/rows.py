@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.pipeline_plan import PipelinePlan, plan_pipeline
 from ballast_policies.planning.planners.answers import FoundPlan, PlannerAnswer, layouts_answer, plan_content
-from ballast_policies.planning.planners.best import BestPlans, plan_best
+from ballast_policies.planning.planners.best.search import BestPlans, plan_best
 from ballast_policies.planning.planners.layout import Layout, PlacedStage
 from ballast_policies.planning.planners.one_f_one_b import check_playable
 from ballast_policies.planning.planners.published import pipedream_layout, two_versions_layout

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from ballast_policies.contract.errors import ContractError
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.planners.layout import Devices, Layout
 from ballast_policies.planning.planners.plan_memory import replicas_by_stage
 from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, SCHEDULES, ScheduleError, build_schedule

@@ -9,7 +9,7 @@ from ballast_operator.allocator.problem.speeds import GangRequest
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Report
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

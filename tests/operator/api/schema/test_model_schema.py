@@ -7,7 +7,8 @@ import pytest
 from ballast_operator.api.schema.crd import structural_schema
 from ballast_operator.api.schema.model_schema import cel_rule, required_fields
 from ballast_policies.contract.conditions import AtDefaults, Rule, absent, at, each_is, given
-from ballast_policies.contract.job import JobConfig, PipelineConfig
+from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.job.pipeline import PipelineConfig
 
 
 def fields(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

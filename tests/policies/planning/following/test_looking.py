@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from ballast_policies.planning import Partition, RankCapacity, exact_partition, predict_step_seconds
-from ballast_policies.planning.balancers import StagedPipeline
+from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.following.looking import CheckTimer, lost_seconds, measured_worse
 from ballast_policies.planning.schedules import build_schedule
 from hypothesis import given

@@ -5,17 +5,9 @@ import itertools
 import numpy as np
 import pytest
 from ballast_policies.planning import PlanningError
-from ballast_policies.planning.planners.amp import (
-    DeviceGrid,
-    LayerCost,
-    all_strategies,
-    anneal,
-    device_bytes,
-    sample_tiling,
-    step_seconds,
-    tilings,
-    with_best_layers,
-)
+from ballast_policies.planning.planners.amp.annealing import all_strategies, anneal, sample_tiling, tilings
+from ballast_policies.planning.planners.amp.cost import device_bytes, step_seconds, with_best_layers
+from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost
 from hypothesis import given
 from hypothesis import strategies as st
 

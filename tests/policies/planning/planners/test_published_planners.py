@@ -10,15 +10,9 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayer
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.memory.stage_bytes import LayerSums
 from ballast_policies.planning.partition import Partition
-from ballast_policies.planning.planners.amp import (
-    DeviceGrid,
-    LayerCost,
-    Strategy,
-    microbatch_sizes,
-    search,
-    step_seconds,
-    tilings,
-)
+from ballast_policies.planning.planners.amp.annealing import microbatch_sizes, search, tilings
+from ballast_policies.planning.planners.amp.cost import step_seconds
+from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost, Strategy
 from ballast_policies.planning.planners.equal_gpus import megatron_candidates, two_versions_candidates
 from ballast_policies.planning.planners.pipedream import DeviceMemory, Level, plan_pipedream
 from ballast_policies.planning.schedules import SCHEDULES, build_schedule, validate

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from ballast_policies.contract.job import AttentionSettings, DynamicConfig, Pattern
+from ballast_policies.contract.job.dynamics import AttentionSettings, DynamicConfig, Pattern
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from ballast_policies.contract.job import DynamicConfig, PruningSettings, Structure
+from ballast_policies.contract.job.dynamics import DynamicConfig, PruningSettings, Structure
 from ballast_policies.planning.changing_loads import gradual_sparsity
 from torch import nn
 

@@ -1,6 +1,6 @@
 """The steps at which a pipeline without a flush drains, from the configuration."""
 
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.job import JobConfig
 
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.pipeline.layout import is_asynchronous
