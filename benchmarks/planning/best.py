@@ -19,7 +19,7 @@ from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import devices_of
 from ballast_policies.planning.planners.registry import PLANNERS, PlanRequest
 from ballast_policies.planning.profile import GpuKind, LayerProfile, read_profile
-from ballast_policies.planning.schedules import ScheduleError
+from ballast_policies.planning.schedules.schedule import ScheduleError
 
 A100 = {"gpu_type": "a100", "speed": 2.5, "memory_bytes": 4.0e10}
 V100 = {"gpu_type": "v100", "speed": 1.7, "memory_bytes": 3.2e10}

@@ -13,17 +13,12 @@ import click
 import numpy as np
 from ballast_policies.planning import even_partition, exact_partition, predict_step_seconds
 from ballast_policies.planning.dynamics import DYNAMICS
-from ballast_policies.planning.schedules import (
-    SCHEDULES,
-    StageCosts,
-    build_schedule,
-    even_costs,
-    one_forward_one_backward,
-    pipeline_bubble,
-    simulate,
-    stages_of,
-    validate,
-)
+from ballast_policies.planning.schedules.bubbles import pipeline_bubble
+from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
+from ballast_policies.planning.schedules.costs import StageCosts, even_costs
+from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, stages_of
+from ballast_policies.planning.schedules.simulate.simulate import simulate
+from ballast_policies.planning.schedules.validate.validate import validate
 
 EXACT = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2}
 

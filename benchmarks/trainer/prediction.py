@@ -35,7 +35,7 @@ import click
 import numpy as np
 from ballast_policies.planning import Partition, fitted_action_seconds
 from ballast_policies.planning.profile import ProfiledLayer, read_profile
-from ballast_policies.planning.schedules import DEFAULT_STAGES_PER_RANK, SCHEDULES, stages_of
+from ballast_policies.planning.schedules.registry import DEFAULT_STAGES_PER_RANK, SCHEDULES, stages_of
 from ballast_trainer.data import corpus
 from ballast_trainer.forecast import Machines, forecast
 from ballast_trainer.layer_profiler import layer_rows

@@ -32,7 +32,7 @@ from ballast_policies.planning.planners.layout import Devices, Layout, PlacedSta
 from ballast_policies.planning.planners.one_f_one_b import backward_ends
 from ballast_policies.planning.planners.plan_memory import PlanMemory
 from ballast_policies.planning.profile import LayerProfile, ProfiledLayer
-from ballast_policies.planning.schedules import DEFAULT_SCHEDULE
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
 
 HALF, FULL = 2, 4
 """Bytes of an activation, and of a gradient as it is all-reduced."""

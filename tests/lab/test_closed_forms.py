@@ -25,7 +25,9 @@ from ballast_lab.two_versions import (
     plan_two_versions,
 )
 from ballast_policies.planning import PlanningError
-from ballast_policies.planning.schedules import even_costs, one_forward_one_backward, simulate
+from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
+from ballast_policies.planning.schedules.costs import even_costs
+from ballast_policies.planning.schedules.simulate.simulate import simulate
 from hypothesis import given
 from hypothesis import strategies as st
 

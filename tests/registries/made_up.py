@@ -15,7 +15,7 @@ from ballast_policies.allocation.registry import POLICIES
 from ballast_policies.planning.balancers.registry import BALANCERS
 from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.planners.registry import PLANNERS
-from ballast_policies.planning.schedules import SCHEDULES
+from ballast_policies.planning.schedules.registry import SCHEDULES
 
 ROWS: dict[str, Any] = {
     "policy": dataclasses.replace(POLICIES["max-min-fairness"], summary="a made-up policy"),

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from ballast_policies.contract.conditions import Cel, Rule, at
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.planning.schedules import SCHEDULES
+from ballast_policies.planning.schedules.registry import SCHEDULES
 from pydantic import Field
 
 from ballast_operator.api import meta

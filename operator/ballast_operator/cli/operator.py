@@ -118,7 +118,7 @@ def _log_refused_registrations() -> None:
     from ballast_policies.allocation.registry import POLICIES
     from ballast_policies.planning.balancers.registry import BALANCERS
     from ballast_policies.planning.dynamics import DYNAMICS
-    from ballast_policies.planning.schedules import SCHEDULES
+    from ballast_policies.planning.schedules.registry import SCHEDULES
     from ballast_policies.registry import Registry
 
     registries: tuple[Registry[Any], ...] = (POLICIES, SCHEDULES, BALANCERS, DYNAMICS)

@@ -15,7 +15,7 @@ from ballast_policies.allocation.solvers.methods import METHODS
 from ballast_policies.planning.balancers.registry import BALANCERS
 from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.planners.registry import PLANNERS
-from ballast_policies.planning.schedules import DEFAULT_STAGES_PER_RANK, SCHEDULES, trained_schedules
+from ballast_policies.planning.schedules.registry import DEFAULT_STAGES_PER_RANK, SCHEDULES, trained_schedules
 
 from ballast_operator.api.conditions import JobCondition, JobReason, JobState
 from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason

@@ -23,7 +23,7 @@ def stage_placement(
     One rank alone holds the whole model as one stage, whatever the schedule.
 
     Args:
-        schedule: one of :data:`~ballast_policies.planning.schedules.SCHEDULES`.
+        schedule: one of :data:`~ballast_policies.planning.schedules.registry.SCHEDULES`.
         ranks: of one pipeline, at least 1.
         stages_per_rank: with a schedule that leaves it open; None: the default.
         replicas: by stage, how many ranks hold it; none given: one each.

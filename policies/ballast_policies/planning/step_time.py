@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ballast_policies.planning.schedules import StageCosts, build_schedule, simulate, stages_of
+from ballast_policies.planning.schedules.costs import StageCosts
+from ballast_policies.planning.schedules.registry import build_schedule, stages_of
+from ballast_policies.planning.schedules.simulate.simulate import simulate
 
 
 def predict_step_seconds(

@@ -6,7 +6,8 @@ import json
 import pytest
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Plan, plan_config_map_name
-from ballast_policies.planning.schedules import SCHEDULES, ScheduleError, build_schedule, trained_schedules
+from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, trained_schedules
+from ballast_policies.planning.schedules.schedule import ScheduleError
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 from tests.operator.views.builders import a_config, a_spec

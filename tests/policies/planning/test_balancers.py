@@ -18,7 +18,9 @@ from ballast_policies.planning.balancers.mixed_gpus import arrange_ranks, partit
 from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
 from ballast_policies.planning.balancers.registry import deepspeed_partition
 from ballast_policies.planning.balancers.several_stages import refine
-from ballast_policies.planning.schedules import StageCosts, one_forward_one_backward, simulate
+from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
+from ballast_policies.planning.schedules.costs import StageCosts
+from ballast_policies.planning.schedules.simulate.simulate import simulate
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,7 +7,9 @@ import pytest
 from ballast_policies.planning import diffuse, even_partition, exact_partition, speed_up_ceiling
 from ballast_policies.planning.changing_loads import gradual_sparsity
 from ballast_policies.planning.dynamics import DYNAMICS
-from ballast_policies.planning.schedules import StageCosts, one_forward_one_backward, simulate
+from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
+from ballast_policies.planning.schedules.costs import StageCosts
+from ballast_policies.planning.schedules.simulate.simulate import simulate
 
 
 def test_gradual_sparsity_starts_and_ends_where_it_should():

@@ -7,7 +7,8 @@ import pytest
 from ballast_policies.planning import PlanningError
 from ballast_policies.planning.pipeline_plan import plan_pipeline
 from ballast_policies.planning.profile import GpuKind, LayerProfile
-from ballast_policies.planning.schedules import SCHEDULES, ScheduleError
+from ballast_policies.planning.schedules.registry import SCHEDULES
+from ballast_policies.planning.schedules.schedule import ScheduleError
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,7 +11,7 @@ from ballast_policies.planning import (
     exact_partition,
 )
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
-from ballast_policies.planning.schedules import build_schedule, stages_of
+from ballast_policies.planning.schedules.registry import build_schedule, stages_of
 
 from tests.policies.planning.partitions import all_partitions
 

@@ -2,12 +2,8 @@
 
 import pytest
 from ballast_policies.planning import Partition, PlanningError
-from ballast_policies.planning.schedules import (
-    DEFAULT_STAGES_PER_RANK,
-    SCHEDULES,
-    ScheduleError,
-    build_schedule,
-)
+from ballast_policies.planning.schedules.registry import DEFAULT_STAGES_PER_RANK, SCHEDULES, build_schedule
+from ballast_policies.planning.schedules.schedule import ScheduleError
 from ballast_policies.planning.stages import (
     first_stages,
     partition_of,

@@ -2,7 +2,7 @@
 
 import pytest
 from ballast_policies.planning import exact_partition, predict_step_seconds
-from ballast_policies.planning.schedules import SCHEDULES
+from ballast_policies.planning.schedules.registry import SCHEDULES
 from ballast_policies.throughput.by_size import PipelineShape, relative_speed, rounded
 from hypothesis import given
 from hypothesis import strategies as st

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ballast_policies.planning.dynamics import DYNAMICS
-from ballast_policies.planning.schedules import trained_schedules
+from ballast_policies.planning.schedules.registry import trained_schedules
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.launch import ValidatedJob
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.profile import ProfiledLayer
-from ballast_policies.planning.schedules import trained_schedules
+from ballast_policies.planning.schedules.registry import trained_schedules
 from ballast_trainer.cli.main import main
 from ballast_trainer.forecast import forecasts
 from click.testing import CliRunner

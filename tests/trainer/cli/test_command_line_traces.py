@@ -4,7 +4,7 @@ import json
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
+from ballast_policies.planning.schedules.registry import SCHEDULES, trained_schedules
 
 
 @pytest.mark.parametrize("schedule", trained_schedules())

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from ballast_policies.contract import RENDEZVOUS_PORT, Ack, Directive, Proposal
-from ballast_policies.planning.schedules import trained_schedules
+from ballast_policies.planning.schedules.registry import trained_schedules
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.distributed.joining import new_ranks_ready
 from ballast_trainer.distributed.process_group import reach_store

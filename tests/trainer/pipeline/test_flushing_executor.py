@@ -2,10 +2,7 @@
 
 import pytest
 import torch
-from ballast_policies.planning.schedules import (
-    SCHEDULES,
-    build_schedule,
-)
+from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.pipeline.executor.groups import link_of, links_of
 from ballast_trainer.pipeline.executor.order import RankOrder

@@ -12,7 +12,7 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.memory.need import bytes_of_cuts
 from ballast_policies.planning.memory.stage_bytes import stage_bytes
 from ballast_policies.planning.profile import ProfiledLayer
-from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
+from ballast_policies.planning.schedules.registry import SCHEDULES, trained_schedules
 from ballast_policies.planning.stages import stages_over
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.mesh import Mesh

@@ -31,14 +31,9 @@ def trace(given: ForecastInput, even: bool, out: Path | None) -> None:
 
     The partition is the job's first one; two steps where the schedule has no flush.
     """
-    from ballast_policies.planning.schedules import (
-        chrome_trace,
-        even_costs,
-        schedule_csv,
-        schedule_svg,
-        simulate,
-        timeline,
-    )
+    from ballast_policies.planning.schedules.costs import even_costs
+    from ballast_policies.planning.schedules.exports import chrome_trace, schedule_csv, schedule_svg, timeline
+    from ballast_policies.planning.schedules.simulate.simulate import simulate
 
     from ballast_trainer.config import read_job_config
 

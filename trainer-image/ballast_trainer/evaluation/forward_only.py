@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from ballast_policies.contract import Stage
-from ballast_policies.planning.schedules import Action, Kind, Schedule
+from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule
 
 from ballast_trainer.causes import note_input, note_layer
 from ballast_trainer.distributed.activity import ACTIVITY

@@ -23,18 +23,11 @@ from ballast_policies.planning import (
     predict_step_seconds,
 )
 from ballast_policies.planning.profile import ProfiledLayer
-from ballast_policies.planning.schedules import (
-    SCHEDULES,
-    BubbleSplit,
-    Kind,
-    Schedule,
-    Span,
-    StageCosts,
-    Trace,
-    simulate,
-    split_bubble,
-    stage_costs,
-)
+from ballast_policies.planning.schedules.bubbles import BubbleSplit, split_bubble
+from ballast_policies.planning.schedules.costs import StageCosts, stage_costs
+from ballast_policies.planning.schedules.registry import SCHEDULES
+from ballast_policies.planning.schedules.schedule import Kind, Schedule
+from ballast_policies.planning.schedules.simulate.simulate import Span, Trace, simulate
 
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.forecast.machines import ALIKE, Machines, positions_of, stage_speeds

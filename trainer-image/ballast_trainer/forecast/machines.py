@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.planning.schedules import Schedule
+from ballast_policies.planning.schedules.schedule import Schedule
 
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.errors import ConfigurationError
@@ -18,7 +18,7 @@ class Machines:
         speeds: of each rank, relative to the device that was profiled; empty: all 1.
         bandwidth: bytes/s between two ranks; None: transfers are free.
         action_seconds: what each forward and each backward takes besides its layers; see
-            :class:`ballast_policies.planning.schedules.StageCosts`.
+            :class:`ballast_policies.planning.schedules.costs.StageCosts`.
     """
 
     speeds: tuple[float, ...] = ()

@@ -8,7 +8,8 @@ from ballast_policies.contract.job.parallelism import ParallelismConfig
 from ballast_policies.planning import Partition
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.profile import ProfiledLayer
-from ballast_policies.planning.schedules import Schedule, validate
+from ballast_policies.planning.schedules.schedule import Schedule
+from ballast_policies.planning.schedules.validate.validate import validate
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

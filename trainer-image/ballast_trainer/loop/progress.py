@@ -9,7 +9,8 @@ from typing import Any
 
 from ballast_policies.contract import Ack, ExitReason, Proposal, Report, Stage
 from ballast_policies.planning import imbalance, predict_step_seconds
-from ballast_policies.planning.schedules import split_bubble, stage_costs
+from ballast_policies.planning.schedules.bubbles import split_bubble
+from ballast_policies.planning.schedules.costs import stage_costs
 from ballast_policies.planning.stages import partition_of
 
 from ballast_trainer.channel.channel_thread import ChannelThread

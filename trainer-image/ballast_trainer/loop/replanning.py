@@ -26,7 +26,7 @@ from ballast_policies.planning.memory.need import MemoryNeed, bytes_of_cuts
 from ballast_policies.planning.memory.stage_bytes import stage_bytes
 from ballast_policies.planning.rank_capacity import UNLIMITED
 from ballast_policies.planning.rebalance import least_gain
-from ballast_policies.planning.schedules import SCHEDULES
+from ballast_policies.planning.schedules.registry import SCHEDULES
 from ballast_policies.planning.stages import first_stages, partition_of, stages_over
 
 from ballast_trainer.errors import ConfigurationError

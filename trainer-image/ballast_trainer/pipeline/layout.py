@@ -6,13 +6,8 @@ from collections.abc import Sequence
 
 from ballast_policies.contract import Stage
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.planning.schedules import (
-    DEFAULT_STAGES_PER_RANK,
-    SCHEDULES,
-    Schedule,
-    ScheduleError,
-    build_schedule,
-)
+from ballast_policies.planning.schedules.registry import DEFAULT_STAGES_PER_RANK, SCHEDULES, build_schedule
+from ballast_policies.planning.schedules.schedule import Schedule, ScheduleError
 
 from ballast_trainer.errors import ConfigurationError
 
@@ -27,7 +22,7 @@ class ScheduleRequest:
     """A schedule by name, and the counts to build it for.
 
     Attributes:
-        name: one of ``ballast_policies.planning.schedules.SCHEDULES``.
+        name: one of ``ballast_policies.planning.schedules.registry.SCHEDULES``.
         ranks: positions of the pipeline.
         microbatches: per step, of one replica of the pipeline.
         replicas: by stage, how many ranks hold it; empty: one each.

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import torch
 from ballast_policies.contract import Stage
-from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, Kind, Schedule
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
+from ballast_policies.planning.schedules.schedule import Kind, Schedule
 
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.distributed.axis import Axis

@@ -2,8 +2,8 @@
 
 Each rank measures its own seconds (T) and those of its products (M).  Where one of them finds that its
 own have changed by a tenth, all exchange theirs; from the same numbers each then computes the same
-decision (:func:`ballast_policies.planning.tensor_parallel.workload.decide_workload`), and no further message is
-needed to act on it.
+decision (:func:`ballast_policies.planning.tensor_parallel.workload.decide_workload`), and no further message
+is needed to act on it.
 """
 
 import dataclasses

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 
-from ballast_policies.planning.schedules import SCHEDULES
+from ballast_policies.planning.schedules.registry import SCHEDULES
 
 from ballast_operator.allocator.problem.memory import GangMemory
 from ballast_operator.api.conditions import JobReason

@@ -14,14 +14,9 @@ from ballast_policies.planning.planners.answers import PlannerAnswer, layouts_an
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.registry import DEFAULT_PLANNER, PLANNERS, Planner, PlanRequest
 from ballast_policies.planning.profile import ProfileFile
-from ballast_policies.planning.schedules import (
-    DEFAULT_SCHEDULE,
-    SCHEDULES,
-    ScheduleError,
-    chrome_trace,
-    schedule_csv,
-    schedule_svg,
-)
+from ballast_policies.planning.schedules.exports import chrome_trace, schedule_csv, schedule_svg
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES
+from ballast_policies.planning.schedules.schedule import ScheduleError
 
 from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.plan.input import (

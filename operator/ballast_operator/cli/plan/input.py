@@ -20,7 +20,7 @@ from ballast_policies.planning.planners.layout import Devices, Layout, PlacedSta
 from ballast_policies.planning.planners.pipedream import Level
 from ballast_policies.planning.profile import GpuKind, ProfiledLayer, ProfileFile
 from ballast_policies.planning.profile import read_profile as profile_from
-from ballast_policies.planning.schedules import DEFAULT_SCHEDULE
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
 from pydantic.alias_generators import to_camel
 
 Positive = Annotated[float, pydantic.Field(gt=0)]

@@ -41,7 +41,7 @@ from ballast_policies.contract.limits import OBJECT
 from ballast_policies.contract.model import InCluster, Keyed, Settings
 from ballast_policies.planning.balancers.registry import BALANCERS
 from ballast_policies.planning.dynamics import DYNAMICS
-from ballast_policies.planning.schedules import SCHEDULES, replicable_schedules
+from ballast_policies.planning.schedules.registry import SCHEDULES, replicable_schedules
 
 _WHOLE_LAYERS = DYNAMICS.own(lambda case: not case.inside_layers)
 _COMPARE_RANKS = ", ".join(DYNAMICS.own(lambda case: case.compares_ranks))

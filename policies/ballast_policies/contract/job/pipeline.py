@@ -11,7 +11,7 @@ from pydantic import Field
 from ballast_policies.contract.conditions import AllOf, Cel, Condition, Rule, absent, at
 from ballast_policies.contract.limits import MOST_LAYERS, MOST_MICROBATCHES
 from ballast_policies.contract.model import InCluster, Keyed, Named, Settings
-from ballast_policies.planning.schedules import (
+from ballast_policies.planning.schedules.registry import (
     DEFAULT_SCHEDULE,
     DEFAULT_STAGES_PER_RANK,
     SCHEDULES,

@@ -18,7 +18,9 @@ from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import RankCapacity
-from ballast_policies.planning.schedules import Schedule, StageCosts, simulate
+from ballast_policies.planning.schedules.costs import StageCosts
+from ballast_policies.planning.schedules.schedule import Schedule
+from ballast_policies.planning.schedules.simulate.simulate import simulate
 
 _ACTIONS = 2_000, 50_000
 """Fewest and most actions played in one search; ranks wait for it, and 10,000 take about 0.1 s."""

@@ -27,7 +27,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ballast_policies.planning.partition import Partition
-from ballast_policies.planning.schedules import Kind, Schedule, ScheduleFacts
+from ballast_policies.planning.schedules.schedule import Kind, Schedule
+from ballast_policies.planning.schedules.validate.validate import ScheduleFacts
 
 RECEIVED_AHEAD = 2
 """Messages that a rank has room for before it needs them."""

@@ -8,7 +8,8 @@ from ballast_policies.planning.pipeline_plan import PipelinePlan
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import Layout
 from ballast_policies.planning.planners.runnable import trainer_fields
-from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, timeline
+from ballast_policies.planning.schedules.exports import timeline
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,8 +33,11 @@ from ballast_policies.planning.planners.layout import Devices, Groups, Layout
 from ballast_policies.planning.planners.one_f_one_b import backward_ends, check_playable, step_of_many
 from ballast_policies.planning.planners.plan_memory import PlanMemory
 from ballast_policies.planning.profile import LayerProfile
-from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, Schedule, StageCosts, Trace, simulate
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward_replicated
+from ballast_policies.planning.schedules.costs import StageCosts
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
+from ballast_policies.planning.schedules.schedule import Schedule
+from ballast_policies.planning.schedules.simulate.simulate import Trace, simulate
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

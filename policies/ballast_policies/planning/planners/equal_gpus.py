@@ -15,7 +15,7 @@ from ballast_policies.planning.partition import PlanningError, even_partition
 from ballast_policies.planning.planners.best.placements import divisors
 from ballast_policies.planning.planners.cost_model import CostModel, Degrees, StageTimes
 from ballast_policies.planning.planners.layout import Groups, Layout, PlacedStage
-from ballast_policies.planning.schedules import DEFAULT_SCHEDULE
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.memory.stage_bytes import LayerSums, StageBytes
 from ballast_policies.planning.planners.layout import Layout
 from ballast_policies.planning.profile import LayerProfile
-from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, SCHEDULES, ScheduleError
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES
+from ballast_policies.planning.schedules.schedule import ScheduleError
 
 
 class PlanMemory:

@@ -12,7 +12,7 @@ from ballast_policies.planning.planners.layout import Layout, PlacedStage
 from ballast_policies.planning.planners.pipedream import DeviceMemory, PipeDreamPlan, plan_pipedream
 from ballast_policies.planning.planners.request import PlanRequest
 from ballast_policies.planning.planners.runnable import trainer_fields
-from ballast_policies.planning.schedules import optimal_active_minibatches
+from ballast_policies.planning.schedules.bubbles import optimal_active_minibatches
 
 
 def pipedream(request: PlanRequest) -> PlannerAnswer:

@@ -12,11 +12,8 @@ from ballast_policies.planning.planners.one_f_one_b import check_playable
 from ballast_policies.planning.planners.published import pipedream_layout, two_versions_layout
 from ballast_policies.planning.planners.request import PlanRequest
 from ballast_policies.planning.planners.runnable import trainer_fields
-from ballast_policies.planning.schedules import (
-    DEFAULT_SCHEDULE,
-    stages_of,
-    timeline,
-)
+from ballast_policies.planning.schedules.exports import timeline
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, stages_of
 
 _MOST_COMPARED = 64
 """GPUs up to which ``best`` also looks at PipeDream's and 2BW's plans: their search grows with the square."""

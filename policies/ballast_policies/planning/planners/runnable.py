@@ -7,7 +7,8 @@ from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.planners.layout import Devices, Layout
 from ballast_policies.planning.planners.plan_memory import replicas_by_stage
-from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, SCHEDULES, ScheduleError, build_schedule
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES, build_schedule
+from ballast_policies.planning.schedules.schedule import ScheduleError
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ from ballast_policies.planning.planners.pipedream import Level
 from ballast_policies.planning.planners.registry import PLANNERS
 from ballast_policies.planning.planners.request import PlanRequest
 from ballast_policies.planning.profile import GpuKind, LayerProfile, ProfiledLayer
-from ballast_policies.planning.schedules import ScheduleError, trained_schedules
+from ballast_policies.planning.schedules.registry import trained_schedules
+from ballast_policies.planning.schedules.schedule import ScheduleError
 from ballast_policies.planning.stages import partition_of
 from ballast_trainer.forecast import forecast
 from hypothesis import given

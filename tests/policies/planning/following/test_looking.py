@@ -5,7 +5,7 @@ import pytest
 from ballast_policies.planning import Partition, RankCapacity, exact_partition, predict_step_seconds
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.following.looking import CheckTimer, lost_seconds, measured_worse
-from ballast_policies.planning.schedules import build_schedule
+from ballast_policies.planning.schedules.registry import build_schedule
 from hypothesis import given
 from hypothesis import strategies as st
 

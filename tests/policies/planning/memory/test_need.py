@@ -8,7 +8,7 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayers, Pip
 from ballast_policies.planning.memory.moments import schedule_of
 from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
-from ballast_policies.planning.schedules import trained_schedules
+from ballast_policies.planning.schedules.registry import trained_schedules
 from ballast_policies.planning.stages import first_stages, partition_of
 
 GB = 10**9

@@ -9,7 +9,7 @@ from ballast_policies.planning.memory.moments import schedule_of
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.memory.stage_bytes import stage_bytes
 from ballast_policies.planning.partition import Partition
-from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
+from ballast_policies.planning.schedules.registry import SCHEDULES, trained_schedules
 from hypothesis import given
 from hypothesis import strategies as st
 

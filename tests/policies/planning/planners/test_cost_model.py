@@ -7,7 +7,9 @@ from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import Layout, PlacedStage, devices_of
 from ballast_policies.planning.planners.one_f_one_b import backward_ends
 from ballast_policies.planning.profile import GpuKind, LayerProfile
-from ballast_policies.planning.schedules import StageCosts, one_forward_one_backward, simulate
+from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
+from ballast_policies.planning.schedules.costs import StageCosts
+from ballast_policies.planning.schedules.simulate.simulate import simulate
 
 from tests.policies.planning.planners.random_instances import random_model
 

@@ -15,7 +15,8 @@ from ballast_policies.planning.planners.amp.cost import step_seconds
 from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost, Strategy
 from ballast_policies.planning.planners.equal_gpus import megatron_candidates, two_versions_candidates
 from ballast_policies.planning.planners.pipedream import DeviceMemory, Level, plan_pipedream
-from ballast_policies.planning.schedules import SCHEDULES, build_schedule, validate
+from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule
+from ballast_policies.planning.schedules.validate.validate import validate
 
 from tests.policies.planning.planners.random_instances import random_model
 

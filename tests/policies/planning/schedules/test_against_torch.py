@@ -3,13 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
-from ballast_policies.planning.schedules import (
-    dual_pipe_v,
+from ballast_policies.planning.schedules.builders.synchronous import (
     interleaved_one_forward_one_backward,
     interleaved_zero_bubble,
-    schedule_csv,
-    zero_bubble_v,
 )
+from ballast_policies.planning.schedules.builders.v_shaped import dual_pipe_v, zero_bubble_v
+from ballast_policies.planning.schedules.exports import schedule_csv
 
 # One worker of pytest-xdist imports torch's pipelining, which takes seconds, and only if it runs these.
 pytestmark = pytest.mark.xdist_group("torch pipelining")

@@ -3,23 +3,24 @@
 import itertools
 
 import pytest
-from ballast_policies.planning.schedules import (
-    StageCosts,
+from ballast_policies.planning.schedules.bubbles import (
     bubble_of_data_parallel,
-    build_schedule,
     chimera_bubble,
-    even_costs,
+    pipeline_bubble,
+    split_bubble,
+    split_measured_bubble,
+)
+from ballast_policies.planning.schedules.builders.asynchronous import pipedream
+from ballast_policies.planning.schedules.builders.synchronous import (
     interleaved_one_forward_one_backward,
     interleaved_zero_bubble,
     one_forward_one_backward,
-    pipedream,
-    pipeline_bubble,
-    simulate,
-    split_bubble,
-    split_measured_bubble,
-    validate,
-    zero_bubble_v,
 )
+from ballast_policies.planning.schedules.builders.v_shaped import zero_bubble_v
+from ballast_policies.planning.schedules.costs import StageCosts, even_costs
+from ballast_policies.planning.schedules.registry import build_schedule
+from ballast_policies.planning.schedules.simulate.simulate import simulate
+from ballast_policies.planning.schedules.validate.validate import validate
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,14 +1,9 @@
 """Stages on several ranks, round-robin: which schedules know them, and what is refused."""
 
 import pytest
-from ballast_policies.planning.schedules import (
-    SCHEDULES,
-    Kind,
-    ScheduleError,
-    build_schedule,
-    replicable_schedules,
-    validate,
-)
+from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, replicable_schedules
+from ballast_policies.planning.schedules.schedule import Kind, ScheduleError
+from ballast_policies.planning.schedules.validate.validate import validate
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,27 +1,19 @@
 """Schedules as values: complete, free of deadlock, and with the bubbles and versions of the papers."""
 
 import pytest
-from ballast_policies.planning.schedules import (
-    SCHEDULES,
-    Action,
-    Kind,
-    Schedule,
-    ScheduleError,
-    StageCosts,
-    WeightRule,
-    build_schedule,
-    double_buffered,
-    even_costs,
+from ballast_policies.planning.schedules.bubbles import optimal_active_minibatches
+from ballast_policies.planning.schedules.builders.asynchronous import double_buffered, pipedream
+from ballast_policies.planning.schedules.builders.synchronous import (
     forward_only,
     interleaved_one_forward_one_backward,
     one_forward_one_backward,
     one_forward_one_backward_replicated,
-    optimal_active_minibatches,
-    pipedream,
-    simulate,
-    stages_of,
-    validate,
 )
+from ballast_policies.planning.schedules.costs import StageCosts, even_costs
+from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, stages_of
+from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule, ScheduleError, WeightRule
+from ballast_policies.planning.schedules.simulate.simulate import simulate
+from ballast_policies.planning.schedules.validate.validate import validate
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
-from ballast_policies.planning.schedules import Action, Kind, ScheduleError, WeightRule
+from ballast_policies.planning.schedules.schedule import Action, Kind, ScheduleError, WeightRule
 
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.layers.boundaries import Boundary

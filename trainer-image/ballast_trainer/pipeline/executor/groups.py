@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ballast_policies.planning.schedules import Schedule
+from ballast_policies.planning.schedules.schedule import Schedule
 
 from ballast_trainer.distributed.process_group import new_group
 from ballast_trainer.pipeline.executor.order import Message

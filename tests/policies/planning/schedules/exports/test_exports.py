@@ -5,23 +5,24 @@ import json
 import xml.etree.ElementTree as ET
 
 import pytest
-from ballast_policies.planning.schedules import (
-    SCHEDULES,
-    ScheduleError,
-    build_schedule,
-    chrome_trace,
-    even_costs,
+from ballast_policies.planning.schedules.builders.asynchronous import pipedream
+from ballast_policies.planning.schedules.builders.synchronous import (
     one_forward_one_backward,
     one_forward_one_backward_replicated,
-    pipedream,
+)
+from ballast_policies.planning.schedules.costs import even_costs
+from ballast_policies.planning.schedules.exports import (
+    chrome_trace,
     schedule_csv,
     schedule_from_csv,
     schedule_svg,
     schedule_text,
-    simulate,
     timeline,
-    validate,
 )
+from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule
+from ballast_policies.planning.schedules.schedule import ScheduleError
+from ballast_policies.planning.schedules.simulate.simulate import simulate
+from ballast_policies.planning.schedules.validate.validate import validate
 
 
 def test_the_text_of_1f1b():
