@@ -17,8 +17,8 @@ from ballast_policies.planning.schedules.bubbles import pipeline_bubble
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
 from ballast_policies.planning.schedules.costs import StageCosts, even_costs
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, stages_of
-from ballast_policies.planning.schedules.simulate.simulate import simulate
-from ballast_policies.planning.schedules.validate.validate import validate
+from ballast_policies.planning.schedules.simulate import simulate
+from ballast_policies.planning.schedules.validate import validate
 
 EXACT = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2}
 

@@ -160,7 +160,7 @@ def beside_torch(schedule, turns, dim):
 def without_a_flush(steps, forward):
     """Medians of a step as the session trains it, beside the simulator's."""
     from ballast_policies.planning.schedules.costs import even_costs
-    from ballast_policies.planning.schedules.simulate.simulate import simulate
+    from ballast_policies.planning.schedules.simulate import simulate
     from ballast_trainer.pipeline.layout import ScheduleRequest
     from calibrated import Job, run
 

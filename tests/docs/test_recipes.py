@@ -16,7 +16,7 @@ from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.planning.dynamics import DYNAMICS, DynamicCase
 from ballast_policies.planning.schedules.builders.synchronous import gpipe
 from ballast_policies.planning.schedules.registry import SCHEDULES, ScheduleKind
-from ballast_policies.planning.schedules.validate.validate import validate
+from ballast_policies.planning.schedules.validate import validate
 from prometheus_client import Counter, generate_latest
 
 from tests.docs.blocks import ROOT

@@ -27,7 +27,7 @@ from ballast_lab.two_versions import (
 from ballast_policies.planning import PlanningError
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
 from ballast_policies.planning.schedules.costs import even_costs
-from ballast_policies.planning.schedules.simulate.simulate import simulate
+from ballast_policies.planning.schedules.simulate import simulate
 from hypothesis import given
 from hypothesis import strategies as st
 

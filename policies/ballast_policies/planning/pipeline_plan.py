@@ -21,8 +21,8 @@ from ballast_policies.planning.schedules.bubbles import BubbleSplit, split_bubbl
 from ballast_policies.planning.schedules.costs import StageCosts, stage_costs
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, build_schedule, stages_of
 from ballast_policies.planning.schedules.schedule import Schedule
-from ballast_policies.planning.schedules.simulate.simulate import Trace, simulate
-from ballast_policies.planning.schedules.validate.validate import ScheduleFacts, validate
+from ballast_policies.planning.schedules.simulate import Trace, simulate
+from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
 
 _MOST_ACTIONS = 150_000
 """Actions simulated while a partition is refined: about a second."""

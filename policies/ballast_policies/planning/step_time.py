@@ -16,7 +16,7 @@ import numpy as np
 
 from ballast_policies.planning.schedules.costs import StageCosts
 from ballast_policies.planning.schedules.registry import build_schedule, stages_of
-from ballast_policies.planning.schedules.simulate.simulate import simulate
+from ballast_policies.planning.schedules.simulate import simulate
 
 
 def predict_step_seconds(

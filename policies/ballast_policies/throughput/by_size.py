@@ -12,7 +12,7 @@ from ballast_policies.planning import exact_partition
 from ballast_policies.planning.schedules.costs import even_costs
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule
 from ballast_policies.planning.schedules.schedule import ScheduleError
-from ballast_policies.planning.schedules.simulate.simulate import simulate
+from ballast_policies.planning.schedules.simulate import simulate
 
 MOST_ACTIONS = 20_000
 """Positions x microbatches x stages a rank, up to which a schedule without a formula is simulated."""

@@ -20,7 +20,7 @@ from ballast_policies.planning.balancers.registry import deepspeed_partition
 from ballast_policies.planning.balancers.several_stages import refine
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
 from ballast_policies.planning.schedules.costs import StageCosts
-from ballast_policies.planning.schedules.simulate.simulate import simulate
+from ballast_policies.planning.schedules.simulate import simulate
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -9,7 +9,7 @@ from ballast_policies.planning.changing_loads import gradual_sparsity
 from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
 from ballast_policies.planning.schedules.costs import StageCosts
-from ballast_policies.planning.schedules.simulate.simulate import simulate
+from ballast_policies.planning.schedules.simulate import simulate
 
 
 def test_gradual_sparsity_starts_and_ends_where_it_should():

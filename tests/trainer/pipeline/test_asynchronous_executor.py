@@ -4,7 +4,7 @@ import pytest
 import torch
 from ballast_policies.planning.schedules.builders.asynchronous import double_buffered
 from ballast_policies.planning.schedules.registry import build_schedule
-from ballast_policies.planning.schedules.validate.validate import validate, weight_versions
+from ballast_policies.planning.schedules.validate import validate, weight_versions
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.pipeline.executor.order import RankOrder
 from hypothesis import given

@@ -33,7 +33,7 @@ def trace(given: ForecastInput, even: bool, out: Path | None) -> None:
     """
     from ballast_policies.planning.schedules.costs import even_costs
     from ballast_policies.planning.schedules.exports import chrome_trace, schedule_csv, schedule_svg, timeline
-    from ballast_policies.planning.schedules.simulate.simulate import simulate
+    from ballast_policies.planning.schedules.simulate import simulate
 
     from ballast_trainer.config import read_job_config
 

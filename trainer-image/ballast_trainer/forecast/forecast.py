@@ -27,7 +27,7 @@ from ballast_policies.planning.schedules.bubbles import BubbleSplit, split_bubbl
 from ballast_policies.planning.schedules.costs import StageCosts, stage_costs
 from ballast_policies.planning.schedules.registry import SCHEDULES
 from ballast_policies.planning.schedules.schedule import Kind, Schedule
-from ballast_policies.planning.schedules.simulate.simulate import Span, Trace, simulate
+from ballast_policies.planning.schedules.simulate import Span, Trace, simulate
 
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.forecast.machines import ALIKE, Machines, positions_of, stage_speeds

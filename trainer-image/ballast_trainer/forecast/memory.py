@@ -9,7 +9,7 @@ from ballast_policies.planning import Partition
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.profile import ProfiledLayer
 from ballast_policies.planning.schedules.schedule import Schedule
-from ballast_policies.planning.schedules.validate.validate import validate
+from ballast_policies.planning.schedules.validate import validate
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

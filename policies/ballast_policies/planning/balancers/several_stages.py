@@ -20,7 +20,7 @@ from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.schedules.costs import StageCosts
 from ballast_policies.planning.schedules.schedule import Schedule
-from ballast_policies.planning.schedules.simulate.simulate import simulate
+from ballast_policies.planning.schedules.simulate import simulate
 
 _ACTIONS = 2_000, 50_000
 """Fewest and most actions played in one search; ranks wait for it, and 10,000 take about 0.1 s."""

@@ -20,7 +20,7 @@ from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.schedules.builders.synchronous import in_flight
 from ballast_policies.planning.schedules.registry import SCHEDULES
 from ballast_policies.planning.schedules.schedule import Kind, Schedule, ScheduleError
-from ballast_policies.planning.schedules.validate.validate import ScheduleFacts, validate
+from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
 
 MOST_ACTIONS = 20_000
 """Ranks x microbatches x stages a rank, up to which a schedule is built to see what it holds."""

@@ -28,7 +28,7 @@ from typing import Protocol
 
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.schedules.schedule import Kind, Schedule
-from ballast_policies.planning.schedules.validate.validate import ScheduleFacts
+from ballast_policies.planning.schedules.validate import ScheduleFacts
 
 RECEIVED_AHEAD = 2
 """Messages that a rank has room for before it needs them."""

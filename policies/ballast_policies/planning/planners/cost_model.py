@@ -37,7 +37,7 @@ from ballast_policies.planning.schedules.builders.synchronous import one_forward
 from ballast_policies.planning.schedules.costs import StageCosts
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
 from ballast_policies.planning.schedules.schedule import Schedule
-from ballast_policies.planning.schedules.simulate.simulate import Trace, simulate
+from ballast_policies.planning.schedules.simulate import Trace, simulate
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

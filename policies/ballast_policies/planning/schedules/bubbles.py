@@ -6,7 +6,7 @@ from math import ceil
 
 from ballast_policies.planning.schedules.costs import StageCosts, even_costs
 from ballast_policies.planning.schedules.schedule import Schedule
-from ballast_policies.planning.schedules.simulate.simulate import simulate
+from ballast_policies.planning.schedules.simulate import simulate
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import json
 from html import escape
 
 from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule, ScheduleError, WeightRule
-from ballast_policies.planning.schedules.simulate.simulate import Trace
+from ballast_policies.planning.schedules.simulate import Trace
 
 
 def schedule_text(schedule: Schedule) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from ballast_policies.planning.schedules.costs import even_costs
 from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule, ScheduleError, WeightRule
-from ballast_policies.planning.schedules.simulate.simulate import simulate
+from ballast_policies.planning.schedules.simulate import simulate
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

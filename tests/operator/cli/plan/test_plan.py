@@ -8,7 +8,7 @@ from ballast_operator.cli.main import main
 from ballast_operator.views.spec import read_spec
 from ballast_policies.planning.planners.registry import PLANNERS
 from ballast_policies.planning.schedules.exports import schedule_from_csv
-from ballast_policies.planning.schedules.validate.validate import validate
+from ballast_policies.planning.schedules.validate import validate
 from click.testing import CliRunner
 
 PROFILE = """

@@ -9,7 +9,7 @@ from ballast_policies.planning.planners.one_f_one_b import backward_ends
 from ballast_policies.planning.profile import GpuKind, LayerProfile
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
 from ballast_policies.planning.schedules.costs import StageCosts
-from ballast_policies.planning.schedules.simulate.simulate import simulate
+from ballast_policies.planning.schedules.simulate import simulate
 
 from tests.policies.planning.planners.random_instances import random_model
 

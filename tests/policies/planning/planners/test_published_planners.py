@@ -16,7 +16,7 @@ from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost, 
 from ballast_policies.planning.planners.equal_gpus import megatron_candidates, two_versions_candidates
 from ballast_policies.planning.planners.pipedream import DeviceMemory, Level, plan_pipedream
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule
-from ballast_policies.planning.schedules.validate.validate import validate
+from ballast_policies.planning.schedules.validate import validate
 
 from tests.policies.planning.planners.random_instances import random_model
 

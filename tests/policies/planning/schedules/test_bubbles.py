@@ -19,8 +19,8 @@ from ballast_policies.planning.schedules.builders.synchronous import (
 from ballast_policies.planning.schedules.builders.v_shaped import zero_bubble_v
 from ballast_policies.planning.schedules.costs import StageCosts, even_costs
 from ballast_policies.planning.schedules.registry import build_schedule
-from ballast_policies.planning.schedules.simulate.simulate import simulate
-from ballast_policies.planning.schedules.validate.validate import validate
+from ballast_policies.planning.schedules.simulate import simulate
+from ballast_policies.planning.schedules.validate import validate
 from hypothesis import given
 from hypothesis import strategies as st
 

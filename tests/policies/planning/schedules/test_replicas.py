@@ -3,7 +3,7 @@
 import pytest
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, replicable_schedules
 from ballast_policies.planning.schedules.schedule import Kind, ScheduleError
-from ballast_policies.planning.schedules.validate.validate import validate
+from ballast_policies.planning.schedules.validate import validate
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,8 +4,8 @@ import pytest
 from ballast_policies.planning.schedules.builders.asynchronous import double_buffered, pipedream
 from ballast_policies.planning.schedules.costs import even_costs
 from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule, ScheduleError, WeightRule
-from ballast_policies.planning.schedules.simulate.simulate import simulate
-from ballast_policies.planning.schedules.validate.validate import validate, weight_versions
+from ballast_policies.planning.schedules.simulate import simulate
+from ballast_policies.planning.schedules.validate import validate, weight_versions
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 
 from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule
-from ballast_policies.planning.schedules.validate.validate import weight_versions
+from ballast_policies.planning.schedules.validate import weight_versions
 
 BACKWARDS = frozenset({Kind.BACKWARD, Kind.BACKWARD_INPUT})
 """Actions that produce the gradient of a stage's inputs."""

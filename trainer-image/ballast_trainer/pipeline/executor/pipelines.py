@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from ballast_policies.planning.schedules.schedule import Schedule, ScheduleError
-from ballast_policies.planning.schedules.validate.validate import ScheduleFacts, validate
+from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
 
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.layers.buffers import StepBuffers

@@ -21,8 +21,8 @@ from ballast_policies.planning.schedules.exports import (
 )
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule
 from ballast_policies.planning.schedules.schedule import ScheduleError
-from ballast_policies.planning.schedules.simulate.simulate import simulate
-from ballast_policies.planning.schedules.validate.validate import validate
+from ballast_policies.planning.schedules.simulate import simulate
+from ballast_policies.planning.schedules.validate import validate
 
 
 def test_the_text_of_1f1b():
