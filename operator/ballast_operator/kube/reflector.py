@@ -136,14 +136,16 @@ class Reflector:
         Raises:
             OperatorError: the watch was refused, or its connection lost.
             Expired: its version is too old.
-            ValueError, LookupError, TypeError, AttributeError: what came is no event of the kind.
+            ValueError: what came is no event of the kind.
         """
         pace = Pace()
         async for line in self._cluster.watch(self._kind, self._version or "", **self._where):
             try:
                 self._version = self._taken(line)
+            except Expired:
+                raise
             except NOT_THIS as error:
-                raise type(error)(f"{error} in {line[:200]!r}") from error
+                raise ValueError(f"{error} in {line[:200]!r}") from error
             self._failures = 0
             await pace.turn()
 

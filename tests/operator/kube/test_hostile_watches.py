@@ -73,7 +73,7 @@ def agrees(known, server, kind):
 
 
 def restarts(known):
-    return known._metrics.task_restarts.labels("watch")._value.get()
+    return known.metrics.task_restarts.labels("watch")._value.get()
 
 
 def pod(version, **more):
