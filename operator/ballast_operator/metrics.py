@@ -7,7 +7,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
 class Metrics:
-    """One registry and its series; made once per operator, so that tests do not share counts."""
+    """One registry and its series; made once per operator, so that tests do not share counts.
+
+    Who counts makes the series whose labels it knows when it starts: Prometheus sees no increase in a counter
+    that first appears with its first event.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

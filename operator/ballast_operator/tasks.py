@@ -82,6 +82,7 @@ async def keep_running(
     """
     now = clock if clock is not None else asyncio.get_running_loop().time
     pause = FIRST_PAUSE_SECONDS
+    restarts = metrics.task_restarts.labels(name)
     while True:
         began = now()
         try:
@@ -92,6 +93,6 @@ async def keep_running(
             if now() - began > LONGEST_PAUSE_SECONDS:
                 pause = FIRST_PAUSE_SECONDS
             logger.exception("%s failed; it is started again in %g s", name, pause)
-            metrics.task_restarts.labels(name).inc()
+            restarts.inc()
         await sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)

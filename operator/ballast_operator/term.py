@@ -17,12 +17,13 @@ from ballast_operator.allocator.policy_status import PolicyReporter
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.allocator.throttle import DecisionThrottle
-from ballast_operator.api.conditions import JobCondition, JobState
+from ballast_operator.api.conditions import JobCondition, JobReason, JobState
 from ballast_operator.errors import OperatorError
 from ballast_operator.history.store import HistoryWriter
+from ballast_operator.kube.caches import WATCHED
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.informers import Informers
-from ballast_operator.kube.kinds import Key, Kind
+from ballast_operator.kube.kinds import EVENT, NODE, ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Key, Kind
 from ballast_operator.kube.queue import KeyQueue, Lane
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.events import Recorder
@@ -64,6 +65,8 @@ class LeaderTerm:
         self._settings = settings
         self._metrics = metrics = informers.metrics
         self._queue: KeyQueue[Key] = KeyQueue(time.monotonic)
+        for kind in {*WATCHED, EVENT, ROLE, ROLE_BINDING, SERVICE_ACCOUNT} - {NODE}:
+            metrics.writes_refused.labels(kind.kind)
         self._writes: deque[float] = deque(maxlen=100_000)
         board, throttle = AssignmentBoard(), DecisionThrottle(settings.solver.debounce_seconds)
         self._throttle = throttle
@@ -172,8 +175,8 @@ class LeaderTerm:
                 and (admitted := view.status.condition(JobCondition.ADMITTED)) is not None
             )
             self._metrics.jobs_waiting.clear()
-            for reason, count in reasons.items():
-                self._metrics.jobs_waiting.labels(reason).set(count)
+            for reason in {JobReason.WAITING_FOR_CAPACITY, *reasons}:
+                self._metrics.jobs_waiting.labels(reason).set(reasons[reason])
             self._metrics.jobs_failing.set(self._worker.failing)
             recent = sum(1 for at in self._writes if moment - at < 60)
             self._metrics.writes_per_job.set(recent / unfinished if unfinished else 0)

@@ -40,6 +40,7 @@ def set_gauges(
     for pool in {node.pool for node in snapshot.capacity.nodes if node.name in snapshot.capacity.shared}:
         metrics.gpus_shared.labels(pool).set(pairs[pool])
     for (pool, gpu_type), total in capacity.items():
+        metrics.launches.labels(pool)
         metrics.gpus_capacity.labels(pool, gpu_type).set(total)
         metrics.gpus_allocated.labels(pool, gpu_type).set(taken[pool])
     effective = 0.0

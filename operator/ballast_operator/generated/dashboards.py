@@ -1,4 +1,4 @@
-"""Grafana dashboards over the operator's metrics, as JSON that the chart puts into a ConfigMap."""
+"""Grafana dashboards over metrics of operator and trainers, as JSON that the chart puts into a ConfigMap."""
 
 import dataclasses
 import json
@@ -6,6 +6,9 @@ from typing import Any
 
 HERE = '{namespace=~"$namespace"}'
 """Series of the operators that are looked at."""
+
+OF_JOB = '{namespace=~"$namespace", ballast_dev_job="$job"}'
+"""Series of the trainer of one job; the chart's PodMonitor adds the label of the job's name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +39,12 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Dashboard:
-    """One dashboard; ``uid`` never changes, so that links and stars survive."""
+    """One dashboard, ``of_job`` or of operators; ``uid`` never changes, so that links and stars survive."""
 
     uid: str
     title: str
     panels: tuple[Panel, ...]
+    of_job: bool = False
 
 
 def one(expression: str, legend: str) -> tuple[Query, ...]:
@@ -48,17 +52,17 @@ def one(expression: str, legend: str) -> tuple[Query, ...]:
     return (Query(expression=expression, legend=legend),)
 
 
-def rate(counter: str, by: str) -> str:
+def rate(counter: str, by: str, of: str = HERE) -> str:
     """The counter's increase a second, summed over replicas."""
-    return f"sum by ({by}) (rate({counter}{HERE}[$__rate_interval]))"
+    return f"sum by ({by}) (rate({counter}{of}[$__rate_interval]))"
 
 
-def quantiles(histogram: str, by: str = "") -> tuple[Query, ...]:
+def quantiles(histogram: str, by: str = "", of: str = HERE) -> tuple[Query, ...]:
     """The histogram's median and 99th percentile."""
     labels, legend = (f"le, {by}", f" {{{{{by}}}}}") if by else ("le", "")
     return tuple(
         Query(
-            expression=f"histogram_quantile({q}, {rate(f'{histogram}_bucket', labels)})",
+            expression=f"histogram_quantile({q}, {rate(f'{histogram}_bucket', labels, of)})",
             legend=name + legend,
         )
         for q, name in ((0.5, "median"), (0.99, "99 %"))
@@ -336,7 +340,113 @@ OPERATOR = Dashboard(
     ),
 )
 
-DASHBOARDS = (GPUS, COSTS, ALLOCATOR, OPERATOR)
+
+def figure(name: str, legend: str) -> Query:
+    """A gauge of a job's trainer; after a restart another pod has it."""
+    return Query(expression=f"max(ballast_trainer_{name}{OF_JOB})", legend=legend)
+
+
+JOB = Dashboard(
+    uid="ballast-job",
+    title="Ballast / Job",
+    of_job=True,
+    panels=(
+        Panel(
+            title="Loss",
+            description="Of the newest step, and on the validation data.",
+            unit="short",
+            queries=(figure("loss", "training"), figure("validation_loss", "validation")),
+        ),
+        Panel(
+            title="The model's own metrics",
+            description="On the validation data.",
+            unit="short",
+            queries=one(f"max by (name) (ballast_trainer_validation_metric{OF_JOB})", "{{name}}"),
+        ),
+        Panel(
+            title="Step",
+            description="Optimizer steps done.",
+            unit="short",
+            kind="stat",
+            queries=(figure("step", "step"),),
+        ),
+        Panel(
+            title="Speed",
+            description="Steps a second, pauses included.",
+            unit="short",
+            queries=one(
+                f"sum(rate(ballast_trainer_step_seconds_count{OF_JOB}[$__rate_interval]))", "steps/s"
+            ),
+        ),
+        Panel(
+            title="Time of a step",
+            description="Without pauses.",
+            unit="s",
+            queries=quantiles("ballast_trainer_step_seconds", of=OF_JOB),
+        ),
+        Panel(
+            title="Operations a second",
+            description="Of the configured model's matrix products, of each rank.",
+            unit="short",
+            queries=(figure("flops_per_second", "of a rank"),),
+        ),
+        Panel(
+            title="Bubble",
+            description="Idle part of the ranks' time, and what the schedule and uneven stages add to it.",
+            unit="percentunit",
+            queries=(
+                figure("bubble", "all"),
+                figure("bubble_schedule", "schedule"),
+                figure("bubble_imbalance", "uneven stages"),
+            ),
+        ),
+        Panel(
+            title="Imbalance",
+            description="Busiest rank / the mean of the ranks, less 1.",
+            unit="percentunit",
+            queries=(figure("imbalance", "imbalance"),),
+        ),
+        Panel(
+            title="Layers by rank",
+            description="They move when the pipeline is rebalanced, shrinks or grows.",
+            unit="short",
+            stacked=True,
+            queries=one(f"max by (rank) (ballast_trainer_layers{OF_JOB})", "rank {{rank}}"),
+        ),
+        Panel(
+            title="Ranks",
+            description="Ranks that hold layers, and the layers on the rank that holds most.",
+            unit="short",
+            queries=(figure("ranks", "ranks"), figure("most_layers", "most layers")),
+        ),
+        Panel(
+            title="Goodput and part of peak",
+            description="Part of the time since the launch in which steps ran; part of the GPUs' peak.",
+            unit="percentunit",
+            queries=(figure("goodput", "goodput"), figure("part_of_peak", "part of peak")),
+        ),
+        Panel(
+            title="Pauses",
+            description="How long training paused, by what for.",
+            unit="s",
+            queries=quantiles("ballast_trainer_pause_seconds", "event", OF_JOB),
+        ),
+        Panel(
+            title="Emulated slow-down",
+            description="Without data on real devices.",
+            unit="short",
+            queries=(figure("emulated", "times"),),
+        ),
+        Panel(
+            title="Events",
+            description="An hour: checkpoints, rebalances, repacks...",
+            unit="short",
+            queries=one(f"sum by (event) (increase(ballast_trainer_events_total{OF_JOB}[1h]))", "{{event}}"),
+        ),
+    ),
+)
+
+DASHBOARDS = (GPUS, COSTS, ALLOCATOR, OPERATOR, JOB)
 
 
 def dashboard_files() -> dict[str, str]:
@@ -353,7 +463,7 @@ def _dashboard(dashboard: Dashboard) -> dict[str, Any]:
         "editable": True,
         "refresh": "30s",
         "time": {"from": "now-6h", "to": "now"},
-        "templating": {"list": [_DATASOURCE, _NAMESPACE]},
+        "templating": {"list": [_DATASOURCE, *(_JOB_VARIABLES if dashboard.of_job else (_NAMESPACE,))]},
         "panels": [_panel(panel, index) for index, panel in enumerate(dashboard.panels)],
     }
 
@@ -370,6 +480,17 @@ _NAMESPACE = {
     "allValue": ".*",
     "current": {"text": "All", "value": "$__all"},
 }
+_JOB_VARIABLES = (
+    _NAMESPACE | {"label": "Job's namespace", "query": "label_values(ballast_trainer_step, namespace)"},
+    {
+        "name": "job",
+        "label": "Job",
+        "type": "query",
+        "datasource": _SOURCE,
+        "query": 'label_values(ballast_trainer_step{namespace=~"$namespace"}, ballast_dev_job)',
+        "refresh": 2,
+    },
+)
 
 
 def _panel(panel: Panel, index: int) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class ReconcileWorker:
     ) -> None:
         self._reconciler = reconciler
         self._metrics = metrics
+        for reason in ("Conflict", "NotFound", "Unavailable", "Rejected", "Bug", "Report"):
+            metrics.reconcile_errors.labels(reason)
         self._again = again
         self._failures: dict[Key, int] = {}
 

@@ -104,6 +104,9 @@ class Reconciler:
             JobCounter.RELEASED_GPUS: metrics.released_gpus,
             JobCounter.GROWN_GPUS: metrics.grown_gpus,
         }
+        for cause in Cause:
+            if cause.is_restart:
+                metrics.restarts.labels(cause)
         self._allocate = allocate
         self._clock = clock
         self._recorder = recorder if recorder is not None else Recorder(cluster)

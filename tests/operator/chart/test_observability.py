@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,12 @@ import yaml
 from ballast_operator.generated import generated_files
 from ballast_operator.generated.dashboards import DASHBOARDS, dashboard_files
 from ballast_operator.metrics import Metrics
+from ballast_trainer.reporting.prometheus import _GAUGES, PrometheusWriter
+from prometheus_client import CollectorRegistry
+
+from tests.support.ports import free_port
+from tests.support.prometheus import needs_prometheus
+from tests.support.waiting import WAIT_SECONDS
 
 ROOT = Path(__file__).parents[3]
 ALERTS = yaml.safe_load((ROOT / "charts/ballast/files/alerts.yaml").read_text())
@@ -22,14 +29,117 @@ EXPRESSIONS = [
     ),
     *(pytest.param(alert["expr"], id=alert["alert"]) for alert in ALERTS),
 ]
-SCRAPED_LABELS = {"namespace"}
-"""Added by Prometheus when it scrapes."""
+SCRAPED_LABELS = {"namespace", "ballast_dev_job"}
+"""Added by Prometheus when it scrapes: the job's by the chart's PodMonitor."""
+
+SLOW = "ballast_reconcile_seconds_bucket"
+FREE = {
+    'ballast_gpus_capacity{pool="a",gpu_type="v100"}': "8x120",
+    'ballast_gpus_allocated{pool="a",gpu_type="v100"}': "6x120",
+}
+WAITING = 'ballast_jobs{state="Waiting"}'
+Series = dict[str, str]
+"""Time series -> its values, one a minute, as promtool's unit tests have them."""
+
+CASES: dict[str, tuple[list[Series], list[Series]]] = {
+    "BallastNoLeader": (
+        [{'ballast_leader{pod="a"}': "0x120", 'ballast_leader{pod="b"}': "0x120"}, {}],
+        [
+            {'ballast_leader{pod="a"}': "0x120", 'ballast_leader{pod="b"}': "1x120"},
+            {'ballast_leader{pod="a"}': "1x60 0x3 1x60"},
+        ],
+    ),
+    "BallastOperatorWaits": (
+        [{'ballast_operator_waiting_seconds{reason="ApiServer"}': "301x120"}],
+        [
+            {'ballast_operator_waiting_seconds{reason="ApiServer"}': "300x120"},
+            {'ballast_operator_waiting_seconds{reason="Leader"}': "9000x120"},
+        ],
+    ),
+    "BallastWatchBehind": (
+        [{'ballast_watch_lag_seconds{kind="Pod"}': "61x120"}],
+        [{'ballast_watch_lag_seconds{kind="Pod"}': "60x60 300x3 60x60"}],
+    ),
+    "BallastSolverFallsBack": (
+        [{'ballast_solve_fallbacks_total{reason="FallbackAfterTimeout"}': "0x30 4x90"}],
+        [{'ballast_solve_fallbacks_total{reason="FallbackAfterTimeout"}': "0x30 2x90"}],
+    ),
+    "BallastReconcileErrors": (
+        [{'ballast_reconcile_errors_total{reason="Bug"}': "0+7x120"}],
+        [{'ballast_reconcile_errors_total{reason="Bug"}': "0+5x120"}],
+    ),
+    "BallastWritesRefused": (
+        [{'ballast_writes_refused_total{kind="TrainingJob"}': "0x30 4x90"}],
+        [
+            {'ballast_writes_refused_total{kind="TrainingJob"}': "0x30 2x90"},
+            {'ballast_writes_refused_total{kind="Pod"}': "0+1x120"},
+        ],
+    ),
+    "BallastJobsFailing": ([{"ballast_jobs_failing": "1x120"}], [{"ballast_jobs_failing": "0x30 2x8 0x80"}]),
+    "BallastTasksRestart": (
+        [{'ballast_task_restarts_total{task="allocator"}': "0x30 4x90"}],
+        [
+            {
+                'ballast_task_restarts_total{task="allocator"}': "0x30 2x90",
+                'ballast_task_restarts_total{task="gauges"}': "0x30 2x90",
+            }
+        ],
+    ),
+    "BallastReconcileSlow": (
+        [
+            {
+                f'{SLOW}{{le="3"}}': "0+98x120",
+                f'{SLOW}{{le="10"}}': "0+100x120",
+                f'{SLOW}{{le="+Inf"}}': "0+100x120",
+            }
+        ],
+        [
+            {
+                f'{SLOW}{{le="1"}}': "0+50x120",
+                f'{SLOW}{{le="3"}}': "0+100x120",
+                f'{SLOW}{{le="+Inf"}}': "0+100x120",
+            }
+        ],
+    ),
+    "BallastGpusIdleWhileJobsWait": (
+        [{**FREE, WAITING: "1x120"}],
+        [
+            {**FREE, WAITING: "0x120"},
+            {**FREE, WAITING: "1x55 0x60"},
+            {**FREE, 'ballast_gpus_allocated{pool="a",gpu_type="v100"}': "8x120", WAITING: "1x120"},
+        ],
+    ),
+    "BallastJobsRestart": (
+        [{'ballast_restarts_total{cause="NodeLost"}': "0x30 11x90"}],
+        [
+            {'ballast_restarts_total{cause="NodeLost"}': "0x30 9x90"},
+            {'ballast_restarts_total{cause="Preempted"}': "0+1x120"},
+        ],
+    ),
+    "BallastWritesTooMuch": (
+        [{"ballast_api_writes_per_job": "61x120"}],
+        [{"ballast_api_writes_per_job": "60x60 90x12 60x60"}],
+    ),
+}
+"""Alert -> what makes it fire, and what does not, within two hours."""
+
+
+def of_trainer() -> CollectorRegistry:
+    """What a trainer serves once everything has happened."""
+    writer = PrometheusWriter(free_port(), "127.0.0.1")
+    writer.close()
+    writer.scalars(7, {"step_seconds": 0.5, **dict.fromkeys(_GAUGES, 1.0)})
+    stages = [{"rank": 0, "firstLayer": 0, "endLayer": 5}, {"rank": 1, "firstLayer": 5, "endLayer": 8}]
+    writer.event("rebalance", 7, {"pause_ms": 25.0, "stages": stages})
+    writer.event("evaluation", 7, {"metrics": {"accuracy": 0.5}})
+    return writer.registry
 
 
 def series() -> dict[str, set[str]]:
-    """Name of each time series that the operator exposes -> its labels."""
+    """Name of each time series that the operator or a trainer exposes -> its labels."""
     found: dict[str, set[str]] = {}
-    for collector in Metrics().registry._collector_to_names:
+    collectors = [*Metrics().registry._collector_to_names, *of_trainer()._collector_to_names]
+    for collector in collectors:
         kind, name, labels = collector._type, collector._name, set(collector._labelnames)
         if kind == "counter":
             found[f"{name}_total"] = labels
@@ -42,9 +152,9 @@ def series() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_an_expression_names_series_and_labels_that_exist(expression: str) -> None:
-    """Those that the operator exposes."""
+    """Those that the operator or a trainer exposes."""
     known = series()
-    names = set(re.findall(r"\bballast_[a-z_]+", expression))
+    names = set(re.findall(r"\bballast_[a-z_]+", expression)) - SCRAPED_LABELS
     assert names
     assert names <= known.keys()
     labels = set().union(*(known[name] for name in names)) | SCRAPED_LABELS
@@ -69,6 +179,55 @@ def test_every_runbook_has_its_alert() -> None:
     """No section outlives its alert."""
     sections = re.findall(r"^## (\w+)$", (ROOT / "docs" / "runbooks.md").read_text(), re.MULTILINE)
     assert sections == [alert["alert"] for alert in ALERTS]
+
+
+def unit_test(alert: str, number: int, series: Series, fires: bool) -> dict[str, Any]:
+    """One of promtool's."""
+    expression = (
+        f'count by (alertname) (count_over_time(ALERTS{{alertname="{alert}",alertstate="firing"}}[2h]))'
+    )
+    fired = {"labels": f'{{alertname="{alert}"}}', "value": 1}
+    return {
+        "name": f"{alert} {'fires' if fires else 'does not fire'} ({number})",
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {"expr": expression, "eval_time": "2h", "exp_samples": [fired] if fires else []}
+        ],
+    }
+
+
+@pytest.mark.slow
+@needs_prometheus
+def test_each_alert_fires_when_it_should_and_only_then(chart: Any, tmp_path: Path) -> None:
+    """By promtool, on the rules that the chart installs; each case has series that the operator exposes."""
+    from tests.operator.chart.test_chart import render
+
+    assert CASES.keys() == {alert["alert"] for alert in ALERTS}
+    known = series()
+    for name in {name for fires, quiet in CASES.values() for case in (*fires, *quiet) for name in case}:
+        assert set(re.findall(r"(\w+)=", name)) <= known[name.partition("{")[0]] | {"pod"}
+    rules = render(chart, {"metrics": {"prometheusRule": {"enabled": True}}})
+    (spec,) = (item["spec"] for item in rules if item["kind"] == "PrometheusRule")
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
+    tests = [
+        unit_test(alert, number, case, cases is fires)
+        for alert, (fires, quiet) in CASES.items()
+        for cases in (fires, quiet)
+        for number, case in enumerate(cases)
+    ]
+    tested = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(tested))
+    for words in (("check", "rules", "rules.yaml"), ("test", "rules", "tests.yaml")):
+        ran = subprocess.run(
+            ["promtool", *words],
+            check=False,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_SECONDS,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize(("name", "text"), dashboard_files().items(), ids=dashboard_files().keys())

@@ -366,6 +366,7 @@ class Progress:
                 ranks=model.world.size,
                 resumed_from_step=from_step,
                 emulated=model.speed.factor if model.speed is not None else None,
+                stages=stages_as_json(model.stages),
             )
         else:
             seconds = time.monotonic() - loss.noticed
@@ -377,6 +378,7 @@ class Progress:
                 ranks_after=model.world.size,
                 resumed_from_step=from_step,
                 seconds=seconds,
+                stages=stages_as_json(model.stages),
             )
             if model.world.rank == 0:
                 lost = ", ".join(loss.processes)

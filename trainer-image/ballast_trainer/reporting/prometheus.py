@@ -22,6 +22,8 @@ _GAUGES = {
     "emulated": "Slow-down that is emulated; absent on real devices.",
 }
 _STEP_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+_PAUSES = ("checkpoint", "evaluation", "grow", "migrate", "rebalance", "repack")
+"""Events of which the first, too, is an increase: they are there from the start."""
 _PAUSE_SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
@@ -51,6 +53,9 @@ class PrometheusWriter:
             ["name"],
             registry=self.registry,
         )
+        self._layers = Gauge(
+            "ballast_trainer_layers", "Layers that a rank holds.", ["rank"], registry=self.registry
+        )
         self._pauses = Histogram(
             "ballast_trainer_pause_seconds",
             "How long training paused.",
@@ -58,6 +63,9 @@ class PrometheusWriter:
             buckets=_PAUSE_SECONDS,
             registry=self.registry,
         )
+        for event in _PAUSES:
+            self._events.labels(event)
+            self._pauses.labels(event)
         try:
             self._server, self._thread = start_http_server(port, addr=address, registry=self.registry)
         except OSError as error:
@@ -74,8 +82,15 @@ class PrometheusWriter:
                 self._gauge(name).set(value)
 
     def event(self, name: str, step: int, fields: Mapping[str, Any]) -> None:
-        """Count the event, and the seconds of its pause; set the user's figures of an evaluation."""
+        """Count the event, and the seconds of its pause; set the user's figures of an evaluation.
+
+        An event of another partition sets the layers of each rank.
+        """
         self._events.labels(name).inc()
+        if name != "cutRefused" and "stages" in fields:
+            self._layers.clear()
+            for stage in fields["stages"]:
+                self._layers.labels(stage["rank"]).inc(stage["endLayer"] - stage["firstLayer"])
         for metric, value in fields.get("metrics", {}).items():
             if value is not None:
                 self._metrics.labels(metric).set(value)

@@ -244,6 +244,8 @@ class LastAnswer:
     def __init__(self, solver: Solver, metrics: Metrics) -> None:
         self._solver = solver
         self._metrics = metrics
+        for outcome in (PolicyReason.FALLBACK_AFTER_TIMEOUT, PolicyReason.FALLBACK_AFTER_SOLVER_ERROR):
+            metrics.solve_fallbacks.labels(outcome)
         self._last: tuple[tuple[object, object], Solve] | None = None
 
     async def solve(
