@@ -5,6 +5,7 @@ import importlib.metadata
 import pytest
 from ballast_operator.cli.laboratory import SIMULATIONS
 from ballast_operator.cli.live.whatif import whatif
+from ballast_operator.cli.reproduce import reproduce
 from ballast_operator.cli.simulate.command import simulate
 from ballast_policies.elastic.registry import ELASTIC_POLICIES
 from click.testing import CliRunner
@@ -30,6 +31,7 @@ def without_the_lab(monkeypatch):
 
 SMALL = ["--policy", "fifo", "--static", "3", "--cluster", "v100=8"]
 COMMANDS = [
+    (reproduce, ["gavel-5.9"], "ballast reproduce"),
     (simulate, ["--policy", "min-cost", "--static", "3", "--prices", "excerpt"], "--prices FOLDER"),
     (whatif, ["--policy", "min-cost", "--prices", "excerpt"], "--prices FOLDER"),
     (simulate, ["--policy", "sia", "--elastic", "jobs.json"], "--policy sia"),
@@ -62,7 +64,7 @@ def test_a_lab_that_cannot_be_loaded_is_named(without_the_lab, tmp_path, monkeyp
     """With the reason; the program does not end with a traceback."""
     install(tmp_path, "broken-lab", "ballast.simulations", {"lab.prices": "broken_lab:nothing"}, {})
     monkeypatch.syspath_prepend(tmp_path)
-    done = CliRunner().invoke(*COMMANDS[0][:2])
+    done = CliRunner().invoke(*COMMANDS[1][:2])
     assert done.exit_code == 1
     assert "broken-lab" in done.output
     assert "cannot be loaded" in done.output

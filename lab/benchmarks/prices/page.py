@@ -7,6 +7,7 @@ python lab/benchmarks/prices/page.py                                     # the p
 """
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Iterable
@@ -55,6 +56,11 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
 
 
+@functools.cache
+def market() -> Market:
+    return excerpt()
+
+
 def cost_normalised() -> str:
     speeds, rows = built_in_table(), []
     for model, (name, said) in MODELS.items():
@@ -65,13 +71,13 @@ def cost_normalised() -> str:
     return table(("model", "row", "P100", "V100", "P100 per dollar", "V100 per dollar"), rows)
 
 
-def discounts(market: Market) -> str:
+def discounts() -> str:
     rows = []
     for (cloud, kind), said in DISCOUNTS.items():
         found = [
-            (market.on_demand[on_demand] / float(np.nanmin(series.usd)), offer.zone)
-            for offer, series in market.spot.items()
-            for on_demand in market.on_demand
+            (market().on_demand[on_demand] / float(np.nanmin(series.usd)), offer.zone)
+            for offer, series in market().spot.items()
+            for on_demand in market().on_demand
             if (offer.cloud, offer.gpu_type, offer.gpus) == (cloud, kind, 1)
             and offer.region == REGION[cloud]
             and (on_demand.cloud, on_demand.instance) == (cloud, offer.instance)
@@ -82,9 +88,9 @@ def discounts(market: Market) -> str:
     return table(("cloud", "GPU", "dissertation", "ours", "where"), rows)
 
 
-def lifetimes(market: Market) -> str:
+def lifetimes() -> str:
     rows = []
-    for pool, log in sorted(market.availability.items()):
+    for pool, log in sorted(market().availability.items()):
         hazard = Hazard(preemptions=log.preemptions, hours=log.up_seconds / 3600.0)
         low, high = (hazard.quantile_per_hour(p) for p in (0.025, 0.975))
         span = f"({1 / high:.1f} to {1 / low:.1f})" if log.preemptions else f"(over {1 / high:.0f})"
@@ -121,20 +127,20 @@ class Moving:
     moves: int
 
 
-def moving(market: Market, model: str, start: float) -> Moving:
+def moving(model: str, start: float) -> Moving:
     """Figure 6.5: the cheapest single choices, moving as prices change, and the least that it could cost."""
     speeds = built_in_table()
     rate = {kind: speeds.alone(JobType(name=MODELS[model][0]), kind) for kind in GOOGLE}
     steps = 4 * 86400.0 * rate["v100"]
     speed = {kind: value for kind, value in rate.items() if value > 0}
     job = SpotJob(name=model, arrival=0.0, steps=steps, gpus=1, speeds=speed)
-    aws = {o for o in market.spot if (o.cloud, o.region, o.gpus) == ("aws", "us-east-1", 1)}
-    both = {o: s for o, s in market.spot.items() if o.cloud != "gcp" and o.gpus == 1}
+    aws = {o for o in market().spot if (o.cloud, o.region, o.gpus) == ("aws", "us-east-1", 1)}
+    both = {o: s for o, s in market().spot.items() if o.cloud != "gcp" and o.gpus == 1}
     fixed = {o: s.usd_between(start, start + steps / speed[o.gpu_type]) for o, s in both.items() if
              o.gpu_type in speed and not np.isnan(s.at(np.array([start]))).any()
              and not np.isnan(s.usd).any()}  # fmt: skip
     at_start = min(fixed, key=lambda o: float(both[o].at(np.array([start]))[0]) / speed[o.gpu_type])
-    sold = dataclasses.replace(market, spot=both, availability={})
+    sold = dataclasses.replace(market(), spot=both, availability={})
     (found,) = replay(sold, [job], SpotSettings(policy="min-cost", start=start)).outcomes
     return Moving(
         v100=min(usd for o, usd in fixed.items() if o in aws and o.gpu_type == "v100"),
@@ -146,11 +152,11 @@ def moving(market: Market, model: str, start: float) -> Moving:
     )
 
 
-def dynamic(market: Market) -> str:
+def dynamic() -> str:
     """The first week, as in the dissertation."""
     rows = []
     for model in MODELS:
-        one = moving(market, model, FIRST)
+        one = moving(model, FIRST)
         rows.append(
             [model, f"{one.v100:.2f}", f"{one.v100 / one.gpu:.2f}", f"{one.v100 / one.cloud:.2f}",
              f"{one.v100 / one.moved:.2f}", f"{one.cloud / one.moved:.2f}", f"{one.cloud / one.best:.2f}",
@@ -160,11 +166,11 @@ def dynamic(market: Market) -> str:
     return table((*headings, "at best", "moves"), rows)
 
 
-def dynamic_starts(market: Market) -> str:
+def dynamic_starts() -> str:
     """The same from other days on."""
     rows = []
     for model in MODELS:
-        found = [moving(market, model, FIRST + 86400.0 * day) for day in range(DAYS)]
+        found = [moving(model, FIRST + 86400.0 * day) for day in range(DAYS)]
         gains, best = [one.cloud / one.moved for one in found], [one.cloud / one.best for one in found]
         over = math.fsum(one.moved for one in found) / math.fsum(one.best for one in found)
         rows.append(
@@ -265,14 +271,13 @@ def cant_be_late() -> str:
 
 
 def main() -> None:
-    market = excerpt()
     words = Template(WORDS.read_text(encoding="utf-8"))
     page = words.substitute(
         cost_normalised=cost_normalised(),
-        discounts=discounts(market),
-        lifetimes=lifetimes(market),
-        dynamic=dynamic(market),
-        dynamic_starts=dynamic_starts(market),
+        discounts=discounts(),
+        lifetimes=lifetimes(),
+        dynamic=dynamic(),
+        dynamic_starts=dynamic_starts(),
         gavel_cost=gavel_cost(),
         weeks=weeks(),
         skynomad=skynomad(),

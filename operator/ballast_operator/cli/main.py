@@ -27,6 +27,7 @@ COMMANDS = {
     "operator": ("ballast_operator.cli.operator:operator", "Run the operator (as its image does)."),
     "plan": ("ballast_operator.cli.plan.command:plan", "Plan a pipeline: layers to stages to ranks."),
     "policy": ("ballast_operator.cli.live.policy_diff:policy", "Show what a changed ClusterPolicy would do."),
+    "reproduce": ("ballast_operator.cli.reproduce:reproduce", "Make a published figure again, by name."),
     "resume": ("ballast_operator.cli.live.jobs:resume", "Have a suspended job take part again."),
     "simulate": (
         "ballast_operator.cli.simulate.command:simulate",
