@@ -11,15 +11,10 @@ from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.partition import Partition, even_partition
 from ballast_policies.planning.repack import repack
 from ballast_policies.planning.step_time import predict_step_seconds
-from ballast_policies.rounds import (
-    Node,
-    Placement,
-    Question,
-    RoundMemory,
-    RoundSettings,
-    RoundState,
-    decide_round,
-)
+from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.memory import RoundMemory
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
 
 STYLE = """
     svg { font: 14px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif }

@@ -17,7 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.rounds import Node, Question, RoundSettings, RoundState, decide_round
+from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.values import Node, RoundSettings, RoundState
 
 TYPES = {"v100": 1.0, "p100": 0.55, "k80": 0.3, "a100": 2.2}
 GPUS_PER_NODE = 8

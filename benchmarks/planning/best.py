@@ -13,7 +13,7 @@ import time
 import click
 import numpy as np
 from ballast_operator.cli.plan.input import ClusterInput, known_tensor, layer_costs, reduced_bytes
-from ballast_policies.planning import PlanningError
+from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.best.search import plan_best
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import devices_of

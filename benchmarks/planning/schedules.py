@@ -11,14 +11,16 @@ import time
 
 import click
 import numpy as np
-from ballast_policies.planning import even_partition, exact_partition, predict_step_seconds
+from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.dynamics import DYNAMICS
+from ballast_policies.planning.partition import even_partition
 from ballast_policies.planning.schedules.bubbles import pipeline_bubble
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
 from ballast_policies.planning.schedules.costs import StageCosts, even_costs
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, stages_of
 from ballast_policies.planning.schedules.simulate import simulate
 from ballast_policies.planning.schedules.validate import validate
+from ballast_policies.planning.step_time import predict_step_seconds
 
 EXACT = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2}
 

@@ -24,7 +24,7 @@ from ballast_lab.two_versions import (
     microbatch_seconds,
     plan_two_versions,
 )
-from ballast_policies.planning import PlanningError
+from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
 from ballast_policies.planning.schedules.costs import even_costs
 from ballast_policies.planning.schedules.simulate import simulate

@@ -14,12 +14,10 @@ from typing import Any
 
 from ballast_policies.contract.decode import parse_json
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.planning import (
-    Partition,
-    decide_rebalance,
-    exact_partition,
-    predict_step_seconds,
-)
+from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.rebalance import decide_rebalance
+from ballast_policies.planning.step_time import predict_step_seconds
 
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.pipeline.executor.drains import steps_between_drains

@@ -4,14 +4,12 @@ import functools
 import time
 
 import numpy as np
-from ballast_policies.planning import (
-    decide_rebalance,
-    even_partition,
-    exact_partition,
-    predict_step_seconds,
-    repack,
-)
+from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
+from ballast_policies.planning.partition import even_partition
+from ballast_policies.planning.rebalance import decide_rebalance
+from ballast_policies.planning.repack import repack
+from ballast_policies.planning.step_time import predict_step_seconds
 from load_curves import AT_KNOWN_STEPS, CURVES, pruning, strength_of, training
 from rebalanced.following import PAUSE_SECONDS, follow
 

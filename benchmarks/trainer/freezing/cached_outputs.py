@@ -20,7 +20,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ballast_policies.planning import exact_partition, predict_step_seconds
+from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.step_time import predict_step_seconds
 
 BATCH, BATCHES = 16, 3
 """Samples in a step, and steps in an epoch."""

@@ -23,7 +23,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ballast_policies.planning import even_partition, exact_partition, predict_step_seconds
+from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.partition import even_partition
+from ballast_policies.planning.step_time import predict_step_seconds
 from ballast_trainer.profiling.profile import Profile
 from load_curves import AT_KNOWN_STEPS, CURVES, training
 from rebalanced.following import MIN_GAIN, Medians, follow

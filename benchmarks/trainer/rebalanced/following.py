@@ -11,9 +11,9 @@ import dataclasses
 
 import numpy as np
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.planning import decide_rebalance, predict_step_seconds
 from ballast_policies.planning.following.looking import CheckTimer, lost_seconds
-from ballast_policies.planning.rebalance import least_gain
+from ballast_policies.planning.rebalance import decide_rebalance, least_gain
+from ballast_policies.planning.step_time import predict_step_seconds
 from ballast_trainer.profiling.profile import Profile
 
 MIN_GAIN = JobConfig.from_mapping({"totalSteps": 1, "model": {"name": "gpt", "layers": 1}}).rebalance.min_gain

@@ -3,8 +3,9 @@
 import itertools
 
 import numpy as np
-from ballast_policies.planning import even_partition, exact_partition
+from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.several_stages import refine
+from ballast_policies.planning.partition import even_partition
 from ballast_policies.planning.step_time import simulated_step_seconds
 from rebalanced.following import follow
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 from ballast_lab.ptdp import Transformer, plan_ptdp, training_seconds
 from ballast_lab.two_versions import GpuServers
-from ballast_policies.planning import PlanningError
+from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.pipedream import Level, plan_pipedream
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "published-planners.md"

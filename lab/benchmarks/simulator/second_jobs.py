@@ -12,7 +12,7 @@ import dataclasses
 from unittest import mock
 
 from ballast_lab.commands.simulate_arrays import array_simulation
-from ballast_policies.rounds import SharedGpus, SharingJob
+from ballast_policies.rounds.gangs import SharedGpus, SharingJob
 from ballast_policies.simulator import engine
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.result import Result

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ballast_policies.rounds import Round
+from ballast_policies.rounds.values import Round
 
 from ballast_operator.allocator.costs.bill import brought_up_to
 from ballast_operator.allocator.problem.snapshot import Snapshot

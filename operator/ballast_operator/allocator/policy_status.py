@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ballast_policies.rounds import Round
+from ballast_policies.rounds.values import Round
 from ballast_policies.scheduling import SchedulingPolicy
 from ballast_policies.scheduling.inputs import CompletedProblem
 

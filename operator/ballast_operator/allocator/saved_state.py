@@ -19,7 +19,7 @@ from ballast_policies.contract.decode import parse_json
 from ballast_policies.contract.errors import shown
 from ballast_policies.contract.limits import FILE
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
-from ballast_policies.rounds import Account, RoundMemory
+from ballast_policies.rounds.memory import Account, RoundMemory
 from ballast_policies.throughput.speed_key import SpeedKey, Speeds
 from ballast_policies.throughput.track import Estimate
 

@@ -7,7 +7,7 @@ from typing import Any
 from ballast_policies.contract import ContractError
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.limits import OBJECT
-from ballast_policies.rounds import resize_cooldown_seconds
+from ballast_policies.rounds.memory import resize_cooldown_seconds
 from ballast_policies.simulator.decisions import DEFAULT_PAUSE_SECONDS, DEFAULT_RESTART_SECONDS
 
 from ballast_operator.api.conditions import JobCondition

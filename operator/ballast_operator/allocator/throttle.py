@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from ballast_policies.rounds import Round
+from ballast_policies.rounds.values import Round
 
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.views.job import JobView

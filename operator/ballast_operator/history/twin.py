@@ -9,7 +9,7 @@ from typing import Any
 
 from ballast_policies.contract import ContractError
 from ballast_policies.contract.decode import decode_text
-from ballast_policies.rounds import Placement
+from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling import ClusterJob
 from ballast_policies.simulator.replay import RecordedCluster, RecordedJob, Recording
 

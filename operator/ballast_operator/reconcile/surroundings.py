@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ballast_policies.rounds import Placement
+from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling.assignments import Action
 
 from ballast_operator.api.job_allocation import JobAllocation, coming_node, is_coming, pool_to_grow

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ballast_policies.rounds import PoolPart
+from ballast_policies.rounds.values import PoolPart
 
 from ballast_operator.api.job_allocation import is_coming
 from ballast_operator.kube.kinds import Object

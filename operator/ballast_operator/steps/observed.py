@@ -15,7 +15,7 @@ from ballast_policies.protocol.observed import (
     ProposedShrink,
     WrittenPlan,
 )
-from ballast_policies.rounds import in_whole_pods
+from ballast_policies.rounds.ledger import in_whole_pods
 
 from ballast_operator.steps.context import ReconcileContext, refusal, seconds_since
 from ballast_operator.views.lease import LeaseView

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ballast_policies.protocol.cause import Cause
 from ballast_policies.protocol.moves import Wait, WaitFor
 from ballast_policies.protocol.observed import Deadline, Gang
-from ballast_policies.rounds import Placement
+from ballast_policies.rounds.values import Placement
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import AllocationPart, JobAllocation, SharedGpu

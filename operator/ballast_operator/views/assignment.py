@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from ballast_policies.contract import GPU_RESOURCE
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
-from ballast_policies.rounds import Placement
+from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling.assignments import JobAssignment
 
 from ballast_operator.kube.kinds import Key

@@ -82,16 +82,6 @@ class Hazard:
         return Hazard(preemptions=self.preemptions + other.preemptions, hours=self.hours + other.hours)
 
 
-def young_interval(checkpoint_seconds: float, mean_seconds_between_failures: float) -> float:
-    """Seconds of work between checkpoints: sqrt(2 C M) (Young 1974, equation 1).
-
-    Raises:
-        ValueError: a time is not positive.
-    """
-    _check(checkpoint_seconds, mean_seconds_between_failures)
-    return math.sqrt(2 * checkpoint_seconds * mean_seconds_between_failures)
-
-
 def daly_interval(checkpoint_seconds: float, mean_seconds_between_failures: float) -> float:
     """Seconds of work between checkpoints, to higher order (Daly 2006, equation 37).
 
@@ -100,20 +90,13 @@ def daly_interval(checkpoint_seconds: float, mean_seconds_between_failures: floa
     Raises:
         ValueError: a time is not positive.
     """
-    _check(checkpoint_seconds, mean_seconds_between_failures)
     C, M = checkpoint_seconds, mean_seconds_between_failures
+    if not (C > 0 and M > 0 and math.isfinite(M)):
+        raise ValueError(f"checkpoint {C} s, mean time between failures {M} s: both must be positive")
     if C >= 2 * M:
         return M
     half = C / (2 * M)
     return math.sqrt(2 * C * M) * (1 + math.sqrt(half) / 3 + half / 9) - C
-
-
-def _check(checkpoint_seconds: float, mean_seconds: float) -> None:
-    if not (checkpoint_seconds > 0 and mean_seconds > 0 and math.isfinite(mean_seconds)):
-        raise ValueError(
-            f"checkpoint {checkpoint_seconds} s, mean time between failures {mean_seconds} s: "
-            "both must be positive"
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

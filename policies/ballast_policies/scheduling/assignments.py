@@ -9,7 +9,9 @@ from typing import Any
 from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.allocation.registry import find_policy
-from ballast_policies.rounds import ElasticGang, Placement, extra_nodes, kept_ranks
+from ballast_policies.rounds.gangs import ElasticGang
+from ballast_policies.rounds.memory import extra_nodes, kept_ranks
+from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling.data_costs import data_cost_message
 from ballast_policies.scheduling.decision import Decision, isolated_speeds
 from ballast_policies.scheduling.state import ClusterJob, ClusterState

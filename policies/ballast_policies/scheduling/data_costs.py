@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.price_classes import PricedPool
-from ballast_policies.rounds import Placement
+from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling.state import ClusterJob
 
 HOUR = 3600.0

@@ -22,7 +22,7 @@ from ballast_policies.allocation.registry import find_policy
 from ballast_policies.prices.choice import WAIT, Choice, Preferences, Situation, choose
 from ballast_policies.prices.hazard import Hazard, RestartCosts
 from ballast_policies.prices.options import Options, useful_parts
-from ballast_policies.rounds import Round
+from ballast_policies.rounds.values import Round
 from ballast_policies.scheduling.state import ClusterJob, ClusterState
 
 HOUR = 3600.0

@@ -20,17 +20,12 @@ from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Allocation, Entity, Problem
 from ballast_policies.allocation.registry import allocate, find_policy
-from ballast_policies.rounds import (
-    Placement,
-    Question,
-    Round,
-    RoundMemory,
-    RoundSettings,
-    RoundState,
-    SizeSettings,
-    decide_round,
-    with_mixtures,
-)
+from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.divisions import with_mixtures
+from ballast_policies.rounds.gangs import SizeSettings
+from ballast_policies.rounds.memory import RoundMemory
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.values import Placement, Round, RoundSettings, RoundState
 from ballast_policies.scheduling.deadlines import deadline_choices
 from ballast_policies.scheduling.grants import EffectivePlacements, Grants
 from ballast_policies.scheduling.inputs import (

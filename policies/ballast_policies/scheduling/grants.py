@@ -9,7 +9,9 @@ a round a grant therefore counts as held, and a gang that has to stop counts as 
 import dataclasses
 from collections.abc import Mapping
 
-from ballast_policies.rounds import Node, Placement, Round, in_whole_pods, stays
+from ballast_policies.rounds.ledger import in_whole_pods
+from ballast_policies.rounds.memory import stays
+from ballast_policies.rounds.values import Node, Placement, Round
 from ballast_policies.scheduling.state import ClusterJob, ClusterState
 
 

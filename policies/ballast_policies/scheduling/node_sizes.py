@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from ballast_policies.rounds import Node
+from ballast_policies.rounds.values import Node
 
 _Asked = tuple[str, int, int, frozenset[str]]
 

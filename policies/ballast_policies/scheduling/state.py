@@ -9,15 +9,9 @@ from collections.abc import Mapping
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.prices.hazard import Hazard
-from ballast_policies.rounds import (
-    ElasticGang,
-    MixedGang,
-    Node,
-    Placement,
-    SharedGpus,
-    SpotLimits,
-    SpreadGang,
-)
+from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, SpreadGang
+from ballast_policies.rounds.question import SpotLimits
+from ballast_policies.rounds.values import Node, Placement
 from ballast_policies.scheduling.node_sizes import NodeSizes
 
 

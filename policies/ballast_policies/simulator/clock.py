@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from ballast_policies.rounds import Placement, Round, resize_cooldown_seconds
+from ballast_policies.rounds.memory import resize_cooldown_seconds
+from ballast_policies.rounds.values import Placement, Round
 
 LEAST_STEP = 1e-6
 """Seconds; nearer moments are one."""

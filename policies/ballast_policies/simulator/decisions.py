@@ -10,7 +10,7 @@ from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Allocation
 from ballast_policies.allocation.registry import allocate, find_policy
-from ballast_policies.rounds import Node, Round
+from ballast_policies.rounds.values import Node, Round
 from ballast_policies.scheduling import (
     Capacity,
     ClusterJob,

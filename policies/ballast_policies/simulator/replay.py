@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ballast_policies.allocation.price_classes import PricedPool
-from ballast_policies.rounds import Node
+from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling import Capacity, ClusterJob, ClusterState, SchedulingPolicy
 from ballast_policies.simulator.clock import Answer, Clock, Event
 from ballast_policies.simulator.decisions import ClusterGang, OperatorDecisions

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 
-from ballast_policies.planning import exact_partition
+from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.schedules.costs import even_costs
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule
 from ballast_policies.planning.schedules.schedule import ScheduleError

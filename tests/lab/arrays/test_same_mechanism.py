@@ -6,7 +6,10 @@ from ballast_lab.arrays.by_shares import EMPTY_GRANT, SimulatedRounds
 from ballast_lab.arrays.rules import BALLAST_RULES, ArraySettings
 from ballast_lab.arrays.solving import ShareSolver, name_of
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import Account, Node, Question, RoundSettings, RoundState, advance, decide_round
+from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.memory import Account, advance
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.values import Node, RoundSettings, RoundState
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.workloads.workload import TraceJob

@@ -13,7 +13,9 @@ from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.cli.live.whatif_over_time import OverTime, changed, over_time, with_spot_limits
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Job, ProblemError
-from ballast_policies.rounds import ElasticGang, Node, Placement, resize_cooldown_seconds
+from ballast_policies.rounds.gangs import ElasticGang
+from ballast_policies.rounds.memory import resize_cooldown_seconds
+from ballast_policies.rounds.values import Node, Placement
 from ballast_policies.simulator.whatif import Setup
 
 NOW = 1_800_000_000.0

@@ -18,7 +18,7 @@ from ballast_operator.allocator.saved_state import (
 )
 from ballast_operator.errors import Forbidden, Unavailable
 from ballast_operator.kube.kinds import CONFIG_MAP
-from ballast_policies.rounds import Account, RoundMemory
+from ballast_policies.rounds.memory import Account, RoundMemory
 from ballast_policies.throughput.speed_key import SpeedKey
 from ballast_policies.throughput.track import Estimate
 

@@ -5,7 +5,7 @@ import types
 
 import pytest
 from ballast_operator.allocator.throttle import LONGEST_REST_SECONDS, Cooldown, DecisionThrottle
-from ballast_policies.rounds import Node, Placement
+from ballast_policies.rounds.values import Node, Placement
 
 from tests.operator.steps.contexts import an_idle_view
 from tests.operator.views.builders import a_config, a_spec

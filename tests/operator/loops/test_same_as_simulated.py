@@ -19,7 +19,7 @@ from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_policies.contract import Plan, Report
-from ballast_policies.rounds import Placement
+from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling import ClusterJob
 from ballast_policies.simulator.clock import Answer, Clock, Event
 from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang

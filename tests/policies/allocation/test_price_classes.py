@@ -4,7 +4,7 @@ import pytest
 from ballast_policies.allocation.price_classes import PriceClasses, PricedPool
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.rounds import Account, RoundMemory
+from ballast_policies.rounds.memory import Account, RoundMemory
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 
-from ballast_policies.planning import Partition
+from ballast_policies.planning.partition import Partition
 
 
 def all_partitions(layers: int, ranks: int) -> Iterator[Partition]:

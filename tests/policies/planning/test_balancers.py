@@ -4,23 +4,18 @@ import itertools
 
 import numpy as np
 import pytest
-from ballast_policies.planning import (
-    Partition,
-    PlanningError,
-    RankCapacity,
-    even_partition,
-    exact_partition,
-    moves_between,
-    predict_step_seconds,
-)
+from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.balancers.mixed_gpus import arrange_ranks, partition_by_rank
 from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
 from ballast_policies.planning.balancers.registry import deepspeed_partition
 from ballast_policies.planning.balancers.several_stages import refine
+from ballast_policies.planning.partition import Partition, PlanningError, even_partition, moves_between
+from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
 from ballast_policies.planning.schedules.costs import StageCosts
 from ballast_policies.planning.schedules.simulate import simulate
+from ballast_policies.planning.step_time import predict_step_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,9 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from ballast_policies.planning import diffuse, even_partition, exact_partition, speed_up_ceiling
+from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.changing_loads import gradual_sparsity
+from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.dynamics import DYNAMICS
+from ballast_policies.planning.partition import even_partition, speed_up_ceiling
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
 from ballast_policies.planning.schedules.costs import StageCosts
 from ballast_policies.planning.schedules.simulate import simulate

@@ -1,7 +1,8 @@
 """Which of several partitions with the smallest largest load the exact one is."""
 
 import pytest
-from ballast_policies.planning import RankCapacity, exact_partition
+from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.rank_capacity import RankCapacity
 from hypothesis import assume, given
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from ballast_policies.planning import PlanningError
+from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.pipeline_plan import plan_pipeline
 from ballast_policies.planning.profile import GpuKind, LayerProfile
 from ballast_policies.planning.schedules.registry import SCHEDULES

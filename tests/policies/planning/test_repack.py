@@ -5,17 +5,13 @@ import itertools
 import random
 
 import pytest
-from ballast_policies.planning import (
-    Partition,
-    PlanningError,
-    RankCapacity,
-    even_partition,
-    exact_partition,
-    predict_step_seconds,
-    repack,
-)
+from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.place_memory import PlaceBytes
 from ballast_policies.planning.balancers.subset import RankSubsets
+from ballast_policies.planning.partition import Partition, PlanningError, even_partition
+from ballast_policies.planning.rank_capacity import RankCapacity
+from ballast_policies.planning.repack import repack
+from ballast_policies.planning.step_time import predict_step_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 

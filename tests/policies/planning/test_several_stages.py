@@ -2,15 +2,11 @@
 
 import numpy as np
 import pytest
-from ballast_policies.planning import (
-    Partition,
-    PlanningError,
-    RankCapacity,
-    decide_rebalance,
-    even_partition,
-    exact_partition,
-)
+from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
+from ballast_policies.planning.partition import Partition, PlanningError, even_partition
+from ballast_policies.planning.rank_capacity import RankCapacity
+from ballast_policies.planning.rebalance import decide_rebalance
 from ballast_policies.planning.schedules.registry import build_schedule, stages_of
 
 from tests.policies.planning.partitions import all_partitions

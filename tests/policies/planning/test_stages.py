@@ -1,7 +1,7 @@
 """Stages of a plan: where each schedule places them, and the first partition of a job."""
 
 import pytest
-from ballast_policies.planning import Partition, PlanningError
+from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.schedules.registry import DEFAULT_STAGES_PER_RANK, SCHEDULES, build_schedule
 from ballast_policies.planning.schedules.schedule import ScheduleError
 from ballast_policies.planning.stages import (

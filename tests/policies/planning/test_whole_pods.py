@@ -3,8 +3,8 @@
 import itertools
 
 import pytest
-from ballast_policies.planning import Partition, PlanningError, even_partition, kept_positions
-from ballast_policies.planning.repack import RepackDecision
+from ballast_policies.planning.partition import Partition, PlanningError, even_partition
+from ballast_policies.planning.repack import RepackDecision, kept_positions
 from hypothesis import given
 from hypothesis import strategies as st
 

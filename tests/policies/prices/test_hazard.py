@@ -9,15 +9,9 @@ from ballast_policies.prices.hazard import (
     RestartCosts,
     daly_interval,
     steps_between_checkpoints,
-    young_interval,
 )
 from hypothesis import given
 from hypothesis import strategies as st
-
-
-def test_young_1974_equation_1():
-    """sqrt(2 C M): 60 s to save and a failure a day are 3220 s of work between checkpoints."""
-    assert young_interval(60.0, 86400.0) == pytest.approx(math.sqrt(2 * 60 * 86400))
 
 
 def test_daly_2006_equation_37():
@@ -108,7 +102,7 @@ def test_steps_between_checkpoints_by_young_1974_and_daly_2006():
     mean = 8 * 3600 / 4
     steps = steps_between_checkpoints(checkpoint_seconds=5.0, step_seconds=0.5, failures_per_hour=4 / 8)
     assert steps == round(daly_interval(5.0, mean) / 0.5)
-    assert steps == pytest.approx(young_interval(5.0, mean) / 0.5, rel=0.03)
+    assert steps == pytest.approx(math.sqrt(2 * 5.0 * mean) / 0.5, rel=0.03)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from ballast_policies.allocation.problem import Problem
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.rounds import Question, RoundSettings, RoundState, decide_round
+from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.values import RoundSettings, RoundState
 
 TYPES = ("v100", "p100", "k80")
 

@@ -4,8 +4,10 @@ from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import Account, Node, Question, RoundSettings, RoundState, advance, decide_round
-from ballast_policies.rounds.memory import HALF_LIFE_ROUNDS
+from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.memory import HALF_LIFE_ROUNDS, Account, advance
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.values import Node, RoundSettings, RoundState
 
 ROUND = 60.0
 

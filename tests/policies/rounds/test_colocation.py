@@ -6,17 +6,10 @@ from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import (
-    Node,
-    Placement,
-    Question,
-    Round,
-    RoundSettings,
-    RoundState,
-    SharedGpus,
-    SharingJob,
-    decide_round,
-)
+from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.gangs import SharedGpus, SharingJob
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
 from ballast_policies.throughput.paired import PairSpeeds
 
 GB = 1e9

@@ -4,16 +4,10 @@ import dataclasses
 from collections import Counter
 
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import (
-    Node,
-    Placement,
-    Question,
-    RoundSettings,
-    RoundState,
-    SpreadGang,
-    decide_round,
-)
-from ballast_policies.rounds.decide import LEAST_GAIN
+from ballast_policies.rounds.decide import LEAST_GAIN, decide_round
+from ballast_policies.rounds.gangs import SpreadGang
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import Node, RoundSettings
+from ballast_policies.rounds.values import Node, RoundSettings
 from hypothesis import given
 from hypothesis import strategies as st
 

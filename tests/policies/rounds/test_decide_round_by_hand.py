@@ -4,7 +4,9 @@ from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import Node, Placement, Question, RoundSettings, RoundState, decide_round
+from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
 
 from tests.policies.rounds.played import one_round, play, solve
 

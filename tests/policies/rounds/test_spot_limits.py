@@ -6,17 +6,11 @@ from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import (
-    ElasticGang,
-    Node,
-    Placement,
-    PoolPart,
-    Question,
-    RoundSettings,
-    SpotLimits,
-)
+from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.grants import grant_gpus
+from ballast_policies.rounds.question import Question, SpotLimits
 from ballast_policies.rounds.spot_limits import launches, nodes_by_place, within_spot_limits
+from ballast_policies.rounds.values import Node, Placement, PoolPart, RoundSettings
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -3,11 +3,8 @@
 from collections import Counter
 
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import (
-    ElasticGang,
-    Node,
-    Placement,
-)
+from ballast_policies.rounds.gangs import ElasticGang
+from ballast_policies.rounds.values import Node, Placement
 from hypothesis import given
 from hypothesis import strategies as st
 

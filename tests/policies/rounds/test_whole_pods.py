@@ -4,15 +4,10 @@ from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import (
-    Node,
-    Question,
-    RoundSettings,
-    RoundState,
-    decide_round,
-    in_whole_pods,
-)
-from ballast_policies.rounds.ledger import pack
+from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.ledger import in_whole_pods, pack
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.values import Node, RoundSettings, RoundState
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import ElasticGang, Node, Placement
+from ballast_policies.rounds.gangs import ElasticGang
+from ballast_policies.rounds.values import Node, Placement
 from ballast_policies.scheduling import (
     Capacity,
     ClusterJob,

@@ -4,7 +4,8 @@ import dataclasses
 
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Allocation, Job
-from ballast_policies.rounds import Node, Placement, SpotLimits
+from ballast_policies.rounds.question import SpotLimits
+from ballast_policies.rounds.values import Node, Placement
 from ballast_policies.scheduling import (
     Capacity,
     ClusterJob,

@@ -1,7 +1,7 @@
 """The clock asks at every moment, carries decisions out, and says when nothing can happen any more."""
 
 import pytest
-from ballast_policies.rounds import Placement, Round
+from ballast_policies.rounds.values import Placement, Round
 from ballast_policies.simulator.clock import ActiveJob, Answer, Clock, Event, SimulationError
 
 ROUND = 100.0

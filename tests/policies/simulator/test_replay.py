@@ -7,7 +7,8 @@ import math
 import pytest
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Job, ProblemError
-from ballast_policies.rounds import ElasticGang, Node
+from ballast_policies.rounds.gangs import ElasticGang
+from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling import ClusterJob, SchedulingPolicy
 from ballast_policies.simulator.least_cost import least_cost
 from ballast_policies.simulator.replay import RecordedCluster, RecordedJob, Recording, replay

@@ -1,8 +1,9 @@
 """The speed of a gang by its size: bubble, uneven layers, schedules."""
 
 import pytest
-from ballast_policies.planning import exact_partition, predict_step_seconds
+from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.schedules.registry import SCHEDULES
+from ballast_policies.planning.step_time import predict_step_seconds
 from ballast_policies.throughput.by_size import PipelineShape, relative_speed, rounded
 from hypothesis import given
 from hypothesis import strategies as st

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from ballast_policies.contract import Stage
-from ballast_policies.planning import even_partition
+from ballast_policies.planning.partition import even_partition
 from ballast_policies.planning.schedules.builders.asynchronous import pipedream
 from ballast_policies.planning.schedules.validate import weight_versions
 from ballast_trainer.channel.base import DirectoryChannel

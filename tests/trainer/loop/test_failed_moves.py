@@ -8,7 +8,7 @@ import pytest
 import torch
 from ballast_policies.contract import Ack, Directive, ExitCode, Stage
 from ballast_policies.contract.job.model import ModelConfig
-from ballast_policies.planning import Partition
+from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.stages import stages_over
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.distributed.mesh import Mesh

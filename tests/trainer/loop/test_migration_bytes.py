@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ballast_policies.contract.job.model import ModelConfig
-from ballast_policies.planning import Partition
+from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.stages import stages_over
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.distributed.mesh import Mesh

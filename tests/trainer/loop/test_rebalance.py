@@ -9,8 +9,10 @@ import pytest
 import torch
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.reshaping import BalanceBy
-from ballast_policies.planning import Partition, RankCapacity, simulated_step_seconds
+from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.stages import partition_of, stages_over
+from ballast_policies.planning.step_time import simulated_step_seconds
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import LossScale

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from ballast_policies.planning import exact_partition
+from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.stages import partition_of, stages_over
 from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.rebalance_monitor import RebalanceMonitor

@@ -7,11 +7,12 @@ import torch
 from ballast_operator.views.spec import JobSpec
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.planning import Partition, RankCapacity
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.memory.need import bytes_of_cuts
 from ballast_policies.planning.memory.stage_bytes import stage_bytes
+from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.profile import ProfiledLayer
+from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.schedules.registry import SCHEDULES, trained_schedules
 from ballast_policies.planning.stages import stages_over
 from ballast_trainer.distributed.axis import Axis

@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Sequence
 
 from ballast_policies.contract.job.parallelism import ParallelismConfig
-from ballast_policies.planning import Partition
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
+from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.profile import ProfiledLayer
 from ballast_policies.planning.schedules.schedule import Schedule
 from ballast_policies.planning.schedules.validate import validate

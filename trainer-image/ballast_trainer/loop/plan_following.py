@@ -9,9 +9,8 @@ from time import monotonic
 from typing import Any
 
 from ballast_policies.contract import Directive, ExitReason, Plan, Proposal, Stage
-from ballast_policies.planning import RebalanceDecision
 from ballast_policies.planning.balancers.registry import BALANCERS
-from ballast_policies.planning.rebalance import revert
+from ballast_policies.planning.rebalance import RebalanceDecision, revert
 from ballast_policies.planning.stages import partition_of, stages_over, usable_stages
 
 from ballast_trainer.distributed.heartbeat import RankHeartbeat

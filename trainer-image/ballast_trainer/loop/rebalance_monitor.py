@@ -4,9 +4,10 @@ import dataclasses
 import statistics
 
 from ballast_policies.contract import Stage
-from ballast_policies.planning import PlanningError, predict_step_seconds
 from ballast_policies.planning.following.looking import CheckTimer, lost_seconds, measured_worse
+from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.stages import partition_of
+from ballast_policies.planning.step_time import predict_step_seconds
 
 from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.replanning import least_gain_now, rank_capacity, staged_pipeline, unit_costs

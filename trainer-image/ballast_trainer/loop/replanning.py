@@ -7,16 +7,7 @@ import operator
 from collections.abc import Sequence
 
 from ballast_policies.contract import Proposal, Stage
-from ballast_policies.planning import (
-    PlanningError,
-    RankCapacity,
-    RebalanceDecision,
-    decide_rebalance,
-    exact_partition,
-    kept_positions,
-    predict_step_seconds,
-    repack,
-)
+from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.place_memory import PlaceBytes
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.launch import LaunchRanks, launch_partition
@@ -24,10 +15,13 @@ from ballast_policies.planning.memory.bounds import bytes_on_positions, reserves
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.need import MemoryNeed, bytes_of_cuts
 from ballast_policies.planning.memory.stage_bytes import stage_bytes
-from ballast_policies.planning.rank_capacity import UNLIMITED
-from ballast_policies.planning.rebalance import least_gain
+from ballast_policies.planning.partition import PlanningError
+from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
+from ballast_policies.planning.rebalance import RebalanceDecision, decide_rebalance, least_gain
+from ballast_policies.planning.repack import kept_positions, repack
 from ballast_policies.planning.schedules.registry import SCHEDULES
 from ballast_policies.planning.stages import first_stages, partition_of, stages_over
+from ballast_policies.planning.step_time import predict_step_seconds
 
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.loop.state import ModelState, RunState

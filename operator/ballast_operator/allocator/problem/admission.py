@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.prices.egress import DataPrices
-from ballast_policies.rounds import Node
+from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling.node_sizes import NodeSizes
 
 from ballast_operator.allocator.costs.data_prices import (

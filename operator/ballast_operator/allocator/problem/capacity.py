@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
-from ballast_policies.rounds import Node
+from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling import Capacity
 
 from ballast_operator.allocator.costs.data_prices import pool_region, told_apart_by_region

@@ -4,8 +4,9 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ballast_policies.rounds import Node, Round, SpotLimits
+from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.spot_limits import nodes_by_place
+from ballast_policies.rounds.values import Node, Round
 
 from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.cluster_policy import ClusterPolicySpec

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from ballast_policies.contract.job.reshaping import BalanceBy
 from ballast_policies.planning.launch import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
-from ballast_policies.rounds import MixedGang, best_parts, mixtures
+from ballast_policies.rounds.divisions import best_parts, mixtures
+from ballast_policies.rounds.gangs import MixedGang
 from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.allocator.problem.capacity import ClusterCapacity

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence, Set
 from ballast_policies.allocation.policy import CLOCK, Reads
 from ballast_policies.allocation.problem import Job
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
-from ballast_policies.rounds import ElasticGang, Placement, SharedGpus, SharingJob, SpreadGang
+from ballast_policies.rounds.gangs import ElasticGang, SharedGpus, SharingJob, SpreadGang
+from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling import ClusterJob
 from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds
 from ballast_policies.throughput.speed_key import Speeds

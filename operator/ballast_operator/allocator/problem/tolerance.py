@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 import numpy as np
-from ballast_policies.rounds import Node
 from ballast_policies.rounds.draft import TOLD_APART, barred_nodes
+from ballast_policies.rounds.values import Node
 
 from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.conditions import JobReason

@@ -354,7 +354,7 @@ def _with_large_gangs(
     problem: "Problem", snapshot: "Snapshot", sides: "Sequence[Setup]"
 ) -> "tuple[Problem, tuple[str, ...]]":
     """(the problem with the gangs that only several pools hold, what has to be said of them)."""
-    from ballast_policies.rounds import with_mixtures
+    from ballast_policies.rounds.divisions import with_mixtures
 
     large = sorted(name for name, gang in snapshot.mixed.items() if not gang.fits_one_pool)
     if not large:

@@ -11,7 +11,7 @@ from ballast_operator.cli.simulate.input import read_amounts
 
 if TYPE_CHECKING:
     from ballast_policies.allocation.price_classes import PricedPool
-    from ballast_policies.rounds import Node
+    from ballast_policies.rounds.values import Node
     from ballast_policies.simulator.whatif import Setup
 
     from ballast_operator.allocator.forecast import JobForecast
@@ -204,7 +204,7 @@ def changed(snapshot: "Snapshot", setup: "Setup") -> "Snapshot":
 
 
 def _changed_nodes(snapshot: "Snapshot", setup: "Setup") -> "tuple[Node, ...]":
-    from ballast_policies.rounds import Node
+    from ballast_policies.rounds.values import Node
 
     nodes = {node.name: node for node in snapshot.capacity.nodes}
     held = Counter[str]()

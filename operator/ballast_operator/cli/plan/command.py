@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 import yaml
-from ballast_policies.planning import PlanningError
 from ballast_policies.planning.gpu_profiles import GpuProfiles
+from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.answers import PlannerAnswer, layouts_answer
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.registry import DEFAULT_PLANNER, PLANNERS, Planner, PlanRequest

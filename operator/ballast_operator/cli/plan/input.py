@@ -11,8 +11,9 @@ import pydantic
 import yaml
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.gpus.catalogue import gpu_named
-from ballast_policies.planning import PlanningError, gpu_profiles
+from ballast_policies.planning import gpu_profiles
 from ballast_policies.planning.gpu_profiles import GpuProfiles
+from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost
 from ballast_policies.planning.planners.answers import FoundPlan
 from ballast_policies.planning.planners.cost_model import CostModel

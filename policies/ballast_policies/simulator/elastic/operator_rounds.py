@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from ballast_policies.allocation.problem import Job
 from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.elastic.job import ElasticJob
-from ballast_policies.rounds import ElasticGang, Node
+from ballast_policies.rounds.gangs import ElasticGang
+from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling import ClusterJob, SchedulingPolicy
 from ballast_policies.simulator.clock import LEAST_STEP, Clock, OnProgress, SimulationError
 from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang, cluster_of

@@ -11,7 +11,7 @@ from ballast_operator.api.costs import TeamCost, TeamPart
 from ballast_operator.api.job_allocation import PoolCost
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.assignment import PoolInfo
-from ballast_policies.rounds import PoolPart
+from ballast_policies.rounds.values import PoolPart
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 POOLS = {"p": PoolInfo(price_per_hour=3600.0)}

@@ -6,7 +6,7 @@ import pytest
 from ballast_operator.allocator.problem.speeds import GangRequest
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.saved_state import SavedState, decode, encode
-from ballast_policies.rounds import Node
+from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling.node_sizes import NodeSizes
 
 from tests.operator.allocator.problem.test_throughput import a_report, config

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from ballast_operator.views.spec import JobSpec
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.planning import PlanningError
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.memory.need import MemoryNeed
-from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import devices_of

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from ballast_policies.planning import PlanningError
 from ballast_policies.planning.following.looking import DEVIATIONS, expected_costs
+from ballast_policies.planning.partition import PlanningError
 from hypothesis import given
 from hypothesis import strategies as st
 

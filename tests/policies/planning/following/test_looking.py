@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
-from ballast_policies.planning import Partition, RankCapacity, exact_partition, predict_step_seconds
+from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.following.looking import CheckTimer, lost_seconds, measured_worse
+from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.schedules.registry import build_schedule
+from ballast_policies.planning.step_time import predict_step_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ballast_policies.planning import Partition
+from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.rebalance import MOST, least_gain
 
 CUT = Partition(bounds=(0, 6, 12, 18, 24))

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from ballast_policies.planning import PlanningError
+from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.amp.annealing import all_strategies, anneal, sample_tiling, tilings
 from ballast_policies.planning.planners.amp.cost import device_bytes, step_seconds, with_best_layers
 from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost

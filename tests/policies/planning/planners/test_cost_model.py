@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ballast_policies.planning import PlanningError
+from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import Layout, PlacedStage, devices_of
 from ballast_policies.planning.planners.one_f_one_b import backward_ends

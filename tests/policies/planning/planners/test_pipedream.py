@@ -1,7 +1,7 @@
 """PipeDream's partitioner (dissertation 2.4.1) against brute force and its known shapes."""
 
 import pytest
-from ballast_policies.planning import PlanningError
+from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.pipedream import Level, plan_pipedream
 
 

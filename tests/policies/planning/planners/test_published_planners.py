@@ -5,11 +5,10 @@ from math import ceil
 
 import numpy as np
 import pytest
-from ballast_policies.planning import PlanningError, even_partition
 from ballast_policies.planning.memory.measured_layers import MeasuredLayer
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.memory.stage_bytes import LayerSums
-from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.partition import Partition, PlanningError, even_partition
 from ballast_policies.planning.planners.amp.annealing import microbatch_sizes, search, tilings
 from ballast_policies.planning.planners.amp.cost import step_seconds
 from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost, Strategy

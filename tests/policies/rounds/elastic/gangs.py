@@ -2,13 +2,8 @@
 
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import (
-    ElasticGang,
-    Node,
-    Placement,
-    RoundSettings,
-    SizeSettings,
-)
+from ballast_policies.rounds.gangs import ElasticGang, SizeSettings
+from ballast_policies.rounds.values import Node, Placement, RoundSettings
 
 from tests.policies.rounds.played import one_round
 

@@ -6,16 +6,10 @@ from collections import Counter
 import pytest
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import (
-    ElasticGang,
-    Node,
-    Placement,
-    Question,
-    RoundSettings,
-    RoundState,
-    SizeSettings,
-    decide_round,
-)
+from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.gangs import ElasticGang, SizeSettings
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
 from hypothesis import assume, given
 from hypothesis import strategies as st
 

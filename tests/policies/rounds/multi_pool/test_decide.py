@@ -8,17 +8,10 @@ import pytest
 from ballast_policies.allocation.problem import Job
 from ballast_policies.planning.launch import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.rounds import (
-    ElasticGang,
-    MixedGang,
-    Node,
-    Placement,
-    PoolPart,
-    Question,
-    RoundSettings,
-    RoundState,
-    decide_round,
-)
+from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.gangs import ElasticGang, MixedGang
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.values import Node, Placement, PoolPart, RoundSettings, RoundState
 
 FORM = PipelineForm(schedule="1F1B", positions=1, microbatches=8)
 PIPELINE = LaunchedPipeline(layers=MeasuredLayers(), count=16, form=FORM)

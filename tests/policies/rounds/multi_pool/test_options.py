@@ -5,7 +5,9 @@ import dataclasses
 import pytest
 from ballast_policies.planning.launch import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.rounds import MixedGang, PoolPart, best_parts
+from ballast_policies.rounds.divisions import best_parts
+from ballast_policies.rounds.gangs import MixedGang
+from ballast_policies.rounds.values import PoolPart
 from ballast_policies.throughput.speed_key import SpeedKey
 
 

@@ -5,8 +5,8 @@ import itertools
 
 import numpy as np
 import pytest
-from ballast_policies.planning import PlanningError
 from ballast_policies.planning.gpu_profiles import GpuProfiles
+from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.best.search import plan_best
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import Layout, PlacedStage
