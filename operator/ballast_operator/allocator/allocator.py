@@ -190,10 +190,14 @@ class Allocator:
         keeps turning.
         """
         started, clock = self._clock(), Stopwatch(self._metrics.decision_seconds)
+        findings = self._observer.findings
+        if findings.judge(policy.spec.node_health, started):
+            jobs = self._observer.jobs()
         prices = await self._feeds.read(policy, item.get("status"), started)
-        self._next_read = self._feeds.next_at
+        ends = [failed.until.timestamp() for failed in findings.avoided_by_all.values()]
+        self._next_read = min((at for at in (self._feeds.next_at, *ends) if at is not None), default=None)
         policy = with_prices(policy, known_prices(prices))
-        seen = self._observer.findings.take_reports()
+        seen = findings.take_reports()
         nodes, pods = self._observer.nodes(), self._observer.caches[POD].of_no_job()
         clock.lap("read")
         faults: dict[Key, Exception] = {}
@@ -212,6 +216,7 @@ class Allocator:
             measurements=self.decider.measurements,
             spent=spent,
             regions={name: info.region for name, info in pools.items()},
+            avoided=findings.avoided_by_all,
         )
 
         async def attempt(left_out: Mapping[Key, Exception]) -> tuple[PendingDecision, Solve, MadeDecision]:

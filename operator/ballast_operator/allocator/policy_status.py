@@ -89,7 +89,7 @@ NAMED_JOBS = 5
 """Jobs named in the condition InputsComplete; each of them has the condition itself, too."""
 
 NAMED_NODES = 5
-"""Nodes named in the condition Valid."""
+"""Nodes named in the conditions Valid and NodesHealthy."""
 
 Verdict = tuple[PolicyCondition, bool | None, PolicyReason, str]
 
@@ -177,6 +177,12 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
     if report.prices:
         found.append(prices_current(report.prices))
     found += types_differ(snapshot.capacity.kinds.values())
+    if snapshot.sick_nodes:
+        fix = "repair or replace them; nodes with such a condition open when it is gone (spec.nodeHealth)"
+        named = "; ".join(snapshot.sick_nodes[:NAMED_NODES])
+        more = len(snapshot.sick_nodes) - NAMED_NODES
+        message = f"{named}{f'; and {more} more' if more > 0 else ''}. To fix: {fix}"
+        found.append((PolicyCondition.NODES_HEALTHY, False, PolicyReason.SICK_NODES, message))
     found += within_spot_limits(
         spot_limits(policy.spec, snapshot.capacity.kinds), report.round_, snapshot.capacity.nodes
     )

@@ -177,6 +177,49 @@ class Tenants(ApiModel):
     """Namespace -> limits of its own."""
 
 
+UNHEALTHY = (
+    "GpuMemWatch",
+    "GpuInforomWatch",
+    "GpuSmWatch",
+    "GpuNvlinkWatch",
+    "GpuMcuWatch",
+    "GpuPmuWatch",
+    "GpuDriverWatch",
+    "SysLogsXIDError",
+    "SysLogsSXIDError",
+    "SysLogsGPUFallenOff",
+    "GPUMissing",
+    "NVLinkStatusInactive",
+    "AcceleratedHardwareReady=False",
+)
+"""Conditions of nodes whose GPUs are broken: NVSentinel's fatal ones (by DCGM and the system's log), those of
+AKS's node-problem-detector and of EKS's monitoring agent; not AKS's ``XIDErrors``, which any job can cause.
+
+https://github.com/NVIDIA/NVSentinel, https://learn.microsoft.com/azure/aks/node-problem-detector,
+https://docs.aws.amazon.com/eks/latest/userguide/node-health.html
+"""
+
+
+_ConditionOfNode = Annotated[
+    str, Field(min_length=1, max_length=316, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_./]*(=(True|False))?$")
+]
+
+
+class NodeHealth(ApiModel):
+    """Which nodes are sick. What runs there is not stopped."""
+
+    unhealthy_conditions: Annotated[
+        tuple[_ConditionOfNode, ...], Field(max_length=64, json_schema_extra=schema(list_type="set"))
+    ] = UNHEALTHY
+    """Conditions of nodes on which nothing is started: a type that is ``True``, or ``type=False``."""
+    failed_jobs: Annotated[int, Field(ge=2, le=100)] = 2
+    """So many different jobs whose pods failed on one node make it avoided; one alone never does."""
+    within_seconds: Annotated[float, Field(gt=0, le=604_800)] = 3600.0
+    """Failures count together when they are this close to each other."""
+    avoid_seconds: Annotated[float, Field(ge=0, le=604_800)] = 3600.0
+    """How long such a node is avoided, as long as others fit; 0: not at all."""
+
+
 class ClusterPolicySpec(ApiModel):
     """How GPUs are shared."""
 
@@ -233,6 +276,8 @@ class ClusterPolicySpec(ApiModel):
     """Limits of namespaces. What runs is never stopped for them."""
     spot: SpotLimits = SpotLimits()
     """Limits of spot machines. What runs is never stopped for them."""
+    node_health: NodeHealth = NodeHealth()
+    """Which nodes are sick, and are kept from new launches."""
     budgets: Annotated[dict[str, TeamBudget], Field(max_length=256)] = Field(default_factory=dict)
     """Team -> what its jobs may cost, under every policy. Jobs name their team in ``spec.entity``."""
     data_prices: Annotated[

@@ -21,6 +21,8 @@ class PolicyCondition(enum.StrEnum):
     """The prices of all price feeds are readable and recent; False: the last good ones count."""
     CAPACITY_TYPES_AGREE = "CapacityTypesAgree"
     """The labels of the pools' nodes say what counts for their pool. Absent: they do."""
+    NODES_HEALTHY = "NodesHealthy"
+    """No node of the pools is closed or avoided by ``spec.nodeHealth``. Absent: none is."""
     WITHIN_SPOT_LIMITS = "WithinSpotLimits"
     """``spec.spot`` keeps no job off spot machines, and what runs is within it. Absent: no limit is set."""
     TWIN_AGREES = "TwinAgrees"
@@ -88,6 +90,10 @@ class PolicyReason(enum.StrEnum):
     # CapacityTypesAgree
     TYPES_DIFFER = "TypesDiffer"
     """CapacityTypesAgree is False: the message names pools, nodes and labels; the pool's type counts."""
+
+    # NodesHealthy
+    SICK_NODES = "SickNodes"
+    """NodesHealthy is False: the message names nodes, why, and until when."""
 
     # WithinSpotLimits
     SPOT_AS_ALLOWED = "SpotAsAllowed"

@@ -25,6 +25,7 @@ WARNING_REASONS = frozenset(
         "BackoffLimitExceeded",
         "ProposalRefused",
         "OverlappingPools",
+        "SickNodes",
         "DecisionsFail",
         "FallbackAfterTimeout",
         "FallbackAfterSolverError",

@@ -4,13 +4,16 @@ Service accounts, roles and bindings are not watched; after a takeover they are 
 """
 
 import dataclasses
+import datetime
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from ballast_operator.api.cluster_policy import NodeHealth
 from ballast_operator.api.job_allocation import JobAllocation
-from ballast_operator.kube.kinds import Key
+from ballast_operator.kube.kinds import Key, job_id
+from ballast_operator.views.clock import Time
 from ballast_operator.views.job import Blocked, JobView
 
 AVOIDED_SECONDS = 600.0
@@ -18,6 +21,9 @@ AVOIDED_SECONDS = 600.0
 
 MOST_AVOIDED = 64
 """Nodes that a job avoids at a time."""
+
+MOST_FAILURES = 10_000
+"""Jobs whose failures are kept."""
 
 MOST_REPORTS = 20_000
 """Reports that are kept from one decision to the next."""
@@ -46,6 +52,14 @@ class _OfJob:
     avoided: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class FailedThere:
+    """A node is avoided by all jobs until a time: pods of these jobs failed there."""
+
+    until: Time
+    jobs: tuple[str, ...]
+
+
 class Findings:
     """What passes have learned of all jobs.
 
@@ -54,6 +68,7 @@ class Findings:
 
     Attributes:
         reservations: launches whose writing is under way: their GPUs are taken.
+        avoided_by_all: node -> why no job is started there, if there are others; as last judged.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,12 +76,15 @@ class Findings:
         self._jobs: dict[Key, _OfJob] = {}
         self._reports: deque[JobView] = deque(maxlen=MOST_REPORTS)
         self.reservations: dict[Key, JobAllocation] = {}
+        self.avoided_by_all: dict[str, FailedThere] = {}
+        self._failures: dict[Key, tuple[str, Time]] = {}
 
     def of(self, view: JobView) -> Found:
         """What is known now of the job of ``view``."""
         known = self._jobs.get(view.key)
         if known is None or known.uid != view.uid:
-            return _LAUNCHED if view.launch else _NOTHING
+            found = _LAUNCHED if view.launch else _NOTHING
+            return found._replace(avoided=frozenset(self.avoided_by_all)) if self.avoided_by_all else found
         return Found(
             avoided=self._avoided(known),
             blocked=known.blocked[1] if known.blocked and known.blocked[0] == view.generation else None,
@@ -80,6 +98,39 @@ class Findings:
         avoided.update(dict.fromkeys(nodes, self._clock() + AVOIDED_SECONDS))
         for node in sorted(avoided, key=lambda name: avoided[name])[:-MOST_AVOIDED]:
             del avoided[node]
+
+    def failed(self, key: Key, node: str, at: Time) -> None:
+        """A pod of the job failed on the node.
+
+        A job accuses one node at a time, by its name, also when it is made anew: one that fails wherever
+        it is started says nothing of nodes.
+        """
+        if self._failures.get(key, (node, at))[0] == node:
+            self._failures.pop(key, None)
+            self._failures[key] = (node, at)
+            if len(self._failures) > MOST_FAILURES:
+                del self._failures[next(iter(self._failures))]
+
+    def judge(self, health: NodeHealth, now: Time) -> bool:
+        """Find the nodes that all jobs avoid by the failures of several; says whether that is news."""
+        within = datetime.timedelta(seconds=health.within_seconds)
+        lasts = datetime.timedelta(seconds=health.avoid_seconds)
+        self._failures = {key: one for key, one in self._failures.items() if one[1] + within + lasts > now}
+        by_node: defaultdict[str, list[tuple[Time, Key]]] = defaultdict(list)
+        for key, (node, at) in self._failures.items():
+            by_node[node].append((at, key))
+        found: dict[str, FailedThere] = {}
+        for node, failures in by_node.items():
+            failures.sort(reverse=True)
+            for first, last in zip(failures, failures[health.failed_jobs - 1 :], strict=False):
+                if first[0] - last[0] <= within and first[0] + lasts > now:
+                    jobs = sorted(job_id(key) for at, key in failures if last[0] <= at <= first[0])
+                    found[node] = FailedThere(first[0] + lasts, tuple(jobs))
+                    break
+        newest = sorted(found, key=lambda node: (found[node].until, node))[-MOST_AVOIDED:]
+        news = set(newest) != self.avoided_by_all.keys()
+        self.avoided_by_all = {node: found[node] for node in sorted(newest)}
+        return news
 
     def block(self, view: JobView, why: Blocked | None) -> bool:
         """Remember why the job cannot be launched, for this generation of it; says whether that is news."""
@@ -117,6 +168,8 @@ class Findings:
 
     def _avoided(self, known: _OfJob) -> frozenset[str]:
         if not known.avoided:
-            return frozenset()
+            return frozenset(self.avoided_by_all)
         now = self._clock()
-        return frozenset(node for node, until in known.avoided.items() if until > now)
+        return frozenset(self.avoided_by_all).union(
+            node for node, until in known.avoided.items() if until > now
+        )

@@ -41,6 +41,7 @@ from ballast_operator.reconcile.actions import carry_out_all, together
 from ballast_operator.reconcile.pod_checks import PodChecks
 from ballast_operator.reconcile.surroundings import (
     capacity_shortfall,
+    failed_on,
     jobs_to_requeue,
     not_reached,
     older_nodes,
@@ -183,12 +184,14 @@ class Reconciler:
         return again
 
     def _avoid_nodes(self, view: JobView, result: StepResult) -> None:
-        """Of a launch that ends since not every pod ran, remember the nodes of those that did not."""
+        """Of a launch that ends, remember the nodes of pods that did not run, or of the one that failed."""
         before, after = view.status.allocation, result.status.allocation
         if before is None or before.ending is not None or after is None or after.ending is None:
             return
         if after.ending.cause is Cause.NOT_BOUND:
             self._findings.avoid(view, not_reached(view, before, self._board.newest.pools))
+        elif after.ending.cause in (Cause.USER_ERROR, Cause.POD_LOST) and (node := failed_on(view)):
+            self._findings.failed(view.key, node, self._clock())
 
     async def _prepare(self, view: JobView, result: StepResult) -> None:
         """Make what the launch that is being written needs first; what fails, the next pass tells."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
+from ballast_policies.contract import ExitReason
 from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling.assignments import Action
 
@@ -62,6 +63,24 @@ def not_reached(view: JobView, allocation: JobAllocation, pools: Mapping[str, Po
         count = min(MOST_AVOIDED, max(pool.max_nodes, len(nodes)))
         nodes |= {coming_node(name, number) for number in range(count)}
     return nodes
+
+
+def failed_on(view: JobView) -> str:
+    """The node on which the first pod of the gang failed; empty: none did, or the first is not known.
+
+    Not counted is what has another cause: the job's configuration or memory limit, the cluster, another rank.
+    """
+    failed = [
+        pod
+        for pod in view.gang
+        if pod.phase == "Failed"
+        and not (pod.lost_peer or pod.disrupted or pod.reason == "OOMKilled")
+        and not (pod.message is not None and pod.message.reason is ExitReason.CONFIGURATION)
+    ]
+    times = [pod.ended_at for pod in failed if pod.ended_at is not None]
+    first = min(times) if len(times) == len(failed) and times else None
+    nodes = {pod.node for pod in failed if first is None or pod.ended_at == first}
+    return nodes.pop() if len(nodes) == 1 else ""
 
 
 def capacity_shortfall(

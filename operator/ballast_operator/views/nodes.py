@@ -66,6 +66,7 @@ class NodeView:
         leaving: it is about to go.
         created: when it was made; None: not known.
         room: resource -> what pods of others leave of it to jobs: CPUs, bytes, pods; empty: not known.
+        conditions: as ``type=status``.
     """
 
     name: str
@@ -77,6 +78,7 @@ class NodeView:
     leaving: Leaving | None = None
     created: Time | None = None
     room: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    conditions: frozenset[str] = frozenset()
 
     def gpus(self, resource: str) -> int:
         """How many GPUs of ``resource`` it offers to pods; none where it says that it has impossibly many."""
@@ -133,7 +135,22 @@ def read_node(item: Object, pods: Iterable[Object] = ()) -> NodeView:
         if "creationTimestamp" in item["metadata"]
         else None,
         room=_room(status.get("allocatable") or {}, pods),
+        conditions=frozenset(f"{c['type']}={c.get('status')}" for c in conditions),
     )
+
+
+def closed_by_condition(nodes: Mapping[str, NodeView], sick: Iterable[str]) -> dict[str, NodeView]:
+    """``nodes``, of which nothing is started on those with one of the conditions ``sick``.
+
+    Each is a type that is True, or ``type=status``.
+    """
+    marks = frozenset(mark if "=" in mark else f"{mark}=True" for mark in sick)
+    found = dict(nodes)
+    for name, node in nodes.items():
+        if not node.closed and not node.conditions.isdisjoint(marks):
+            closed = f"sick, by condition {min(node.conditions & marks)}"
+            found[name] = dataclasses.replace(node, closed=closed)
+    return found
 
 
 def _room(allocatable: Mapping[str, str], pods: Iterable[Object]) -> dict[str, float]:

@@ -284,6 +284,12 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
             "onDemandShare": 0.0 if set(kinds) == {"spot"} else draw(st.floats(0, 1)),
             "mostInOnePool": draw(st.floats(0.01, 1)),
         },
+        "nodeHealth": {
+            "unhealthyConditions": draw(st.sampled_from([[], ["GpuMemWatch", "Own=False"]])),
+            "failedJobs": draw(st.integers(2, 100)),
+            "withinSeconds": draw(st.floats(1, 604_800)),
+            "avoidSeconds": draw(st.floats(0, 604_800)),
+        },
         "budgets": draw(st.dictionaries(NAMES, budgets(), max_size=3)),
         "dryRun": draw(st.booleans()),
     }

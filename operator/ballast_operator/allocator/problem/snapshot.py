@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from ballast_policies.allocation.registry import find_policy
 from ballast_policies.protocol.cause import Cause
+from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling import ClusterState
 
 from ballast_operator.allocator.costs.data_prices import data_prices
@@ -25,9 +26,10 @@ from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.conditions import some_of
 from ballast_operator.kube.kinds import Key, Object
-from ballast_operator.views.clock import Time
+from ballast_operator.observation.findings import FailedThere
+from ballast_operator.views.clock import Time, show
 from ballast_operator.views.job import JobView
-from ballast_operator.views.nodes import NodeView
+from ballast_operator.views.nodes import NodeView, closed_by_condition
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ class Snapshot(ClusterState):
         refused: jobs that want GPUs and cannot be placed by this policy.
         spent: teams that have spent their budget, with what that means for their jobs.
         faulty: those that are left out since deciding on them raises.
+        sick_nodes: nodes that are closed or avoided by ``spec.nodeHealth``, as text.
     """
 
     capacity: ClusterCapacity
@@ -45,6 +48,7 @@ class Snapshot(ClusterState):
     refused: tuple[RefusedJob, ...] = ()
     spent: Mapping[str, SpentBudget] = dataclasses.field(default_factory=dict)
     faulty: tuple[FaultyJob, ...] = ()
+    sick_nodes: tuple[str, ...] = ()
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, SnapshotJob]:
@@ -60,6 +64,7 @@ class Observed:
         pods: of others.
         spent: teams that have spent their budget.
         regions: pool -> where its nodes were.
+        avoided: node -> why all jobs avoid it.
     """
 
     now: Time
@@ -69,6 +74,7 @@ class Observed:
     measurements: Measurements
     spent: Mapping[str, SpentBudget] = dataclasses.field(default_factory=dict)
     regions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    avoided: Mapping[str, FailedThere] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,9 +113,10 @@ def _take(
     at_fault = [view for view in seen.jobs if view.key in left_out]
     jobs = [view for view in seen.jobs if view.key not in left_out]
     wanting, over = without_suspended_teams(_wanting(jobs, now), seen.spent)
+    nodes = closed_by_condition(seen.nodes, spec.node_health.unhealthy_conditions)
     capacity = read_capacity(
         spec.node_pools,
-        nodes=seen.nodes,
+        nodes=nodes,
         pods=seen.pods,
         jobs=jobs,
         wanting=wanting,
@@ -150,6 +157,9 @@ def _take(
         spent=seen.spent,
         shared=shared,
         spot=spot_limits(spec, capacity.kinds),
+        sick_nodes=tuple(
+            f"node {node.name} is {said}" for node in capacity.nodes if (said := _sick(node, nodes, seen))
+        ),
         faulty=tuple(
             FaultyJob(
                 key=view.key,
@@ -160,6 +170,15 @@ def _take(
             for view in at_fault
         ),
     )
+
+
+def _sick(node: Node, nodes: Mapping[str, NodeView], seen: Observed) -> str:
+    """Why the node is closed or avoided for its health, as text; empty: it is not."""
+    if node.name in nodes and (why := nodes[node.name].closed) != seen.nodes[node.name].closed:
+        return why
+    if (failed := seen.avoided.get(node.name)) is None:
+        return ""
+    return f"avoided until {show(failed.until)}: pods of {some_of(failed.jobs)} failed there"
 
 
 def _wanting(jobs: Sequence[JobView], now: Time) -> list[JobView]:

@@ -218,5 +218,12 @@ POLICIES: list[Malformed] = [
         "spec.dataPrices",
         "required",
     ),
+    (
+        "one job may condemn a node",
+        "spec.nodeHealth",
+        {"failedJobs": 1},
+        "spec.nodeHealth.failedJobs",
+        "or equal to 2",
+    ),
     ("no pool may be used", "spec.spot", {"mostInOnePool": 0}, "spec.spot.mostInOnePool", "greater than 0"),
 ]
