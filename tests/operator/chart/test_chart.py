@@ -12,6 +12,7 @@ import pytest
 import yaml
 from ballast_operator.api.rbac import operator_rules, page_rules, people_roles
 from ballast_operator.api.schema.crd import custom_resource_definitions
+from ballast_policies.contract import RANK_LABEL
 
 from tests.support.control_plane import ControlPlane
 from tests.support.waiting import WAIT_SECONDS
@@ -400,5 +401,6 @@ def test_what_trainers_have_by_default_reaches_the_operator(chart: Any) -> None:
     assert container["env"] == [{"name": "BALLAST_METRICS_PORT", "value": "9000"}]
     (monitor,) = of_kind(render(chart, {"trainer": trainer}), "PodMonitor")
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == container["ports"][0]["name"]
+    assert monitor["spec"]["selector"]["matchLabels"] == {RANK_LABEL: "0"}
     with pytest.raises(helm.HelmError, match="metricsPort"):
         render(chart, {"trainer": {"podMonitor": {"enabled": True}}})
