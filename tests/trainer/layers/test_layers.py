@@ -211,10 +211,18 @@ def test_a_rank_that_stops_counting_is_hung(monkeypatch, capfd, tmp_path):
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(tmp_path / "trace-"))
     monkeypatch.setattr("ballast_trainer.distributed.heartbeat.BEAT_SECONDS", 0.01)
     store, found = FakeStore(), []
-    alive = RankHeartbeat(store, process="alive", hang_seconds=60, lost=found.append, patience_seconds=60)
+
+    def clock():
+        """As many seconds as each of the two has beaten, however slow the machine is."""
+        beats = [store.get(f"heartbeat/{name}", b"0").split()[0] for name in ("alive", "watcher")]
+        return float(min(map(int, beats)))
+
     store["heartbeat/silent"] = b"4"
-    watcher = RankHeartbeat(
-        store, process="watcher", hang_seconds=0.2, lost=found.append, patience_seconds=60
+    alive, watcher = (
+        RankHeartbeat(
+            store, process=name, hang_seconds=20, lost=found.append, patience_seconds=60, clock=clock
+        )
+        for name in ("alive", "watcher")
     )
     watcher.watch(["alive", "silent", "watcher"])
     eventually(lambda: found, "the silent rank is noticed")
