@@ -104,6 +104,8 @@ async def test_cost_against_other_policies_and_the_least(tmp_path: Path) -> None
     )
     assert CliRunner().invoke(cost, [*command, "--against", "luck"]).exit_code == 1
     assert CliRunner().invoke(cost, [*command, "--against", "fifo", "--by", "job"]).exit_code == 2
+    alone = CliRunner().invoke(cost, command)
+    assert alone.exit_code == 2 and "go with --against" in alone.output
 
 
 async def test_what_cannot_be_read_or_was_suspended_is_left_out_with_why(tmp_path: Path) -> None:

@@ -74,6 +74,10 @@ def cost(
             )
         _print_against(against, output, **recorded)
         return
+    if recorded["since"] is not None or recorded["until"] is not None:
+        raise click.UsageError(
+            "--since and --until: they go with --against. To fix: add it, or leave them out"
+        )
     if namespace and by == "pool":
         raise click.UsageError("--by pool: pools belong to no namespace. To fix: leave --namespace out")
     if plot is not None and plot.suffix != ".html":
