@@ -142,7 +142,13 @@ def test_the_operators_account_is_allowed_all_that_a_launch_needs(
 
         pods = eventually(pods_of_the_job, "pods of the job", details=log.read_text)
         assert {pod.spec.service_account_name for pod in pods} == {"translator-trainer"}
-        assert client.RbacAuthorizationV1Api(api).read_namespaced_role("translator-trainer", namespace)
+        rbac = client.RbacAuthorizationV1Api(api)
+
+        def names_of_roles() -> set[str]:
+            return {role.metadata.name for role in rbac.list_namespaced_role(namespace).items}
+
+        # The account's objects are applied beside the pods: the pods may be first.
+        eventually(lambda: "translator-trainer" in names_of_roles(), "the role", details=log.read_text)
         eventually(
             lambda: (
                 custom.get_namespaced_custom_object(*GROUP, namespace, "trainingjobs", "translator")
