@@ -113,7 +113,7 @@ format: $(STAMP) ## format, and fix what can be fixed
 docs: $(STAMP) ## build the documentation site into out/site; a broken link or an orphan page is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-generate: $(STAMP) ## write the custom resource definitions, the chart's copies, dashboards, references
+generate: $(STAMP) ## write the custom resource definitions, the chart's copies, references
 	@$(BIN)/python -m ballast_operator.generated
 	@$(BIN)/python scripts/generate_docs.py
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ballast_operator.api.rbac import operator_rules, page_rules, people_roles
 from ballast_operator.api.schema.crd import crd_files, to_yaml
-from ballast_operator.generated.dashboards import dashboard_files
 from ballast_operator.generated.tables import (
     api_reference,
     balancers_table,
@@ -52,8 +51,6 @@ def generated_files() -> Mapping[str, str]:
     files[f"{_CHART}/rbac/operator-rules.yaml"] = _HEADER + to_yaml(operator_rules())
     files[f"{_CHART}/rbac/page-rules.yaml"] = _HEADER + to_yaml(page_rules())
     files[f"{_CHART}/rbac/people-roles.yaml"] = _HEADER + to_yaml(people_roles())
-    for name, text in dashboard_files().items():
-        files[f"{_CHART}/dashboards/{name}"] = text
     files["docs/api.md"] = api_reference()
     files["charts/ballast/README.md"] = chart_readme((ROOT / "charts/ballast/values.yaml").read_text())
     for name, sections in _SECTIONS.items():

@@ -5,11 +5,10 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from ballast_operator.generated.dashboards import DASHBOARDS
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.operator.chart.test_observability import ALERTS, of_trainer
+from tests.operator.chart.test_observability import ALERTS, DASHBOARDS, of_trainer
 from tests.operator.live.conftest import Life, Stage, cluster_policy
 from tests.operator.live.test_policies import ENDLESS, Policy, policy
 from tests.support.prometheus import Prometheus, needs_prometheus
@@ -63,10 +62,13 @@ def test_every_panel_and_alert_has_series_before_anything_went_wrong(
     trainer = generate_latest(of_trainer()).decode()
     texts = [(text, {"namespace": "ballast"}), (trainer, {"namespace": "team", "ballast_dev_job": "one"})]
     asked = {alert["alert"]: (alert["expr"], str(alert["annotations"])) for alert in ALERTS} | {
-        f"{dashboard.title}: {panel.title}: {query.legend}": (query.expression, query.legend)
+        f"{dashboard['title']}: {panel['title']}: {query['legendFormat']}": (
+            query["expr"],
+            query["legendFormat"],
+        )
         for dashboard in DASHBOARDS
-        for panel in dashboard.panels
-        for query in panel.queries
+        for panel in dashboard["panels"]
+        for query in panel["targets"]
     }
     with Prometheus(texts, tmp_path) as prometheus:
         lacks = {name: prometheus.lacks(*words) for name, words in asked.items()}
