@@ -220,6 +220,38 @@ class NodeHealth(ApiModel):
     """How long such a node is avoided, as long as others fit; 0: not at all."""
 
 
+_LabelKey = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=316,
+        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+    ),
+]
+
+
+class TopologyLevel(ApiModel):
+    """A level of the topology: nodes with the same value of its label, and of those above, are a domain."""
+
+    node_label: _LabelKey
+    """Label of nodes, as ``topology.kubernetes.io/rack``. A node without it is a domain of its own."""
+
+
+class Topology(ApiModel):
+    """How nodes are near to each other, as in Kueue's Topology."""
+
+    levels: Annotated[
+        tuple[TopologyLevel, ...],
+        Field(max_length=8, json_schema_extra=schema(list_type="map", list_map_keys=["nodeLabel"])),
+    ] = ()
+    """From the widest to the narrowest, as block, rack."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of the levels, the widest first."""
+        return tuple(level.node_label for level in self.levels)
+
+
 class ClusterPolicySpec(ApiModel):
     """How GPUs are shared."""
 
@@ -276,6 +308,8 @@ class ClusterPolicySpec(ApiModel):
     """Limits of namespaces. What runs is never stopped for them."""
     spot: SpotLimits = SpotLimits()
     """Limits of spot machines. What runs is never stopped for them."""
+    topology: Topology = Topology()
+    """Racks, blocks and NVLink domains, by labels of nodes: gangs are kept together there."""
     node_health: NodeHealth = NodeHealth()
     """Which nodes are sick, and are kept from new launches."""
     budgets: Annotated[dict[str, TeamBudget], Field(max_length=256)] = Field(default_factory=dict)

@@ -94,6 +94,30 @@ class KnownThroughput(ApiModel):
     """Optimizer steps per second of the whole gang; 0: it cannot run there."""
 
 
+_Level = Annotated[str, Field(min_length=1, max_length=316)]
+
+
+class JobTopology(ApiModel):
+    """How near to each other its nodes are; a level is one of the ClusterPolicy's ``topology.levels``."""
+
+    RULES = (
+        Rule(
+            condition=Cel(
+                "has(self.required) != has(self.preferred)",
+                lambda topology: (topology.required is None) != (topology.preferred is None),
+            ),
+            field="required",
+            reason="topology has exactly one of required and preferred",
+            fix="name one level",
+        ),
+    )
+
+    required: _Level | None = None
+    """Label of a level: all ranks are on nodes of one domain of it, or the job waits."""
+    preferred: _Level | None = None
+    """Label of a level: ranks are on nodes of as few domains of it as possible."""
+
+
 class TrainingJobSpec(ApiModel, JobConfig):
     """What to train, and on what it may run."""
 
@@ -114,6 +138,15 @@ class TrainingJobSpec(ApiModel, JobConfig):
             fix="leave grow out",
         ),
         *MIXED_POOLS_RULES,
+        Rule(
+            condition=Cel(
+                "self.mixedPools != 'Allowed' || !has(self.topology)",
+                lambda spec: spec.mixed_pools is not MixedPools.ALLOWED or spec.topology is None,
+            ),
+            field="topology",
+            reason="topology is about the nodes of one pool, and mixedPools: Allowed is for several",
+            fix="leave one of them out",
+        ),
         Rule(
             condition=at("checkpoint.in_memory_every_steps") == 0,
             field="checkpoint.in_memory_every_steps",
@@ -182,6 +215,9 @@ class TrainingJobSpec(ApiModel, JobConfig):
     """Whether its gang may have GPUs of several pools at once, with stages that suit them: where that is
     faster than one pool, or no pool has room. Its size stays, or shrinks as nodes leave. A change takes
     effect at the next launch."""
+    topology: JobTopology | None = None
+    """How near to each other its nodes are. Absent: on as few nodes as possible, of these in as few domains
+    as possible. A change takes effect at the next launch."""
     shares_gpu: SharesGpu = SharesGpu.NEVER
     """Whether another job may run on its GPU at the same time, in pools with ``sharing``: of a job of one
     GPU whose memory is known. Nothing separates the two: where one takes more memory than it stated,

@@ -21,7 +21,7 @@ from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs import DataLocation, OnLimit, SpotUse
 from ballast_operator.api.node_pool import SharesGpu
 from ballast_operator.api.read import InvalidObject, read_training_job
-from ballast_operator.api.training_job import MixedPools, TrainingJobSpec
+from ballast_operator.api.training_job import JobTopology, MixedPools, TrainingJobSpec
 from ballast_operator.kube.kinds import Object
 from ballast_operator.trainer_template import filled_in, trainer_template
 from ballast_operator.views.clock import Time
@@ -46,6 +46,7 @@ class JobSpec:
         entity: the team; None: none.
         active_deadline_seconds: how long it may hold GPUs, over all launches; None: no limit.
         data: what it reads, and from where; None: that costs nothing.
+        topology: how near to each other its nodes are; None: as policies have it.
     """
 
     config: JobConfig
@@ -68,6 +69,7 @@ class JobSpec:
     on_budget_exhausted: OnLimit = OnLimit.SUSPEND
     spot: SpotUse = SpotUse.ALLOW
     data: JobData | None = None
+    topology: JobTopology | None = None
 
     @functools.cached_property
     def config_fields(self) -> Mapping[str, Any]:
@@ -302,6 +304,7 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
         budget=spec.budget,
         on_budget_exhausted=spec.on_budget_exhausted,
         spot=spec.spot,
+        topology=spec.topology,
         data=None if spec.data_location is None else _data(spec.data_location, spec.config.total_steps),
     )
 

@@ -75,6 +75,7 @@ def grant_sizes(question: Question) -> Draft:
             job,
             question.not_tolerated.get(job.name, frozenset()),
             question.gpus_per_pod.get(job.name, 1),
+            question.topology.get(job.name),
         )
         for job in rest.jobs
         if job.name not in placements

@@ -85,7 +85,8 @@ def consolidate(decided: Draft, moves: int) -> Draft:
             for node in ledger.pools[at.pool]
             if not (node.closed or node.provisionable or node.group in barred) and ledger.left[node.name] > 0
         ]
-        chosen = pack(len(at.nodes), members, ledger.left, question.gpus_per_pod.get(name, 1))
+        each, asked = question.gpus_per_pod.get(name, 1), question.topology.get(name)
+        chosen = pack(len(at.nodes), members, ledger.left, each, asked)
         ledger.take(at.nodes)
         if chosen is None or not len(set(at.nodes)) > gang.fewest >= len(set(chosen)):
             continue

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.topology import TopologyRequest, largest_domain, told
 from ballast_policies.rounds.values import Colocation, Node, Placement, Round
 
 TOLD_APART = "#"
@@ -59,14 +60,14 @@ class PoolRoom:
     Attributes:
         groups: group (``Node.group``) -> its nodes, their GPUs, and those that are free.
         closed: why nodes take no new gang -> how many nodes.
-        free: for each node, its group and its free GPUs.
+        free: its nodes, each with the GPUs that are free.
     """
 
     pool: str
     gpu_type: str
     groups: Mapping[str, tuple[int, int, int]]
     closed: Mapping[str, int]
-    free: Sequence[tuple[str, int]] = ()
+    free: Sequence[Node] = ()
 
 
 def pool_rooms(nodes: Sequence[Node], free: Mapping[str, int]) -> tuple[PoolRoom, ...]:
@@ -74,10 +75,10 @@ def pool_rooms(nodes: Sequence[Node], free: Mapping[str, int]) -> tuple[PoolRoom
     groups: dict[str, dict[str, tuple[int, int, int]]] = {}
     closed: dict[str, Counter[str]] = {}
     types = {}
-    by_node: dict[str, list[tuple[str, int]]] = {}
+    by_node: dict[str, list[Node]] = {}
     for node in nodes:
         types[node.pool] = node.gpu_type
-        by_node.setdefault(node.pool, []).append((node.group, free[node.name]))
+        by_node.setdefault(node.pool, []).append(dataclasses.replace(node, gpus=free[node.name]))
         here = groups.setdefault(node.pool, {})
         count, has, left = here.get(node.group, (0, 0, 0))
         here[node.group] = (count + 1, has + node.gpus, left + free[node.name])
@@ -102,6 +103,7 @@ def explain_waiting(
     kept_for: Mapping[str, str],
     not_tolerated: frozenset[str] = frozenset(),
     gpus_per_pod: int = 1,
+    asked: TopologyRequest | None = None,
 ) -> str:
     """What a waiting gang lacks.
 
@@ -111,7 +113,9 @@ def explain_waiting(
         kept_for: pool -> job for which its free GPUs are kept.
         not_tolerated: taints of nodes on which the gang must not be started.
         gpus_per_pod: GPUs of each of the gang's pods, all on one node.
+        asked: what it asks of the domains of its nodes.
     """
+    required = asked if asked is not None and asked.required else None
     usable = sorted(gpu_type for gpu_type, rate in job.throughput.items() if rate > 0)
     if not usable:
         return f"no GPU type of this policy's pools can run it; it allows {sorted(job.throughput) or 'none'}"
@@ -119,22 +123,27 @@ def explain_waiting(
     for room in rooms:
         if room.gpu_type not in usable:
             continue
-        within = [
+        open_to_it = [
             g for text, g in room.groups.items() if text not in not_tolerated and text not in room.closed
         ]
-        has, left = sum(group[1] for group in within), sum(group[2] for group in within)
+        has, left = sum(group[1] for group in open_to_it), sum(group[2] for group in open_to_it)
         kept = kept_for.get(room.pool, job.name)
         text = f"{left} of {has} {room.gpu_type} free in pool {room.pool}"
-        if gpus_per_pod > 1:
-            barring = {*not_tolerated, *room.closed}
-            fitting = sum(gpus // gpus_per_pod for group, gpus in room.free if group not in barring)
+        barring = {*not_tolerated, *room.closed}
+        if required is not None:
+            within = [node for node in room.free if node.group not in barring]
+            most, domain = largest_domain(within, {n.name: n.gpus for n in within}, required, gpus_per_pod)
+            text += f", at most {most} of them in one domain, {domain}"
+        elif gpus_per_pod > 1:
+            fitting = sum(node.gpus // gpus_per_pod for node in room.free if node.group not in barring)
             text += f", room for {fitting} pod{'' if fitting == 1 else 's'}"
         text += f", kept for {kept}" if kept != job.name and left else ""
         barred = {taints: group[0] for taints, group in room.groups.items() if taints in not_tolerated}
         counts.append(text + barred_nodes(room.pool, barred, room.closed))
     where = "; ".join(counts) or f"no node has {' or '.join(usable)}"
     pods = "" if gpus_per_pod == 1 else f" in {job.gpus // gpus_per_pod} pods of {gpus_per_pod}"
-    return f"waits for {job.gpus} GPUs of one pool{pods}: {where}"
+    domain = "" if required is None else f" within one domain of {required.label}"
+    return f"waits for {job.gpus} GPUs of one pool{domain}{pods}: {where}"
 
 
 class Explained:
@@ -145,16 +154,22 @@ class Explained:
         self._served = frozenset(kept_for.values())
         self._known: dict[tuple[object, ...], Reason] = {}
 
-    def waiting(self, job: Job, not_tolerated: frozenset[str], gpus_per_pod: int) -> Reason:
+    def waiting(
+        self,
+        job: Job,
+        not_tolerated: frozenset[str],
+        gpus_per_pod: int,
+        topology: TopologyRequest | None = None,
+    ) -> Reason:
         """What the gang lacks."""
+        asks = not_tolerated, gpus_per_pod, topology
         if job.name in self._served:  # its text alone does not name it
-            return Reason(explain_waiting(job, self._rooms, self._kept_for, not_tolerated, gpus_per_pod))
+            return Reason(explain_waiting(job, self._rooms, self._kept_for, *asks))
         runs = tuple((gpu_type, rate > 0) for gpu_type, rate in job.throughput.items())
-        asked = (runs, job.gpus, not_tolerated, gpus_per_pod)
-        why = self._known.get(asked)
+        alike = (runs, job.gpus, *asks)
+        why = self._known.get(alike)
         if why is None:
-            why = Reason(explain_waiting(job, self._rooms, self._kept_for, not_tolerated, gpus_per_pod))
-            self._known[asked] = why
+            why = self._known[alike] = Reason(explain_waiting(job, self._rooms, self._kept_for, *asks))
         return why
 
 
@@ -256,9 +271,14 @@ class Draft:
     def round(self) -> Round:
         """The decision, with its reasons as text."""
         changes = {field.name: getattr(self.changes, field.name) for field in dataclasses.fields(Changes)}
+        reasons, nodes = {**self.reasons}, {node.name: node for node in self.question.nodes}
+        for name, asked in self.question.topology.items():
+            at = self.placements.get(name)
+            if name in reasons and at is not None and nodes.keys() >= set(at.nodes):
+                reasons[name] = reasons[name].noted(told((nodes[node] for node in at.nodes), asked))
         return Round(
             placements=self.placements,
-            reasons={name: why.told(self.placements.get(name)) for name, why in self.reasons.items()},
+            reasons={name: why.told(self.placements.get(name)) for name, why in reasons.items()},
             kept_off_spot=self.kept_off_spot,
             beside=self.beside,
             **changes,

@@ -25,7 +25,8 @@ from ballast_policies.rounds.grants import grant_gpus
 from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.size_gain import SizeCandidate, gain, partition_speed, urgency
-from ballast_policies.rounds.values import Placement, RoundSettings
+from ballast_policies.rounds.topology import TopologyRequest, beside
+from ballast_policies.rounds.values import Node, Placement, RoundSettings
 
 HOLDS = 0.85
 """What a gang holds already counts as if it were so much more urgent: equal gangs do not swap GPUs."""
@@ -40,6 +41,7 @@ class _GangSize:
         own: by position of the pipeline, the nodes beyond ``base`` that it holds now, in order of ranks.
         runs: its ranks hold them; a gang that is about to start takes any size at no cost.
         barred: groups of nodes that it must not be started on.
+        topology: what it asks of the domains of its nodes.
         tenant: whose limit on GPUs counts.
     """
 
@@ -48,6 +50,7 @@ class _GangSize:
     own: tuple[tuple[str, ...], ...] = ()
     runs: bool = False
     barred: frozenset[str] = frozenset()
+    topology: TopologyRequest | None = None
     tenant: str = ""
 
     @property
@@ -179,14 +182,17 @@ class _SizeAssignment:
         return gpus in seat.one.gang.speeds.get(seat.one.gpu_type, {})
 
     def _find(self, gpus: int, seat: _GangSize, near: Iterable[str]) -> tuple[str, ...] | None:
-        """A node of the gang's pool for each GPU, those ``near`` first; None: too few are left."""
+        """A node of the gang's pool for each GPU, ``near`` first, then by domain; None: too few are left."""
         left, per_pod, members = self._ledger.left, seat.one.gang.per_pod, self._open[seat.base.pool]
         while members and left[members[-1].name] <= 0:
             members.pop()
         close = dict.fromkeys(near)
-        others = (node for node in reversed(members) if node.name not in close)
+        nodes: Iterable[Node] = (node for node in reversed(members) if node.name not in close)
+        nodes = itertools.chain((self._ledger.nodes[name] for name in close), nodes)
+        if members and members[0].domains:
+            nodes = beside(nodes, [self._ledger.nodes[name] for name in seat.base.nodes], seat.topology)
         found: list[str] = []
-        for node in itertools.chain((self._ledger.nodes[name] for name in close), others):
+        for node in nodes:
             if len(found) == gpus:
                 break
             if left[node.name] >= per_pod and not node.closed and node.group not in seat.barred:
@@ -287,6 +293,7 @@ def _seats(decided: Draft, question: Question, reduced: Mapping[str, Placement])
                 own=own,
                 runs=stays and job.name not in question.pending,
                 barred=question.not_tolerated.get(job.name, frozenset()),
+                topology=question.topology.get(job.name),
                 tenant=question.tenants.get(job.name, ""),
             )
         )

@@ -25,6 +25,7 @@ from ballast_policies.rounds.hysteresis import moves_left
 from ballast_policies.rounds.ledger import Ledger, in_its_pools, pack
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.size_gain import SizeCandidate, Speeds, gain, partition_speed, urgency
+from ballast_policies.rounds.topology import TopologyRequest, largest_domain
 from ballast_policies.rounds.values import Placement
 
 MOST_GANGS = 10_000
@@ -238,7 +239,7 @@ class _PoolMarket:
         self._parts = cluster.claimed_parts()
         self._units: dict[str, float] = {}
         self._best: list[str] = []
-        self._open: dict[tuple[str, frozenset[str]], int] = {}
+        self._open: dict[tuple[str, frozenset[str], TopologyRequest | None], int] = {}
         gpus = {pool: sum(node.gpus for node in nodes) for pool, nodes in self._pools.items()}
         inside = {}
         self._at: dict[str, Placement] = {}
@@ -373,15 +374,20 @@ class _PoolMarket:
     def _packed(self, name: str, pool: str, gpus: int) -> Placement | None:
         barred = self._cluster.not_tolerated.get(name, frozenset())
         members = [node for node in self._pools[pool] if not node.closed and node.group not in barred]
-        nodes = pack(gpus, members, self._ledger.left, self._cluster.gpus_per_pod.get(name, 1))
+        each, asked = self._cluster.gpus_per_pod.get(name, 1), self._cluster.topology.get(name)
+        nodes = pack(gpus, members, self._ledger.left, each, asked)
         return None if nodes is None else Placement(gpu_type=self._types[pool], pool=pool, nodes=nodes)
 
-    def _open_gpus(self, pool: str, barred: frozenset[str]) -> int:
-        """GPUs of nodes on which a gang that does not tolerate ``barred`` may be started."""
-        if (pool, barred) not in self._open:
-            nodes = (node for node in self._pools[pool] if not node.closed and node.group not in barred)
-            self._open[pool, barred] = sum(node.gpus for node in nodes)
-        return self._open[pool, barred]
+    def _open_gpus(self, pool: str, name: str) -> int:
+        """GPUs of nodes on which the gang may be started, of one domain where it requires that."""
+        barred, asked = self._cluster.not_tolerated.get(name, frozenset()), self._cluster.topology.get(name)
+        alike = pool, barred, asked if asked is not None and asked.required else None
+        if alike not in self._open:
+            nodes = [node for node in self._pools[pool] if not node.closed and node.group not in barred]
+            free = {node.name: node.gpus for node in nodes}
+            most = sum(free.values()) if alike[2] is None else largest_domain(nodes, free, alike[2])[0]
+            self._open[alike] = most
+        return self._open[alike]
 
     def _ran(self, name: str) -> float:
         return self._cluster.now - self._cluster.state.running_since.get(name, self._cluster.now)
@@ -404,7 +410,7 @@ class _PoolMarket:
         one = SizeCandidate(
             job=job, gang=gang, index=self._index[name], gpu_type=gpu_type, unit=self._units[name]
         )
-        most = self._open_gpus(pool, cluster.not_tolerated.get(name, frozenset()))
+        most = self._open_gpus(pool, name)
         tenant = cluster.tenants.get(name, "")
         if tenant in cluster.room:
             most = min(most, least + max(0, cluster.room[tenant]))

@@ -5,8 +5,8 @@
 3. If more running gangs would be stopped or moved than the hour allows, the newest of them stay.
 4. Where a gang waits for gangs that must not be disturbed, what comes free is kept for it.
 5. Nodes: a gang that stays in its pool keeps its own, the others are packed, the largest first. Where the
-   pods of one find no node with as many free GPUs, the most urgent is packed first, and what is left goes to
-   those that fit, by urgency.
+   pods of one find no node with as many free GPUs, or it finds no domain, the most urgent is packed first, on
+   nodes of less urgent ones if it must, and what is left goes to those that fit, by urgency.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.assign import assign_by_urgency, assign_nodes
 from ballast_policies.rounds.claims import Claims, Groups, OrderedClaims, Pools, Split, ordered_claims, select
 from ballast_policies.rounds.draft import (
     Draft,
@@ -31,7 +32,7 @@ from ballast_policies.rounds.hysteresis import (
     valid_placements,
     within_min_run,
 )
-from ballast_policies.rounds.ledger import Ledger, assign_nodes, pack
+from ballast_policies.rounds.ledger import Ledger, pack
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Placement
 
@@ -115,11 +116,13 @@ def _grant(
     wanted += [(names[claims.job[k]], pools.names[claims.column[k]], int(claims.gpus[k])) for k in granted]
     by_name = {names[job]: split for job, split in splits.items()}
     question, ledger = claimed.question, Ledger(claimed.question.nodes)
-    placements = assign_nodes(wanted, ledger, valid, by_name, question.gpus_per_pod)
+    placements = assign_nodes(wanted, ledger, valid, by_name, question)
     if len(placements) < len(wanted):
-        # The pods of some gang find no node with as many GPUs: the more urgent one chooses first.
+        # The pods of some gang find no node with as many GPUs, or it finds no domain: by urgency.
         ledger = Ledger(question.nodes)
-        placements = assign_nodes(wanted, ledger, valid, by_name, question.gpus_per_pod, by_urgency=True)
+        protected = pinned if keep else None
+        placements, kept = assign_by_urgency(wanted, ledger, valid, by_name, question, protected)
+        kept_for |= kept
         _fill(placements, claimed, claims.take(open_), ledger)
     return placements, kept_for
 
@@ -135,13 +138,14 @@ def _fill(placements: dict[str, Placement], claimed: _Claimed, claims: Claims, l
         pool: [node for node in ledger.pools[pool] if not node.closed and ledger.left[node.name] > 0]
         for pool in pools
     }
-    without_room: set[tuple[str, int, int, frozenset[str]]] = set()
+    without_room: set[tuple[object, ...]] = set()
     for job, column, gpus in zip(
         claims.job.tolist(), claims.column.tolist(), claims.gpus.tolist(), strict=True
     ):
         name, pool = names[job], pools[column]
         barred, per_pod = question.not_tolerated.get(name, frozenset()), question.gpus_per_pod.get(name, 1)
-        alike = (pool, gpus, per_pod, barred)
+        asked = question.topology.get(name)
+        alike = (pool, gpus, per_pod, barred, asked)
         if name in placements:
             continue
         now = claimed.valid.get(name)
@@ -151,7 +155,7 @@ def _fill(placements: dict[str, Placement], claimed: _Claimed, claims: Claims, l
         if alike in without_room:
             continue
         usable = [node for node in members[pool] if node.taints not in barred]
-        chosen = pack(gpus, usable, ledger.left, per_pod)
+        chosen = pack(gpus, usable, ledger.left, per_pod, asked)
         if chosen is None:
             without_room.add(alike)
             continue
@@ -175,7 +179,8 @@ def _draft(
         at = placements.get(name)
         if at is None:
             barred = question.not_tolerated.get(name, frozenset())
-            reasons[name] = explained.waiting(job, barred, question.gpus_per_pod.get(name, 1))
+            each, asked = question.gpus_per_pod.get(name, 1), question.topology.get(name)
+            reasons[name] = explained.waiting(job, barred, each, asked)
         elif name in pinned:
             reasons[name] = explain_pinned(pinned[name])
         else:

@@ -3,12 +3,15 @@
 As few nodes as possible, the tightest fit first, and large gangs before small ones.
 """
 
+import bisect
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Self
 
 from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.topology import TopologyRequest, by_domain
 from ballast_policies.rounds.values import Node, Placement
 
 
@@ -101,32 +104,116 @@ class Ledger:
 
 
 def pack(
-    gpus: int, members: Sequence[Node], free: Mapping[str, int], gpus_per_pod: int = 1
+    gpus: int,
+    members: Sequence[Node],
+    free: Mapping[str, int],
+    gpus_per_pod: int = 1,
+    asked: TopologyRequest | None = None,
 ) -> tuple[str, ...] | None:
     """One node name per GPU from ``members`` (nodes of one pool), or None where they have no room.
 
-    The node that holds the gang whole and has least to spare; else the nodes with the most room, so that the
-    gang spreads over the fewest, and the tightest fit for what remains. The GPUs of a pod are on one node.
-    Nodes that do not exist yet are taken only where those that do have no room.
+    On as few nodes as hold the gang (:func:`_on_fewest_nodes`), of these in as few domains as possible, the
+    widest first, and where one domain holds it in the fullest. A gang that prefers a level has fewest domains
+    of it first, and one that requires it all nodes in one. Nodes that do not exist yet are taken only where
+    those that do have no room.
     """
     there = [node for node in members if not node.provisionable]
-    if len(there) < len(members) and (found := pack(gpus, there, free, gpus_per_pod)) is not None:
+    if len(there) < len(members) and (found := pack(gpus, there, free, gpus_per_pod, asked)) is not None:
         return found
+    if asked is not None and asked.required:
+        of_level = by_domain(members, asked.level)
+        within = _best_domain(gpus // gpus_per_pod, of_level, free, gpus_per_pod, asked.most)
+        return pack(gpus, within, free, gpus_per_pod) if within else None
+    everywhere = _on_fewest_nodes(gpus, members, free, gpus_per_pod)
+    if everywhere is None or len(set(everywhere)) == 1 or not members[0].domains:
+        return everywhere
+    pods, depth = gpus // gpus_per_pod, len(members[0].domains)
+    ways: list[tuple[str, ...]] = []
+    scopes: list[tuple[int, Sequence[Node]]] = [(-1, members)]
+    for level in range(depth):
+        best = _best_domain(pods, by_domain(members, level), free, gpus_per_pod)
+        if best:
+            scopes.insert(0, (level, best))
+    for level, within in scopes:
+        ways += filter(None, [_on_fewest_nodes(gpus, within, free, gpus_per_pod)])
+        ways += [
+            _over_domains(pods, by_domain(within, finer), free, gpus_per_pod)
+            for finer in range(level + 1, depth)
+        ]
+    domains = {node.name: node.domains for node in members}
+
+    def spread(way: tuple[str, ...]) -> tuple[int, ...]:
+        nodes = set(way)
+        counts = tuple(len({domains[name][level] for name in nodes}) for level in range(depth))
+        first = counts[: asked.level + 1] if asked is not None else ()
+        return (*first, len(nodes), *counts)
+
+    return min(ways, key=spread)
+
+
+def _on_fewest_nodes(
+    gpus: int, members: Sequence[Node], free: Mapping[str, int], gpus_per_pod: int
+) -> tuple[str, ...] | None:
+    """The node that holds the gang whole and has least to spare.
+
+    Else the nodes with the most room, so that the gang spreads over the fewest, and the tightest fit for what
+    remains. The GPUs of a pod are on one node.
+    """
     left = {node.name: free[node.name] // gpus_per_pod for node in members}
     pods, rest = divmod(gpus, gpus_per_pod)
     if rest or sum(left.values()) < pods:
         return None
     chosen: list[str] = []
+    for name, here in _filled(pods, left, free):
+        chosen += [name] * here * gpus_per_pod
+    return tuple(chosen)
+
+
+def _filled(pods: int, room: Mapping[str, int], spare: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """(name, pods there): the tightest room for all that are left, else the largest; ties: by ``spare``."""
+    left = dict(room)
     while pods > 0:
-        whole = [name for name, room in left.items() if room >= pods]
+        whole = [name for name, has in left.items() if has >= pods]
         name = (
-            min(whole, key=lambda name: (left[name], free[name], name))
+            min(whole, key=lambda name: (left[name], spare[name], name))
             if whole
-            else min(left, key=lambda name: (-left[name], free[name], name))
+            else min(left, key=lambda name: (-left[name], spare[name], name))
         )
         here = min(pods, left.pop(name))
-        chosen += [name] * here * gpus_per_pod
+        yield name, here
         pods -= here
+
+
+def _best_domain(
+    pods: int,
+    domains: Mapping[str, Sequence[Node]],
+    free: Mapping[str, int],
+    gpus_per_pod: int,
+    most: int = 0,
+) -> Sequence[Node]:
+    """The nodes of the domain that holds all on fewest nodes, and has least to spare; empty: none does.
+
+    ``most``: GPUs to which the gang may grow there; domains that lack least of them come first.
+    """
+    best: tuple[int, int, int, str] | None = None
+    for name, nodes in domains.items():
+        rooms = sorted((free[node.name] // gpus_per_pod for node in nodes), reverse=True)
+        reached = list(itertools.accumulate(rooms))
+        if reached[-1] >= pods:
+            lacks = max(0, most - reached[-1] * gpus_per_pod)
+            found = lacks, bisect.bisect_left(reached, pods), reached[-1], name
+            best = found if best is None else min(best, found)
+    return () if best is None else domains[best[-1]]
+
+
+def _over_domains(
+    pods: int, domains: Mapping[str, Sequence[Node]], free: Mapping[str, int], gpus_per_pod: int
+) -> tuple[str, ...]:
+    """On the fewest of the domains, which together have the room."""
+    room = {name: sum(free[node.name] // gpus_per_pod for node in nodes) for name, nodes in domains.items()}
+    chosen: list[str] = []
+    for name, here in _filled(pods, room, room):
+        chosen += _on_fewest_nodes(here * gpus_per_pod, domains[name], free, gpus_per_pod) or ()
     return tuple(chosen)
 
 
@@ -134,64 +221,6 @@ def in_whole_pods(nodes: Sequence[str], gpus_per_pod: int) -> bool:
     """Whether ``nodes``, one for each GPU, are those of pods with as many GPUs on one node each."""
     pods = [nodes[first : first + gpus_per_pod] for first in range(0, len(nodes), gpus_per_pod)]
     return all(len(pod) == gpus_per_pod and len(set(pod)) == 1 for pod in pods)
-
-
-def assign_nodes(
-    granted: Iterable[tuple[str, str, int]],
-    ledger: Ledger,
-    running: Mapping[str, Placement],
-    splits: Mapping[str, Mapping[str, int]] | None = None,
-    gpus_per_pod: Mapping[str, int] | None = None,
-    *,
-    by_urgency: bool = False,
-) -> dict[str, Placement]:
-    """Exact nodes for gangs that fit their pools by count.
-
-    Left out are gangs whose pods find no node with as many free GPUs; a gang of pods with one GPU each always
-    finds its nodes.
-
-    Args:
-        granted: (job, pool, gpus), the most urgent first.
-        ledger: of all nodes; the gangs take their GPUs there.
-        running: job -> where it runs now; a gang that stays in its pool keeps its nodes.
-        splits: job -> group of nodes (``Node.group``) -> GPUs, for gangs that start or move; None: any nodes.
-        gpus_per_pod: job -> GPUs of each of its pods, where it is not 1.
-        by_urgency: gangs that start or move choose in the order of ``granted``, not the largest first.
-    """
-    splits, per_pod = splits or {}, gpus_per_pod or {}
-    placements: dict[str, Placement] = {}
-    movers = []
-    for job, pool, gpus in granted:
-        now = running.get(job)
-        stays = job not in splits and now is not None and now.pool == pool and len(now.nodes) == gpus
-        if stays and now is not None and ledger.grant(now.nodes):
-            placements[job] = now
-        else:
-            movers.append((job, pool, gpus))
-    # Large pods find no room behind small ones.
-    if not by_urgency:
-        movers.sort(key=lambda mover: (-per_pod.get(mover[0], 1), -mover[2]))
-    for job, pool, gpus in movers:
-        parts = [
-            pack(count, members, ledger.left, per_pod.get(job, 1))
-            for members, count in _groups(ledger.pools[pool], gpus, splits.get(job))
-        ]
-        assert None not in parts or job in per_pod, f"{job} was granted {gpus} GPUs that pool {pool} has not"
-        chosen = tuple(name for part in parts if part is not None for name in part)
-        if len(chosen) < gpus:
-            continue
-        ledger.take(chosen)
-        placements[job] = Placement(gpu_type=ledger.pools[pool][0].gpu_type, pool=pool, nodes=chosen)
-    return placements
-
-
-def _groups(
-    members: Sequence[Node], gpus: int, split: Mapping[str, int] | None
-) -> list[tuple[Sequence[Node], int]]:
-    """(nodes, GPUs to take of them); all at once where the gang's split is not given."""
-    if split is None:
-        return [(members, gpus)]
-    return [([node for node in members if node.group == text], count) for text, count in split.items()]
 
 
 def in_its_pools(placement: Placement, nodes: Mapping[str, Node]) -> bool:

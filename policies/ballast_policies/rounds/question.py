@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, SizeSettings, SpreadGang
+from ballast_policies.rounds.topology import TopologyRequest
 from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
 
 
@@ -57,6 +58,7 @@ class Question:
         pending: jobs of ``state.running`` that were granted their GPUs and do not hold them yet.
         not_tolerated: job -> taints of nodes (``Node.taints``) on which it must not be started.
         gpus_per_pod: job -> GPUs of each of its pods, all on one node, where it is not 1.
+        topology: job -> what it asks of the domains of its nodes.
         columns: pool -> column of shares and accounts where it is not the GPU type (pools of unlike price).
         parts: job -> part of the cluster that it has a claim to; None: by its weight.
     """
@@ -78,6 +80,7 @@ class Question:
     pending: frozenset[str] = frozenset()
     not_tolerated: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     gpus_per_pod: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    topology: Mapping[str, TopologyRequest] = dataclasses.field(default_factory=dict)
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     parts: Mapping[str, float] | None = None
 

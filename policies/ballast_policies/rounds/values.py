@@ -18,6 +18,7 @@ class Node:
             gangs in ``gpus`` then.
         provisionable: it does not exist yet: an autoscaler makes it for the pods of a gang placed there.
         zone: where it is; empty: not known.
+        domains: that it is in, as racks, the widest first (:mod:`.topology`); empty: no levels are known.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Node:
     closed: str = ""
     provisionable: bool = False
     zone: str = ""
+    domains: tuple[str, ...] = ()
 
     @property
     def group(self) -> str:

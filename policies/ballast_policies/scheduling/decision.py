@@ -233,6 +233,7 @@ def apply_allocation(
             pending=effective.pending,
             not_tolerated=choices.barred(state.not_tolerated),
             gpus_per_pod=state.gpus_per_pod,
+            topology=state.topology,
             columns=classes.of_pool,
             parts=_team_parts(policy.objective, request.inputs.problem),
         )

@@ -11,6 +11,7 @@ from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.prices.hazard import Hazard
 from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, SpreadGang
 from ballast_policies.rounds.question import SpotLimits
+from ballast_policies.rounds.topology import TopologyRequest
 from ballast_policies.rounds.values import Node, Placement
 from ballast_policies.scheduling.node_sizes import NodeSizes
 
@@ -54,6 +55,7 @@ class ClusterJob:
         grows_from: from when on its gang may take more GPUs, epoch seconds; None: as it is now, never.
         not_tolerated: taints of nodes (``Node.taints``) on which it must not be started.
         gpus_per_pod: GPUs of each of its pods, which are on one node.
+        topology: what it asks of the domains of its nodes; None: nothing.
         measured: whether its speed is stated or measured somewhere; otherwise every figure is a guess.
         mixed: what is known of it as a gang in several pools; None: it may be in one only.
         closed_pools: pools that are closed to it by what it asks for.
@@ -73,6 +75,7 @@ class ClusterJob:
     grows_from: float | None = None
     not_tolerated: frozenset[str] = frozenset()
     gpus_per_pod: int = 1
+    topology: TopologyRequest | None = None
     measured: bool = True
     mixed: MixedGang | None = None
     closed_pools: frozenset[str] = frozenset()
@@ -229,6 +232,11 @@ class ClusterState:
     def gpus_per_pod(self) -> Mapping[str, int]:
         """Job name -> GPUs of each of its pods, for jobs whose pods have several."""
         return {job.name: job.gpus_per_pod for job in self.jobs if job.gpus_per_pod > 1}
+
+    @functools.cached_property
+    def topology(self) -> Mapping[str, TopologyRequest]:
+        """Job name -> what it asks of the domains of its nodes, for jobs that do."""
+        return {job.name: job.topology for job in self.jobs if job.topology is not None}
 
     @functools.cached_property
     def closed_pools(self) -> Mapping[str, frozenset[str]]:

@@ -165,6 +165,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             "inMemoryEverySteps": 0,
         },
         "grow": draw(st.booleans()),
+        "topology": {draw(st.sampled_from(["required", "preferred"])): draw(NAMES)},
         "mixedPools": "Never",
         "sharesGpu": draw(st.sampled_from(["Never", "Allowed"])),
         "suspend": draw(st.booleans()),
@@ -284,6 +285,7 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
             "onDemandShare": 0.0 if set(kinds) == {"spot"} else draw(st.floats(0, 1)),
             "mostInOnePool": draw(st.floats(0.01, 1)),
         },
+        "topology": {"levels": [{"nodeLabel": "example.com/" + draw(NAMES)}]},
         "nodeHealth": {
             "unhealthyConditions": draw(st.sampled_from([[], ["GpuMemWatch", "Own=False"]])),
             "failedJobs": draw(st.integers(2, 100)),

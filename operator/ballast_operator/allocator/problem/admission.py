@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.prices.egress import DataPrices
+from ballast_policies.rounds.topology import TopologyRequest
 from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling.node_sizes import NodeSizes
 
@@ -25,6 +26,7 @@ from ballast_operator.allocator.problem.tolerance import Signature, usable_by_po
 from ballast_operator.allocator.size_changes import may_change_size
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.conditions import JobReason
+from ballast_operator.api.training_job import JobTopology
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import PodNeed
@@ -57,6 +59,7 @@ class Admitted:
         left_out: pools that it is not offered, by these or for lack of memory, as text.
         mixed: where it could be in several pools at once; None: it may not.
         fits_one_pool: whether some pool can hold its least size.
+        topology: what it asks of the domains of its nodes; None: nothing.
         most_of_type: GPU type -> most GPUs that its namespace's limits leave it there; absent: any number.
     """
 
@@ -72,6 +75,7 @@ class Admitted:
     left_out: str = ""
     mixed: MixedRoom | None = None
     fits_one_pool: bool = True
+    topology: TopologyRequest | None = None
     most_of_type: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def request(self, nodes: NodeSizes) -> GangRequest:
@@ -87,6 +91,7 @@ class _Cluster:
     pools: tuple[tuple[str, str], ...]
     gpu_types: tuple[str, ...]
     nodes: tuple[Node, ...]
+    levels: tuple[str, ...]
     kinds: Mapping[str, PoolKind]
     memory: Mapping[str, float]
     regions: Mapping[str, str]
@@ -123,6 +128,7 @@ class Admissions:
             pools=tuple((pool.name, pool.gpu_type) for pool in spec.node_pools),
             gpu_types=capacity.gpu_types,
             nodes=capacity.nodes,
+            levels=capacity.levels,
             kinds=capacity.kinds,
             memory=capacity.memory,
             regions=capacity.regions,
@@ -132,7 +138,7 @@ class Admissions:
         )
         known = self._found if cluster == self._cluster else {}
         self._cluster, self._found = cluster, {}
-        usable_for: dict[tuple[frozenset[str], int], Mapping[str, int]] = {}
+        usable_for: dict[tuple[object, ...], Mapping[str, int]] = {}
         admitted, refused = [], []
         faults: dict[Key, Exception] = {}
         for view in views:
@@ -163,7 +169,7 @@ def _admit_one(
     spec: ClusterPolicySpec,
     capacity: ClusterCapacity,
     view: JobView,
-    usable_for: dict[tuple[frozenset[str], int], Mapping[str, int]],
+    usable_for: dict[tuple[object, ...], Mapping[str, int]],
     need: MemoryNeed | None,
 ) -> Admitted | Refusal:
     assert view.spec is not None
@@ -190,16 +196,21 @@ def _admit_one(
         )
     )
     other_kind |= unpriced.keys() - own
+    topology = _topology(view.spec.topology, capacity.levels)
+    if isinstance(topology, Refusal):
+        return topology
+    within = topology if topology is not None and topology.required else None
     memory = GangMemory(spec=view.spec, need=need, pools=capacity.memory)
     for avoid in (True, False):  # nodes that the job avoids are better than none
         barred = capacity.tolerance.barred(view, avoid=avoid)
-        alike = barred, view.spec.gpus_per_pod
+        alike = barred, view.spec.gpus_per_pod, within
         if alike not in usable_for:
             usable_for[alike] = usable_by_pool(capacity.nodes, *alike)
         usable = usable_for[alike]
         gpus = {pool: usable[pool] for pool in may_use if pool not in other_kind}
         # A plan of several GPU types is for no single pool.
-        room = Room(gpus={} if view.spec.planned_gpus else gpus, memory=memory)
+        level = "" if within is None else within.label
+        room = Room(gpus={} if view.spec.planned_gpus else gpus, memory=memory, within=level)
         size = gang_size(view, room)
         refusal = admission_error(view.spec, spec.node_pools, room, allowed, size)
         if refusal is None or allocation is not None or not view.avoided:
@@ -252,7 +263,23 @@ def _admit_one(
         closed_pools=other_kind,
         mixed=mixed,
         fits_one_pool=fits,
+        topology=None if topology is None else dataclasses.replace(topology, most=sizes[-1]),
         left_out="; ".join(filter(None, (memory.left_out(room.gpus, size) if small else "", not_offered))),
+    )
+
+
+def _topology(asked: JobTopology | None, levels: Sequence[str]) -> TopologyRequest | Refusal | None:
+    """What a job asks of the domains of its nodes, of which the policy knows ``levels``."""
+    if asked is None:
+        return None
+    label = asked.required or asked.preferred or ""
+    if label in levels:
+        return TopologyRequest(label, levels.index(label), asked.required is not None)
+    field = "required" if asked.required else "preferred"
+    return Refusal(
+        reason=JobReason.MISCONFIGURED,
+        message=f"topology.{field}={label} is none of the ClusterPolicy's topology.levels "
+        f"({', '.join(levels) or 'it has none'}). To fix: name one of these, or add it there",
     )
 
 

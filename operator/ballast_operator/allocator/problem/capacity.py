@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
+from ballast_policies.rounds.topology import domains_of
 from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling import Capacity
 
@@ -37,6 +38,7 @@ class ClusterCapacity(Capacity):
         pools_without_gpus: pools that have nodes, none of which offers a GPU.
         shared: node -> bytes of its one GPU, which two jobs may share; 0: not known.
         left_out: node -> its GPUs that gangs hold which a decision leaves out; they are not in ``nodes``.
+        levels: labels of the topology's levels, the widest first.
     """
 
     members: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
@@ -48,6 +50,7 @@ class ClusterCapacity(Capacity):
     pools_without_gpus: tuple[str, ...] = ()
     shared: Mapping[str, float] = dataclasses.field(default_factory=dict)
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    levels: tuple[str, ...] = ()
 
     @property
     def empty_pools(self) -> tuple[str, ...]:
@@ -70,11 +73,12 @@ def read_capacity(
     wanting: Sequence[JobView],
     known: Mapping[str, str] | None = None,
     left_out: Sequence[JobView] = (),
+    levels: tuple[str, ...] = (),
 ) -> ClusterCapacity:
     """The capacity of ``pools``, less what pods of others hold.
 
     ``known``: pool -> the region where its nodes were. ``left_out``: jobs that the decision leaves out, and
-    which are not among ``jobs``: their gangs keep what they hold.
+    which are not among ``jobs``: their gangs keep what they hold. ``levels``: labels of levels.
 
     Nodes that are closed, or have a taint that none of the jobs ``wanting`` GPUs tolerates, are there only
     for the gangs that run on them.
@@ -116,6 +120,7 @@ def read_capacity(
                     closed=closed,
                     provisionable=is_coming(node.name),
                     zone=zone_of(node.labels),
+                    domains=domains_of(node.name, node.labels, levels),
                 )
             )
     by_pool = _total((node.pool, node.gpus) for node in values)
@@ -146,6 +151,7 @@ def read_capacity(
         ),
         shared=shared,
         left_out=kept,
+        levels=levels,
     )
 
 

@@ -47,10 +47,12 @@ class Room:
     Attributes:
         gpus: pool -> GPUs on which it may be started, of the pools of types that it allows.
         memory: which pools have enough memory for it.
+        within: label of the level of which it has to be in one domain; empty: none.
     """
 
     gpus: Mapping[str, int]
     memory: GangMemory
+    within: str = ""
 
     @functools.cached_property
     def most(self) -> int:
@@ -159,6 +161,9 @@ def admission_error(
         pods = f" in pods of gpusPerPod={per_pod}, each on one node" if per_pod > 1 else ""
         have = "have room for" if pods else "have"
         lower = "pipeline.minStages or gpusPerPod" if pods else "pipeline.minStages"
+        lower += ", topology.preferred in place of required" if room.within else ""
+        pods += f", in one domain of {room.within}" if room.within else ""
+        have += " in one domain at most" if room.within else ""
         return Refusal(
             reason=JobReason.EXCEEDS_CAPACITY,
             message=f"needs {size} GPUs of one pool{pods}; its pools {have}: {sizes}. "

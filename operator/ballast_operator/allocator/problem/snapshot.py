@@ -122,6 +122,7 @@ def _take(
         wanting=wanting,
         known=seen.regions,
         left_out=at_fault,
+        levels=spec.topology.labels,
     )
     _leave_out_partners(jobs, left_out, capacity.left_out.keys() & capacity.shared.keys())
     capacity = dataclasses.replace(capacity, data_prices=data_prices(spec.data_prices))

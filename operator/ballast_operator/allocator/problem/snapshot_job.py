@@ -178,6 +178,7 @@ def snapshot_job(
         pods=held.pods if held is not None else (),
         not_tolerated=one.not_tolerated,
         gpus_per_pod=per_pod,
+        topology=one.topology,
         layers=measurements.profiles.layers(view.key, one.spec),
         closed_pools=one.closed_pools,
         left_out="; ".join(filter(None, (view.lost_pool, one.left_out, alone))),

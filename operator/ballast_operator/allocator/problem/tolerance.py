@@ -12,6 +12,7 @@ from typing import Self
 
 import numpy as np
 from ballast_policies.rounds.draft import TOLD_APART, barred_nodes
+from ballast_policies.rounds.topology import TopologyRequest
 from ballast_policies.rounds.values import Node
 
 from ballast_operator.allocator.problem.gang_size import Refusal
@@ -193,15 +194,25 @@ def _texts(
     return texts
 
 
-def usable_by_pool(nodes: Sequence[Node], barred: frozenset[str], gpus_per_pod: int = 1) -> Counter[str]:
+def usable_by_pool(
+    nodes: Sequence[Node],
+    barred: frozenset[str],
+    gpus_per_pod: int = 1,
+    within: TopologyRequest | None = None,
+) -> Counter[str]:
     """Pool -> GPUs of the nodes on which a job may be started that does not tolerate ``barred``.
 
-    Of a node only as many as fill whole pods of ``gpus_per_pod``.
+    Of a node only as many as fill whole pods of ``gpus_per_pod``. ``within``: what requires one domain, of
+    which the largest counts.
     """
     found: Counter[str] = Counter()
+    by_pool: dict[str, Counter[str]] = {}
     for node in nodes:
         usable = not node.closed and node.taints not in barred
-        found[node.pool] += node.gpus // gpus_per_pod * gpus_per_pod if usable else 0
+        domain = "" if within is None else node.domains[within.level]
+        of_pool = by_pool.setdefault(node.pool, Counter())
+        of_pool[domain] += node.gpus // gpus_per_pod * gpus_per_pod if usable else 0
+        found[node.pool] = max(found[node.pool], of_pool[domain])
     return found
 
 

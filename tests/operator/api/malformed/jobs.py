@@ -14,6 +14,13 @@ JOBS: list[Malformed] = [
     ("a model name with a space", "spec.model.name", "my model", "spec.model.name", "match"),
     ("a model of no layers", "spec.model.layers", 0, "spec.model.layers", "greater than or equal to 1"),
     ("more stages than layers", "spec.model.layers", 3, "spec.pipeline.maxStages", "above model.layers"),
+    (
+        "two levels",
+        "spec.topology",
+        {"required": "a", "preferred": "b"},
+        "spec.topology.required",
+        "exactly one",
+    ),
     ("an unknown precision", "spec.training", {"precision": "fp8"}, "spec.training.precision", "fp16"),
     (
         "a decay that ends with the warm-up",

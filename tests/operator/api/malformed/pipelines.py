@@ -46,6 +46,13 @@ PIPELINES: list[Malformed] = [
         "1F1B and GPipe",
     ),
     (
+        "mixed pools and one rack",
+        "spec",
+        {**_mixed(), "topology": {"required": "rack"}},
+        "spec.topology",
+        "nodes of one pool",
+    ),
+    (
         "mixed pools and replicas",
         "spec",
         _mixed(replicas=[2, 1, 1, 1], dynamics=[]),

@@ -53,6 +53,13 @@ POLICIES: list[Malformed] = [
     ),
     ("a team's budget of nothing", "spec.budgets", {"a": {"amount": 0}}, "spec.budgets.a.amount", "greater"),
     ("a team's budget without an amount", "spec.budgets", {"a": {}}, "spec.budgets.a.amount", "equired"),
+    (
+        "a level by no label",
+        "spec.topology",
+        {"levels": [{"nodeLabel": "/rack"}]},
+        "spec.topology.levels[0].nodeLabel",
+        "should match",
+    ),
     ("a budget for no team", "spec.budgets", {"": {"amount": 1}}, "spec.budgets", "1 to 253 characters"),
     (
         "a budget of an unknown period",

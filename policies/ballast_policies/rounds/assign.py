@@ -1,0 +1,195 @@
+"""Exact nodes for gangs that were granted GPUs of their pools by count."""
+
+import bisect
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from ballast_policies.rounds.ledger import Ledger, pack
+from ballast_policies.rounds.question import Question
+from ballast_policies.rounds.topology import TopologyRequest
+from ballast_policies.rounds.values import Node, Placement
+
+Granted = tuple[str, str, int]
+"""Job, pool, GPUs."""
+
+
+def assign_nodes(
+    granted: Iterable[Granted],
+    ledger: Ledger,
+    running: Mapping[str, Placement],
+    splits: Mapping[str, Mapping[str, int]] | None = None,
+    question: Question | None = None,
+) -> dict[str, Placement]:
+    """Exact nodes for gangs that fit their pools by count, the largest first.
+
+    Left out are gangs whose pods find no node with as many free GPUs, and those that find no domain
+    (:mod:`.topology`); a gang of pods with one GPU each that requires none always finds its nodes.
+
+    Args:
+        granted: the most urgent first.
+        ledger: of all nodes; the gangs take their GPUs there.
+        running: job -> where it runs now; a gang that stays in its pool keeps its nodes.
+        splits: job -> group of nodes (``Node.group``) -> GPUs, for gangs that start or move; None: any nodes.
+        question: with what gangs ask of their nodes; None: nothing.
+    """
+    found = _Assignment(granted, ledger, running, splits or {}, question)
+    # Large pods find no room behind small ones.
+    found.movers.sort(key=lambda at: (-found.per_pod(at), -found.granted[at][2]))
+    while found.movers:
+        found.place(found.movers.pop(0))
+    return found.placements
+
+
+def assign_by_urgency(
+    granted: Iterable[Granted],
+    ledger: Ledger,
+    running: Mapping[str, Placement],
+    splits: Mapping[str, Mapping[str, int]],
+    question: Question,
+    pinned: Collection[str] | None = None,
+) -> tuple[dict[str, Placement], dict[str, str]]:
+    """As :func:`assign_nodes`, the most urgent first: (job -> where it runs, pool -> job it is kept for).
+
+    A gang that finds no domain, or no nodes for its pods, is given those of less urgent gangs, which move. If
+    these must not be disturbed, what is free of the nodes that it would get without them is kept for it.
+
+    ``pinned``: jobs that must not be disturbed; None: nothing is kept.
+    """
+    found = _Assignment(granted, ledger, running, splits, question)
+    kept: dict[str, str] = {}
+    while found.movers:
+        at = found.movers.pop(0)
+        if not found.place(at) and not found.make_room(at) and pinned:
+            job, pool, _ = found.granted[at]
+            if pool not in kept and found.keep(at, pinned):
+                kept[pool] = job
+    return found.placements, kept
+
+
+class _Assignment:
+    """The nodes of the gangs, as they are found.
+
+    Attributes:
+        granted: the gangs, the most urgent first.
+        placements: job -> where it runs.
+        movers: positions of the gangs that do not stay where they run, in order.
+    """
+
+    def __init__(
+        self,
+        granted: Iterable[Granted],
+        ledger: Ledger,
+        running: Mapping[str, Placement],
+        splits: Mapping[str, Mapping[str, int]],
+        question: Question | None,
+    ) -> None:
+        """Let those that stay keep their nodes."""
+        self.granted, self._ledger, self._splits, self._question = list(granted), ledger, splits, question
+        self.placements: dict[str, Placement] = {}
+        self.movers: list[int] = []
+        self._staying: list[int] = []
+        for at, (job, pool, gpus) in enumerate(self.granted):
+            now = running.get(job)
+            stays = job not in splits and now is not None and now.pool == pool and len(now.nodes) == gpus
+            if stays and now is not None and ledger.grant(now.nodes):
+                self.placements[job] = now
+                self._staying.append(at)
+            else:
+                self.movers.append(at)
+
+    def per_pod(self, at: int) -> int:
+        """GPUs of each pod of the gang."""
+        return 1 if self._question is None else self._question.gpus_per_pod.get(self.granted[at][0], 1)
+
+    def _asked(self, at: int) -> TopologyRequest | None:
+        return None if self._question is None else self._question.topology.get(self.granted[at][0])
+
+    def place(self, at: int) -> bool:
+        """Give the gang what is free; whether it finds its nodes."""
+        job, pool, gpus = self.granted[at]
+        asked, split = self._asked(at), self._splits.get(job)
+        if split is None or (asked is not None and asked.required):
+            chosen = self._packed(at)
+        else:
+            parts = [
+                pack(
+                    count,
+                    [node for node in self._ledger.pools[pool] if node.group == group],
+                    self._ledger.left,
+                    self.per_pod(at),
+                    asked,
+                )
+                for group, count in split.items()
+            ]
+            chosen = None if None in parts else tuple(name for part in parts for name in part or ())
+        if chosen is None:
+            free = self._question is None or not (self._question.gpus_per_pod or self._question.topology)
+            assert not free, f"{job} was granted {gpus} GPUs that pool {pool} has not"
+            return False
+        self._give(at, chosen)
+        return True
+
+    def make_room(self, at: int) -> bool:
+        """Give the gang nodes of less urgent ones that stay, as few as possible; these have to move."""
+        less = [other for other in self._staying if other > at and self._in_pool_of(at, other)]
+
+        def fits(count: int) -> bool:
+            own = [name for other in less[len(less) - count :] for name in self._nodes(other)]
+            self._ledger.undo(own)
+            found = self._packed(at)
+            self._ledger.take(own)
+            return found is not None
+
+        if not less or not fits(len(less)):
+            return False
+        count = bisect.bisect_left(range(len(less)), True, key=fits)
+        leaving = less[len(less) - count :]
+        for other in leaving:
+            self._ledger.undo(self._nodes(other))
+        chosen = self._packed(at)
+        assert chosen is not None
+        self._give(at, chosen)
+        for other in leaving:
+            if not self._ledger.grant(self._nodes(other)):
+                del self.placements[self.granted[other][0]]
+                self._staying.remove(other)
+                bisect.insort(self.movers, other)
+        return True
+
+    def keep(self, at: int, pinned: Collection[str]) -> bool:
+        """Keep for the gang what is free of the nodes that it would get without those that stay.
+
+        Whether there are such nodes. Those of more urgent gangs that may be disturbed are theirs.
+        """
+        others = [
+            name
+            for other in self._staying
+            if (other > at or self.granted[other][0] in pinned) and self._in_pool_of(at, other)
+            for name in self._nodes(other)
+        ]
+        self._ledger.undo(others)
+        wanted = Counter(self._packed(at) or ())
+        self._ledger.take(others)
+        for name, gpus in wanted.items():
+            self._ledger.take([name] * min(gpus, max(0, self._ledger.left[name])))
+        return bool(wanted)
+
+    def _in_pool_of(self, at: int, other: int) -> bool:
+        return self.granted[other][1] == self.granted[at][1]
+
+    def _nodes(self, at: int) -> Sequence[str]:
+        return self.placements[self.granted[at][0]].nodes
+
+    def _packed(self, at: int) -> tuple[str, ...] | None:
+        job, pool, gpus = self.granted[at]
+        members: Sequence[Node] = self._ledger.pools[pool]
+        if job in self._splits and self._question is not None:
+            barred = self._question.not_tolerated.get(job, frozenset())
+            members = [node for node in members if not node.closed and node.group not in barred]
+        return pack(gpus, members, self._ledger.left, self.per_pod(at), self._asked(at))
+
+    def _give(self, at: int, nodes: tuple[str, ...]) -> None:
+        job, pool, _ = self.granted[at]
+        self._ledger.take(nodes)
+        gpu_type = self._ledger.pools[pool][0].gpu_type
+        self.placements[job] = Placement(gpu_type=gpu_type, pool=pool, nodes=nodes)
