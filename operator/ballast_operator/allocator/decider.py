@@ -321,6 +321,6 @@ def scheduling_policy(policy: ClusterPolicy) -> SchedulingPolicy:
 def teams(objective: Objective) -> dict[str, Entity]:
     """Team -> how it stands to the others."""
     return {
-        name: Entity(weight=team.weight, policy=team.policy, parent=team.parent)
+        name: Entity(weight=team.weight, policy=team.policy, parent=team.parent, by_user=team.by_user)
         for name, team in objective.entities.items()
     }

@@ -29,6 +29,8 @@ class EntityShare(ApiModel):
     """Share relative to the teams and jobs beside it."""
     policy: Annotated[str, Field(json_schema_extra={"enum": list(ENTITY_POLICIES)})] = ENTITY_POLICIES[0]
     """How its share is divided inside: ``fairness`` by weight, ``fifo`` first come, first served."""
+    by_user: bool = False
+    """Its share is divided equally between its users (``spec.user`` of jobs), and by ``policy`` inside."""
     parent: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """The team that it is a part of; absent: none."""
 

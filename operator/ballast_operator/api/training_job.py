@@ -192,6 +192,8 @@ class TrainingJobSpec(ApiModel, JobConfig):
     """Share relative to other jobs."""
     entity: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """The team it belongs to, one of the ClusterPolicy's ``objective.entities``; read by ``hierarchical``."""
+    user: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """Whose it is, in a team that shares by users (``objective.entities``, ``byUser``)."""
     deadline: Time | None = None
     """When it should be done, as 2030-01-31T12:00:00Z; ``min-cost-slo`` keeps it where it can.
     DeadlineAtRisk says, under every policy, whether it can be met."""

@@ -44,6 +44,7 @@ class JobSpec:
         mixes_pools: its gang may run in several pools at once.
         shares_gpu: another job may run on its GPU.
         entity: the team; None: none.
+        user: of the team; empty: not stated.
         active_deadline_seconds: how long it may hold GPUs, over all launches; None: no limit.
         data: what it reads, and from where; None: that costs nothing.
         topology: how near to each other its nodes are; None: as policies have it.
@@ -62,6 +63,7 @@ class JobSpec:
     mixes_pools: bool = False
     shares_gpu: bool = False
     entity: str | None = None
+    user: str = ""
     deadline: Time | None = None
     on_deadline_missed: OnLimit = OnLimit.CONTINUE
     active_deadline_seconds: int | None = None
@@ -298,6 +300,7 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
         ttl_seconds=spec.ttl_seconds_after_finished,
         template=filled_in(spec.template.as_object(), trainer_template()),
         entity=spec.entity,
+        user=spec.user or "",
         deadline=spec.deadline,
         on_deadline_missed=spec.on_deadline_missed,
         active_deadline_seconds=spec.active_deadline_seconds,

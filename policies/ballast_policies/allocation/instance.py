@@ -42,6 +42,7 @@ class Instance:
         elapsed, isolated_elapsed: (n,) seconds, as in ``Job``.
         budgets, budget: (n,) USD for the rest of each job, NaN: no limit; and for all together.
         entity_of, entities: (n) the entity of each job, and those that are defined, by name.
+        user_of: (n) the user of each job inside its entity.
         usd_per_hour: price of one GPU of each type that has one.
         pairs: the pairs that ``columns.pair`` indexes.
     """
@@ -67,6 +68,7 @@ class Instance:
     budgets: np.ndarray
     pairs: tuple[Pair, ...] = ()
     budget: float = math.inf
+    user_of: Sequence[str] = ()
 
     @property
     def runnable(self) -> np.ndarray:
@@ -189,6 +191,7 @@ def instance(problem: Problem, *, space_sharing: bool = False) -> Instance:
         budget=math.inf if problem.budget is None else problem.budget,
         names=[job.name for job in jobs],
         entity_of=[job.entity for job in jobs],
+        user_of=[job.user for job in jobs],
         entities=problem.entities,
         usd_per_hour=problem.prices,
         pairs=problem.pairs if space_sharing else (),
@@ -213,6 +216,7 @@ def from_arrays(
     names: Sequence[str] | None = None,
     entity_of: Sequence[str | None] | None = None,
     entities: Mapping[str, Entity] | None = None,
+    user_of: Sequence[str] = (),
     usd_per_hour: Mapping[str, float] | None = None,
     pairs: tuple[Pair, ...] = (),
     options: Options | None = None,
@@ -235,6 +239,7 @@ def from_arrays(
         names: of the jobs; their numbers if left out.
         entity_of: (n) the entity of each job, or None.
         entities: those that are defined, by name.
+        user_of: (n) the user of each job inside its entity; empty: no entity shares by users.
         usd_per_hour: price of one GPU of each type that has one.
         pairs: pairs that may share GPUs.
         options: configurations of the elastic jobs, whose ``throughput`` is 0.
@@ -295,6 +300,7 @@ def from_arrays(
         budget=budget,
         entity_of=[None] * n if entity_of is None else entity_of,
         entities=entities or {},
+        user_of=user_of,
         usd_per_hour=usd_per_hour or {},
         pairs=pairs,
     )

@@ -45,6 +45,7 @@ class Job:
         configurations: of an elastic job, in place of ``throughput`` and ``gpus``; () for a gang of one size.
         weight: share relative to other jobs, > 0.
         entity: the team it belongs to, for hierarchical policies.
+        user: of the team, who has a share of it where it shares by users; those that say none are one.
         steps_remaining: steps still to do; None: unknown, an hour's worth on its fastest type counts.
         elapsed: seconds since it arrived.
         isolated_elapsed: seconds that the same progress would have taken on its isolated share.
@@ -63,6 +64,7 @@ class Job:
     configurations: tuple[Configuration, ...] = ()
     weight: float = 1.0
     entity: str | None = None
+    user: str = ""
     steps_remaining: float | None = None
     elapsed: float = 0.0
     isolated_elapsed: float = 0.0
@@ -127,11 +129,16 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Entity:
-    """A team: its weight, how its share is divided inside (``fairness`` or ``fifo``), its own parent team."""
+    """A team: its weight, how its share is divided inside (``fairness`` or ``fifo``), its own parent team.
+
+    Attributes:
+        by_user: its share is divided equally between its users, and by ``policy`` between the jobs of each.
+    """
 
     weight: float = 1.0
     policy: str = "fairness"
     parent: str | None = None
+    by_user: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

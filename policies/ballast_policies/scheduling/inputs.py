@@ -8,6 +8,7 @@ A missing value never stops the allocator: it is replaced by a default that cond
 | price of a GPU type | those that minimise cost | the mean of the other types; 1 where no pool has a price |
 | speed of a job | those that compare speeds | the other jobs' mean speed a GPU; 1 step/s without any |
 | team of a job | ``hierarchical`` | the job stands beside the teams, with its own weight |
+| user of a job | ``hierarchical``, in teams that share by users | jobs without one are those of one user |
 """
 
 import dataclasses
@@ -121,6 +122,10 @@ def _with_teams(teams: Mapping[str, Entity], problem: Problem, job_defaults: dic
             lack = f"{job.entity} is not one of the ClusterPolicy's entities ({known})"
             unknown_teams.add(job.name)
         else:
+            if teams and teams[job.entity].by_user and not job.user:
+                job_defaults.setdefault(job.name, []).append(
+                    f"spec.user: not set; all such jobs of team {job.entity} share one user's part"
+                )
             continue
         job_defaults.setdefault(job.name, []).append(
             f"spec.entity: {lack}; the job counts as a team of its own, by spec.weight"
@@ -183,7 +188,7 @@ def structure(policy: str, problem: Problem, unmeasured: frozenset[str], *, now:
             job.name,
             job.gpus,
             job.weight,
-            job.entity,
+            (job.entity, job.user),
             sorted([gpu_type for gpu_type, rate in job.throughput.items() if rate > 0]),
             job.name in unmeasured,
             None if job.deadline is None else round(now + job.deadline),

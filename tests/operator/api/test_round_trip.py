@@ -144,6 +144,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
         ],
         "weight": draw(st.floats(1e-3, 1e6)),
         "entity": draw(NAMES),
+        "user": draw(NAMES),
         "budget": draw(st.floats(0.01, 1e9)),
         "spot": draw(st.sampled_from(["Allow", "Forbid", "Require"])),
         "dataLocation": {
@@ -203,6 +204,7 @@ def objectives(draw: st.DrawFn) -> dict[str, Any]:
         entities[name] = {
             "weight": draw(st.floats(1e-3, 1e6)),
             "policy": draw(st.sampled_from(["fairness", "fifo"])),
+            "byUser": draw(st.booleans()),
         }
         if i and draw(st.booleans()):
             entities[name]["parent"] = draw(st.sampled_from(names[:i]))

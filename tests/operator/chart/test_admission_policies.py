@@ -79,7 +79,7 @@ def test_a_namespace_says_which_team_and_weight_its_jobs_have(
 ) -> None:
     """By its labels, which its tenants cannot change."""
     here = cluster.namespace
-    labels = {"ballast.dev/entity": "vision", "ballast.dev/max-weight": "2.5"}
+    labels = {"ballast.dev/entity": "vision", "ballast.dev/max-weight": "2.5", "ballast.dev/user": "ann"}
     with control_plane.client() as api:
         client.CoreV1Api(api).patch_namespace(here, {"metadata": {"labels": labels}})
 
@@ -87,8 +87,9 @@ def test_a_namespace_says_which_team_and_weight_its_jobs_have(
         return cluster.refusal("eve", lambda api: make_job(api, here, **spec))
 
     eventually(lambda: "set spec.entity to vision" in ask(entity="speech", weight=1.0), "the labels")
-    assert ask(entity="vision", weight=2.5) == ""
-    assert "have a weight of at most 2.5" in ask(entity="vision", weight=3.0)
+    assert ask(entity="vision", user="ann", weight=2.5) == ""
+    assert "have a weight of at most 2.5" in ask(entity="vision", user="ann", weight=3.0)
+    assert "set spec.user to ann" in ask(entity="vision", user="bob")
 
 
 @pytest.mark.api

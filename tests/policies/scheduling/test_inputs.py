@@ -55,6 +55,15 @@ def test_a_team_that_the_policy_does_not_know_stands_beside_the_others():
     assert "spec.entity: not set" in inputs.job_defaults["c"][0]
 
 
+def test_users_of_a_team_share_it_and_who_names_none_is_told():
+    """One job of one user has as much as three of another."""
+    jobs = (*(job(name, entity="x", user="ann") for name in "abc"), job("d", entity="x", user="bob"))
+    inputs = complete("hierarchical", {"x": Entity(by_user=True)}, *question(*jobs, job("e", entity="x")))
+    levels = allocate("hierarchical", inputs.problem).levels
+    assert levels["d"] == pytest.approx(3 * levels["a"], rel=0.01)
+    assert set(inputs.job_defaults) == {"e"} and "spec.user: not set" in inputs.job_defaults["e"][0]
+
+
 def test_without_entities_the_teams_that_jobs_name_are_equal():
     """A share for each team, whatever the number of its jobs."""
     jobs = (job("a", entity="x", gpus=1), job("b", entity="y"), job("c", entity="y"))

@@ -364,6 +364,7 @@ def as_job(view: JobView, spec: JobSpec, *, gpus: int, rates: Mapping[str, float
         gpus=gpus,
         weight=spec.weight,
         entity=spec.entity,
+        user=spec.user,
         # A job that is about to end still counts: its last step is not announced yet.
         steps_remaining=float(max(1, spec.config.total_steps - done)),
         elapsed=max(0.0, elapsed - status.suspended_seconds),

@@ -4,7 +4,8 @@ Volume is counted in levels (gpus x throughput / throughput of the equal share, 
 member of the root, an entity or a job on its own, receives volume at the rate of its weight until it
 is full. Inside an entity, ``fairness`` divides by the members' weights among those not yet full;
 ``fifo`` gives all to the first member (in order of arrival) that is not yet full (dissertation
-section 5.4.3; entities may lie in entities).
+section 5.4.3; entities may lie in entities). An entity that shares by users divides equally between these,
+and by its policy between the jobs of each.
 """
 
 import dataclasses
@@ -50,16 +51,24 @@ def tree(instance: Instance) -> Team:
 
     def build(name: str | None) -> Team:
         inside = [child for child, parent in parents.items() if parent == name]
-        jobs = np.array(rows[name], dtype=int)
-        return Team(
-            "fairness" if name is None else policies[name],
-            jobs,
-            instance.weights[jobs],
-            tuple(build(child) for child in inside),
-            np.array([weights[child] for child in inside], dtype=float),
-        )
+        teams, each = [build(child) for child in inside], [weights[child] for child in inside]
+        policy, jobs = "fairness" if name is None else policies[name], rows[name]
+        entity = instance.entities.get(name or "")
+        if entity is not None and entity.by_user:
+            users: dict[str, list[int]] = {}
+            for m in jobs:
+                users.setdefault(instance.user_of[m], []).append(m)
+            teams += [_of_jobs(policy, own, instance) for own in users.values()]
+            policy, jobs, each = "fairness", [], [*each, *[1.0] * len(users)]
+        team = _of_jobs(policy, jobs, instance)
+        return dataclasses.replace(team, teams=tuple(teams), team_weights=np.array(each, dtype=float))
 
     return build(None)
+
+
+def _of_jobs(policy: str, rows: list[int], instance: Instance) -> Team:
+    jobs = np.array(rows, dtype=int)
+    return Team(policy, jobs, instance.weights[jobs], (), np.zeros(0))
 
 
 def parts(instance: Instance) -> np.ndarray:

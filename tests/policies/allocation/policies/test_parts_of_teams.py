@@ -6,13 +6,19 @@ from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.problem import Entity, Job, Problem, ProblemError
 
 
-def parts_of(jobs, **entities):
-    """``jobs``: name -> (team, weight)."""
+def parts_of(jobs, users=None, **entities):
+    """``jobs``: name -> (team, weight); ``users``: job -> its user."""
     problem = Problem(
         gpu_types=("v100",),
         capacity={"v100": 8},
         jobs=tuple(
-            Job(name=name, throughput={"v100": 1.0}, entity=team, weight=weight)
+            Job(
+                name=name,
+                throughput={"v100": 1.0},
+                entity=team,
+                weight=weight,
+                user=(users or {}).get(name, ""),
+            )
             for name, (team, weight) in jobs.items()
         ),
         entities=entities,
@@ -40,6 +46,18 @@ def test_teams_in_teams_divide_what_is_above_them():
         other=Entity(),
     )
     assert found == pytest.approx({"a": 0.125, "b": 0.125, "c": 0.25, "d": 0.5})
+
+
+def test_users_of_a_team_share_it_equally_however_many_jobs_they_have():
+    """Then their jobs by weight, or the first first; those that name no user are one."""
+    team, whose = "x", {"a1": "ann", "a2": "ann", "a3": "ann", "b": "bob"}
+    jobs = {name: (team, 2.0 if name == "a1" else 1.0) for name in (*whose, "none", "nobody")}
+    found = parts_of({**jobs, "in": ("inner", 1.0)}, whose, x=Entity(by_user=True), inner=Entity(parent="x"))
+    want = {"a1": 1 / 8, "a2": 1 / 16, "a3": 1 / 16, "b": 1 / 4, "none": 1 / 8, "nobody": 1 / 8, "in": 1 / 4}
+    assert found == pytest.approx(want)
+    fifo = parts_of(jobs, whose, x=Entity(by_user=True, policy="fifo"))
+    assert fifo["a1"] == pytest.approx(1 / 3, rel=2e-3) and fifo["b"] == pytest.approx(1 / 3, rel=2e-3)
+    assert parts_of(jobs, whose, x=Entity())["b"] == pytest.approx(1 / 7)
 
 
 def test_first_come_first_served_gives_the_first_nearly_all():
