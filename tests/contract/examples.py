@@ -110,6 +110,7 @@ EXAMPLES = {
             args={"path": "/data"},
             columns=ColumnsConfig(inputs="input_ids", targets="labels"),
             pad_to_multiple_of=64,
+            packing=True,
         ),
         checkpoint=CheckpointConfig(
             path="/checkpoints",

@@ -72,6 +72,19 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"evaluation": {"everySteps": 5}}, "evaluation.batches", "the model's own data has no end"),
     (
+        {"data": {"name": "my_model:Data", "packing": True}, "dynamics": [PRUNING]},
+        "data.packing",
+        "no ends of packed samples",
+    ),
+    (
+        {
+            "evaluation": {"everySteps": 5, "data": {"name": "my_model:Data", "packing": True}},
+            "dynamics": [PRUNING],
+        },
+        "evaluation.data.packing",
+        "no ends of packed samples",
+    ),
+    (
         {"data": {"name": "my_model:Data"}, "evaluation": {"batches": 2}},
         "evaluation.data",
         "the training data is not the model's own",

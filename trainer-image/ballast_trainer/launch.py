@@ -85,7 +85,12 @@ class ValidatedJob:
         config = read_job_config(value, unknown=unknown)
         if config.model is None:
             raise ConfigurationError("model", "missing. To fix: name one, e.g. model: {name: gpt}")
-        model = build_model(config.model, config.data, seed=config.training.seed)
+        model = build_model(
+            config.model,
+            config.data,
+            seed=config.training.seed,
+            microbatches=config.pipeline.microbatches,
+        )
         workers = config.training.dataloader_num_workers
         if workers and is_read_in_order(model.batch):
             raise ConfigurationError(

@@ -19,7 +19,7 @@ from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.activations import SavedTensors, weight_gradient_bytes
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import Profile
-from ballast_trainer.trees import Tree, mapped
+from ballast_trainer.trees import Tree, chunks, mapped
 
 
 def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _whole_model(config: JobConfig, model: Model, loss_scale: LossScale) -> Mode
 def _passing_bytes(model: ModelState, step: int) -> tuple[list[int], list[int]]:
     """By layer, of one microbatch: all that its forward keeps, and gradients that flow into its weights."""
     inputs, _ = model.batch(step)
-    value: Tree = inputs.chunk(model.microbatches)[0]
+    value: Tree = chunks(inputs, model.microbatches)[0]
     kept, waiting = [], []
     for layer in model.layers:
         value = mapped(_learning, layer.taken(value))

@@ -96,6 +96,15 @@ def mapped(function: Callable[[torch.Tensor], torch.Tensor], tree: Tree) -> Tree
     return unflatten(structure, map(function, tensors))
 
 
+def chunks(tree: Tree, count: int) -> tuple[Tree, ...]:
+    """The tree with each tensor's first dimension cut into ``count`` parts."""
+    if isinstance(tree, torch.Tensor):
+        return tree.chunk(count)
+    tensors, structure = flatten(tree)
+    parts = zip(*(tensor.chunk(count) for tensor in tensors), strict=True)
+    return tuple(unflatten(structure, iter(part)) for part in parts)
+
+
 def learns(tree: Tree) -> bool:
     """Whether a gradient comes back to any tensor of it."""
     if isinstance(tree, torch.Tensor):

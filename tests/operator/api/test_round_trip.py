@@ -135,7 +135,14 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             "name": "my.data:windows",
             "args": draw(st.dictionaries(st.text(max_size=4), JSON, max_size=3)),
             "columns": {"inputs": "input_ids", "targets": draw(NAMES)},
-            **draw(st.sampled_from([{"collate": "my.data:collate"}, {"padToMultipleOf": 64}])),
+            **draw(
+                st.sampled_from(
+                    [
+                        {"collate": "my.data:collate", "packing": False},
+                        {"padToMultipleOf": 64, "packing": not pruned},
+                    ]
+                )
+            ),
         },
         "gpuTypes": draw(st.lists(NAMES, unique=True, max_size=3)),
         "throughput": [

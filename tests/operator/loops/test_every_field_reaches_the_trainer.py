@@ -21,6 +21,7 @@ EXCLUDED = {
     "training.rate_factor",
     "data.collate",
     "evaluation.data.pad_to_multiple_of",
+    "evaluation.data.packing",
     "checkpoint.in_memory_every_steps",
 }
 """Fields at their defaults in the example: it has tensor and data parallelism, which exclude replicas, a

@@ -8,9 +8,11 @@ import torch
 from ballast_policies.contract.job.model import ColumnsConfig
 
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.trees import Tree, tensors_of
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-"""Inputs and targets; the first dimension of both is the number of samples."""
+Batch = tuple[Tree, torch.Tensor]
+"""Inputs, a tensor or a tree of them, and targets; the first dimension of all is the number of samples, of
+packed ones the number of rows."""
 
 BatchFunction = Callable[[int, int, int], Batch]
 """``batch(seed, step, size)``: inputs and targets of a step; a pure function, the same on every rank."""
@@ -30,12 +32,14 @@ class BatchForm:
         columns: of the two in samples or batches that are mappings; None: they are pairs.
         multiple: samples are padded to the longest of the batch, rounded up to a multiple of this; None: they
             have one length.
+        rows: that samples are packed into; None: each is a row of its own.
     """
 
     field: str = "data"
     collate: Callable[[list[Any]], Any] | None = None
     columns: ColumnsConfig | None = None
     multiple: int | None = None
+    rows: int | None = None
 
     def of_samples(self, samples: list[Any]) -> Any:
         """A batch of these samples.
@@ -47,6 +51,8 @@ class BatchForm:
             return self.collate(samples)
         if isinstance(samples[0], Mapping):
             samples = [tuple(map(self._as_tensor, self._pair(sample))) for sample in samples]
+        if self.rows is not None:
+            return self._packed([self._tensors(sample) for sample in samples], self.rows)
         if self.multiple is not None:
             samples = [self._tensors(sample) for sample in samples]
             return tuple(
@@ -68,9 +74,39 @@ class BatchForm:
         Raises:
             ConfigurationError: the batch has none.
         """
-        return whole_batch(
-            self._pair(batch) if isinstance(batch, Mapping) else batch, size, f"{self.field}.name"
+        pair = self._pair(batch) if isinstance(batch, Mapping) else batch
+        return whole_batch(pair, self.rows or size, f"{self.field}.name")
+
+    def _packed(self, samples: list[tuple[torch.Tensor, torch.Tensor]], rows: int) -> Batch:
+        """Rows of samples, each of which goes into the shortest, the longest first; filling comes last."""
+        for tokens, targets in samples:
+            if (
+                tokens.dim() != 1
+                or not len(tokens)
+                or tokens.is_floating_point()
+                or tokens.shape != targets.shape
+            ):
+                raise ConfigurationError(
+                    f"{self.field}.packing",
+                    f"a sample has inputs of shape {tuple(tokens.shape)} ({tokens.dtype}) and targets of "
+                    f"shape {tuple(targets.shape)}. To fix: some tokens, and a target for each",
+                )
+        places: list[list[int]] = [[] for _ in range(rows)]
+        lengths = [0] * rows
+        for place in sorted(range(len(samples)), key=lambda place: -len(samples[place][0])):
+            row = lengths.index(min(lengths))
+            places[row].append(place)
+            lengths[row] += len(samples[place][0])
+        # In the order of the data.
+        packed = [[samples[place] for place in sorted(row)] for row in places]
+        columns = (
+            ([torch.cat([tokens for tokens, _ in row]) for row in packed], 0),
+            # Each filling token is a sample of its own, at a position that every model has.
+            ([torch.cat([torch.arange(len(tokens)) for tokens, _ in row]) for row in packed], 0),
+            ([torch.cat([targets for _, targets in row]) for row in packed], _IGNORED),
         )
+        tokens, positions, targets = (_padded(rows, self.multiple or 1, fill) for rows, fill in columns)
+        return {"input_ids": tokens, "position_ids": positions}, targets
 
     def _pair(self, row: Mapping[str, Any]) -> tuple[Any, Any]:
         known = ", ".join(map(str, row))
@@ -105,7 +141,7 @@ class BatchForm:
 
 
 def whole_batch(batch: Any, size: int, field: str) -> Batch:
-    """Inputs and targets, if the batch is a pair of tensors of ``size`` samples.
+    """Inputs and targets, if the batch is a pair of ``size`` samples; inputs may be a tree.
 
     Raises:
         ConfigurationError: it is not.
@@ -114,10 +150,17 @@ def whole_batch(batch: Any, size: int, field: str) -> Batch:
         reason = f"gives {type(batch).__name__}, not a pair of inputs and targets. To fix: return both"
         raise ConfigurationError(field, reason)
     inputs, targets = batch
-    for name, value in (("inputs", inputs), ("targets", targets)):
-        if not isinstance(value, torch.Tensor):
-            reason = f"{name} are {type(value).__name__}, not a tensor. To fix: return tensors"
-            raise ConfigurationError(field, reason)
+    try:
+        named = [("inputs", value) for value in tensors_of(inputs)]
+    except TypeError:
+        reason = (
+            f"inputs are {type(inputs).__name__}, not a tensor. To fix: return tensors, or a tree of them"
+        )
+        raise ConfigurationError(field, reason) from None
+    if not isinstance(targets, torch.Tensor):
+        reason = f"targets are {type(targets).__name__}, not a tensor. To fix: return a tensor"
+        raise ConfigurationError(field, reason)
+    for name, value in (*named, ("targets", targets)):
         if value.dim() == 0 or len(value) != size:
             raise ConfigurationError(
                 field,

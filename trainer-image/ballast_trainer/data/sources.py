@@ -61,7 +61,7 @@ def refuse_form(source: Any, form: BatchForm) -> None:
     Raises:
         ConfigurationError: ``form`` says how.
     """
-    makes = {"collate": form.collate, "padToMultipleOf": form.multiple}
+    makes = {"collate": form.collate, "padToMultipleOf": form.multiple, "packing": form.rows}
     for name in (name for name, value in makes.items() if value is not None):
         raise ConfigurationError(
             f"{form.field}.{name}",
@@ -228,7 +228,7 @@ class ShuffledDataset:
     @property
     def stacks(self) -> bool:
         """Whether a batch is nothing but its samples, one above the other."""
-        return self._form.multiple is None and self._form.collate is None
+        return self._form.multiple is None and self._form.collate is None and self._form.rows is None
 
     def indices(self, seed: int, step: int, size: int) -> list[int]:
         """Which samples the batch of ``step`` is made of."""

@@ -23,7 +23,7 @@ from ballast_trainer.layers.precision import computing_in
 from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.pipeline.executor.groups import Link, link_groups
 from ballast_trainer.seeding import mixed_key, seed_layer
-from ballast_trainer.trees import Tree, flatten, tensors_of, unflatten
+from ballast_trainer.trees import Tree, chunks, flatten, tensors_of, unflatten
 
 _EVALUATION = 0xE7A1
 
@@ -80,9 +80,7 @@ class ForwardOnly:
         )
         return link_groups(schedule, self.lines, self.line)
 
-    def run(
-        self, inputs: torch.Tensor | None, targets: torch.Tensor | None, groups: Any, number: int
-    ) -> list[float]:
+    def run(self, inputs: Tree, targets: torch.Tensor | None, groups: Any, number: int) -> list[float]:
         """Run one batch; collective over the ranks of the pipeline.
 
         Args:
@@ -95,7 +93,7 @@ class ForwardOnly:
             This rank's part of each score's mean over the replica's microbatches; the parts add up to it.
         """
         count, last = self.microbatches, len(self.holders) - 1
-        sources = inputs.chunk(count) if inputs is not None else ()
+        sources = chunks(inputs, count) if inputs is not None else ()
         wanted = targets.chunk(count) if targets is not None else ()
         kept: dict[tuple[int, int], Tree] = {}
         sending: list[tuple[torch.Tensor, Any]] = []

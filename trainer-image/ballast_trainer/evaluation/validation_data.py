@@ -73,7 +73,8 @@ def validation_data(config: JobConfig, model: Model) -> ValidationData | None:
             field="model.name",
         )
     source = data_source(evaluation.data, "evaluation.data")
-    form, size = batch_form(evaluation.data, "evaluation.data"), config.pipeline.global_batch_size
+    form = batch_form(evaluation.data, model, config.pipeline.microbatches, "evaluation.data")
+    size = config.pipeline.global_batch_size
     batch: BatchFunction
     available: int | None
     if is_dataset(source):

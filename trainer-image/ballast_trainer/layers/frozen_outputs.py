@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from ballast_trainer.trees import Tree
+from ballast_trainer.trees import Tree, chunks, tensors_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +41,15 @@ class FrozenOutputs:
         self._limit = limit_bytes
         self._kept: dict[bytes, tuple[int, torch.Tensor]] = {}
         self._bytes = 0
-        self._microbatches: tuple[torch.Tensor, ...] = ()
+        self._microbatches: tuple[Tree, ...] = ()
         self._names: dict[int, list[bytes]] = {}
         self._shown: set[tuple[int, int]] = set()
         self.refusals: dict[int, str] = {}
 
     @contextlib.contextmanager
-    def during(self, inputs: torch.Tensor, microbatches: int) -> Iterator[None]:
+    def during(self, inputs: Tree, microbatches: int) -> Iterator[None]:
         """A step of training runs with these inputs; outside of it nothing is kept or looked up."""
-        self._microbatches = inputs.chunk(microbatches)
+        self._microbatches = chunks(inputs, microbatches)
         self._names.clear()
         try:
             yield
@@ -112,10 +112,13 @@ class FrozenOutputs:
 
     def _names_of(self, microbatch: int) -> list[bytes]:
         if microbatch not in self._names:
-            inputs = self._microbatches[microbatch].detach().cpu().contiguous()
+            inputs = [one.detach().cpu().contiguous() for one in tensors_of(self._microbatches[microbatch])]
             self._names[microbatch] = [
-                hashlib.blake2b(row.reshape(-1).view(torch.uint8).numpy().tobytes(), digest_size=20).digest()
-                for row in inputs
+                hashlib.blake2b(
+                    b"".join(row.reshape(-1).view(torch.uint8).numpy().tobytes() for row in rows),
+                    digest_size=20,
+                ).digest()
+                for rows in zip(*inputs, strict=True)
             ]
         return self._names[microbatch]
 

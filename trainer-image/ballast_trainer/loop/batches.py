@@ -12,6 +12,7 @@ from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.models.loss_weights import weights_of
 from ballast_trainer.models.protocol import Model
+from ballast_trainer.trees import mapped
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class Batches:
     def _moved(self, step: int, world: World) -> Batch:
         with ACTIVITY.doing(f"the batch of step {step + 1}"):
             inputs, targets = self._read(step) if self._ahead is None else self._read_ahead(step, self._ahead)
-        share = self._config.pipeline.global_batch_size // world.data.size
+        share = len(targets) // world.data.size
         mine = slice(world.data.index * share, (world.data.index + 1) * share)
         pinned = self._ahead is not None
         there = targets[mine].to(self._device, non_blocking=pinned)
@@ -119,7 +120,7 @@ class Batches:
             del self._targets[old]
             self._factors.pop(old, None)
         self._factors[step] = self._factors_of(step, targets, world)
-        return inputs[mine].to(self._device, non_blocking=pinned), there
+        return mapped(lambda one: one[mine].to(self._device, non_blocking=pinned), inputs), there
 
     def _read_ahead(self, step: int, ahead: ReadAhead) -> Batch:
         """The batch that a worker has read, unless it has a sample that others could not read."""

@@ -25,6 +25,7 @@ from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.models.loss_weights import weighted, weights_of
 from ballast_trainer.models.protocol import Metric
 from ballast_trainer.tensor_parallel.parallel_pair import pairs
+from ballast_trainer.trees import mapped
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +196,7 @@ class Evaluator:
             self._usual_weight = (
                 sum(weights_of(self._model.definition.loss_weight, targets, count)) / count or 1.0
             )
-        share = size // world.data.size
+        share = len(targets) // world.data.size
         mine = slice(world.data.index * share, (world.data.index + 1) * share)
         device = self._model.device
-        return inputs[mine].to(device), targets[mine].to(device)
+        return mapped(lambda one: one[mine].to(device), inputs), targets[mine].to(device)

@@ -25,12 +25,13 @@ from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor.drains import steps_between_drains
 from ballast_trainer.pipeline.gradients import GradientBuckets
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of, is_asynchronous
-from ballast_trainer.pipeline.partition_cache import PartitionCache
+from ballast_trainer.pipeline.partition_cache import PartitionCache, Shapes
 from ballast_trainer.pipeline.stages import Boundaries, Pipeline, PipelineBuilder
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import LayerCosts, Profile
 from ballast_trainer.profiling.rank_speeds import RankSpeeds, SpeedProbe
 from ballast_trainer.tensor_parallel.straggler_mitigation import StragglerMitigation
+from ballast_trainer.trees import tensors_of
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -96,8 +97,8 @@ class ModelState:
     rank_speeds: RankSpeeds = dataclasses.field(default_factory=RankSpeeds)
     partition_cache: PartitionCache = dataclasses.field(default_factory=PartitionCache)
     _probe: SpeedProbe | None = None
-    _shape: tuple[int, ...] | None = None  # of the inputs that the pipeline is for; None: any
-    _pipelines: dict[tuple[int, ...] | None, Pipeline] = dataclasses.field(default_factory=dict)
+    _shape: Shapes | None = None  # of the inputs that the pipeline is for; None: any
+    _pipelines: dict[Shapes | None, Pipeline] = dataclasses.field(default_factory=dict)
     _buckets: GradientBuckets | None = None
 
     def __post_init__(self) -> None:
@@ -152,7 +153,7 @@ class ModelState:
             self._pipelines[shape] = builder.build(boundaries)
         self.pipeline = self._pipelines[shape]
 
-    def _shape_of(self, step: int) -> tuple[int, ...] | None:
+    def _shape_of(self, step: int) -> Shapes | None:
         """Of the inputs of ``step``, the same on all ranks; None: one rank runs any, or all have one shape.
 
         Without a flush several steps are in flight, whose messages have one shape.
@@ -160,7 +161,9 @@ class ModelState:
         own_data = self.config.data is not None and not has_one_shape(self.definition.batch)
         if self.world.positions == 1 or not own_data or is_asynchronous(self.config.pipeline.schedule):
             return None
-        shape = tuple(self.batch(step)[0].shape) if self.world.rank == 0 or self._reads else None
+        shape = None
+        if self.world.rank == 0 or self._reads:
+            shape = tuple(tuple(one.shape) for one in tensors_of(self.batch(step)[0]))
         if not is_read_in_order(self.definition.batch):
             shape = self.world.from_rank_0(shape, patient=True)
         return shape

@@ -10,7 +10,7 @@ import copy
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,6 +20,13 @@ from ballast_trainer.trees import Tree, mapped
 
 _MOST_KEPT = 4
 """Shapes of hidden states whose masks and rotations a process keeps."""
+
+
+class Packed(NamedTuple):
+    """Hidden states of rows of samples, one after the other, and each token's place in its sample [B, S]."""
+
+    hidden: torch.Tensor
+    positions: torch.Tensor
 
 
 class NoChainError(Exception):
@@ -228,13 +235,16 @@ class BeforeLayers(nn.Module):
         self.model = model
         self._seat, self._options = seat, options
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Inputs of the module -> hidden states of its first layer."""
+    def forward(self, inputs: torch.Tensor | Mapping[str, torch.Tensor]) -> torch.Tensor | Packed:
+        """Inputs of the module, or packed tokens and positions -> hidden states of its first layer."""
         try:
-            self.model(inputs, **self._options)
+            if isinstance(inputs, torch.Tensor):
+                self.model(inputs, **self._options)
+            else:
+                self.model(inputs["input_ids"], position_ids=inputs["position_ids"], **self._options)
         except _Reached as reached:
             hidden: torch.Tensor = reached.value
-            return hidden
+            return hidden if isinstance(inputs, torch.Tensor) else Packed(hidden, inputs["position_ids"])
         raise RuntimeError("the module has not called its layers, as it did when it was tried")
 
 
@@ -248,8 +258,9 @@ class AfterLayers(nn.Module):
         self.model = model
         self._seat, self._options, self._like = seat, options, inputs.new_zeros(inputs.shape, device="meta")
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, value: torch.Tensor | Packed) -> torch.Tensor:
         """Hidden states of the last layer -> logits."""
+        hidden = value.hidden if isinstance(value, Packed) else value
         self._seat.hidden = hidden
         try:
             output = self.model(_inputs_like(self._like, hidden), **self._options)
@@ -268,6 +279,7 @@ class LayerCalls:
         self._models: dict[torch.device, tuple[nn.Module, _Seat]] = {inputs.device: (model, seat)}
         self._options, self._like = options, inputs.new_zeros(inputs.shape, device="meta")
         self._kept: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
+        self._packed: tuple[torch.Tensor | None, Any, Any] = (None, None, None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "LayerCalls":
         """Itself: it has no state of training."""
@@ -276,15 +288,31 @@ class LayerCalls:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def of(self, index: int, hidden: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Further positional and named arguments of layer ``index`` for hidden states of this form."""
-        kind = hidden.device.type
-        autocast = torch.is_autocast_enabled(kind) if kind != "meta" else False
-        key = (hidden.shape, hidden.dtype, hidden.device, autocast)
+        key = _form_of(hidden)
         if key not in self._kept:
             while len(self._kept) >= _MOST_KEPT:
                 del self._kept[next(iter(self._kept))]
             with torch.no_grad():
                 self._kept[key] = self.made_for(hidden.detach())
         return self._kept[key][index]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def of_packed(
+        self, index: int, value: Packed
+    ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], torch.Tensor]:
+        """As :meth:`of` for packed samples; and the positions, by which the next layer finds this again."""
+        positions, key, calls = self._packed
+        hidden = value.hidden
+        if value.positions is not positions or key != _form_of(hidden):
+            # A copy that nothing else changes, as the room is that messages are received in.
+            positions, key = value.positions.clone(), _form_of(hidden)
+            with torch.no_grad():
+                # On meta, values are not known, and do not count.
+                given = {} if hidden.is_meta else {"position_ids": positions}
+                calls = self.made_for(hidden.detach(), **given)
+            self._packed = positions, key, calls
+        assert positions is not None
+        return calls[index], positions
 
     def made_for(self, hidden: torch.Tensor, **options: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         """By layer, what the whole module would call it with.
@@ -310,6 +338,13 @@ class LayerCalls:
         finally:
             calls, seat.hidden, seat.calls = seat.calls, None, {}
         return [calls[index] for index in sorted(calls)]
+
+
+def _form_of(hidden: torch.Tensor) -> Any:
+    """All of hidden states that what layers get beside them depends on."""
+    kind = hidden.device.type
+    autocast = torch.is_autocast_enabled(kind) if kind != "meta" else False
+    return hidden.shape, hidden.dtype, hidden.device, autocast
 
 
 def _inputs_like(tried: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:

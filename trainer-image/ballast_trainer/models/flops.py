@@ -15,6 +15,7 @@ from torch import nn
 
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.seeding import host_seeded
+from ballast_trainer.trees import Tree, mapped
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ _OF_A_FORWARD = 3
 """A backward has two products for each of the forward: by the inputs and by the weights."""
 
 
-def step_flops(model: Model, inputs: torch.Tensor) -> float | None:
+def step_flops(model: Model, inputs: Tree) -> float | None:
     """Operations of the forward and the backward of one batch.
 
     Counted on tensors without data, layer by layer, so it takes neither memory nor a GPU.
@@ -37,7 +38,7 @@ def step_flops(model: Model, inputs: torch.Tensor) -> float | None:
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    activations = inputs.to("meta")
+    activations = mapped(lambda one: one.to("meta"), inputs)
     counter = FlopCounterMode(display=False)
     try:
         with host_seeded(), torch.no_grad(), counter:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.models.chain import Chain, LayerCalls, NoChainError
+from ballast_trainer.models.chain import Chain, LayerCalls, NoChainError, Packed
 from ballast_trainer.models.deferred import DeferredWeights, deferred_weights
 from ballast_trainer.models.loss_weights import IGNORED, counted_targets
 from ballast_trainer.models.protocol import Model
@@ -32,11 +32,14 @@ _TRIED = (2, 11)
 _NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
 """Variable that keeps transformers from reading a whole file ahead."""
 
+_PREDICT_NEXT = ("ForCausalLM", "GPT2LMHeadModel")
+"""How classes that predict the next token are called."""
+
 _ATTENTION = ("self_attn", "attn", "attention", "self_attention")
 
 
 class DecoderLayer(nn.Module):
-    """A layer from one tensor to one tensor; the masks and rotations that its model makes are made for it.
+    """A layer from hidden states to hidden states; the masks that its model makes are made for it.
 
     Attributes:
         width: of the hidden states.
@@ -58,9 +61,12 @@ class DecoderLayer(nn.Module):
         self.layer, self.width = layer, width
         self._index, self._calls, self._members = index, calls, members
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, value: torch.Tensor | Packed) -> torch.Tensor | Packed:
         """[B, S, D] -> [B, S, D]; no position is padding."""
-        return self._run(hidden, self._calls.of(self._index, hidden))
+        if isinstance(value, Packed):
+            call, positions = self._calls.of_packed(self._index, value)
+            return Packed(self._run(value.hidden, call), positions)
+        return self._run(value, self._calls.of(self._index, value))
 
     def _run(self, hidden: torch.Tensor, call: tuple[tuple[Any, ...], dict[str, Any]]) -> torch.Tensor:
         output = self.layer(hidden, *call[0], **call[1])
@@ -90,7 +96,7 @@ class DecoderLayer(nn.Module):
 class Routed(NamedTuple):
     """Hidden states, and of the routers so far: rows and sums of probabilities by expert [E], rows in all."""
 
-    hidden: torch.Tensor
+    hidden: torch.Tensor | Packed
     chosen: torch.Tensor | None = None
     probabilities: torch.Tensor | None = None
     rows: int = 0
@@ -115,7 +121,7 @@ class RoutedLayer(nn.Module):
         self.inner = inner
         self._router, self._place, self._chosen = router, place, chosen
 
-    def forward(self, value: torch.Tensor | Routed) -> Routed:
+    def forward(self, value: torch.Tensor | Packed | Routed) -> Routed:
         """Run the layer, and add its routers' figures to those of the layers before."""
         found: list[torch.Tensor] = []
 
@@ -206,8 +212,11 @@ def decoder(model: Any, *, tried: bool = True) -> Model:
     try:
         chain = Chain(model, inputs, options)
         layers, loss = _layers_of(model, chain, routed=routed, taken=set(taken))
+        # Layers without attention carry a state from sample to sample.
+        attends = all(any(hasattr(layer, part) for part in _ATTENTION) for layer in chain.layers)
+        packs = attends and name.endswith(_PREDICT_NEXT) and "position_ids" in taken
         if tried:
-            _try(model, chain, layers, loss, inputs, labelled="labels" in taken)
+            packs = _try(model, chain, layers, loss, inputs, labelled="labels" in taken, packs=packs)
     except NoChainError as error:
         raise ValueError(f"{name} is no chain of layers: {error}. {_FIX}") from error
     finally:
@@ -223,7 +232,8 @@ def decoder(model: Any, *, tried: bool = True) -> Model:
         independent_layers=type(model).__module__.startswith("transformers.models."),
         whole=model,
     )
-    return dataclasses.replace(made, save_whole=functools.partial(_save, model, saved))
+    saving = functools.partial(_save, model, saved)
+    return dataclasses.replace(made, save_whole=saving, takes_positions=packs)
 
 
 def _inputs_of(model: Any, name: str) -> torch.Tensor:
@@ -254,7 +264,7 @@ def _layers_of(
     if {"position_ids", "attention_mask"} <= taken:
         members.add("run_at")
     plain = not _windows(config) and getattr(config, "_attn_implementation", "sdpa") == "sdpa"
-    if plain and (config is None or type(model).__name__.endswith(("ForCausalLM", "GPT2LMHeadModel"))):
+    if plain and (config is None or type(model).__name__.endswith(_PREDICT_NEXT)):
         # Causal, and without a mask.
         members.add("attention_path")
     calls, width = chain.calls(), chain.tried.shape[-1]
@@ -476,16 +486,26 @@ def _try(
     inputs: torch.Tensor,
     *,
     labelled: bool,
-) -> None:
+    packs: bool,
+) -> bool:
     """Compare the parts with the whole, in evaluation mode, and their losses where it has one.
+
+    Returns:
+        Whether the samples compute the same in one row, where that is to be tried (``packs``).
 
     Raises:
         ValueError: they differ.
     """
     name = type(model).__name__
     value: Tree = inputs
+    row: Tree = _in_one_row(inputs) if packs else None
     for layer in layers:
         value = layer.eval()(value)
+        try:
+            row = None if row is None else layer(row)
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            # Its masks or positions are not made for rows of samples.
+            row = None
     logits = value["logits"] if isinstance(value, dict) else value
     whole = getattr(chain.output, "logits", chain.output)
     if not isinstance(whole, torch.Tensor) or logits.shape != whole.shape:
@@ -496,8 +516,14 @@ def _try(
             f"the layers of {name} one after the other do not compute what it computes: its logits are up to "
             f"{apart:.3g} apart. {_FIX}"
         )
+    if row is not None:
+        packed = (row["logits"] if isinstance(row, dict) else row)[0, : inputs.numel()]
+        apart = float((packed - whole.flatten(0, 1)).abs().max())
+        # Samples that see each other a little differ by more than rounding.
+        rounding = min(100 * torch.finfo(whole.dtype).eps, 0.05)
+        row = row if apart <= rounding * float(whole.abs().max()) else None
     if not labelled:
-        return
+        return row is not None
     problem = getattr(getattr(model, "config", None), "problem_type", None) or "single_label_classification"
     if whole.shape[-1] == 1 or problem != "single_label_classification":
         raise ValueError(f"{name} has a loss of its own, no cross entropy (num_labels, problem_type). {_FIX}")
@@ -511,3 +537,11 @@ def _try(
             f"{name} has a loss of its own: it is {wanted:.5g} on a few tokens, and {found[0]:.5g} as cross "
             f"entropy of its logits. {_FIX}"
         )
+    return row is not None
+
+
+def _in_one_row(tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The samples one after the other, and two tokens of filling."""
+    positions = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens))
+    row = {"input_ids": tokens.flatten(), "position_ids": positions}
+    return {name: functional.pad(one, (0, 2))[None] for name, one in row.items()}

@@ -64,6 +64,8 @@ class Model:
             mean of a microbatch as the loss is.
         loss_weight: weight of a microbatch's mean loss in that of the step, from its targets, e.g. how many
             are not -100 (``ballast_trainer.models.loss_weights.counted_targets``).  None: all weigh the same.
+        takes_positions: a promise that layer 0 also takes ``{"input_ids", "position_ids"}``, rows of packed
+            samples and each token's place in its own, and that no sample attends to another.
 
     Raises:
         ValueError: a metric's name cannot be one of a figure.
@@ -81,6 +83,7 @@ class Model:
     kept_layer: Callable[[int], nn.Module | None] | None = None
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
     loss_weight: LossWeight | None = None
+    takes_positions: bool = False
 
     def __post_init__(self) -> None:
         """Refuse names that figures, files and dashboards cannot have, and losses that are not trained."""

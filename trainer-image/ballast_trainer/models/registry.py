@@ -59,13 +59,16 @@ def load_callable(field: str, name: str) -> Callable[..., Any]:
     return loaded
 
 
-def build_model(config: ModelConfig, data: DataConfig | None = None, *, seed: int = 0) -> Model:
+def build_model(
+    config: ModelConfig, data: DataConfig | None = None, *, seed: int = 0, microbatches: int = 1
+) -> Model:
     """Build the model that the configuration names, on the data that it names.
 
     Args:
         config: the model.
         data: used in place of the model's own data.
         seed: of torch's generator while a builder of the user's runs.
+        microbatches: of a batch.
 
     Raises:
         ConfigurationError: the name is unknown, the arguments do not fit, or the model does not have
@@ -107,7 +110,8 @@ def build_model(config: ModelConfig, data: DataConfig | None = None, *, seed: in
         reason = f"{config.layers}, but {built}. To fix: {model.layer_count}, or leave it out"
         raise ConfigurationError("model.layers", reason)
     if data is not None:
-        return dataclasses.replace(model, batch=batches_from(data_source(data), batch_form(data)))
+        form = batch_form(data, model, microbatches)
+        return dataclasses.replace(model, batch=batches_from(data_source(data), form))
     if model.batch is no_batch:
         reason = f"missing: {config.name!r} brings no data of its own. To fix: name the training data"
         raise ConfigurationError("data.name", reason)
@@ -157,14 +161,28 @@ def _with_fix(error: Exception) -> str:
     return text if "To fix: " in text else f"{text}. {_ARGUMENTS}"
 
 
-def batch_form(data: DataConfig, field: str = "data") -> BatchForm:
-    """How batches are made of what the configuration names.
+def batch_form(data: DataConfig, model: Model, microbatches: int, field: str = "data") -> BatchForm:
+    """How batches of so many microbatches are made of what the configuration names.
 
     Raises:
-        ConfigurationError: there is no such ``collate``.
+        ConfigurationError: there is no such ``collate``, or the model takes no packed samples.
     """
-    collate = None if data.collate is None else load_callable(f"{field}.collate", data.collate)
-    return BatchForm(field=field, collate=collate, columns=data.columns, multiple=data.pad_to_multiple_of)
+    if data.packing and not (model.takes_positions and model.loss_weight):
+        lacks = (
+            "no weight of a microbatch" if model.takes_positions else "no positions that begin anew in a row"
+        )
+        raise ConfigurationError(
+            f"{field}.packing",
+            f"the model has {lacks}. To fix: padToMultipleOf alone, a decoder of Hugging Face's that takes "
+            "position_ids, or a Model with takes_positions and loss_weight",
+        )
+    return BatchForm(
+        field=field,
+        collate=None if data.collate is None else load_callable(f"{field}.collate", data.collate),
+        columns=data.columns,
+        multiple=data.pad_to_multiple_of,
+        rows=microbatches if data.packing else None,
+    )
 
 
 def data_source(data: DataConfig, field: str = "data") -> Any:

@@ -11,6 +11,9 @@ from ballast_policies.contract import Stage
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.layer import Layer
 
+Shapes = tuple[tuple[int, ...], ...]
+"""Of the tensors of a batch's inputs."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Findings:
@@ -32,10 +35,10 @@ class PartitionCache:
         self._outputs: dict[int, Boundary] = {}
         self._stateful: dict[int, set[str]] = {}
         self._cuts: set[int] = set()
-        self.shape: tuple[int, ...] | None = None
+        self.shape: Shapes | None = None
         """Of the inputs that the trials have run; None: there is but one."""
 
-    def of_inputs(self, shape: tuple[int, ...] | None) -> None:
+    def of_inputs(self, shape: Shapes | None) -> None:
         """Trials from now on run inputs of this shape: what those of another have shown does not count."""
         if shape != self.shape:
             self.forget()

@@ -24,6 +24,7 @@ from ballast_trainer.pipeline.partition_cache import PartitionCache
 from ballast_trainer.pipeline.trial import Trial
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.tensor_parallel.exchange import gather, scatter
+from ballast_trainer.trees import chunks
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Boundaries = tuple[Boundary, ...]
@@ -180,7 +181,7 @@ class PipelineBuilder:
         )
         inputs, targets = batch() if callable(batch) else batch
         count = self.schedule.microbatches
-        first = inputs.chunk(count)[0], targets.chunk(count)[0]
+        first = chunks(inputs, count)[0], targets.chunk(count)[0]
         if boundaries is None:
             boundaries, found = trial.run(first, gathered)
         else:

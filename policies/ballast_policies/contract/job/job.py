@@ -229,6 +229,17 @@ _RULES = (
         reason=f"parallelism.tensor cuts layers, of the changes only {', '.join(_WHOLE_LAYERS)} allows that",
         fix="tensor: 1, with parallelism.data or more stages in its place",
     ),
+    *(
+        Rule(
+            condition=(at(field) == False)  # noqa: E712
+            | each_row("dynamics", "kind", DYNAMICS, lambda case: not case.inside_layers),
+            field=field,
+            reason="what changes the inside of layers knows no ends of packed samples, of the changes only "
+            f"{', '.join(_WHOLE_LAYERS)} may go with packing",
+            fix="packing: false with padToMultipleOf, or leave the change out",
+        )
+        for field in ("data.packing", "evaluation.data.packing")
+    ),
     Rule(
         condition=_FLUSHES | (at("checkpoint.in_memory_every_steps") == 0),
         field="checkpoint.in_memory_every_steps",

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ballast_policies.contract.conditions import Rule, absent
+from ballast_policies.contract.conditions import Rule, absent, at
 from ballast_policies.contract.model import Arguments, Form, Settings
 
 CALLABLE = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*"
@@ -58,6 +58,12 @@ class DataConfig(Settings):
             reason="collate makes the batches, and pads them",
             fix="leave one of the two out",
         ),
+        Rule(
+            condition=absent("collate") | (at("packing") == False),  # noqa: E712
+            field="packing",
+            reason="collate makes the batches, and packs them",
+            fix="leave one of the two out",
+        ),
     )
 
     name: Annotated[str, Field(max_length=253), callable_name("my_model:Data")]
@@ -73,3 +79,7 @@ class DataConfig(Settings):
     pad_to_multiple_of: int | None = Field(None, ge=1, le=2**31 - 1)
     """Pads the samples of a batch to its longest, rounded up to a multiple of this: inputs by 0, targets by
     -100. Absent: all samples have one length."""
+    packing: bool = False
+    """Puts a batch's samples one after the other into as many rows as there are microbatches, about equally
+    long, in place of padding each: positions begin anew with each sample, and attention stays within it. Rows
+    are padded to the longest, or ``padToMultipleOf``."""

@@ -25,7 +25,7 @@ from ballast_trainer.pipeline.executor.order import (
 from ballast_trainer.pipeline.executor.split_backward import SplitBackward
 from ballast_trainer.pipeline.executor.versions import WeightVersions
 from ballast_trainer.profiling.meter import Meter
-from ballast_trainer.trees import Tree, tensors_of, unflatten
+from ballast_trainer.trees import Tree, chunks, mapped, tensors_of, unflatten
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -109,7 +109,7 @@ class Executor:
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._halves: dict[tuple[int, int], SplitBackward] = {}
         self._local: dict[Action, Sequence[torch.Tensor]] = {}
-        self._chunks: dict[int, tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] = {}
+        self._chunks: dict[int, tuple[Sequence[Tree], Sequence[torch.Tensor]]] = {}
         self._losses: dict[int, list[torch.Tensor]] = {}
         self._in_flight = dict.fromkeys(self._stacks, 0)
         self._most_in_flight = dict.fromkeys(self._stacks, 0)
@@ -202,8 +202,8 @@ class Executor:
         within = k % self._order.microbatches
         if stage == 0:
             # A batch may want a gradient; its microbatches are then computed apart.
-            value: Tree = inputs[within].detach().requires_grad_(inputs[within].requires_grad)
-            sources: Sequence[torch.Tensor] = [value]
+            value = mapped(lambda one: one.detach().requires_grad_(one.requires_grad), inputs[within])
+            sources: Sequence[torch.Tensor] = tensors_of(value)
         else:
             sources = self._activation(planned)
             value = unflatten(self._boundaries[stage - 1].structure, iter(sources))
@@ -276,14 +276,14 @@ class Executor:
         version = self._order.versions[action.stage, action.microbatch]
         return self._versions[action.stage].in_place(version)
 
-    def _step_chunks(self, stage: int, step: int) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    def _step_chunks(self, stage: int, step: int) -> tuple[Sequence[Tree], Sequence[torch.Tensor]]:
         """A step's inputs and targets by microbatch; nothing in stages that need neither."""
         if 0 < stage < self._order.schedule.stages - 1:
             return (), ()
         if step not in self._chunks:
             inputs, targets = self._batch(self._first_step + step)
             count = self._order.microbatches
-            self._chunks[step] = (inputs.chunk(count), targets.chunk(count))
+            self._chunks[step] = (chunks(inputs, count), targets.chunk(count))
         return self._chunks[step]
 
     def _sent(self, stage: int, results: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, bool]]:
