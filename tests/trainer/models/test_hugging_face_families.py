@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from ballast_policies.contract import Stage
+from ballast_trainer.channel.base import DirectoryChannel
 
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
+from tests.support.held_data import Gates
 from tests.support.one_process import train_here
 from tests.trainer.models import families
 
@@ -97,6 +100,31 @@ def test_a_family_learns_so_on_three_ranks(gang, name):
     running = gang(config, ranks=3)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert_same_curve(running.losses(), train_here(config).losses)
+
+
+@pytest.mark.processes
+def test_tokens_of_a_models_own_experts_are_counted_where_its_layers_are(gang, tmp_path):
+    """By layer and expert, over all ranks and after a move, what one process counts; the loss is its own."""
+    config = job("mixtral with its routers' loss", pipeline={"microbatches": 4, "globalBatchSize": 4})
+    gates = Gates(tmp_path / "gates", 2)
+    held, channel = gates.hold_own(config), DirectoryChannel(tmp_path / "channel")
+    running = gang(held, ranks=3, options=["--channel", str(tmp_path / "channel")])
+    running.wait_for_step(1)
+    stages = (
+        Stage(rank=rank, first_layer=a, end_layer=b) for rank, a, b in [(0, 0, 3), (1, 3, 4), (2, 4, 5)]
+    )
+    channel.publish(channel.read_plan().replace(epoch=2, stages=tuple(stages)))
+    running.wait_for_plan(2)
+    gates.open()
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert running.events("migrate")
+    alone = train_here(held)
+    assert_same_curve(running.losses(), alone.losses)
+    (counted,) = (event["loads"] for event in alone.events if event["event"] == "tokenImbalance")
+    # One sample of 16 tokens, each by two of four experts.
+    assert [sum(loads) for loads in counted.values()] == [32, 32, 32]
+    (found,) = running.events("tokenImbalance")
+    assert found["loads"] == {str(layer): loads for layer, loads in counted.items()}
 
 
 def test_every_name_of_the_whole_model_is_in_an_export():

@@ -25,9 +25,10 @@ from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule, w
 from ballast_trainer.dynamics.expert_parallelism import SharedExperts, expert_output
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.running import CURRENT_FORWARD
-from ballast_trainer.models.blocks import set_submodule
+from ballast_trainer.models.blocks import expert_loads, set_submodule
 
 _ROUTER_DEVIATION = 0.02
+EVENT = "tokenImbalance"
 
 
 class Experts(ChangingModule):
@@ -110,7 +111,7 @@ class Experts(ChangingModule):
 class MixtureOfExperts(BlockChange):
     """MLPs become experts."""
 
-    measures: str | None = "tokenImbalance"
+    measures: str | None = EVENT
     needs = ("mlp_path", "width")
     order = 1
     part = Experts
@@ -158,10 +159,19 @@ class MixtureOfExperts(BlockChange):
             "placed": {i: of.moved for i, of in shared.items()},
         }
         return (by_rank if shared else {}) | {
-            "layers": {i: max(e.loads) * len(e.loads) / sum(e.loads) for i, e in found.items()},
-            "loads": {i: e.loads for i, e in found.items()},
+            **_imbalance({i: e.loads for i, e in found.items()}),
             "dropped": {i: e.dropped for i, e in found.items()},
         }
+
+
+def own_experts(layers: LayerSet) -> dict[str, dict[int, Any]]:
+    """As :meth:`MixtureOfExperts.measured`, of experts that the model came with."""
+    return _imbalance({layer.index: loads for layer in layers if (loads := expert_loads(layer.module))})
+
+
+def _imbalance(loads: dict[int, list[int]]) -> dict[str, dict[int, Any]]:
+    """By layer, the fullest expert over the mean, and all loads."""
+    return {"layers": {i: max(of) * len(of) / sum(of) for i, of in loads.items()}, "loads": loads}
 
 
 def _experts(layers: LayerSet) -> dict[int, Experts]:

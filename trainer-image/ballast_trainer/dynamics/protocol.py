@@ -69,8 +69,13 @@ def is_built_in(dynamic: Dynamic) -> bool:
 
 def figures_of(dynamic: Dynamic, layers: LayerSet, world: World) -> dict[str, dict[int, Any]]:
     """The newest figures of a change by name and layer, of all ranks' layers; collective."""
+    return gathered(dynamic.measured(layers), world)
+
+
+def gathered(own: dict[str, dict[int, Any]], world: World) -> dict[str, dict[int, Any]]:
+    """Figures by name and layer, of all ranks; collective."""
     figures: dict[str, dict[int, Any]] = {}
-    for part in world.gather(dynamic.measured(layers)):
+    for part in world.gather(own):
         for name, values in part.items():
             figures.setdefault(name, {}).update(values)
     return {name: dict(sorted(values.items())) for name, values in figures.items()}

@@ -5,7 +5,8 @@ and the decoder layers of :mod:`ballast_trainer.models.hugging_face` have all of
 """
 
 import dataclasses
-from typing import Protocol
+import inspect
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -68,6 +69,34 @@ def set_submodule(module: nn.Module, path: str, part: nn.Module) -> None:
     """Put ``part`` at ``path`` inside ``module``."""
     parent, _, name = path.rpartition(".")
     setattr(module.get_submodule(parent), name, part)
+
+
+_CHOICES = {"top_k_index", "router_indices"}
+"""What transformers calls the experts of each token, [tokens, k], where its fused experts take them."""
+
+
+def note_choices(layer: nn.Module) -> None:
+    """Let a layer of transformers keep which experts its tokens have chosen last."""
+    for part in layer.modules():
+        if _CHOICES & inspect.signature(type(part).forward).parameters.keys():
+            part.register_forward_pre_hook(_note, with_kwargs=True)
+
+
+def _note(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    # Counted where it is looked at: a count here would wait for the device in each forward.
+    named = [kwargs[name] for name in _CHOICES if name in kwargs]
+    part.__dict__["chosen_experts"] = (named[0] if named else args[1]).detach()
+
+
+def expert_loads(layer: nn.Module) -> list[int]:
+    """Tokens that chose each of a layer's own experts in its newest forward; empty: it has none."""
+    parts: list[Any] = [part for part in layer.modules() if "chosen_experts" in part.__dict__]
+    counts = [
+        torch.bincount(part.chosen_experts.flatten(), minlength=part.num_experts)[: part.num_experts].tolist()
+        for part in parts
+        if not part.chosen_experts.is_meta
+    ]
+    return [sum(column) for column in zip(*counts, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

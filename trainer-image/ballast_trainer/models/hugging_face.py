@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.models.blocks import note_choices
 from ballast_trainer.models.chain import Chain, LayerCalls, NoChainError, Packed
 from ballast_trainer.models.deferred import DeferredWeights, deferred_weights
 from ballast_trainer.models.loss_weights import IGNORED, counted_targets
@@ -59,6 +60,7 @@ class DecoderLayer(nn.Module):
         """
         super().__init__()
         self.layer, self.width = layer, width
+        note_choices(layer)
         self._index, self._calls, self._members = index, calls, members
 
     def forward(self, value: torch.Tensor | Packed) -> torch.Tensor | Packed:
