@@ -83,15 +83,16 @@ def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
 def test_a_gang_in_two_pools_continues_in_one_when_the_others_node_goes(ballast):
     """Two fast GPUs and two slow ones, whose slowness is emulated, have stages that suit them.
 
-    A notice to the slow node shrinks the gang live onto the fast one. All speeds are stated: no measurement
-    on a busy machine decides whether the second pool is worth it.
+    Its last rank leaves for another job and comes back; then a notice to the slow node shrinks the gang live
+    onto the fast one. All speeds are stated, far below what any machine measures: none decides that the gang
+    were better off elsewhere.
     """
     sizes = {"minStages": 2, "maxStages": 4, "microbatches": 8, "globalBatchSize": 16}
     wide = {"totalSteps": ENDLESS, "mixedPools": "Allowed", "gpuTypes": ["v100", "k80"], "pipeline": sizes}
     # Four, four, two and two of twelve layers take equally long: no other order of the pools wins anything.
     wide |= {"dynamics": [], "model": {**SHRINKS["model"], "layers": 12}, "checkpoint": CHECKPOINT}
     wide |= {"rebalance": {"enabled": False}, "repack": {"enabled": False}, "grow": True}
-    speeds = {("v100", 2): 2.0, ("v100", 4): 4.0, ("k80", 2): 1.0, ("k80", 4): 2.0}
+    speeds = {("v100", 2): 0.002, ("v100", 4): 0.004, ("k80", 2): 0.001, ("k80", 4): 0.002}
     wide["throughput"] = [
         {"gpuType": kind, "stages": n, "stepsPerSecond": rate} for (kind, n), rate in speeds.items()
     ]
@@ -110,9 +111,17 @@ def test_a_gang_in_two_pools_continues_in_one_when_the_others_node_goes(ballast)
             ("k80", 2),
             ("k80", 2),
         ]
+        one = {"minStages": 1, "maxStages": 1, "microbatches": 8, "globalBatchSize": 16}
+        spec = {"gpuTypes": ["k80"], "pipeline": one, "totalSteps": ENDLESS, "checkpoint": CHECKPOINT}
+        spec |= {"dynamics": [], "repack": {"enabled": False}}
+        ballast.apply(ballast.demo_job("transformer", "small", **spec))
+        ballast.wait_for_report("small", step=1)
+        eventually(lambda: _has(ballast.status("wide"), 3), "the last rank to be gone")
+        ballast.end_job("small")
+        eventually(lambda: _has(ballast.status("wide"), 4), "the rank to come back")
         ballast.announce_end("k80-0")
-        eventually(lambda: ballast.status("wide").get("repacks"), "the slow ranks to leave")
-        shrunk = ballast.status("wide")["repacks"][0]
+        eventually(lambda: len(ballast.status("wide")["repacks"]) > 1, "the slow ranks to leave")
+        shrunk = ballast.status("wide")["repacks"][1]
         assert (shrunk["asked"], shrunk["gpus"]) == (True, 2)
         ballast.wait_for_report("wide", step=shrunk["step"] + 3)
         status = ballast.status("wide")
@@ -124,6 +133,12 @@ def test_a_gang_in_two_pools_continues_in_one_when_the_others_node_goes(ballast)
         ballast.stay("v100-1")
         ballast.stay("k80-0")
         ballast.end_job("wide")
+
+
+def _has(status, gpus):
+    """Whether as many ranks train, and none is about to join."""
+    allocation = status["allocation"]
+    return allocation["gpus"] == gpus and not allocation.get("joining")
 
 
 @pytest.mark.nightly

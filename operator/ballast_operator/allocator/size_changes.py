@@ -33,10 +33,10 @@ def may_grow_from(view: JobView) -> Time | None:
 def may_change_size(view: JobView) -> bool:
     """Whether the gang trains and can become smaller or larger now, without a restart.
 
-    A script cannot, and a gang in several pools is not asked to.
+    A script cannot.
     """
     allocation = view.running_allocation
-    if allocation is None or view.shrinking or allocation.joining or view.leaving or allocation.parts:
+    if allocation is None or view.shrinking or allocation.joining or view.leaving:
         return False
     return view.acknowledged and view.resizable
 

@@ -238,7 +238,7 @@ class JobAllocation(StatusModel):
     def with_pods(self, node_of: Mapping[str, str], **changes: Any) -> "JobAllocation":
         """The allocation with these pods, each on its node, in this order.
 
-        What is left of a gang in several pools may be in one.
+        What is left of a gang in several pools may be in one; newcomers are in the pool of its last ranks.
         """
         pods, nodes = tuple(node_of), tuple(node_of.values())
         if self.parts and pods:
@@ -246,6 +246,8 @@ class JobAllocation(StatusModel):
             for part in self.parts:
                 kept = tuple(pod for pod in part.pods if pod in node_of)
                 left += [part.replace(pods=kept)] if kept else []
+            new = tuple(pod for pod in pods if pod not in self.node_of)
+            left[-1] = left[-1].replace(pods=(*left[-1].pods, *new))
             changes = {"pool": first.pool, "gpu_type": first.gpu_type, **changes}
             changes["parts"] = tuple(left) if len(left) > 1 else ()
         return self.replace(pods=pods, nodes=nodes, gpus=len(pods) * self.gpus_per_pod, **changes)

@@ -105,6 +105,8 @@ def capacity_shortfall(
     }  # who may be on its GPU as well
     if placement is None or not placement.parts:
         return _shortage(observer, view, wanted, pools.first, partners)
+    if allocation is not None and view.gang:  # it grows
+        return _shortage(observer, view, wanted, pools.named(placement.by_pool[-1].pool))
     first = 0
     for part in placement.parts:
         here = wanted[first : first + part.gpus]

@@ -208,7 +208,8 @@ def begin_growth(context: ReconcileContext, gang: Gang) -> StepResult:
         first_newcomer=gang.first_newcomer,
     )
     status = accrue_cost(context, context.view.status).replace(allocation=allocation)
-    message = f"to join: {', '.join(new)}; no other job can use these GPUs of pool {allocation.pool}"
+    pool = allocation.by_pool[-1].pool
+    message = f"to join: {', '.join(new)}; no other job can use these GPUs of pool {pool}"
     status = with_condition(context, status, JobCondition.GROWN, False, JobReason.GROWING, message)
     return StepResult(status=status, requeue_after_seconds=0.0)
 
@@ -229,7 +230,8 @@ def write_grown_plan(context: ReconcileContext, epoch: int) -> StepResult:
     plan, allocation = context.plan, context.allocation
     pods = {pod.name: pod for pod in context.view.gang}
     new = ranks_of(allocation, allocation.joining, pods, first=len(plan.ranks))
-    grown = plan.grow(new, f"no other job can use {len(new)} GPUs of pool {allocation.pool}")
+    pool = allocation.by_pool[-1].pool
+    grown = plan.grow(new, f"no other job can use {len(new)} GPUs of pool {pool}")
     return StepResult(
         status=context.view.status,
         actions=(WritePlan(grown.replace(epoch=epoch)),),

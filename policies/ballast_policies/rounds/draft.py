@@ -253,6 +253,8 @@ class Draft:
             return "started"
         if now == was:
             return "extended"
+        if was.parts and name in self.question.mixed:
+            return "resized" if self.question.mixed[name].becomes(was, now) else "moved"
         if name not in self.question.elastic or was.parts or now.parts or was.pool != now.pool:
             return "moved"
         # At the same size it is elsewhere, though by chance its first ranks are where they were.

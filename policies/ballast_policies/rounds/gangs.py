@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.planning.launch import LaunchedPipeline, RankGpu, step_seconds
-from ballast_policies.rounds.values import Colocation, Placement, PoolPart
+from ballast_policies.rounds.values import Colocation, Placement, PoolPart, stays
 from ballast_policies.throughput.paired import PairSpeeds
 from ballast_policies.throughput.speed_key import SpeedKey
 
@@ -110,6 +110,8 @@ class MixedGang:
         planned: GPU types in the order of its ranks, and GPUs of each, each in one pool; empty: any.
         min_gain: part by which several pools must be faster than one.
         may_move: it runs, and may be stopped and started elsewhere now.
+        may_shrink, may_grow: it runs in several pools, and may give GPUs back, or take more, live.
+        pause_seconds: how long training stands still for that.
         restart_seconds: from its stop to its first step elsewhere.
     """
 
@@ -126,6 +128,9 @@ class MixedGang:
     planned: tuple[tuple[str, int], ...] = ()
     min_gain: float = 0.05
     may_move: bool = False
+    may_shrink: bool = False
+    may_grow: bool = False
+    pause_seconds: float = 1.0
     restart_seconds: float = 30.0
 
     @property
@@ -155,6 +160,25 @@ class MixedGang:
     def speed_at(self, placement: Placement) -> float:
         """As :meth:`speed`, where it is placed."""
         return self.speed(placement.by_pool)
+
+    def smaller(self, at: Placement) -> list[Placement]:
+        """What it may shrink to where it is, by its first ranks, smallest first."""
+        sizes = self.sizes if self.may_shrink and at.parts and not self.planned else ()
+        fewer = [at.first(size) for size in sizes if size < len(at.nodes)]
+        return [to for to in fewer if self._whole_positions(to) and self.speed_at(to) > 0]
+
+    def becomes(self, was: Placement, now: Placement) -> bool:
+        """Whether it gets from its several pools to ``now`` without a restart."""
+        fewer, more = len(now.nodes) < len(was.nodes), len(now.nodes) > len(was.nodes)
+        if not was.parts or not ((fewer and self.may_shrink) or (more and self.may_grow)):
+            return False
+        pools = [part.pool for part in was.by_pool]
+        if more and [part.pool for part in now.by_pool] != pools:
+            return False
+        return stays(was, now, self.together)
+
+    def _whole_positions(self, at: Placement) -> bool:
+        return all(part.gpus % self.together == 0 for part in at.by_pool)
 
     def _seconds(self, parts: Sequence[PoolPart]) -> float | None:
         ranks: list[RankGpu] = []

@@ -8,8 +8,7 @@ Changes of a gang's size are remembered, too: from the GPUs that it holds to tho
 """
 
 import dataclasses
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from ballast_policies.allocation.price_classes import by_type
 from ballast_policies.rounds.hysteresis import recent_moves
@@ -195,44 +194,6 @@ def _columns(placement: Placement, columns: Mapping[str, str] | None, speed: flo
         share = part.gpus / len(placement.nodes) if placement.parts else 1.0
         found[column] = found.get(column, 0.0) + share * speed
     return found
-
-
-def kept_ranks(held: Sequence[str], wanted: Sequence[str], together: int = 1) -> tuple[int, ...] | None:
-    """Ranks that continue when a gang shrinks; None: ``wanted`` is no part of what it holds.
-
-    Rank 0 stays, and ranks of one position of the pipeline stay or leave together.
-
-    Args:
-        held: node of each rank.
-        wanted: nodes to stay on, in any order.
-        together: ranks at each position.
-    """
-    left = Counter(wanted)
-    kept: list[int] = []
-    for first in range(0, len(held), together):
-        position = Counter(held[first : first + together])
-        if position <= left:
-            left -= position
-            kept += range(first, first + together)
-    return tuple(kept) if kept and kept[0] == 0 and not left.total() else None
-
-
-def extra_nodes(held: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...] | None:
-    """Node of each GPU that a gang takes in addition; None: ``wanted`` leaves out some that it holds."""
-    return tuple(wanted[len(held) :]) if tuple(wanted[: len(held)]) == tuple(held) else None
-
-
-def stays(held: Placement, wanted: Placement, together: int = 1) -> bool:
-    """Whether the gang gets there without a restart: it shrinks, grows, or is left as it is.
-
-    A gang in several pools keeps what it has.
-    """
-    if held.parts or wanted.parts:
-        return held == wanted
-    if held.pool != wanted.pool:
-        return False
-    smaller = kept_ranks(held.nodes, wanted.nodes, together)
-    return smaller is not None or extra_nodes(held.nodes, wanted.nodes) is not None
 
 
 SETTLING_SECONDS = 5.0

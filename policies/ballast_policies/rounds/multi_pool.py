@@ -8,7 +8,9 @@
 2. GPUs that are still free go to gangs for which a second pool is worth it: one that starts in one pool is
    started in two where that is faster by its least gain; one that waits for as many GPUs of one pool is
    started on those of several; at the end of a round a running gang is started elsewhere where that wins more
-   than its restart costs.
+   than its restart costs. One that runs in several takes more in the pool of its last ranks, live.
+3. Where gangs would wait, or be disturbed, that need not be if those in several pools had fewer GPUs, these
+   give back live what is needed, from their last ranks on.
 """
 
 import dataclasses
@@ -139,7 +141,9 @@ class _Backfill:
             if name not in q.state.running:
                 if not self._kept_for_others(name):
                     self._start(name, gang, now)
-            elif now is not None and gang.may_move and moves_left > 0 and not q.settings.within_round:
+            elif now is None or self._grow(name, gang, now):
+                continue
+            elif gang.may_move and moves_left > 0 and not q.settings.within_round:
                 moves_left -= self._move(name, gang, now)
 
     def _kept_for_others(self, name: str) -> bool:
@@ -163,6 +167,30 @@ class _Backfill:
         if now is not None:
             why = f"{found}: {speed / here:.2f} times as fast as on {now} alone" if here else f"{found}"
         self._place(name, now, found, f"{why}; {speed:.3g} steps/s are predicted")
+
+    def _grow(self, name: str, gang: MixedGang, now: Placement) -> bool:
+        """Whether the gang takes more GPUs where its last ranks are, without a restart."""
+        if not gang.may_grow or not now.parts or gang.planned or now != self._q.state.running[name]:
+            return False
+        if self._kept_for_others(name):
+            return False
+        q, alike = self._q, dataclasses.replace(gang, measured={})  # sizes compare as they are predicted
+        pool, here = now.by_pool[-1].pool, alike.speed_at(now)
+        worked = 1 - gang.pause_seconds / max(1.0, q.sizes.stay_rounds * q.settings.round_seconds)
+        nodes = [node for node in _open_nodes(gang, self._ledger) if node.pool == pool]
+        free = {node.name: node.gpus for node in nodes}
+        found, fastest = None, here * (1 + q.sizes.least_growth) / max(worked, 1e-9)
+        for size in gang.sizes:
+            more = size - len(now.nodes)
+            if more <= 0 or more % gang.together or more > self._ledger.room_of(q.tenants.get(name, "")):
+                continue
+            taken = pack(more, nodes, free, gang.per_pod)
+            if taken is not None and (speed := alike.speed_at(now.and_more(taken))) > fastest:
+                found, fastest = now.and_more(taken), speed
+        if found is None or here <= 0:
+            return False
+        self._place(name, now, found, f"{found}: {fastest / here:.2f} times as fast as on {now}")
+        return True
 
     def _move(self, name: str, gang: MixedGang, now: Placement) -> bool:
         """Whether the gang is started elsewhere."""
@@ -213,12 +241,62 @@ MOST_TURNS = 64
 def grant_multi_pool(question: Question) -> Draft:
     """Decide the round; without gangs that may run in several pools as ``grant_sizes`` does.
 
-    A gang in several pools has whole pods and consecutive ranks in each, and keeps its size until it is
-    launched again.
+    A gang in several pools has whole pods and consecutive ranks in each.
     """
     if not question.mixed and not any(at.parts for at in question.state.running.values()):
         return grant_sizes(question)
-    return _MultiPoolPlacer(question).round()
+    return _with_what_others_need(question, _MultiPoolPlacer(question).round())
+
+
+def _with_what_others_need(question: Question, whole: Draft) -> Draft:
+    """The round in which gangs in several pools give back live what others need; else ``whole``."""
+    least = {
+        name: fewer[0]
+        for name, at in question.state.running.items()
+        if name in question.mixed and (fewer := question.mixed[name].smaller(at))
+    }
+    if not least or (len(whole.placements) == len(question.jobs) and not whole.changes.disturbed):
+        return whole
+    wanted = _round_with(question, least)
+    if not _serves_more(wanted, whole):
+        return whole
+    others = {name: at for name, at in wanted.placements.items() if name not in least}
+    left = Ledger(question.nodes, (question.least(name, at) for name, at in others.items()))
+    kept: dict[str, Placement] = {}
+    for name, smallest in least.items():
+        held = question.state.running[name]
+        fitting = [to for to in (*question.mixed[name].smaller(held), held) if left.holds(to.nodes)]
+        kept[name] = fitting[-1] if fitting else smallest
+        left.take(kept[name].nodes)
+    given = _round_with(question, kept)
+    if not _serves_more(given, whole):
+        return whole
+    new = ", ".join(sorted(given.placements.keys() - whole.placements.keys())[:3]) or "more urgent jobs"
+    reasons, placements = dict(given.reasons), dict(given.placements)
+    for name in least:
+        now, was = given.placements.get(name), question.state.running[name]
+        if now is not None and question.mixed[name].becomes(was, now):
+            reasons[name] = Reason(f"stays on {now}; {new} can run on what it gives back of {was}")
+            placements[name] = now if len(now.parts) > 1 else dataclasses.replace(now, parts=())
+    return dataclasses.replace(given, placements=placements, reasons=reasons)
+
+
+def _round_with(question: Question, running: Mapping[str, Placement]) -> Draft:
+    """The round if these gangs held these first ranks alone, and kept that size."""
+    fixed = {
+        name: dataclasses.replace(question.mixed[name], may_grow=False, may_move=False) for name in running
+    }
+    state = dataclasses.replace(question.state, running={**question.state.running, **running})
+    asked = dataclasses.replace(question, state=state, mixed={**question.mixed, **fixed})
+    return dataclasses.replace(_MultiPoolPlacer(asked).round(), question=question)
+
+
+def _serves_more(one: Draft, other: Draft) -> bool:
+    """Whether the same gangs run, and more, or fewer of them are disturbed."""
+    if not one.placements.keys() >= other.placements.keys():
+        return False
+    more = len(one.placements) > len(other.placements)
+    return more or one.changes.disturbed < other.changes.disturbed
 
 
 class _MultiPoolPlacer:

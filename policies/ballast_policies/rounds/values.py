@@ -1,7 +1,8 @@
 """What a round is decided from, and the decision: frozen values for the operator and the simulator."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from ballast_policies.gpus.shared import one_for_each_gpu
 
@@ -84,9 +85,57 @@ class Placement:
             first += part.gpus
         return found
 
+    def first(self, gpus: int) -> "Placement":
+        """Its first ranks, by part also where they are in one pool."""
+        parts, left = [], gpus
+        for part in self.by_pool:
+            if left > 0:
+                parts.append(dataclasses.replace(part, gpus=min(part.gpus, left)))
+            left -= part.gpus
+        return dataclasses.replace(self, nodes=self.nodes[:gpus], parts=tuple(parts))
+
+    def and_more(self, nodes: tuple[str, ...]) -> "Placement":
+        """With ranks on these nodes of the pool of its last rank."""
+        *before, last = self.by_pool
+        parts = (*before, dataclasses.replace(last, gpus=last.gpus + len(nodes)))
+        return dataclasses.replace(self, nodes=(*self.nodes, *nodes), parts=parts)
+
     def __str__(self) -> str:
         """Its GPUs as people read them."""
         return " and ".join(map(str, self.by_pool))
+
+
+def kept_ranks(held: Sequence[str], wanted: Sequence[str], together: int = 1) -> tuple[int, ...] | None:
+    """Ranks that continue when a gang shrinks; None: ``wanted`` is no part of what it holds.
+
+    Rank 0 stays, and ranks of one position of the pipeline stay or leave together.
+
+    Args:
+        held: node of each rank.
+        wanted: nodes to stay on, in any order.
+        together: ranks at each position.
+    """
+    left = Counter(wanted)
+    kept: list[int] = []
+    for first in range(0, len(held), together):
+        position = Counter(held[first : first + together])
+        if position <= left:
+            left -= position
+            kept += range(first, first + together)
+    return tuple(kept) if kept and kept[0] == 0 and not left.total() else None
+
+
+def extra_nodes(held: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...] | None:
+    """Node of each GPU that a gang takes in addition; None: ``wanted`` leaves out some that it holds."""
+    return tuple(wanted[len(held) :]) if tuple(wanted[: len(held)]) == tuple(held) else None
+
+
+def stays(held: Placement, wanted: Placement, together: int = 1) -> bool:
+    """Whether the gang gets there without a restart: it shrinks, grows, or is left as it is."""
+    if held.pool != wanted.pool:
+        return False
+    smaller = kept_ranks(held.nodes, wanted.nodes, together)
+    return smaller is not None or extra_nodes(held.nodes, wanted.nodes) is not None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +197,7 @@ class Round:
         extended: jobs whose grant is extended: same pool, same nodes.
         started: jobs that did not run and now do.
         moved: jobs that run elsewhere from now on.
-        resized: jobs that stay, on fewer or more GPUs of their pool.
+        resized: jobs that stay, on fewer or more GPUs of their pools.
         stopped: jobs that ran and now do not.
         waiting: jobs that neither ran nor run.
         reasons: job -> why, as text with numbers.

@@ -10,8 +10,7 @@ from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.allocation.registry import find_policy
 from ballast_policies.rounds.gangs import ElasticGang
-from ballast_policies.rounds.memory import extra_nodes, kept_ranks
-from ballast_policies.rounds.values import Placement
+from ballast_policies.rounds.values import Placement, extra_nodes, kept_ranks
 from ballast_policies.scheduling.data_costs import data_cost_message
 from ballast_policies.scheduling.decision import Decision, isolated_speeds
 from ballast_policies.scheduling.state import ClusterJob, ClusterState
@@ -172,10 +171,12 @@ def _assignment(
 
 def _change(job: ClusterJob, placement: Placement) -> tuple[tuple[str, ...], tuple[int, ...]] | None:
     """(nodes of GPUs that a running gang takes, ranks it keeps where it shrinks); None: it moves."""
-    held, gang = job.placement, job.elastic
+    held = job.placement
+    gang = job.elastic if held is None or not held.parts else job.mixed
     if held is None or held.pool != placement.pool or (gang is None and placement != held):
         return None
-    if (held.parts or placement.parts) and placement != held:
+    several = (held.parts or placement.parts) and placement != held
+    if several and (job.mixed is None or not job.mixed.becomes(held, placement)):
         return None
     more = extra_nodes(held.nodes, placement.nodes)
     if more is not None:

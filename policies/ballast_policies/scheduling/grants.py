@@ -10,8 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from ballast_policies.rounds.ledger import in_whole_pods
-from ballast_policies.rounds.memory import stays
-from ballast_policies.rounds.values import Node, Placement, Round
+from ballast_policies.rounds.values import Node, Placement, Round, stays
 from ballast_policies.scheduling.state import ClusterJob, ClusterState
 
 
@@ -110,7 +109,8 @@ def _stays(job: ClusterJob, placement: Placement | None) -> bool:
     """Whether a running job continues without a restart, maybe with another size."""
     if placement is None or job.placement is None:
         return False
-    together = job.elastic.together if job.elastic is not None else 1
-    return placement == job.placement or (
-        job.elastic is not None and stays(job.placement, placement, together)
-    )
+    if placement == job.placement:
+        return True
+    if job.placement.parts:
+        return job.mixed is not None and job.mixed.becomes(job.placement, placement)
+    return job.elastic is not None and stays(job.placement, placement, job.elastic.together)

@@ -90,6 +90,13 @@ class ClusterJob:
         """Its name in problems and rounds."""
         return self.job.name
 
+    def most_at(self, placement: Placement) -> int:
+        """GPUs to which its gang may grow where it is; 0: it has one size."""
+        if placement.parts:
+            return self.mixed.sizes[-1] if self.mixed is not None else 0
+        sizes = {} if self.elastic is None else self.elastic.speeds.get(placement.gpu_type, {})
+        return max(sizes, default=0)
+
     def speed(self, placement: Placement) -> float:
         """Steps/s where it is placed; 0: not known."""
         gpus, elastic = len(placement.nodes), self.elastic
@@ -257,8 +264,8 @@ class ClusterState:
         times = [
             job.grows_from
             for job in self.jobs
-            if job.elastic is not None and job.placement is not None and job.placement.pool in pools
+            if job.placement is not None and job.placement.by_pool[-1].pool in pools
             if job.grows_from is not None and job.grows_from > now
-            if max(job.elastic.speeds.get(job.placement.gpu_type, {}), default=0) > len(job.placement.nodes)
+            if job.most_at(job.placement) > len(job.placement.nodes)
         ]
         return min(times, default=None)

@@ -1,4 +1,4 @@
-"""Gangs that may run in several pools at once: where there is room for them, and what rounds know of them."""
+"""Gangs that may run in several pools at once: where there is room for them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 from ballast_policies.contract.job.reshaping import BalanceBy
 from ballast_policies.planning.launch import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
-from ballast_policies.rounds.divisions import best_parts, mixtures
+from ballast_policies.rounds.divisions import best_parts
 from ballast_policies.rounds.gangs import MixedGang
-from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.gang_size import Refusal, most_gpus, thinned
 from ballast_operator.allocator.problem.memory import GangMemory
-from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.problem.tolerance import usable_by_pool
-from ballast_operator.allocator.size_changes import may_move, restart_seconds
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.training_job import can_mix
 from ballast_operator.views.job import JobView
@@ -122,46 +119,6 @@ def launched_pipeline(spec: JobSpec, layers: MeasuredLayers | None) -> LaunchedP
         ranks_per_position=spec.ranks_per_position,
         cut=spec.planned_cut,
     )
-
-
-def mixed_gang(
-    view: JobView,
-    room: MixedRoom | None,
-    capacity: ClusterCapacity,
-    measurements: Measurements,
-    speeds: Mapping[str, Estimate],
-    base: int,
-    fits_one_pool: bool,
-) -> MixedGang | None:
-    """The gang as rounds see it; None where it has no ``room``: it may be in one pool only.
-
-    ``speeds``: GPU type -> what is known of ``base`` GPUs. ``fits_one_pool``: whether some pool can hold its
-    least size.
-    """
-    if room is None:
-        return None
-    spec, allocation = view.spec, view.running_allocation
-    assert spec is not None
-    reported = measurements.reported_by(view.key)
-    gang = MixedGang(
-        pipeline=launched_pipeline(spec, measurements.profiles.layers(view.key, spec)),
-        sizes=room.sizes,
-        speeds={gpu_type: speeds[gpu_type].steps_per_second for gpu_type in room.gpu_types},
-        base=base,
-        fits_one_pool=fits_one_pool,
-        measured={at: e.steps_per_second for at, e in reported.items() if at.nodes is None},
-        memory=within_limit(spec, capacity.memory),
-        barred=room.barred,
-        per_pod=spec.gpus_per_pod,
-        planned=spec.planned_gpus,
-        min_gain=spec.config.rebalance.min_gain,
-        may_move=may_move(view) and not view.leaving and allocation is not None,
-        restart_seconds=restart_seconds(view),
-    )
-    if fits_one_pool:
-        return gang
-    size = dataclasses.replace(gang, sizes=(base,))
-    return dataclasses.replace(gang, mixtures=mixtures(size, room.gpus))
 
 
 def within_limit(spec: JobSpec, memory: Mapping[str, float]) -> dict[str, float]:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence, Set
 from ballast_policies.allocation.policy import CLOCK, Reads
 from ballast_policies.allocation.problem import Job
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
-from ballast_policies.rounds.gangs import ElasticGang, SharedGpus, SharingJob, SpreadGang
+from ballast_policies.rounds.divisions import mixtures
+from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, SharingJob, SpreadGang
 from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling import ClusterJob
 from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds
@@ -23,10 +24,16 @@ from ballast_operator.allocator.faults import JobFaults
 from ballast_operator.allocator.problem.admission import Admitted, sizes_that_fit
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.memory import gigabytes
-from ballast_operator.allocator.problem.mixed import mixed_gang
+from ballast_operator.allocator.problem.mixed import launched_pipeline, within_limit
 from ballast_operator.allocator.problem.speeds import GangRequest, kind_of
 from ballast_operator.allocator.problem.throughput import Measurements
-from ballast_operator.allocator.size_changes import change_pause, may_grow_from, may_move, restart_seconds
+from ballast_operator.allocator.size_changes import (
+    change_pause,
+    may_change_size,
+    may_grow_from,
+    may_move,
+    restart_seconds,
+)
 from ballast_operator.kube.kinds import Key, job_id
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
@@ -151,6 +158,7 @@ def snapshot_job(
     held, packed = view.held_placement, rates
     per_pod = one.spec.gpus_per_pod if allocation is None else allocation.gpus_per_pod
     elastic, grows_from = None, may_grow_from(view)
+    may_grow = grows_from is not None and grows_from <= now
     if len(one.sizes) > 1:
         by_size = sizes_that_fit(one, measurements.by_size(request, known, one.sizes), capacity)
         if by_size:
@@ -161,7 +169,7 @@ def snapshot_job(
                 together=one.spec.ranks_together(per_pod),
                 per_pod=per_pod,
                 may_shrink=one.shrinks,
-                may_grow=grows_from is not None and grows_from <= now,
+                may_grow=may_grow,
                 may_move=may_move(view),
                 pause_seconds=change_pause(view),
                 restart_seconds=restart_seconds(view),
@@ -186,7 +194,7 @@ def snapshot_job(
         data_region=one.spec.data.region if one.spec.data is not None else "",
         measured=any(speed.source != "unknown" for speed in known.values()),
         spread=spread_gang(view, request, measurements, capacity, packed),
-        mixed=mixed_gang(view, one.mixed, capacity, measurements, speeds, one.gpus, one.fits_one_pool),
+        mixed=mixed_gang(one, capacity, measurements, speeds, may_grow=may_grow),
     )
 
 
@@ -313,6 +321,50 @@ def spread_gang(
         restart_seconds=restart_seconds(view),
         may_move=may_move(view) and not view.leaving,
     )
+
+
+def mixed_gang(
+    one: Admitted,
+    capacity: ClusterCapacity,
+    measurements: Measurements,
+    speeds: SpeedByType,
+    *,
+    may_grow: bool,
+) -> MixedGang | None:
+    """The gang in several pools as rounds see it; None where it has no room: it may be in one pool only.
+
+    ``speeds``: GPU type -> what is known of the GPUs that it asks for. ``may_grow``: it may take more now.
+    """
+    view, room, spec, allocation = one.view, one.mixed, one.spec, one.view.running_allocation
+    if room is None:
+        return None
+    resizes = allocation is not None and bool(allocation.parts) and may_change_size(view)
+    gang = MixedGang(
+        pipeline=launched_pipeline(spec, measurements.profiles.layers(view.key, spec)),
+        sizes=room.sizes,
+        speeds={gpu_type: speeds[gpu_type].steps_per_second for gpu_type in room.gpu_types},
+        base=one.gpus,
+        fits_one_pool=one.fits_one_pool,
+        measured={
+            at: known.steps_per_second
+            for at, known in measurements.reported_by(view.key).items()
+            if at.nodes is None
+        },
+        memory=within_limit(spec, capacity.memory),
+        barred=room.barred,
+        per_pod=spec.gpus_per_pod,
+        planned=spec.planned_gpus,
+        min_gain=spec.config.rebalance.min_gain,
+        may_move=may_move(view) and not view.leaving and allocation is not None,
+        may_shrink=resizes,
+        may_grow=resizes and may_grow,
+        pause_seconds=change_pause(view),
+        restart_seconds=restart_seconds(view),
+    )
+    if one.fits_one_pool:
+        return gang
+    size = dataclasses.replace(gang, sizes=(one.gpus,))
+    return dataclasses.replace(gang, mixtures=mixtures(size, room.gpus))
 
 
 def from_where_it_is(

@@ -3,7 +3,7 @@
 import pytest
 from ballast_operator.kube.kinds import JOB
 
-from tests.operator.loops.mixed.two_pools import add_wide, parts_of, speeds, two_pools
+from tests.operator.loops.mixed.two_pools import add_wide, parts_of, plan_of, speeds, two_pools
 from tests.operator.loops.simulated.machines import Trainer
 from tests.operator.loops.simulated.simulation import NAMESPACE
 from tests.support.examples import first_daily
@@ -33,6 +33,24 @@ async def test_gpus_that_another_job_needs_are_not_taken_for_a_second_part():
     await simulation.until(lambda: simulation.state("wide") == simulation.state("other") == "Running")
     assert parts_of(simulation) == BOTH[:1]
     assert parts_of(simulation, "other") == BOTH[1:]
+
+
+async def test_a_gang_in_two_pools_gives_back_what_a_job_needs_and_grows_again_without_a_restart():
+    """Its last ranks leave for the job, and come back when that is gone."""
+    simulation, all_six = two_pools(slow=4), ["2 x fast of pool fast", "4 x slow of pool slow"]
+    add_wide(simulation, stages=(2, 6), throughput=speeds(2, 4, 6, slow=3.0))
+    await simulation.until(lambda: simulation.state("wide") == "Running")
+    assert parts_of(simulation) == all_six
+    add_small(simulation, "small", gpuTypes=["slow"])
+    await simulation.until(lambda: simulation.state("small") == "Running")
+    assert parts_of(simulation) == BOTH
+    assert simulation.status("wide").condition("Shrunk").reason == "GpusGivenBack"
+    simulation.world.patch(JOB, NAMESPACE, "small", {"spec": {"suspend": True}})
+    await simulation.until(lambda: len(plan_of(simulation).ranks) == 6, seconds=5)
+    await simulation.until(lambda: simulation.status("wide").condition("Grown").is_true)
+    assert parts_of(simulation) == all_six
+    assert [rank.gpu_type for rank in plan_of(simulation).ranks] == ["fast"] * 2 + ["slow"] * 4
+    assert (simulation.status("wide").launches, simulation.status("wide").restarts) == (1, {})
 
 
 @pytest.mark.slow

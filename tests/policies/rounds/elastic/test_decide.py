@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 from ballast_policies.allocation.policy import Surplus
-from ballast_policies.rounds.memory import extra_nodes, kept_ranks, stays
-from ballast_policies.rounds.values import RoundSettings
+from ballast_policies.rounds.values import RoundSettings, extra_nodes, kept_ranks, stays
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,7 +11,7 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayers, Pip
 from ballast_policies.rounds.decide import decide_round
 from ballast_policies.rounds.gangs import ElasticGang, MixedGang
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Node, Placement, PoolPart, RoundSettings, RoundState
+from ballast_policies.rounds.values import Node, Placement, PoolPart, RoundSettings, RoundState, stays
 
 FORM = PipelineForm(schedule="1F1B", positions=1, microbatches=8)
 PIPELINE = LaunchedPipeline(layers=MeasuredLayers(), count=16, form=FORM)
@@ -193,6 +193,67 @@ def test_a_gang_whose_node_is_gone_does_not_stay():
     assert decide_round(question).stopped == ("wide",)
 
 
+def elastic(size=2, most=6, **changes):
+    values = {"may_shrink": True, "may_grow": True, "fits_one_pool": True, **changes}
+    return a_gang(size, sizes=tuple(range(size, most + 1)), **values)
+
+
+def grown_question(jobs, gang, cluster, held, **fields):
+    """The wide gang holds ``held`` in both pools, and ``jobs`` want GPUs."""
+    wide = a_job("wide", len(held.nodes))
+    return asked(
+        [wide, *jobs], cluster, {"wide": gang}, running={"wide": held}, since={"wide": 0.0}, **fields
+    )
+
+
+@pytest.mark.parametrize("settings", [{"within_round": True}, {"min_run_seconds": 9999.0}])
+def test_it_gives_back_live_what_a_waiting_job_needs_and_no_more(settings):
+    """Its last ranks, also while it must not be stopped; where its first ranks are, others wait."""
+    for kind, gpus, left in (("slow", 1, 4), ("slow", 3, 2), ("fast", 1, 5)):
+        jobs = [a_job("new", gpus, kind)]
+        question = grown_question(jobs, elastic(), nodes(fast=2, slow=3), both(2, 3), **settings)
+        decided, resized = decide_round(question), ("wide",) if left < 5 else ()
+        assert (decided.started, decided.resized) == (("new",) if resized else (), resized)
+        assert decided.placements["wide"].nodes == both(2, left - 2).nodes
+        assert decided.placements["wide"].parts == (() if left == 2 else both(2, left - 2).parts)
+        assert ("new can run on what it gives back" in decided.reasons["wide"]) == bool(resized)
+
+
+def test_at_the_end_of_a_round_it_gives_back_to_one_that_is_more_urgent():
+    """In place of a restart."""
+    jobs = [a_job("new", 3, "slow")]
+    question = grown_question(
+        jobs, elastic(), nodes(fast=2, slow=3), both(2, 3), shares={"new": {"slow": 1.0}}
+    )
+    decided = decide_round(question)
+    assert (decided.started, decided.resized, decided.moved) == (("new",), ("wide",), ())
+    assert decided.placements["wide"] == Placement(gpu_type="fast", pool="fast", nodes=("fast-0",) * 2)
+
+
+@pytest.mark.parametrize(
+    "gang", [elastic(may_shrink=False), elastic(planned=(("fast", 2), ("slow", 3))), elastic(5)]
+)
+def test_it_keeps_what_it_cannot_give_back_live(gang):
+    question = grown_question(
+        [a_job("new", 1, "slow")], gang, nodes(fast=2, slow=3), both(2, 3), within_round=True
+    )
+    assert decide_round(question).extended == ("wide",)
+
+
+def test_it_grows_live_in_the_pool_of_its_last_ranks():
+    """Up to its largest size, and the limit of its tenant; more than four slow ones make it no faster."""
+    cluster = nodes(fast=4, slow=8)
+    for most, room, slow in ((5, {}, 3), (9, {}, 4), (9, {"t": 1}, 3), (9, {"t": 0}, 2)):
+        question = grown_question([], elastic(most=most), cluster, both(2, 2), within_round=True)
+        decided = decide_round(dataclasses.replace(question, tenants={"wide": "t"}, room=room))
+        assert decided.placements["wide"] == dataclasses.replace(
+            both(2, slow), nodes=("fast-0",) * 2 + ("slow-0",) * slow
+        )
+        assert (decided.resized, decided.moved) == (("wide",) if slow > 2 else (), ())
+    question = grown_question([], elastic(may_grow=False), cluster, both(2, 2), within_round=True)
+    assert decide_round(question).extended == ("wide",)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_random_rounds_give_no_gpu_twice_and_start_gangs_whole(seed):
     """And it comes to rest: with its answers running, the same question changes nothing more."""
@@ -217,7 +278,10 @@ def test_random_rounds_give_no_gpu_twice_and_start_gangs_whole(seed):
         if chance.random() < 0.6 and job.gpus > 1:
             sizes = tuple(range(job.gpus, job.gpus + chance.randint(1, 3)))
             mixed[job.name] = a_gang(
-                job.gpus, sizes=sizes, fits_one_pool=job.gpus <= most, may_move=chance.random() < 0.5
+                job.gpus,
+                sizes=sizes,
+                fits_one_pool=job.gpus <= most,
+                **{may: chance.random() < 0.5 for may in ("may_move", "may_shrink", "may_grow")},
             )
     question = asked(jobs, cluster, mixed, shares=shares, min_run_seconds=chance.choice((0.0, 500.0)))
     since, before = {}, {}
@@ -236,12 +300,20 @@ def test_random_rounds_give_no_gpu_twice_and_start_gangs_whole(seed):
             pools = [name.rpartition("-")[0] for name in at.nodes]
             assert pools == [part.pool for part in at.by_pool for _ in range(part.gpus)]
             assert not at.parts or job.name in mixed
+        was = question.state.running
+        assert all(stays(was[name], decided.placements[name]) for name in decided.resized)
         kinds = [decided.extended, decided.started, decided.moved, decided.stopped, decided.waiting]
+        kinds.append(decided.resized)
         assert sorted(name for kind in kinds for name in kind) == sorted(job.name for job in jobs)
         since = {name: since.get(name, 1000.0 + number) for name in decided.placements}
         state = RoundState(running=decided.placements, running_since=since)
+        held = {name: len(at.nodes) for name, at in decided.placements.items()}
         question = dataclasses.replace(
-            question, now=1000.0 + number, state=state, settings=RoundSettings(within_round=True)
+            question,
+            now=1000.0 + number,
+            jobs=[dataclasses.replace(job, gpus=held.get(job.name, job.gpus)) for job in jobs],
+            state=state,
+            settings=RoundSettings(within_round=True),
         )
         if number == 4:
             assert decided.placements == before
@@ -265,7 +337,10 @@ def test_random_rounds_keep_to_the_moves_of_the_hour(seed):
         if chance.random() < 0.6 and job.gpus > 1:
             sizes = tuple(range(job.gpus, job.gpus + chance.randint(1, 3)))
             mixed[job.name] = a_gang(
-                job.gpus, sizes=sizes, fits_one_pool=job.gpus <= most, may_move=chance.random() < 0.5
+                job.gpus,
+                sizes=sizes,
+                fits_one_pool=job.gpus <= most,
+                **{may: chance.random() < 0.5 for may in ("may_move", "may_shrink", "may_grow")},
             )
     limit, state, since = chance.randint(1, 3), RoundState(), {}
     for number in range(10):
@@ -291,6 +366,7 @@ def test_random_rounds_keep_to_the_moves_of_the_hour(seed):
         decided = decide_round(question)
         disturbed = len(decided.moved) + len(decided.stopped)
         assert disturbed <= limit - sum(now - at < 3600.0 for at in state.moves)
-        since = {name: since[name] if name in decided.extended else now for name in decided.placements}
+        stayed = {*decided.extended, *decided.resized}
+        since = {name: since[name] if name in stayed else now for name in decided.placements}
         moves = (*state.moves, *([now] * disturbed))
         state = RoundState(running=decided.placements, running_since=since, moves=moves)
