@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from ballast_localcluster.cluster import LocalCluster
+from ballast_localcluster.components import Settings
 from ballast_localcluster.nodes.node import default_nodes
 from ballast_operator.demo.manifests import demo_manifests, read_manifests
 from ballast_operator.demo.run import running_operator
@@ -181,7 +182,7 @@ def demo_object(name: str, folder: Path, **spec: Any) -> dict[str, Any]:
 def ballast(tmp_path_factory):
     """A cluster with the demo's nodes, the definitions, the roles and the demo's policy; no operator yet."""
     folder = tmp_path_factory.mktemp("ballast")
-    with LocalCluster(nodes=default_nodes(), crds=CRDS) as cluster:
+    with LocalCluster(nodes=default_nodes(), crds=CRDS, settings=Settings(audit=True)) as cluster:
         api = config.new_client_from_config(str(cluster.kubeconfig))
         found = Ballast(cluster, api, folder)
         apply_objects(found.kube, install_objects(OPERATOR_NAMESPACE))

@@ -1,10 +1,17 @@
 """What goes wrong with real trainer processes, and what has to be true afterwards."""
 
 import pytest
-from ballast_operator.local_operator import OPERATOR_NAMESPACE, delete_objects, install_objects
+from ballast_operator.api.rbac import operator_rules, trainer_rules
+from ballast_operator.local_operator import (
+    OPERATOR_NAME,
+    OPERATOR_NAMESPACE,
+    delete_objects,
+    install_objects,
+)
 from kubernetes import client
 
 from tests.e2e.endless_jobs import CHECKPOINT, ELASTIC, ENDLESS, SHRINKS, SMALL
+from tests.support.access import account, granted, use
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -16,7 +23,10 @@ def kill(process):
 
 
 def test_a_killed_rank_restarts_the_job_from_its_checkpoint_and_is_said_so(ballast):
-    """The step does not go back to 0, a restart is counted by cause, and an Event tells."""
+    """The step does not go back to 0, a restart is counted by cause, and an Event tells.
+
+    By the audit log, its trainers used each of their rights, and the operator was denied nothing.
+    """
     with ballast.operator():
         job = ballast.demo_job("recurrent", "killed", totalSteps=ENDLESS, model=SMALL, checkpoint=CHECKPOINT)
         ballast.apply(job)
@@ -39,6 +49,13 @@ def test_a_killed_rank_restarts_the_job_from_its_checkpoint_and_is_said_so(balla
 
         eventually(told, "an Event on it")
         ballast.end_job("killed")
+    operator = use(ballast.cluster.audit_log, account(OPERATOR_NAMESPACE, OPERATOR_NAME))
+    assert operator.denied == []
+    assert operator.namespaces.keys() <= granted(operator_rules())
+    trainer = use(ballast.cluster.audit_log, account(ballast.namespace, "killed-trainer"))
+    rights = granted(trainer_rules("killed"))
+    # The authorizer learns of a new role by a watch: it may refuse a first request.
+    assert trainer.namespaces.keys() == rights >= set(trainer.denied)
 
 
 def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):

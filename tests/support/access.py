@@ -1,12 +1,54 @@
-"""What an account may do, as the API server's authorizer sees it at the moment."""
+"""What an account may do, as the API server's authorizer sees it at the moment, and what it has done."""
 
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from ballast_operator.api.rbac import operator_rules
+from ballast_operator.api.rbac import Rule, operator_rules
 from ballast_operator.local_operator import OPERATOR_NAME
 from kubernetes import client
 
 from tests.support.waiting import eventually
+
+Right = tuple[str, str, str]
+"""Verb, API group, resource with its subresource."""
+
+
+@dataclasses.dataclass
+class Use:
+    """What one account was allowed: right -> namespaces, empty for all of them; and what it was denied."""
+
+    namespaces: dict[Right, set[str]]
+    denied: list[Right]
+
+
+def use(log: Path, user: str) -> Use:
+    found: dict[Right, set[str]] = {}
+    denied: list[Right] = []
+    for line in log.read_text().splitlines():
+        event = json.loads(line)
+        if event["user"]["username"] != user or "objectRef" not in event:
+            continue  # "objectRef" is absent of discovery, which every account may read
+        asked = event["objectRef"]
+        resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
+        right = (event["verb"], asked.get("apiGroup", ""), resource)
+        if event["annotations"]["authorization.k8s.io/decision"] == "allow":
+            found.setdefault(right, set()).add(asked.get("namespace", ""))
+        else:
+            denied.append(right)
+    return Use(found, denied)
+
+
+def granted(rules: Iterable[Rule]) -> set[Right]:
+    return {
+        (verb, group, resource)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
 
 
 def account(namespace: str, name: str) -> str:

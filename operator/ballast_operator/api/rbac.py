@@ -61,7 +61,7 @@ def trainer_rules(job: str) -> list[Rule]:
     """What a job's pods may do in its namespace: follow their plan, renew their Lease. Nothing else."""
     return [
         _rule("", ("configmaps",), ("get", "watch"), plan_config_map_name(job)),
-        _rule(_COORDINATION, ("leases",), ("get", "patch"), lease_name(job)),
+        _rule(_COORDINATION, ("leases",), ("patch",), lease_name(job)),
     ]
 
 

@@ -150,6 +150,7 @@ def test_a_pod_may_only_follow_its_plan_and_renew_its_lease(api: client.ApiClien
     assert not allowed("watch", "", "configmaps", None)
     assert not allowed("list", "", "configmaps", "a-plan")
     assert not allowed("update", COORDINATION, "leases", "a")
+    assert not allowed("get", COORDINATION, "leases", "a")
     assert allowed("patch", COORDINATION, "leases", "a")
     assert not allowed("patch", "", "configmaps", "a-plan")
     assert not allowed("get", "", "configmaps", "b-plan")

@@ -1,27 +1,21 @@
 """What the operator and a trainer ask of a real API server, by its audit log, against what they may."""
 
 import contextlib
-import dataclasses
-import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from ballast_localcluster import LocalCluster
-from ballast_operator.api.rbac import Rule, operator_rules, trainer_rules
+from ballast_operator.api.rbac import operator_rules, trainer_rules
 from ballast_operator.local_operator import OPERATOR_NAME, OPERATOR_NAMESPACE
 
 from tests.operator.live.conftest import Stage
-from tests.support.access import account
+from tests.support.access import Right, account, granted, use
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.slow]
 
 OPERATOR = account(OPERATOR_NAMESPACE, OPERATOR_NAME)
 COORDINATION, RBAC = "coordination.k8s.io", "rbac.authorization.k8s.io"
-
-Right = tuple[str, str, str]
-"""Verb, API group, resource with its subresource."""
 
 RARELY_USED: dict[Right, str] = {
     ("get", "ballast.dev", "trainingjobs"): "after a lost answer, the status is read",
@@ -37,41 +31,6 @@ RARELY_USED: dict[Right, str] = {
     ("patch", COORDINATION, "leases"): "a trainer's right, which the operator grants and so must hold",
 }
 """Rights that a life without faults and upgrades may not need, each with its reason."""
-
-
-@dataclasses.dataclass
-class Use:
-    """What one account was allowed: right -> namespaces, empty for all of them; and what it was denied."""
-
-    namespaces: dict[Right, set[str]]
-    denied: list[Right]
-
-
-def use(log: Path, user: str) -> Use:
-    found: dict[Right, set[str]] = {}
-    denied: list[Right] = []
-    for line in log.read_text().splitlines():
-        event = json.loads(line)
-        if event["user"]["username"] != user or "objectRef" not in event:
-            continue  # "objectRef" is absent of discovery, which every account may read
-        asked = event["objectRef"]
-        resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
-        right = (event["verb"], asked.get("apiGroup", ""), resource)
-        if event["annotations"]["authorization.k8s.io/decision"] == "allow":
-            found.setdefault(right, set()).add(asked.get("namespace", ""))
-        else:
-            denied.append(right)
-    return Use(found, denied)
-
-
-def granted(rules: Iterable[Rule]) -> set[Right]:
-    return {
-        (verb, group, resource)
-        for rule in rules
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
 
 
 def test_the_operator_uses_what_it_is_granted_and_is_denied_nothing(
@@ -96,7 +55,7 @@ def test_the_operator_uses_what_it_is_granted_and_is_denied_nothing(
         assert set(trainer.denied) <= granted(trainer_rules(job))
         assert set.union(*trainer.namespaces.values()) == {stage.namespace}
     # Pods of short jobs may end before they ask for all.  The scripted trainer reads its plan again and
-    # again, where a real one watches it.
+    # again; real ones watch it (tests/e2e/test_survives.py).
     assert granted(trainer_rules("moves")) - used == {("watch", "", "configmaps")}
 
 
