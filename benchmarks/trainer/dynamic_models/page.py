@@ -147,4 +147,12 @@ shortest step, and of those within 1 % the one that loses least accuracy: at chi
 
 Four of 8 GPUs late by 8, 6, 4 and 2: the paper's sweet spot is 3 that migrate; ours, by its costs: {found["late_ranks"]["migrating"]}
 ({found["late_ranks"]["why"]}).
+
+## Not built
+
+- **Chimera's schedule** (supplement, equation 1): with 8 ranks, 8 microbatches and a backward of two forwards it idles 1/3 of the time and holds
+  each weight twice; the trainer's interleaved 1F1B idles 7/23 with two stages a rank, zero-bubble schedules less, with each weight once.
+- **Microbatches after a repack** (supplement, D.5, which DynMo does not have either): a job keeps them. Fewer ranks idle less with as many, and other
+  sizes would change what a layer that depends on its microbatch computes.
+- **Freed GPUs as replicas of the same job** (E.2, PipeTransformer's): they go to whichever job the policy serves next, which may be the same one grown again.
 """

@@ -6,7 +6,7 @@ from ballast_lab.ptdp.communication import (
     scattered_pipeline_elements,
     tensor_parallel_elements,
 )
-from ballast_lab.ptdp.plans import PtdPlan, plan_ptdp
+from ballast_lab.ptdp.plans import PtdPlan, efficiency, plan_ptdp
 from ballast_lab.ptdp.transformer import (
     Transformer,
     best_checkpoints,
@@ -21,6 +21,7 @@ __all__ = [
     "best_checkpoints",
     "checkpointed_bytes",
     "data_parallel_elements",
+    "efficiency",
     "pipeline_elements",
     "plan_ptdp",
     "scattered_pipeline_elements",

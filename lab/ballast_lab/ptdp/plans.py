@@ -50,6 +50,7 @@ def plan_ptdp(
     *,
     batch_size: int,
     flops_per_second: float,
+    half_speed: float = 0.0,
     microbatch_sizes: tuple[int, ...] = (1, 2, 4, 8),
     most: int = 5,
 ) -> tuple[PtdPlan, ...]:
@@ -59,7 +60,8 @@ def plan_ptdp(
         model: the transformer.
         servers: the GPUs.
         batch_size: B.
-        flops_per_second: what one GPU achieves on this model.
+        flops_per_second: what one GPU achieves on large products.
+        half_speed: b h / t of a product that runs at half of that; 0: all run alike.
         microbatch_sizes: b to try.
         most: how many plans.
 
@@ -74,7 +76,16 @@ def plan_ptdp(
             if model.layers % pipeline or batch_size % data:
                 continue
             plans += [
-                _predicted(model, servers, batch_size, flops_per_second, pipeline, tensor, data, size)
+                _predicted(
+                    model,
+                    servers,
+                    batch_size,
+                    flops_per_second * efficiency(model.hidden * size / tensor, half_speed),
+                    pipeline,
+                    tensor,
+                    data,
+                    size,
+                )
                 for size in microbatch_sizes
                 if batch_size // data % size == 0
             ]
@@ -86,6 +97,11 @@ def plan_ptdp(
             "To fix: use more GPUs, or a batch and layers that more of their divisors divide"
         )
     return tuple(sorted(fitting, key=lambda plan: (plan.step_seconds, plan.tensor, plan.pipeline))[:most])
+
+
+def efficiency(size: float, half_speed: float) -> float:
+    """The part of a GPU's speed that a product of b h / t = z columns reaches: z / (z + z at half)."""
+    return size / (size + half_speed)
 
 
 def _predicted(

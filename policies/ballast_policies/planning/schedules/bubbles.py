@@ -65,33 +65,9 @@ def pipeline_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
     return (ranks - 1) / (chunks * microbatches)
 
 
-def bubble_of_data_parallel(gpus: int, data_parallel: int, microbatches_of_batch: float) -> float:
-    """(n - d) / b': idle over ideal time; d pipelines on n GPUs, b' = B / b (dissertation 4.3.3)."""
-    return (gpus - data_parallel) / microbatches_of_batch
-
-
 def optimal_active_minibatches(workers: int, input_stage_replicas: int) -> int:
     """PipeDream's NOAM: inputs admitted per replica of the input stage (dissertation 2.4.2)."""
     return ceil(workers / input_stage_replicas)
-
-
-def chimera_bubble(ranks: int, *, forward: float, backward: float, transfer: float = 0.0) -> float:
-    """Idle over all time of Chimera's two opposite pipelines (DynMo supplement, equation 1).
-
-    With P ranks and P microbatches, Tf and Tb the whole model's forward and backward over P, and
-    Tc a transfer that nothing hides:
-
-        ((1.5 P^2 + 2 P - 6) Tc + P (P - 2) Tb) / ((3 P^2 - 2 P) Tc + (2 P^2 - 2 P) Tb + P^2 Tf)
-
-    Raises:
-        ValueError: P is odd or below 2, where Chimera has no schedule.
-    """
-    P = ranks
-    if P < 2 or P % 2:
-        raise ValueError(f"Chimera needs an even number of ranks, got {P}")
-    idle = (1.5 * P**2 + 2 * P - 6) * transfer + P * (P - 2) * backward
-    whole = (3 * P**2 - 2 * P) * transfer + (2 * P**2 - 2 * P) * backward + P**2 * forward
-    return idle / whole
 
 
 def _evened(schedule: Schedule, costs: StageCosts) -> StageCosts:

@@ -4,8 +4,6 @@ import itertools
 
 import pytest
 from ballast_policies.planning.schedules.bubbles import (
-    bubble_of_data_parallel,
-    chimera_bubble,
     pipeline_bubble,
     split_bubble,
     split_measured_bubble,
@@ -55,25 +53,6 @@ def test_zero_bubble_schedules_have_the_bubbles_measured_of_torch():
     assert max(validate(interleaved_zero_bubble(p, m)).in_flight) == p
     v = simulate(zero_bubble_v(p, m), even_costs(2 * p, forward=0.5, backward=1.0, backward_input=0.5))
     assert v.makespan < h1.makespan
-
-
-def test_bubble_of_data_parallel_pipelines_is_n_minus_d_over_b():
-    """(n/d - 1) / (b'/d) (dissertation 4.3.3)."""
-    n, d, b = 32, 4, 128
-    assert bubble_of_data_parallel(n, d, b) == pytest.approx(pipeline_bubble(n // d, b // d))
-
-
-@pytest.mark.parametrize(("ranks", "want"), [(4, 0.2500), (8, 1 / 3), (16, 14 / 38)])
-def test_chimera_bubble_without_transfers_is_chimeras_own_formula(ranks, want):
-    """Tc = 0, Tb = 2 Tf: (P - 2) / (1.5 P + P - 2)."""
-    assert chimera_bubble(ranks, forward=1.0, backward=2.0) == pytest.approx(want)
-    assert want == pytest.approx((ranks - 2) / (1.5 * ranks + ranks - 2))
-
-
-def test_chimera_bubble_needs_an_even_number_of_ranks():
-    """An odd P has no two opposite pipelines."""
-    with pytest.raises(ValueError, match="even number of ranks, got 5"):
-        chimera_bubble(5, forward=1.0, backward=2.0)
 
 
 @given(
