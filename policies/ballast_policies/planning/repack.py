@@ -3,7 +3,8 @@
 The published loop moves all layers of one rank onto any other with room; it lacks a break and does
 not keep the order of layers.  Here neighbours merge, so stages stay contiguous: for each number of
 ranks the subset with the smallest largest load is found exactly, under the memory limits, and among
-equals the one for which the fewest bytes travel.  Rank 0 always stays (it hosts the rendezvous).
+equals the one for which the fewest bytes travel; where its step is too long and speeds are unlike, one
+whose step is not.  Rank 0 always stays (it hosts the rendezvous).
 
 Where a pod holds several positions of the pipeline, whole pods stay (:func:`kept_positions`).
 """
@@ -101,8 +102,11 @@ def repack(
         if kept is None:
             reasons.append(f"{ranks}: the layers do not fit the memory of any {ranks} ranks with rank 0")
             continue
-        own = None if capacity.speeds is None else [capacity.speeds[rank] for rank in kept.ranks]
-        after = predict_step_seconds(kept.partition.loads(seconds, own), microbatches)
+        after = _step_seconds(kept, seconds, capacity, microbatches)
+        if after > limit and capacity.speeds is not None:  # a larger load may make a shorter step
+            faster = subsets.within_step(ranks, microbatches, limit)
+            if faster is not None:
+                kept, after = faster, _step_seconds(faster, seconds, capacity, microbatches)
         if after <= limit:
             return _release(partition, kept, before=before, after=after, limit=limit)
         reasons.append(f"{ranks}: {after:.4f} s a step, over the limit of {limit:.4f} s")
@@ -116,6 +120,13 @@ def repack(
         step_seconds_after=before,
         why=f"cannot do with fewer ranks: {why}",
     )
+
+
+def _step_seconds(
+    kept: KeptRanks, seconds: Sequence[float], capacity: RankCapacity, microbatches: int
+) -> float:
+    own = None if capacity.speeds is None else [capacity.speeds[rank] for rank in kept.ranks]
+    return predict_step_seconds(kept.partition.loads(seconds, own), microbatches)
 
 
 def _ranks_needed(

@@ -77,6 +77,57 @@ def test_the_kept_ranks_equal_brute_force(seconds, data):
     assert moved <= min(m for load, m in every if load <= least * (1 + 1e-13))
 
 
+@given(
+    seconds=st.lists(st.floats(0.01, 10.0), min_size=3, max_size=7),
+    speeds=st.lists(st.sampled_from([0.4, 1.0, 2.5]), min_size=3, max_size=4),
+    microbatches=st.integers(1, 3),
+    slower=st.floats(0.5, 2.5),
+)
+def test_ranks_of_unlike_speeds_are_released_wherever_some_choice_has_a_step_within_the_limit(
+    seconds, speeds, microbatches, slower
+):
+    """Also where another choice than the one with the smallest largest load has it."""
+    ranks, layers = min(len(speeds), len(seconds)), len(seconds)
+    speeds, start = speeds[:ranks], even_partition(layers, ranks)
+    before = predict_step_seconds(start.loads(seconds, speeds), microbatches)
+    limit = before * slower
+    fewest = min(
+        (
+            count
+            for count in range(1, ranks)
+            for rest in itertools.combinations(range(1, ranks), count - 1)
+            for cut in all_partitions(layers, count)
+            if predict_step_seconds(cut.loads(seconds, [speeds[rank] for rank in (0, *rest)]), microbatches)
+            <= limit * (1 - 1e-9)
+        ),
+        default=ranks,
+    )
+    found = repack(
+        start,
+        seconds,
+        microbatches=microbatches,
+        capacity=RankCapacity(speeds=speeds),
+        max_slowdown=0.0,
+        reference_step_seconds=limit,
+    )
+    assert len(found.kept_ranks) <= fewest
+    assert not found.repack or found.step_seconds_after <= limit
+
+
+def test_a_larger_load_on_the_fast_rank_makes_a_shorter_step():
+    """14 s on a rank four times as fast and 2 s on the other: 4 s a step of two microbatches, not 4.5."""
+    found = repack(
+        Partition(bounds=(0, 2, 3, 4)),
+        [3.0, 6.0, 5.0, 2.0],
+        microbatches=2,
+        capacity=RankCapacity(speeds=[4.0, 2.0, 1.0]),
+        max_slowdown=0.0,
+        reference_step_seconds=4.0,
+    )
+    assert (found.kept_ranks, found.partition.bounds) == ((0, 1), (0, 3, 4))
+    assert found.step_seconds_after == 4.0
+
+
 def test_a_slow_rank_that_cannot_hold_the_next_layer_takes_the_one_before_it():
     """As many layers as possible on each rank would leave the slow rank before a heavy layer, with none."""
     seconds = [1.0, 1.0, 4.0, 1.0]

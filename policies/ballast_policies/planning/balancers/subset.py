@@ -109,7 +109,24 @@ class RankSubsets:
     def best(self, ranks: int, *, slack: float = 0.0) -> KeptRanks | None:
         """Within ``slack`` of the smallest largest load, the choice for which the fewest bytes travel."""
         load = self.smallest_load(ranks)
-        return None if load is None else self._nearest(ranks, load * (1 + slack) * (1 + 1e-12))
+        return None if load is None else self._nearest(ranks, load * (1 + slack) * (1 + 1e-12), self._moved)
+
+    def within_step(self, ranks: int, microbatches: int, seconds: float) -> KeptRanks | None:
+        """A choice of which a step, ``((m - 1) max load + sum of loads) / m``, takes at most ``seconds``.
+
+        The least sum within a largest load of c bounds the largest load of all choices within c that are fast
+        enough, so c falls until one is found, or none has loads of at most c.
+        """
+        load, room = math.inf, microbatches * seconds * (1 + 1e-12)
+        while load > 0 and (found := self._nearest(ranks, load, self._time)) is not None:
+            speeds = [float(self.speeds[rank]) for rank in found.ranks]
+            loads = found.partition.loads(np.diff(self.S).tolist(), speeds)
+            if (microbatches - 1) * loads.max() + loads.sum() <= room:
+                return found
+            if microbatches == 1:
+                return None
+            load = float(room - loads.sum()) / (microbatches - 1)
+        return None
 
     def _reach(
         self, rank: int, load: float, places: np.ndarray, starts: np.ndarray, ranks: int
@@ -209,8 +226,11 @@ class RankSubsets:
             start = end
         return largest if start == layers else None
 
-    def _nearest(self, ranks: int, limit: float) -> KeptRanks | None:
-        """The choice with loads of at most ``limit`` for which the fewest bytes travel."""
+    def _nearest(self, ranks: int, limit: float, cost: Callable[[int], np.ndarray]) -> KeptRanks | None:
+        """The choice with loads of at most ``limit`` and the least cost.
+
+        ``cost``: of the first j layers on a rank, [j].
+        """
         count, width = self.partition.ranks, self.partition.layers + 1
         ends = np.arange(width)
         tables = [np.full((ranks + 1, width), np.inf)]
@@ -219,9 +239,9 @@ class RankSubsets:
             before = tables[-1]
             after = before.copy() if rank else np.full_like(before, np.inf)
             kept = self._kept(rank, ranks)
-            moved = self._moved(rank)
-            least = _window_least(before[kept - 1] - moved, self._first(rank, limit, kept - 1, ranks), ends)
-            after[kept] = np.minimum(after[kept], moved + least)
+            own = cost(rank)
+            least = _window_least(before[kept - 1] - own, self._first(rank, limit, kept - 1, ranks), ends)
+            after[kept] = np.minimum(after[kept], own + least)
             tables.append(after)
         if not np.isfinite(tables[-1][ranks, -1]):
             return None
@@ -233,7 +253,7 @@ class RankSubsets:
             if not left or (rank and before[left, end] <= after[left, end]):
                 continue
             first = int(self._first(rank, limit, np.array([left - 1]), ranks)[0, end])
-            values = before[left - 1, first:end] - self._moved(rank)[first:end]
+            values = before[left - 1, first:end] - cost(rank)[first:end]
             chosen.append(rank)
             bounds.append(first + int(np.argmin(values)))
         return KeptRanks(ranks=tuple(reversed(chosen)), partition=Partition(bounds=tuple(reversed(bounds))))
@@ -253,6 +273,10 @@ class RankSubsets:
         rows = np.broadcast_to(places[:, None], (len(places), held.shape[1]))
         room = held[places] - self.memory.room(rank, places, ranks)[:, None]
         return np.asarray(np.maximum(first, self.memory.search(ranks, rows, room, side="left")))
+
+    def _time(self, rank: int) -> np.ndarray:
+        """[j]: seconds that the first j layers take on ``rank``."""
+        return np.asarray(self.S / self.speeds[rank])
 
     def _moved(self, rank: int) -> np.ndarray:
         """[j]: bytes that travel if the first j layers are on ``rank``."""
