@@ -121,6 +121,7 @@ def test_a_larger_load_on_the_fast_rank_makes_a_shorter_step():
         [3.0, 6.0, 5.0, 2.0],
         microbatches=2,
         capacity=RankCapacity(speeds=[4.0, 2.0, 1.0]),
+        min_ranks=2,
         max_slowdown=0.0,
         reference_step_seconds=4.0,
     )
