@@ -317,7 +317,7 @@ class LocalCluster:
             rest.apply(f"/apis/{manifest['apiVersion']}/{plural}/{manifest['metadata']['name']}", manifest)
         install_custom_resources(rest, self._crds)
         run("kube-controller-manager", components.controller_manager(binaries, layout, settings))
-        run("kube-scheduler", components.scheduler(binaries, layout))
+        run("kube-scheduler", components.scheduler(binaries, layout, settings))
         self._await(
             "the controllers to make the default service account and its certificate",
             lambda: (

@@ -73,12 +73,14 @@ class Settings:
         audit: the API server writes a line of JSON for each request (``Layout.audit_log``).
         address: the API server's. Another than the loopback address is one that real nodes and pods reach:
             then Services have endpoints, and volumes are bound to claims.
+        pod_groups: Kubernetes' own gangs, of Kubernetes 1.37 and later.
     """
 
     node_monitor_grace_seconds: int = 16
     eviction_seconds: int = 5
     audit: bool = False
     address: str = HOST
+    pod_groups: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +181,13 @@ def api_server(binaries: Binaries, layout: Layout, ports: Ports, settings: Setti
         f"--default-unreachable-toleration-seconds={settings.eviction_seconds}",
         "--profiling=false",
         *(_audit(layout) if settings.audit else ()),
+        *_gates(settings),
+        *(["--runtime-config=scheduling.k8s.io/v1beta1=true"] if settings.pod_groups else []),
     ]
+
+
+def _gates(settings: Settings) -> list[str]:
+    return ["--feature-gates=GenericWorkload=true"] if settings.pod_groups else []
 
 
 def audit_policy() -> str:
@@ -224,6 +232,7 @@ def controller_manager(binaries: Binaries, layout: Layout, settings: Settings) -
         "--kube-api-qps=200",
         "--kube-api-burst=400",
         "--controllers=*," + ",".join(f"-{name}" for name in disabled),
+        *_gates(settings),
     ]
 
 
@@ -241,10 +250,11 @@ def scheduler_configuration(layout: Layout) -> str:
     )
 
 
-def scheduler(binaries: Binaries, layout: Layout) -> list[str]:
+def scheduler(binaries: Binaries, layout: Layout, settings: Settings) -> list[str]:
     """Command of kube-scheduler."""
     return [
         str(binaries.program("kube-scheduler")),
         f"--config={layout.folder / 'scheduler.json'}",
         "--secure-port=0",
+        *_gates(settings),
     ]

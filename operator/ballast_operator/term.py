@@ -23,7 +23,7 @@ from ballast_operator.history.store import HistoryWriter
 from ballast_operator.kube.caches import WATCHED
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.informers import Informers
-from ballast_operator.kube.kinds import EVENT, NODE, ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Key, Kind
+from ballast_operator.kube.kinds import EVENT, NODE, POD_GROUP, ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Key, Kind
 from ballast_operator.kube.queue import KeyQueue, Lane
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.events import Recorder
@@ -65,7 +65,7 @@ class LeaderTerm:
         self._settings = settings
         self._metrics = metrics = informers.metrics
         self._queue: KeyQueue[Key] = KeyQueue(time.monotonic)
-        for kind in {*WATCHED, EVENT, ROLE, ROLE_BINDING, SERVICE_ACCOUNT} - {NODE}:
+        for kind in {*WATCHED, EVENT, POD_GROUP, ROLE, ROLE_BINDING, SERVICE_ACCOUNT} - {NODE}:
             metrics.writes_refused.labels(kind.kind)
         self._writes: deque[float] = deque(maxlen=100_000)
         board, throttle = AssignmentBoard(), DecisionThrottle(settings.solver.debounce_seconds)
@@ -96,16 +96,19 @@ class LeaderTerm:
             reporter=self._reporter,
             throttle=throttle,
         )
-        reconciler = Reconciler(
+        self._cluster, self._reconciler = (
             cluster,
-            self._observer,
-            board,
-            settings=settings.job,
-            metrics=metrics,
-            allocate=throttle.request,
-            recorder=self._events,
+            Reconciler(
+                cluster,
+                self._observer,
+                board,
+                settings=settings.job,
+                metrics=metrics,
+                allocate=throttle.request,
+                recorder=self._events,
+            ),
         )
-        self._worker = ReconcileWorker(reconciler, metrics=metrics, again=self._changes.again)
+        self._worker = ReconcileWorker(self._reconciler, metrics=metrics, again=self._changes.again)
 
     async def run(self) -> None:
         """Until cancelled.
@@ -115,6 +118,7 @@ class LeaderTerm:
         """
         self._informers.leads = True
         await self._informers.refresh()
+        self._reconciler.has_pod_groups = await self._cluster.serves(POD_GROUP)
         self._caches.listen(self._changes.changed)
         self._throttle.request()
         parts: list[tuple[str, Callable[[], Awaitable[None]]]] = [

@@ -137,6 +137,8 @@ class JobAllocation(StatusModel):
     """Number in the name of the first pod of the last growth; 0: the gang has not grown."""
     master_address: _Name = ""
     """Of a job without a model: the address of rank 0 that the other ranks were told; empty: not yet."""
+    pod_group: _Name = ""
+    """The PodGroup of Kubernetes that its pods are; empty: the API server had none when it was given."""
     leaving: NodesLeaving | None = None
     """Nodes that are about to go; absent: none is."""
     shared_gpu: SharedGpu | None = None

@@ -44,6 +44,8 @@ def operator_rules() -> list[Rule]:
         # The identity of a job's pods.
         _rule("", ("serviceaccounts",), _APPLY),
         _rule(_RBAC, ("roles", "rolebindings"), _APPLY),
+        # A gang of Kubernetes, where the API server has them.
+        _rule("scheduling.k8s.io", ("podgroups",), _APPLY),
         # Its own, and those of kubelets about pulls.
         _rule("", ("events",), ("create", "list")),
     ]

@@ -17,7 +17,16 @@ from ballast_policies.contract import (
 
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.rbac import trainer_rules
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Kind
+from ballast_operator.kube.kinds import (
+    CONFIG_MAP,
+    JOB,
+    LEASE,
+    POD_GROUP,
+    ROLE,
+    ROLE_BINDING,
+    SERVICE_ACCOUNT,
+    Kind,
+)
 from ballast_operator.views.clock import Time, show_micro
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, JobView
 from ballast_operator.views.spec import JobSpec
@@ -83,6 +92,20 @@ def lease_object(view: JobView, heartbeat_seconds: float) -> dict[str, Any]:
     """The lease that says how long it lasts; all else of it belongs to the trainer."""
     duration = max(1, math.ceil(heartbeat_seconds))
     return owned(view, LEASE, lease_name(view.name), spec={"leaseDurationSeconds": duration})
+
+
+def pod_group_name(view: JobView, spec: JobSpec) -> str:
+    """Of the next launch: the job, and the priority class of its pods, which a group keeps."""
+    priority = (spec.template.get("spec") or {}).get("priorityClassName")
+    return f"{view.name}.{priority}" if priority else view.name
+
+
+def pod_group_object(view: JobView, allocation: JobAllocation) -> dict[str, Any]:
+    """The gang as Kubernetes knows it: as many pods as it is to have are bound, or none."""
+    content: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": len(allocation.pods)}}}
+    if priority := allocation.pod_group.partition(".")[2]:
+        content["priorityClassName"] = priority
+    return owned(view, POD_GROUP, allocation.pod_group, spec=content)
 
 
 def rendezvous_object(view: JobView, allocation: JobAllocation, address: str) -> dict[str, Any]:

@@ -112,6 +112,8 @@ def pod_object(
     content["containers"] = [trainer, *containers[1:]]
     tolerations, own = list(content.get("tolerations") or []), gpu_toleration(gpu_resource)
     content["tolerations"] = tolerations if own in tolerations else [*tolerations, own]
+    if allocation.pod_group:
+        content["schedulingGroup"] = {"podGroupName": allocation.pod_group}
     content["restartPolicy"] = "Never"
     content["serviceAccountName"] = trainer_account(view.name)
     node, affinity = allocation.node_of[pod], content.get("affinity") or {}

@@ -110,6 +110,14 @@ class Cluster:
         """Read one object."""
         return await self._request("get", kind, kind.path(namespace, name))
 
+    async def serves(self, kind: Kind) -> bool:
+        """Whether the API server has the kind, and tells us so."""
+        try:
+            found = await self._request("get", kind, kind.path().removesuffix(f"/{kind.plural}"))
+        except (NotFound, Forbidden):
+            return False
+        return any(resource["name"] == kind.plural for resource in found.get("resources") or [])
+
     async def list(
         self, kind: Kind, *, namespace: str = "", label_selector: str = "", field_selector: str = ""
     ) -> tuple[Objects, int]:

@@ -56,6 +56,8 @@ TOKEN_REVIEW = Kind("authentication.k8s.io/v1", "TokenReview", "tokenreviews", n
 SUBJECT_ACCESS_REVIEW = Kind(
     "authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False
 )
+POD_GROUP = Kind("scheduling.k8s.io/v1beta1", "PodGroup", "podgroups")
+"""Kubernetes' own gangs: since 1.37, behind the gate ``GenericWorkload``."""
 ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 

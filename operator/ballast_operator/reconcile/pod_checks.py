@@ -22,7 +22,7 @@ from ballast_policies.contract import (
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import JobAllocation
-from ballast_operator.desired.owned import access_objects, owned
+from ballast_operator.desired.owned import access_objects, owned, pod_group_name
 from ballast_operator.desired.pod import gpus_added, gpus_elsewhere, pod_object
 from ballast_operator.errors import (
     Conflict,
@@ -34,7 +34,7 @@ from ballast_operator.errors import (
     ServerInternalError,
 )
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, POD
+from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, POD, POD_GROUP
 from ballast_operator.kube.ownership import own_object
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.clock import now as present
@@ -79,7 +79,7 @@ class PodChecks:
         if problem:
             return Blocked(reason=JobReason.MISCONFIGURED, message=problem)
         answer = await self._answer(view, spec, resources)
-        return answer if answer is not None else await self._name_taken(view)
+        return answer if answer is not None else await self._name_taken(view, spec)
 
     def forget(self, view: JobView, gpu_resources: frozenset[str]) -> None:
         """A launch of the job was refused: ask anew, rather than reserve GPUs for the next one."""
@@ -145,7 +145,7 @@ class PodChecks:
             return Blocked(reason=JobReason.NOT_ALLOWED, message=problem, may_pass=True)
         return None
 
-    async def _name_taken(self, view: JobView) -> Blocked | None:
+    async def _name_taken(self, view: JobView, spec: JobSpec) -> Blocked | None:
         """Whether what was in the way of the last launch still is."""
         running = view.status.condition(JobCondition.RUNNING)
         if running is None or running.reason != JobReason.NAME_TAKEN:
@@ -154,6 +154,7 @@ class PodChecks:
             *access_objects(view),
             (LEASE, owned(view, LEASE, lease_name(view.name))),
             (CONFIG_MAP, owned(view, CONFIG_MAP, plan_config_map_name(view.name))),
+            (POD_GROUP, owned(view, POD_GROUP, pod_group_name(view, spec))),
             (CONFIG_MAP, owned(view, CONFIG_MAP, rendezvous_config_map_name(view.name))),
             (POD, owned(view, POD, pod_name(view.name, view.status.launches + 1, 0))),
         ]

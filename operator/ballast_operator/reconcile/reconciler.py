@@ -79,7 +79,11 @@ class Requeue:
 
 
 class Reconciler:
-    """Drives jobs to what the allocator and their trainers want. One pass a job at a time."""
+    """Drives jobs to what the allocator and their trainers want. One pass a job at a time.
+
+    Attributes:
+        has_pod_groups: launches are PodGroups of Kubernetes from now on.
+    """
 
     def __init__(
         self,
@@ -114,6 +118,7 @@ class Reconciler:
         self._checks = PodChecks(cluster, settings, clock=lambda: clock().timestamp())
         self._progress_written: dict[Key, Time] = {}
         self._unanswered: set[Key] = set()
+        self.has_pod_groups = False
 
     async def reconcile(self, key: Key) -> Requeue:
         """One pass.
@@ -231,6 +236,7 @@ class Reconciler:
             older_nodes=older_nodes(self._observer, allocation, pools),
             sharer=sharer,
             partner_left=partner_left,
+            has_pod_groups=self.has_pod_groups,
         )
         return decide(
             view,

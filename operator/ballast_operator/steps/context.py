@@ -131,6 +131,7 @@ class Surroundings:
         older_nodes: pool -> its nodes that were there before the gang: not those that it waits for.
         sharer: who is on its GPU as well, or would be at its launch; None: no job.
         partner_left: when the partner that its allocation names last left a GPU; None: not known.
+        has_pod_groups: the API server has Kubernetes' own gangs.
     """
 
     shortage: str = ""
@@ -138,6 +139,7 @@ class Surroundings:
     older_nodes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     sharer: Sharer | None = None
     partner_left: Time | None = None
+    has_pod_groups: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,15 @@ from ballast_policies.protocol.observed import Deadline
 from ballast_operator.api.conditions import JobCondition, JobReason, some_of
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_operator.desired.owned import access_objects, lease_object, rendezvous_object, script_environment
+from ballast_operator.desired.owned import (
+    access_objects,
+    lease_object,
+    pod_group_object,
+    rendezvous_object,
+    script_environment,
+)
 from ballast_operator.desired.pod import PodOptions, pod_object
-from ballast_operator.kube.kinds import CONFIG_MAP, LEASE
+from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, POD_GROUP
 from ballast_operator.steps.accounting import accrue_cost
 from ballast_operator.steps.context import (
     Apply,
@@ -42,7 +48,7 @@ def await_pods(context: ReconcileContext, missing: tuple[str, ...]) -> StepResul
     created = [creation(context, pod, at) for at, pod in enumerate(allocation.pods) if pod in missing]
     return StepResult(
         status=status,
-        actions=(*told, *_rights(context), *created),
+        actions=(*told, *_rights(context), *(pod_group(context) if created else ()), *created),
         requeue_after_seconds=left,
         grants_rights=True,
     )
@@ -128,6 +134,17 @@ def _rights(context: ReconcileContext) -> tuple[Apply, ...]:
     lease = LEASE, lease_object(view, context.settings.heartbeat_seconds)
     first = (Apply(*account),) if view.lacks_account else ()
     return (*first, *(Apply(kind, body, beside=True) for kind, body in (lease, *access)))
+
+
+def pod_group(context: ReconcileContext, allocation: JobAllocation | None = None) -> tuple[Apply, ...]:
+    """Its PodGroup with as many pods as the gang is to have; nothing where the launch has none.
+
+    ``allocation``: that it has from now on; None: the one that it has.
+    """
+    allocation = allocation or context.allocation
+    if not allocation.pod_group or not context.around.has_pod_groups:
+        return ()
+    return (Apply(POD_GROUP, pod_group_object(context.view, allocation)),)
 
 
 def creation(context: ReconcileContext, pod: str, number: int) -> CreatePod:

@@ -22,7 +22,7 @@ from ballast_operator.steps.context import (
     with_condition,
 )
 from ballast_operator.steps.failure import describe, leaving_text
-from ballast_operator.steps.gang import creation, ranks_of
+from ballast_operator.steps.gang import creation, pod_group, ranks_of
 from ballast_operator.steps.observed import seconds_left
 from ballast_operator.views.clock import Time
 
@@ -153,6 +153,7 @@ def record_shrink(context: ReconcileContext, move: RecordShrink) -> StepResult:
     status = with_condition(context, status, kind, True, reason, message)
     return StepResult(
         status=status,
+        actions=pod_group(context, shrunk),
         allocate=True,
         requeue_after_seconds=0.0,
         metric_increments=(
@@ -220,7 +221,7 @@ def create_newcomers(context: ReconcileContext, pods: tuple[str, ...]) -> StepRe
     numbers = {name: allocation.first_newcomer + i for i, name in enumerate(allocation.joining)}
     return StepResult(
         status=context.view.status,
-        actions=tuple(creation(context, name, numbers[name]) for name in pods),
+        actions=(*pod_group(context), *(creation(context, name, numbers[name]) for name in pods)),
         requeue_after_seconds=seconds_left(context, Deadline.BIND),
     )
 
@@ -275,7 +276,8 @@ def give_up_growth(context: ReconcileContext, why: str) -> StepResult:
     status = accrue_cost(context, context.view.status).replace(allocation=smaller)
     message = f"{why}; the gang continues without the new pods"
     status = with_condition(context, status, JobCondition.GROWN, False, JobReason.GROWTH_GIVEN_UP, message)
-    return StepResult(status=status, allocate=True, requeue_after_seconds=0.0)
+    group = pod_group(context, smaller)
+    return StepResult(status=status, actions=group, allocate=True, requeue_after_seconds=0.0)
 
 
 def _abandoned_because(context: ReconcileContext, move: AbandonGrowth) -> str:

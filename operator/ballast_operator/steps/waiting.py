@@ -10,7 +10,7 @@ from ballast_policies.rounds.values import Placement
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import AllocationPart, JobAllocation, SharedGpu
 from ballast_operator.api.training_job_status import Decision, TrainingJobStatus
-from ballast_operator.desired.owned import access_objects
+from ballast_operator.desired.owned import access_objects, pod_group_name
 from ballast_operator.steps.context import Apply, JobCounter, ReconcileContext, StepResult, with_condition
 from ballast_operator.steps.observed import seconds_left
 from ballast_operator.views.assignment import Assignment
@@ -129,6 +129,7 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
         parts=_parts(placement, gang.pods, assignment.part_speeds, context.spec.gpus_per_pod),
         plan_id=assignment.plan_id,
         since=context.now,
+        pod_group=pod_group_name(context.view, context.spec) if context.around.has_pod_groups else "",
         shared_gpu=SharedGpu(partner=context.around.sharer.job if context.around.sharer is not None else "")
         if assignment.may_share
         else None,

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from ballast_localcluster import LocalCluster, ProcessNode
+from ballast_localcluster.binaries import kubernetes_version
 from ballast_localcluster.components import Settings
 from ballast_operator.local_operator import OPERATOR_NAMESPACE, install_objects, write_operator_kubeconfig
 from kubernetes import client, config
@@ -24,6 +25,9 @@ from tests.support.control_plane import CRDS, ControlPlane, fresh_namespace
 from tests.support.waiting import WAIT_SECONDS, eventually
 
 HERE = Path(__file__).parent
+
+HAS_POD_GROUPS = tuple(map(int, kubernetes_version().removeprefix("v").split(".")[:2])) >= (1, 37)
+"""Of the Kubernetes that is built: there the whole suite runs with its own gangs."""
 
 JOBS = {"group": "ballast.dev", "version": "v1alpha1", "plural": "trainingjobs"}
 
@@ -221,7 +225,8 @@ class Stage:
 def live_cluster() -> Iterator[LocalCluster]:
     """Two nodes with two GPUs each, of two pools, and a ClusterPolicy over them."""
     nodes = [ProcessNode(name=f"{pool}-0", gpus=2, pool=pool) for pool in ("fast", "slow")]
-    with LocalCluster(nodes=nodes, crds=CRDS, settings=Settings(audit=True)) as cluster:
+    settings = Settings(audit=True, pod_groups=HAS_POD_GROUPS)
+    with LocalCluster(nodes=nodes, crds=CRDS, settings=settings) as cluster:
         with config.new_client_from_config(str(cluster.kubeconfig)) as api:
             kube = DynamicClient(api)
             for manifest in install_objects(OPERATOR_NAMESPACE):

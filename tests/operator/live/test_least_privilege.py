@@ -28,6 +28,10 @@ RARELY_USED: dict[Right, str] = {
     ("patch", "", "serviceaccounts"): "brought up to date where an older operator made it",
     ("patch", RBAC, "roles"): "brought up to date, e.g. when trainers need another right",
     ("patch", RBAC, "rolebindings"): "brought up to date",
+    **{
+        (verb, "scheduling.k8s.io", "podgroups"): "where the API server has them"
+        for verb in ("get", "create", "patch")
+    },
     ("patch", COORDINATION, "leases"): "a trainer's right, which the operator grants and so must hold",
 }
 """Rights that a life without faults and upgrades may not need, each with its reason."""
