@@ -73,6 +73,7 @@ class _SizeAssignment:
         self._seats, self._ledger, self._settings = seats, ledger, settings
         self.nodes: list[tuple[str, ...]] = [seat.base.nodes for seat in seats]
         self._kept: list[set[int]] = [set() for _ in seats]
+        self._has_domains = any(node.domains for node in ledger.nodes.values())
         # The fullest come last, and are taken first: whole nodes stay free for gangs that start.
         self._open = {
             pool: sorted(
@@ -187,12 +188,11 @@ class _SizeAssignment:
         while members and left[members[-1].name] <= 0:
             members.pop()
         close = dict.fromkeys(near)
-        nodes: Iterable[Node] = (node for node in reversed(members) if node.name not in close)
-        nodes = itertools.chain((self._ledger.nodes[name] for name in close), nodes)
-        if members and members[0].domains:
-            nodes = beside(nodes, [self._ledger.nodes[name] for name in seat.base.nodes], seat.topology)
+        others: Iterable[Node] = (node for node in reversed(members) if node.name not in close)
+        if self._has_domains:
+            others = beside(others, [self._ledger.nodes[name] for name in seat.base.nodes], seat.topology)
         found: list[str] = []
-        for node in nodes:
+        for node in itertools.chain((self._ledger.nodes[name] for name in close), others):
             if len(found) == gpus:
                 break
             if left[node.name] >= per_pod and not node.closed and node.group not in seat.barred:

@@ -125,9 +125,10 @@ def pack(
         within = _best_domain(gpus // gpus_per_pod, of_level, free, gpus_per_pod, asked.most)
         return pack(gpus, within, free, gpus_per_pod) if within else None
     everywhere = _on_fewest_nodes(gpus, members, free, gpus_per_pod)
-    if everywhere is None or len(set(everywhere)) == 1 or not members[0].domains:
+    depth = max((len(node.domains) for node in members), default=0)
+    if everywhere is None or len(set(everywhere)) == 1 or not depth:
         return everywhere
-    pods, depth = gpus // gpus_per_pod, len(members[0].domains)
+    pods = gpus // gpus_per_pod
     ways: list[tuple[str, ...]] = []
     scopes: list[tuple[int, Sequence[Node]]] = [(-1, members)]
     for level in range(depth):
@@ -140,11 +141,11 @@ def pack(
             _over_domains(pods, by_domain(within, finer), free, gpus_per_pod)
             for finer in range(level + 1, depth)
         ]
-    domains = {node.name: node.domains for node in members}
+    by_name = {node.name: node for node in members}
 
     def spread(way: tuple[str, ...]) -> tuple[int, ...]:
         nodes = set(way)
-        counts = tuple(len({domains[name][level] for name in nodes}) for level in range(depth))
+        counts = tuple(len({by_name[name].domain(level) for name in nodes}) for level in range(depth))
         first = counts[: asked.level + 1] if asked is not None else ()
         return (*first, len(nodes), *counts)
 

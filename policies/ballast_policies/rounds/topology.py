@@ -47,7 +47,7 @@ def by_domain(nodes: Iterable[Node], level: int) -> dict[str, list[Node]]:
     """Domain of the level -> its nodes."""
     found: dict[str, list[Node]] = {}
     for node in nodes:
-        found.setdefault(node.domains[level], []).append(node)
+        found.setdefault(node.domain(level), []).append(node)
     return found
 
 
@@ -75,10 +75,10 @@ def beside(nodes: Iterable[Node], base: Iterable[Node], asked: TopologyRequest |
 
     One that requires a level stays in the domain that it is in; in several domains it does not grow.
     """
-    own = [set(at) for at in zip(*(node.domains for node in base), strict=True)]
-    found = list(nodes)
+    base, found = list(base), list(nodes)
     if asked is not None and asked.required:
-        alone = len(own[asked.level]) == 1
-        found = [node for node in found if alone and node.domains[asked.level] in own[asked.level]]
-    found.sort(key=lambda node: -sum(name in at for name, at in zip(node.domains, own, strict=True)))
+        own = {node.domain(asked.level) for node in base}
+        found = [node for node in found if own == {node.domain(asked.level)}]
+    near = {name for node in base for name in node.domains}
+    found.sort(key=lambda node: -sum(name in near for name in node.domains))
     return found

@@ -37,6 +37,10 @@ class Node:
         """Equal for nodes of a pool that are alike to every job."""
         return self.closed or self.taints
 
+    def domain(self, level: int) -> str:
+        """That it is in at a level, 0: the widest; where it is in none, it is one of its own."""
+        return self.domains[level] if level < len(self.domains) else f"node:{self.name}"
+
     @property
     def place(self) -> str:
         """Its pool, or its zone of the pool: what is taken away together."""

@@ -39,7 +39,7 @@ def job(name, gpus):
 
 
 def domains(placement, nodes, level):
-    at = {one.name: one.domains[level] for one in nodes}
+    at = {one.name: one.domain(level) for one in nodes}
     return {at[name] for name in placement.nodes}
 
 
@@ -148,6 +148,18 @@ def test_an_elastic_gang_starts_where_it_can_grow_and_grows_inside():
     placed = decided.placements["wide"]
     assert domains(placed, nodes, 1) == {"b/r1"} and len(placed.nodes) == 8
     assert decided.reasons["wide"].endswith("in domain b/r1 of rack")
+
+
+def test_nodes_of_no_level_are_domains_of_their_own():
+    """As those that a forecast adds: beside labelled ones, at any level."""
+    nodes = [*racks(2), Node(name="added", pool="a", gpu_type="v100", gpus=2)]
+    free = {one.name: one.gpus for one in nodes}
+    assert set(pack(6, nodes, free)) == set(free) and pack(6, nodes, free, 1, RACK) is None
+    gang = ElasticGang(speeds={"v100": {size: float(size) for size in range(1, 7)}})
+    decided = decide_round(
+        question(nodes, [job("wide", 1)], topology={"wide": BLOCK}, elastic={"wide": gang})
+    )
+    assert len(domains(decided.placements["wide"], nodes, 0)) == 1
 
 
 def test_what_is_free_is_told_by_domain():

@@ -209,7 +209,7 @@ def usable_by_pool(
     by_pool: dict[str, Counter[str]] = {}
     for node in nodes:
         usable = not node.closed and node.taints not in barred
-        domain = "" if within is None else node.domains[within.level]
+        domain = "" if within is None else node.domain(within.level)
         of_pool = by_pool.setdefault(node.pool, Counter())
         of_pool[domain] += node.gpus // gpus_per_pod * gpus_per_pod if usable else 0
         found[node.pool] = max(found[node.pool], of_pool[domain])
