@@ -125,10 +125,11 @@ def pack(
         within = _best_domain(gpus // gpus_per_pod, of_level, free, gpus_per_pod, asked.most)
         return pack(gpus, within, free, gpus_per_pod) if within else None
     everywhere = _on_fewest_nodes(gpus, members, free, gpus_per_pod)
-    depth = max((len(node.domains) for node in members), default=0)
-    if everywhere is None or len(set(everywhere)) == 1 or not depth:
+    if everywhere is None or len(set(everywhere)) == 1:
         return everywhere
-    pods = gpus // gpus_per_pod
+    pods, depth = gpus // gpus_per_pod, max(len(node.domains) for node in members)
+    if not depth:
+        return everywhere
     ways: list[tuple[str, ...]] = []
     scopes: list[tuple[int, Sequence[Node]]] = [(-1, members)]
     for level in range(depth):
