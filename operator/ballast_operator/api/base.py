@@ -66,9 +66,13 @@ def registered(
     )
 
 
-def schema(**extensions: Any) -> dict[str, Any]:
-    """``json_schema_extra`` of a field: ``x-kubernetes-*`` extensions (``list_type="map"``)."""
-    return {f"x-kubernetes-{name.replace('_', '-')}": value for name, value in extensions.items()}
+def listed(most: int, *keys: str, least: int | None = None, unique: bool = False) -> Any:
+    """At most ``most``; a merge joins rows by ``keys``, ``unique`` values as a set, or else replaces all."""
+    kind = "map" if keys else "set" if unique else "atomic"
+    extra: dict[str, Any] = {"x-kubernetes-list-type": kind}
+    if keys:
+        extra["x-kubernetes-list-map-keys"] = list(keys)
+    return Field(min_length=least, max_length=most, json_schema_extra=extra)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -234,10 +238,7 @@ class Condition(StatusModel):
         return self.status == "True"
 
 
-Conditions = Annotated[
-    tuple[Condition, ...],
-    Field(max_length=16, json_schema_extra=schema(list_type="map", list_map_keys=["type"])),
-]
+Conditions = Annotated[tuple[Condition, ...], listed(16, "type")]
 """Conditions by type."""
 
 

@@ -13,7 +13,7 @@ from ballast_policies.contract.conditions import Cel, Rule
 from pydantic import Field, field_validator
 
 from ballast_operator.api import meta
-from ballast_operator.api.base import ApiModel, ObjectMeta, cel_list, registered, schema
+from ballast_operator.api.base import ApiModel, ObjectMeta, cel_list, listed, registered
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.costs import DataPrice, SpotLimits, TeamBudget
 from ballast_operator.api.node_pool import CapacityType, NodePool
@@ -210,9 +210,7 @@ _ConditionOfNode = Annotated[
 class NodeHealth(ApiModel):
     """Which nodes are sick. What runs there is not stopped."""
 
-    unhealthy_conditions: Annotated[
-        tuple[_ConditionOfNode, ...], Field(max_length=64, json_schema_extra=schema(list_type="set"))
-    ] = UNHEALTHY
+    unhealthy_conditions: Annotated[tuple[_ConditionOfNode, ...], listed(64, unique=True)] = UNHEALTHY
     """Conditions of nodes on which nothing is started: a type that is ``True``, or ``type=False``."""
     failed_jobs: Annotated[int, Field(ge=2, le=100)] = 2
     """So many different jobs whose pods failed on one node make it avoided; one alone never does."""
@@ -242,10 +240,7 @@ class TopologyLevel(ApiModel):
 class Topology(ApiModel):
     """How nodes are near to each other, as in Kueue's Topology."""
 
-    levels: Annotated[
-        tuple[TopologyLevel, ...],
-        Field(max_length=8, json_schema_extra=schema(list_type="map", list_map_keys=["nodeLabel"])),
-    ] = ()
+    levels: Annotated[tuple[TopologyLevel, ...], listed(8, "nodeLabel")] = ()
     """From the widest to the narrowest, as block, rack."""
 
     @property
@@ -295,12 +290,7 @@ class ClusterPolicySpec(ApiModel):
     """What the allocation aims at."""
     round_seconds: Annotated[int, Field(ge=1, le=86_400)] = 360
     """Length of a round: how often GPUs may change hands. Arrivals and free GPUs are looked at at once."""
-    node_pools: Annotated[
-        tuple[NodePool, ...],
-        Field(
-            min_length=1, max_length=128, json_schema_extra=schema(list_type="map", list_map_keys=["name"])
-        ),
-    ]
+    node_pools: Annotated[tuple[NodePool, ...], listed(128, "name", least=1)]
     """The nodes that Ballast gives to jobs."""
     moves: Moves = Moves()
     """How restless the allocation may be."""
@@ -316,13 +306,7 @@ class ClusterPolicySpec(ApiModel):
     """Which nodes are sick, and are kept from new launches."""
     budgets: Annotated[dict[str, TeamBudget], Field(max_length=256)] = Field(default_factory=dict)
     """Team -> what its jobs may cost, under every policy. Jobs name their team in ``spec.entity``."""
-    data_prices: Annotated[
-        tuple[DataPrice, ...],
-        Field(
-            max_length=256,
-            json_schema_extra=schema(list_type="map", list_map_keys=["fromRegion", "toRegion"]),
-        ),
-    ] = ()
+    data_prices: Annotated[tuple[DataPrice, ...], listed(256, "fromRegion", "toRegion")] = ()
     """What data between regions costs, for jobs with ``spec.dataLocation``: the most exact entry counts.
     Without a price a job is not placed there."""
     dry_run: bool = False

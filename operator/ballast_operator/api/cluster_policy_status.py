@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ballast_operator.api.base import Conditions, StatusModel, Time, schema
+from ballast_operator.api.base import Conditions, StatusModel, Time, listed
 from ballast_operator.api.costs import TeamCost
 
 _Name = Annotated[str, Field(max_length=253)]
@@ -149,32 +149,17 @@ class ClusterPolicyStatus(StatusModel):
     conditions: Conditions = ()
     """Valid, Solved, SolverHealthy, InputsComplete, PricesCurrent, CapacityTypesAgree, WithinSpotLimits,
     TwinAgrees, Ready."""
-    capacity: Annotated[
-        tuple[PoolCapacity, ...],
-        Field(max_length=128, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),
-    ] = ()
+    capacity: Annotated[tuple[PoolCapacity, ...], listed(128, "pool")] = ()
     """What each pool has."""
-    bill: Annotated[
-        tuple[PoolBill, ...],
-        Field(max_length=256, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),
-    ] = ()
+    bill: Annotated[tuple[PoolBill, ...], listed(256, "pool")] = ()
     """What each pool has cost."""
     bill_at: Time | None = None
     """When the bill was summed up last; what it says of GPUs and prices still holds."""
-    teams: Annotated[
-        tuple[TeamCost, ...],
-        Field(max_length=256, json_schema_extra=schema(list_type="map", list_map_keys=["team"])),
-    ] = ()
+    teams: Annotated[tuple[TeamCost, ...], listed(256, "team")] = ()
     """What the jobs of each team have cost."""
-    hazard: Annotated[
-        tuple[PoolHazard, ...],
-        Field(max_length=128, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),
-    ] = ()
+    hazard: Annotated[tuple[PoolHazard, ...], listed(128, "pool")] = ()
     """How often machines of the spot pools are taken away."""
-    prices: Annotated[
-        tuple[PoolPrice, ...],
-        Field(max_length=128, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),
-    ] = ()
+    prices: Annotated[tuple[PoolPrice, ...], listed(128, "pool")] = ()
     """Prices that price feeds have given."""
     gpus: Annotated[int, Field(ge=0)] | None = None
     """GPUs over all pools."""
@@ -190,7 +175,5 @@ class ClusterPolicyStatus(StatusModel):
     """GPU type -> what one more GPU would add to the objective."""
     twin: Twin | None = None
     """The last replay by ``ballast twin --keep``."""
-    proposed: Annotated[
-        tuple[Proposed, ...], Field(max_length=1000, json_schema_extra=schema(list_type="atomic"))
-    ] = ()
+    proposed: Annotated[tuple[Proposed, ...], listed(1000)] = ()
     """With ``spec.dryRun``: what jobs would get, the first thousand."""

@@ -7,7 +7,7 @@ from ballast_policies.contract.conditions import Cel, Rule
 from ballast_policies.prices.clouds.wanted import USD
 from pydantic import Field
 
-from ballast_operator.api.base import ApiModel, MemoryQuantity, StatusModel, Step, Time, schema
+from ballast_operator.api.base import ApiModel, MemoryQuantity, StatusModel, Step, Time, listed
 
 
 class OnLimit(enum.StrEnum):
@@ -196,9 +196,7 @@ class GcpSku(ApiModel):
 class GcpPriceFeed(ApiModel):
     """The Cloud Billing Catalog of Google, read every six hours: what a GPU costs is the sum of its SKUs."""
 
-    skus: Annotated[
-        tuple[GcpSku, ...], Field(min_length=1, max_length=8, json_schema_extra=schema(list_type="atomic"))
-    ]
+    skus: Annotated[tuple[GcpSku, ...], listed(8, least=1)]
     """The GPU's SKU, and those of the cores and the memory beside it."""
 
 

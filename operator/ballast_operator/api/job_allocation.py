@@ -9,7 +9,7 @@ from ballast_policies.protocol.cause import Cause
 from ballast_policies.rounds.values import Placement, PoolPart
 from pydantic import Field, WithJsonSchema, field_serializer
 
-from ballast_operator.api.base import StatusModel, Time, schema
+from ballast_operator.api.base import StatusModel, Time, listed
 
 _Text = Annotated[str, Field(max_length=4096)]
 _Name = Annotated[str, Field(max_length=253)]
@@ -44,13 +44,9 @@ class Ending(StatusModel):
 class NodesLeaving(StatusModel):
     """Nodes of the gang that have announced that they go."""
 
-    nodes: Annotated[
-        tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
-    ] = ()
+    nodes: Annotated[tuple[_Name, ...], listed(1024)] = ()
     """Their names."""
-    seen: Annotated[
-        tuple[Time, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
-    ] = ()
+    seen: Annotated[tuple[Time, ...], listed(1024)] = ()
     """When each of them was first seen to go."""
     by: Annotated[str, Field(max_length=1024)] = ""
     """What has said so: a taint, a condition, an eviction."""
@@ -74,9 +70,7 @@ class AllocationPart(StatusModel):
     """The pool's name."""
     gpu_type: _Name
     """Type of its GPUs."""
-    pods: Annotated[
-        tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
-    ] = ()
+    pods: Annotated[tuple[_Name, ...], listed(1024)] = ()
     """Names of the pods there, by rank at launch."""
     speed: Annotated[float, Field(gt=0)] = 1.0
     """Speed of a GPU, relative to the other parts', by which the first stages were cut."""
@@ -102,18 +96,11 @@ class JobAllocation(StatusModel):
     """Number of GPUs."""
     gpus_per_pod: Annotated[int, Field(ge=1, le=1024)] = 1
     """How many of them each pod has, one for each of its ranks."""
-    pods: Annotated[
-        tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
-    ] = ()
+    pods: Annotated[tuple[_Name, ...], listed(1024)] = ()
     """Names of the pods, by rank at launch."""
-    nodes: Annotated[
-        tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
-    ] = ()
+    nodes: Annotated[tuple[_Name, ...], listed(1024)] = ()
     """Node of each of the pods; ``pool/new-0``, ``pool/new-1``...: one that does not exist yet."""
-    parts: Annotated[
-        tuple[AllocationPart, ...],
-        Field(max_length=64, json_schema_extra=schema(list_type="atomic")),
-    ] = ()
+    parts: Annotated[tuple[AllocationPart, ...], listed(64)] = ()
     """Of a gang in several pools, what it has of each, in the order of the ranks; empty: it is in one."""
     plan_id: _Name = ""
     """The round that chose it."""
@@ -121,9 +108,7 @@ class JobAllocation(StatusModel):
     """Which launch of the job this is, from 1."""
     since: Time
     """When it was given."""
-    joining: Annotated[
-        tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
-    ] = ()
+    joining: Annotated[tuple[_Name, ...], listed(1024)] = ()
     """Those of the pods that are to join the running gang, and have not yet."""
     joining_since: Time | None = None
     """When the last growth was decided."""
@@ -145,9 +130,7 @@ class JobAllocation(StatusModel):
     """Of a job that may share its GPU, in a pool with ``sharing``; absent: its GPUs are its own."""
     ending: Ending | None = None
     """Set once the launch has to end; never unset."""
-    ended: Annotated[
-        tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
-    ] = ()
+    ended: Annotated[tuple[_Name, ...], listed(1024)] = ()
     """Of a launch that ends, pods that have ended: their GPUs are paid no more, and others may take them."""
 
     @field_serializer("all_gpu_types")

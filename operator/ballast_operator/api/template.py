@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from ballast_policies.contract.conditions import Rule, absent, at
 from pydantic import ConfigDict, Field
 
-from ballast_operator.api.base import ApiModel, DnsLabel, schema
+from ballast_operator.api.base import ApiModel, DnsLabel, listed
 
 Name = Annotated[str, Field(max_length=253)]
 """Name of a Kubernetes object or label."""
@@ -142,18 +142,9 @@ class TemplatePodSpec(TemplatePart):
         ),
     )
 
-    containers: Annotated[
-        tuple[TemplateContainer, ...],
-        Field(min_length=1, max_length=64, json_schema_extra=schema(list_type="map", list_map_keys=["name"])),
-    ]
+    containers: Annotated[tuple[TemplateContainer, ...], listed(64, "name", least=1)]
     """Containers; the first one trains."""
-    init_containers: (
-        Annotated[
-            tuple[TemplateContainer, ...],
-            Field(max_length=64, json_schema_extra=schema(list_type="map", list_map_keys=["name"])),
-        ]
-        | None
-    ) = None
+    init_containers: Annotated[tuple[TemplateContainer, ...], listed(64, "name")] | None = None
     """Containers that run before the others."""
     restart_policy: Annotated[str, Field(max_length=32)] | None = None
     """Never, or left out."""
@@ -165,12 +156,7 @@ class TemplatePodSpec(TemplatePart):
     """Not to be given: gangs are ended as a whole."""
     termination_grace_period_seconds: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """Seconds that the trainer has to save after SIGTERM."""
-    tolerations: (
-        Annotated[
-            tuple[Toleration, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
-        ]
-        | None
-    ) = None
+    tolerations: Annotated[tuple[Toleration, ...], listed(1024)] | None = None
     """Taints that the pods tolerate, beside that of their GPUs."""
     node_selector: dict[str, str] | None = None
     """Labels that a node has to have."""

@@ -14,7 +14,7 @@ from ballast_policies.planning.schedules.registry import SCHEDULES
 from pydantic import Field
 
 from ballast_operator.api import meta
-from ballast_operator.api.base import ApiModel, GpuType, MemoryQuantity, ObjectMeta, Time, schema
+from ballast_operator.api.base import ApiModel, GpuType, MemoryQuantity, ObjectMeta, Time, listed
 from ballast_operator.api.costs import DataLocation, OnLimit, SpotUse
 from ballast_operator.api.node_pool import SharesGpu
 from ballast_operator.api.template import PodTemplate
@@ -175,14 +175,9 @@ class TrainingJobSpec(ApiModel, JobConfig):
             fix="leave gpuTypes out",
         ),
     )
-    gpu_types: Annotated[
-        tuple[GpuType, ...], Field(max_length=64, json_schema_extra=schema(list_type="set"))
-    ] = ()
+    gpu_types: Annotated[tuple[GpuType, ...], listed(64, unique=True)] = ()
     """GPU types that it may run on; empty: any."""
-    throughput: Annotated[
-        tuple[KnownThroughput, ...],
-        Field(max_length=512, json_schema_extra=schema(list_type="map", list_map_keys=["gpuType", "stages"])),
-    ] = ()
+    throughput: Annotated[tuple[KnownThroughput, ...], listed(512, "gpuType", "stages")] = ()
     """Speeds that are known before the job has run."""
     memory_per_gpu: MemoryQuantity | None = None
     """Memory that each GPU must have, at any number of them, in place of what was measured. Absent: as

@@ -12,7 +12,7 @@ from ballast_operator.api.base import (
     Step,
     Time,
     find_condition,
-    schema,
+    listed,
     set_condition,
 )
 from ballast_operator.api.conditions import SUSPENSIONS, JobCondition, JobReason, JobState
@@ -97,13 +97,9 @@ class Repacking(StatusModel):
     """The plan's epoch that it made."""
     step: Step
     """First step with fewer ranks."""
-    released_pods: Annotated[
-        tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
-    ]
+    released_pods: Annotated[tuple[_Name, ...], listed(1024)]
     """Pods that went."""
-    survivors: Annotated[
-        tuple[Survivor, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
-    ]
+    survivors: Annotated[tuple[Survivor, ...], listed(1024)]
     """Pods that stayed, by new rank."""
     gpus: Annotated[int, Field(ge=0)] | None = None
     """GPUs that stayed; absent: one for each of these pods."""
@@ -189,13 +185,9 @@ class TrainingJobStatus(StatusModel):
     """GPUs held; absent: none."""
     progress: Progress | None = None
     """How far the training is."""
-    rebalances: Annotated[
-        tuple[Rebalancing, ...], Field(max_length=64, json_schema_extra=schema(list_type="atomic"))
-    ] = ()
+    rebalances: Annotated[tuple[Rebalancing, ...], listed(64)] = ()
     """The last moves of layers between ranks, oldest first."""
-    repacks: Annotated[
-        tuple[Repacking, ...], Field(max_length=64, json_schema_extra=schema(list_type="atomic"))
-    ] = ()
+    repacks: Annotated[tuple[Repacking, ...], listed(64)] = ()
     """The last hand-backs of GPUs, oldest first."""
     launches: Annotated[int, Field(ge=0)] = 0
     """How often a gang was launched."""
@@ -210,15 +202,9 @@ class TrainingJobStatus(StatusModel):
     """When the cost was summed up last."""
     active_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Seconds during which it has held GPUs, up to ``costAt``."""
-    pool_costs: Annotated[
-        tuple[PoolCost, ...],
-        Field(max_length=256, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),
-    ] = ()
+    pool_costs: Annotated[tuple[PoolCost, ...], listed(256, "pool")] = ()
     """``costSoFar`` by pool; ``ballast cost`` sums them up."""
-    team_costs: Annotated[
-        tuple[TeamPart, ...],
-        Field(max_length=16, json_schema_extra=schema(list_type="map", list_map_keys=["team"])),
-    ] = ()
+    team_costs: Annotated[tuple[TeamPart, ...], listed(16, "team")] = ()
     """``costSoFar`` by team; the last one pays now, the others are those that the job belonged to before."""
     data: DataCost | None = None
     """What it has read from other regions, of a job with ``spec.dataLocation``."""
