@@ -1,17 +1,12 @@
 """The tables of ``ballast cost``, which fit the terminal, without truncation at 80 columns."""
 
-from collections.abc import Iterable, Sequence
-
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
-from rich.text import Text
 
-from ballast_operator.cli.live.overview_tables import WIDE_COLUMNS
-from ballast_operator.cli.option_names import printable
+from ballast_operator.cli.text_table import WIDE_COLUMNS, stacked, text_table
 from ballast_operator.report.costs import Costs, JobCost, PoolCostLine, TeamCost
 
 STACKED = 3
-"""Figures in a cell, one below the other, below :data:`WIDE_COLUMNS`."""
+"""Figures in a cell, one below the other, below ``WIDE_COLUMNS``."""
 
 _JOB = (
     "state",
@@ -42,7 +37,7 @@ class CostTables:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Jobs, teams, pools."""
-        found, stacked = self._found, 1 if options.max_width >= WIDE_COLUMNS else STACKED
+        found, size = self._found, 1 if options.max_width >= WIDE_COLUMNS else STACKED
         pools = "Pools: bill = jobs + deleted jobs + idle; data is a part of jobs"
         for kind, title, headings, rows in (
             ("job", f"Jobs, up to {found.at}", _JOB, [_of_job(job) for job in found.jobs]),
@@ -50,24 +45,13 @@ class CostTables:
             ("pool", pools, _POOL, [_of_pool(pool) for pool in found.pools]),
         ):
             if self._by in (None, kind) and rows:
-                yield _table(title, kind, headings, rows, stacked)
-
-
-def _table(
-    title: str, first: str, headings: Sequence[str], rows: Iterable[Sequence[str]], stacked: int
-) -> Table:
-    """``rows``: a name, then a figure for each heading."""
-    table = Table(title=title, title_justify="left", show_lines=stacked > 1)
-    table.add_column(first, overflow="fold")
-    for heading in _groups(headings, stacked):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, *figures in rows:
-        table.add_row(*(Text(printable(cell)) for cell in (name, *_groups(figures, stacked))))
-    return table
-
-
-def _groups(texts: Sequence[str], size: int) -> list[str]:
-    return ["\n".join(texts[first : first + size]) for first in range(0, len(texts), size)]
+                yield text_table(
+                    title,
+                    (kind, *stacked(headings, size)),
+                    [(name, *stacked(figures, size)) for name, *figures in rows],
+                    breaks=(kind,),
+                    show_lines=size > 1,
+                )
 
 
 def amount(value: float | None) -> str:

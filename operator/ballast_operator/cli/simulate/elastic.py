@@ -196,13 +196,11 @@ def _rules(policy: str, round_seconds: float | None, options: Mapping[str, Any])
 def _print(result: "ElasticResult", *, per_job: bool) -> None:
     from ballast_policies.simulator.result import HOUR
     from rich.console import Console
-    from rich.table import Table
+
+    from ballast_operator.cli.text_table import averages_table, text_table
 
     console = Console()
-    table = Table(title=f"{result.workload}: {result.policy}", show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    for name, value in (
+    averages = (
         ("jobs that ended", f"{len(result.finished)} of {len(result.jobs)}"),
         ("average completion time", f"{result.average_completion_time:,.0f} s"),
         ("  of each job alone on its best configuration", f"{result.average_alone:,.0f} s"),
@@ -211,16 +209,12 @@ def _print(result: "ElasticResult", *, per_job: bool) -> None:
         ("restarts a job", f"{result.restarts_per_job:.2f}"),
         ("utilisation", f"{result.utilisation:.1%}"),
         (f"decisions, in rounds of {result.round_seconds:g} s", f"{result.decisions}"),
-    ):
-        table.add_row(name, value)
-    console.print(table)
+    )
+    console.print(averages_table(f"{result.workload}: {result.policy}", averages))
     if per_job:
-        rows = Table(title="jobs")
-        rows.add_column("job")
-        for heading in ("arrival s", "done after s", "alone s", "restarts", "GPU hours"):
-            rows.add_column(heading, justify="right")
-        for job in result.finished:
-            rows.add_row(
+        headings = ("job", "arrival s", "done after s", "alone s", "restarts", "GPU hours")
+        rows = [
+            (
                 job.name,
                 f"{job.arrival:,.0f}",
                 f"{job.completion_time:,.0f}",
@@ -228,4 +222,6 @@ def _print(result: "ElasticResult", *, per_job: bool) -> None:
                 f"{job.restarts}",
                 f"{job.gpu_seconds / HOUR:.2f}",
             )
-        console.print(rows)
+            for job in result.finished
+        ]
+        console.print(text_table("jobs", headings, rows, breaks=headings))

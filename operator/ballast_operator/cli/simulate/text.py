@@ -3,6 +3,8 @@
 from ballast_policies.simulator.result import HOUR, Result
 from rich.table import Table
 
+from ballast_operator.cli.text_table import averages_table, text_table
+
 
 def summary_table(result: Result) -> Table:
     """Averages, one a line."""
@@ -16,10 +18,8 @@ def summary_table(result: Result) -> Table:
         if holds
     ]
     title = f"{result.workload}: {result.policy}" + (f" ({', '.join(kinds)})" if kinds else "")
-    table = Table(title=title, show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column(justify="right")
     percentiles = result.completion_time_percentiles
+    fairness = f"{result.finish_time_fairness:.2f} ({result.finish_time_fairness_max:.2f})"
     rows = [
         ("jobs measured", f"{result.jobs_measured}"),
         ("average completion time", f"{result.average_completion_time / HOUR:.2f} h"),
@@ -31,7 +31,7 @@ def summary_table(result: Result) -> Table:
     rows += [
         ("makespan", f"{result.makespan / HOUR:.2f} h"),
         ("utilisation", f"{result.utilisation:.1%}"),
-        ("finish-time fairness, mean (largest)", _fairness(result)),
+        ("finish-time fairness, mean (largest)", fairness),
         ("cost", f"{result.cost:,.2f} USD"),
     ]
     if result.spread_fraction:
@@ -43,24 +43,14 @@ def summary_table(result: Result) -> Table:
         rows.append(("leases extended", f"{result.lease_extensions} ({share:.0%})"))
         rows.append((f"rounds of {result.round_seconds:g} s, rules of {result.rules}", f"{result.rounds}"))
     rows.append(("allocations solved, in all", f"{result.solves} in {result.solve_seconds:.2f} s"))
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
-
-
-def _fairness(result: Result) -> str:
-    return f"{result.finish_time_fairness:.2f} ({result.finish_time_fairness_max:.2f})"
+    return averages_table(title, rows)
 
 
 def per_job_table(result: Result) -> Table:
     """One line a job."""
-    table = Table(title="jobs")
-    for name in ("job", "type"):
-        table.add_column(name)
-    for name in ("GPUs", "arrival h", "done after h", "rho", "USD", "hours on"):
-        table.add_column(name, justify="right")
-    for job in result.jobs:
-        table.add_row(
+    headings = ("job", "type", "GPUs", "arrival h", "done after h", "rho", "USD", "hours on")
+    rows = [
+        (
             job.name,
             job.type,
             str(job.gpus),
@@ -70,4 +60,6 @@ def per_job_table(result: Result) -> Table:
             f"{job.cost:.2f}",
             ", ".join(f"{t} {s / HOUR:.1f}" for t, s in job.seconds_on.items()),
         )
-    return table
+        for job in result.jobs
+    ]
+    return text_table("jobs", headings, rows, breaks=headings, left=2)
