@@ -250,6 +250,9 @@ def _valid(capacity: ClusterCapacity, policy: ClusterPolicy) -> Verdict:
             f"nodes of pool {', '.join(capacity.pools_without_gpus)} do not offer the pool's gpuResource"
         )
         return PolicyCondition.VALID, True, PolicyReason.NO_GPUS, message
+    if capacity.levels_without_nodes:
+        message = f"no node has label {some_of(capacity.levels_without_nodes)} of topology.levels"
+        return PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message
     message = f"{len(policy.spec.node_pools)} pools, {len(capacity.nodes)} nodes"
     return PolicyCondition.VALID, True, PolicyReason.VALID, message
 

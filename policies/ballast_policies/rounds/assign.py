@@ -85,6 +85,9 @@ class _Assignment:
     ) -> None:
         """Let those that stay keep their nodes."""
         self.granted, self._ledger, self._splits, self._question = list(granted), ledger, splits, question
+        self._tells_nodes_apart = question is not None and (
+            bool(question.not_tolerated) or any(node.closed for node in question.nodes)
+        )
         self.placements: dict[str, Placement] = {}
         self.movers: list[int] = []
         self._staying: list[int] = []
@@ -183,7 +186,7 @@ class _Assignment:
     def _packed(self, at: int) -> tuple[str, ...] | None:
         job, pool, gpus = self.granted[at]
         members: Sequence[Node] = self._ledger.pools[pool]
-        if job in self._splits and self._question is not None:
+        if self._tells_nodes_apart and self._question is not None:
             barred = self._question.not_tolerated.get(job, frozenset())
             members = [node for node in members if not node.closed and node.group not in barred]
         return pack(gpus, members, self._ledger.left, self.per_pod(at), self._asked(at))

@@ -47,7 +47,13 @@ def domains(placement, nodes, level):
 def clusters(draw):
     label = st.sampled_from(["", "1", "2"])
     return [
-        node(f"n{i}", draw(st.integers(0, 6)), draw(label), draw(label), taints=draw(st.sampled_from("  t")))
+        node(
+            f"n{i}",
+            draw(st.integers(0, 6)),
+            draw(label),
+            draw(label),
+            taints=draw(st.sampled_from(["", "", "t"])),
+        )
         for i in range(draw(st.integers(1, 7)))
     ]
 
@@ -78,6 +84,9 @@ def test_a_gang_is_never_over_several_domains_of_a_level_that_it_requires(nodes,
         )
         used = Counter(name for at in decided.placements.values() for name in at.nodes)
         assert all(used[one.name] <= one.gpus for one in nodes)
+        for name in (*decided.started, *decided.moved):
+            there = [one for one in nodes if one.name in decided.placements[name].nodes]
+            assert not any(one.taints in barred.get(name, ()) or one.closed for one in there)
         for name, request in asked.items():
             if request.required and name in decided.placements:
                 assert len(domains(decided.placements[name], nodes, request.level)) == 1
@@ -189,6 +198,18 @@ def test_less_urgent_gangs_move_out_of_a_domain():
     )
     assert domains(decided.placements["wide"], nodes, 1) == {"b/r1"}
     assert decided.extended == ("one",) and decided.moved == ("two",)
+
+
+def test_who_moves_out_of_a_domain_goes_to_no_node_that_it_does_not_tolerate():
+    """The only GPU that is left is on a node with a taint: the gang is stopped."""
+    nodes = [*racks(2), node("tainted", 1, "b", "r1", taints="t")]
+    running = {"small": Placement(gpu_type="v100", pool="a", nodes=("0-0",))}
+    state = RoundState(running=running, running_since={"small": 0.0}, received={"small": {"v100": 900.0}})
+    asked = {"topology": {"wide": RACK}, "not_tolerated": {"small": frozenset("t")}}
+    decided = decide_round(
+        question(nodes, [job("small", 1), job("wide", 4)], now=900.0, state=state, **asked)
+    )
+    assert (decided.started, decided.stopped) == (("wide",), ("small",))
 
 
 def test_a_domain_is_kept_for_a_gang_that_waits_for_protected_ones():

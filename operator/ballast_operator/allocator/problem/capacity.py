@@ -58,6 +58,15 @@ class ClusterCapacity(Capacity):
         return tuple(pool for pool, nodes in self.members.items() if not nodes)
 
     @property
+    def levels_without_nodes(self) -> tuple[str, ...]:
+        """Labels of levels that no node has: there each node is a domain of its own."""
+        return tuple(
+            label
+            for level, label in enumerate(self.levels)
+            if all(node.domain(level).endswith(f"node:{node.name}") for node in self.nodes)
+        )
+
+    @property
     def gpus_by_pool(self) -> Counter[str]:
         """Pool -> GPUs of the nodes that exist."""
         there = (node for node in self.nodes if not node.provisionable)

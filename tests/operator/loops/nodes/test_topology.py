@@ -1,6 +1,6 @@
 """Racks by labels of nodes: gangs that require one, and what they are told."""
 
-from ballast_operator.kube.kinds import JOB, NODE
+from ballast_operator.kube.kinds import JOB, NODE, POLICY
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
@@ -68,6 +68,20 @@ async def test_who_waits_for_a_domain_is_told_of_the_largest():
     simulation.world.patch(JOB, NAMESPACE, "wide", {"spec": {"topology": {"required": BLOCK}}})
     await simulation.until(lambda: simulation.state("wide") == "Running")
     assert racks_of(simulation, "wide") == {"r0", "r1"}
+
+
+async def test_a_level_that_no_node_has_is_told():
+    """A label that is misspelt would make each node a domain of its own without a word."""
+    simulation = Simulation(nodes={"a": ("fast", 1)}, **LEVELS)
+    simulation.world.patch(NODE, "", "a", {"metadata": {"labels": {BLOCK: "b0"}}})
+
+    def said() -> str:
+        conditions = simulation.world.get(POLICY, "", "default").get("status", {}).get("conditions", ())
+        return next((one["message"] for one in conditions if one["type"] == "Valid"), "")
+
+    await simulation.until(lambda: said() == f"no node has label {RACK} of topology.levels")
+    simulation.world.patch(NODE, "", "a", {"metadata": {"labels": {RACK: "r0"}}})
+    await simulation.until(lambda: said() == "1 pools, 1 nodes")
 
 
 async def test_a_gang_waits_until_a_rack_is_free():
