@@ -3,7 +3,7 @@
 import pytest
 from ballast_operator.reconcile import surroundings
 from ballast_policies.protocol import machine
-from ballast_policies.protocol.failures import seen_failure
+from ballast_policies.protocol.machine import seen_failure
 from ballast_policies.protocol.observed import Failure
 
 from tests.chaos.faults import Fault, sequence

@@ -1,7 +1,8 @@
-"""The page of service levels says what was recorded, and what is outside its range."""
+"""Pages whose rows are checked: service levels and the threat model."""
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,3 +38,18 @@ def test_a_figure_outside_its_range_is_marked(tmp_path):
     assert rows["failoverSeconds"].endswith("| 99 | **99** |")
     assert "not measured" in rows["operatorMemoryMiB"]
     assert "10 jobs, 2 nodes, 2 cores, load average 1.0 to 2.0" in page
+
+
+PAGE = ROOT / "docs" / "threat-model.md"
+NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE.read_text())
+
+
+def test_every_test_that_the_page_names_exists():
+    """A stop that lost its test would be a promise."""
+    assert len(NAMED) > 20
+    missing = [
+        f"{path}::{name}"
+        for path, name in NAMED
+        if not (ROOT / path).is_file() or (name and f"def {name}(" not in (ROOT / path).read_text())
+    ]
+    assert missing == []

@@ -1,11 +1,21 @@
-"""A trainer pod: the user's template and what the operator adds."""
+"""A trainer pod: the user's template, what the operator adds, and the profile `restricted` field by field."""
 
 import copy
 
 import pytest
-from ballast_operator.desired.pod import PodOptions, pod_object
+from ballast_operator.desired.pod import (
+    TRAINER_GROUP,
+    VOLUME,
+    PodOptions,
+    gpus_elsewhere,
+    pod_object,
+    restricted,
+    with_shared_memory,
+)
 from ballast_operator.kube.slim import pinned_node
 from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, RANK_LABEL
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.operator.steps.contexts import PODS, a_running_view
 from tests.operator.views.builders import a_config, a_spec
@@ -179,3 +189,136 @@ def test_autoscalers_are_asked_to_leave_a_gangs_nodes_alone_unless_the_template_
     own = {"karpenter.sh/do-not-disrupt": "false"}
     template = {"metadata": {"annotations": own}, "spec": container}
     assert built(template)["metadata"]["annotations"] == {**spared, **own}
+
+
+def test_shared_memory_grows_with_the_ranks():
+    """A volume in memory with a limit, mounted where NCCL looks for it."""
+    content = {}
+    container = with_shared_memory(content, {"name": "trainer"}, 4)
+    assert content["volumes"] == [{"name": VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "4096Mi"}}]
+    assert container["volumeMounts"] == [{"name": VOLUME, "mountPath": "/dev/shm"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "container"),
+    [
+        ({}, {"volumeMounts": [{"name": "mine", "mountPath": "/dev/shm/"}]}),
+        ({"volumes": [{"name": VOLUME, "emptyDir": {}}]}, {}),
+    ],
+    ids=["mounted", "named"],
+)
+def test_a_users_own_shared_memory_stays(content, container):
+    """Neither mount nor volume is added."""
+    before = {**content}
+    assert with_shared_memory(content, container, 2) is container
+    assert content == before
+
+
+def template(**parts):
+    return {"spec": {"containers": [{"name": "trainer"}, {"name": "log"}], **parts}}
+
+
+def asking(count, part="limits"):
+    return {"resources": {part: {GPU: count}}}
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus_per_pod"),
+    [
+        (template(), 1),
+        (template(containers=[asking("1"), {}]), 1),
+        (template(containers=[asking(4)]), 4),
+        (template(containers=[asking(0), asking("0")]), 2),
+        ({}, 1),
+    ],
+)
+def test_gpus_of_the_ranks_or_none_may_be_stated(given, gpus_per_pod):
+    """In the first container, as the operator would set it."""
+    assert gpus_elsewhere(given, (GPU,), gpus_per_pod) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        (template(containers=[asking("2")]), "containers[0].resources.limits"),
+        (template(containers=[{}, asking(1)]), "containers[1].resources.limits"),
+        (template(initContainers=[asking(1, "requests")]), "initContainers[0].resources.requests"),
+    ],
+)
+def test_other_gpus_are_refused_with_the_field(given, field):
+    """They would be held beside those that the allocator gave, without a rank that uses them."""
+    assert f"{field}[{GPU}]" in gpus_elsewhere(given, (GPU,))
+
+
+TRAINER = {"name": "trainer", "image": "trainer:1"}
+
+
+def contexts(**spec):
+    """(the pod's context, the first container's)."""
+    spec = restricted({"containers": [TRAINER], **spec})
+    return spec["securityContext"], spec["containers"][0]["securityContext"]
+
+
+def test_a_template_without_security_context_gets_the_restricted_profile():
+    """Another user than root, the runtime's seccomp profile, no capability, no way to gain one."""
+    pod, container = contexts()
+    assert pod["runAsNonRoot"] is True and pod["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["fsGroup"] == TRAINER_GROUP
+    assert container == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_every_container_gets_it():
+    """Side cars and init containers, too."""
+    spec = restricted({"containers": [TRAINER, {"name": "logs"}], "initContainers": [{"name": "fetch"}]})
+    for container in [*spec["containers"], *spec["initContainers"]]:
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+def test_a_template_overrides_one_field_and_keeps_the_others():
+    """A group of its own for the volume, a capability for RDMA."""
+    own = {**TRAINER, "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}, "runAsUser": 1000}}
+    pod, container = contexts(securityContext={"fsGroup": 2000}, containers=[own])
+    assert pod["fsGroup"] == 2000 and pod["runAsNonRoot"] is True
+    assert container["capabilities"] == {"add": ["IPC_LOCK"], "drop": ["ALL"]}
+    assert container["runAsUser"] == 1000 and container["allowPrivilegeEscalation"] is False
+
+
+def test_a_template_that_names_root_runs_as_root():
+    """`runAsUser: 0` beside `runAsNonRoot: true` would never start."""
+    pod, _ = contexts(securityContext={"runAsUser": 0})
+    assert pod["runAsNonRoot"] is False
+    _, container = contexts(containers=[{**TRAINER, "securityContext": {"runAsUser": 0}}])
+    assert container["runAsNonRoot"] is False
+
+
+@pytest.mark.parametrize("context", [{"privileged": True}, {"capabilities": {"add": ["SYS_ADMIN"]}}])
+def test_a_privileged_container_is_not_contradicted(context):
+    """The API server refuses `allowPrivilegeEscalation: false` beside it."""
+    _, container = contexts(containers=[{**TRAINER, "securityContext": context}])
+    assert "allowPrivilegeEscalation" not in container
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 1) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(
+    context=anything,
+    container=st.fixed_dictionaries(
+        {},
+        optional={
+            "securityContext": anything
+            | st.fixed_dictionaries({"capabilities": anything | st.fixed_dictionaries({"add": anything})})
+        },
+    ),
+    containers=anything,
+)
+def test_fields_of_a_wrong_type_are_left_to_the_api_server(context, container, containers):
+    """No template makes the builder fail, and the template is not changed."""
+    for spec in ({"securityContext": context, "containers": [container]}, {"initContainers": containers}):
+        before = copy.deepcopy(spec)
+        restricted(spec)
+        assert spec == before

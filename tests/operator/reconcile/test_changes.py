@@ -1,23 +1,18 @@
-"""What asks for a pass, and what for a decision: not the operator's own writes, not progress."""
+"""What asks for a pass or a decision, and in which order the actions of a pass are carried out."""
 
 import copy
 
 import pytest
 from ballast_operator.kube.caches import Caches
-from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD
+from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD, SERVICE_ACCOUNT
 from ballast_operator.kube.queue import KeyQueue, Lane
 from ballast_operator.observation.observer import Observer
+from ballast_operator.reconcile.actions import PODS_AT_ONCE, batches
 from ballast_operator.reconcile.changes import Changes
 from ballast_operator.settings import JobSettings
+from ballast_operator.steps.context import Apply, CreatePod, DeletePod
 from ballast_operator.views.assignment import Assignment, AssignmentBoard, Decided
-from ballast_policies.contract import (
-    ACK_ANNOTATION,
-    JOB_LABEL,
-    REPORT_ANNOTATION,
-    Ack,
-    Report,
-    lease_name,
-)
+from ballast_policies.contract import ACK_ANNOTATION, JOB_LABEL, REPORT_ANNOTATION, Ack, Report, lease_name
 from ballast_policies.scheduling.assignments import Action
 
 from tests.operator.kube.test_queue import Clock
@@ -182,3 +177,31 @@ async def test_what_gpus_wait_for_is_urgent(bench):
     placed = Assignment(action=Action.PLACE, launches=0)
     bench.board.publish(Decided(assignments={KEY: placed}))
     assert bench.changes.lane(KEY) is Lane.URGENT
+
+
+ACCOUNT, RIGHT_TO_REPORT = Apply(SERVICE_ACCOUNT, {}), Apply(LEASE, {})
+
+
+def pods(count: int) -> list[CreatePod]:
+    return [CreatePod({"metadata": {"name": f"one-1-{number}"}}) for number in range(count)]
+
+
+def sizes(actions) -> list[int]:
+    return [len(batch) for batch in batches(actions)]
+
+
+def test_a_gangs_pods_are_created_after_what_they_need_and_after_the_first_of_them() -> None:
+    """Where the first is refused, no other is made; the others do not wait for each other."""
+    gang = pods(4)
+    found = [list(batch) for batch in batches([ACCOUNT, RIGHT_TO_REPORT, *gang])]
+    assert found == [[ACCOUNT, RIGHT_TO_REPORT], gang[:1], gang[1:]]
+
+
+def test_a_large_gang_is_created_in_parts() -> None:
+    """So that one job does not take all of the API server's attention."""
+    assert sizes(pods(2 + 2 * PODS_AT_ONCE)) == [1, PODS_AT_ONCE, PODS_AT_ONCE, 1]
+
+
+def test_pods_are_deleted_one_after_the_other() -> None:
+    """In the order that was decided."""
+    assert sizes([DeletePod("one-1-1", "uid"), DeletePod("one-1-0", "uid")]) == [1, 1]

@@ -1,23 +1,30 @@
-"""What a running gang reports becomes its status."""
+"""What a running gang reports becomes its status, and what it is told."""
 
 import dataclasses
 
 import pytest
-from ballast_operator.steps.context import WritePlan
-from ballast_operator.steps.decide import take_step
-from ballast_operator.steps.running import progress
+from ballast_operator.api.conditions import JobCondition
+from ballast_operator.api.job_allocation import AllocationPart
+from ballast_operator.steps.context import WritePlan, refusal
+from ballast_operator.steps.decide import failures_per_hour, take_step
+from ballast_operator.steps.running import CLIENT_SECONDS, progress, with_refused_messages, with_reporting
+from ballast_operator.views.assignment import GangPools, PoolInfo
 from ballast_operator.views.lease import LeaseView
-from ballast_policies.contract import Ack, Directive
+from ballast_policies.contract import Ack, Directive, Stage
 from ballast_policies.protocol.cause import Cause
 
 from tests.operator.steps.contexts import (
+    NOW,
+    PODS,
     PROPOSAL,
     a_context,
     a_report,
     a_running_view,
     after,
+    conditions,
     keep,
 )
+from tests.operator.views.builders import a_config, a_plan, a_spec, a_view
 
 ACKNOWLEDGED = Ack(epoch=1, step=0)
 
@@ -99,3 +106,146 @@ def test_ranks_that_exit_with_success_before_the_last_step_end_the_launch():
     )
     ending = take_step(a_context(view)).status.allocation.ending
     assert ending.cause is Cause.USER_ERROR and "names no last step" in ending.message
+
+
+CASES = {
+    "as it should be": ({}, {}, ""),
+    "repacking is not wanted": ({"enabled": False}, {}, "spec.repack.enabled is false"),
+    "too few stay": ({"minStages": 3}, {}, "keeps 2 pods, below spec.repack.minStages=3"),
+    "as many stay as are wanted": ({"targetStages": 2}, {}, ""),
+    "others stay than are wanted": (
+        {"targetStages": 3},
+        {},
+        "keeps 2 pods, spec.repack.targetStages=3",
+    ),
+    "it would be too slow": (
+        {},
+        {"step_seconds_after": 1.2},
+        "above the 1.1 s that spec.repack.maxSlowdown=0.1 allows",
+    ),
+    "rank 0 would go": (
+        {},
+        {"kept_pods": (PODS[1], PODS[0])},
+        "rank 0 must stay job-1-0, the proposal moves it to job-1-1",
+    ),
+    "a pod is forgotten": ({}, {"released_pods": (PODS[2],)}, "the plan's pods are"),
+    "a stranger is named": ({}, {"released_pods": (PODS[2], "other-1-0")}, "other-1-0"),
+    "a stage on a rank that goes": (
+        {},
+        {"stages": (Stage(rank=2, first_layer=0, end_layer=8),)},
+        "a stage is on rank 2, but the proposal keeps 2 ranks",
+    ),
+}
+
+
+@pytest.mark.parametrize(("repack", "changes", "want_words"), CASES.values(), ids=CASES.keys())
+def test_a_proposal_is_checked_against_the_spec_and_the_plan(repack, changes, want_words):
+    """The refusal has the numbers; an empty one accepts."""
+    spec = {"config": a_config(repack={"enabled": True, **repack})}
+    said = refusal(a_context(spec=spec), PROPOSAL.replace(**changes))
+    assert want_words in said if want_words else said == ""
+
+
+SHRUNK = a_plan(PODS[:2], epoch=2, directive=Directive.SHRINK)
+
+
+def shrinking(*, acknowledged, released=True):
+    lease = LeaseView(ack=Ack(epoch=acknowledged, step=41, pause_ms=12.5), proposal=PROPOSAL)
+    view = a_running_view(plan=SHRUNK, lease=lease)
+    return view if released else dataclasses.replace(view, pods=view.pods[:2])
+
+
+def test_a_shrink_is_recorded_when_the_released_pods_are_gone():
+    """Survivors with their uids, the pause, and the predicted step times."""
+    result = take_step(a_context(shrinking(acknowledged=2, released=False), seconds=5))
+    (entry,) = result.status.repacks
+    assert [(kept.name, kept.uid) for kept in entry.survivors] == [(pod, f"uid-{pod}") for pod in PODS[:2]]
+    assert (entry.epoch, entry.step, entry.pause_ms, entry.time) == (2, 41, 12.5, after(5))
+    assert (entry.released_pods, entry.step_seconds_after) == (PODS[2:], 1.05)
+    assert (result.status.allocation.pods, result.status.allocation.gpus) == (PODS[:2], 2)
+    assert conditions(result)["Repacked"] == (True, "PodsReleased")
+
+
+READABLE, REPORTING = JobCondition.MESSAGES_READABLE, JobCondition.REPORTING
+
+
+def refusing(text):
+    return LeaseView(ack=Ack(epoch=1, step=0), refused=text)
+
+
+def test_a_refused_message_is_named_and_a_readable_one_takes_it_back():
+    """Without a refusal there is no condition at all."""
+    context = a_context(a_running_view(lease=refusing("")))
+    status = context.view.status
+    assert with_refused_messages(context, status) is status
+    context = a_context(a_running_view(lease=refusing("report.loss: NaN is not a number")))
+    refused = with_refused_messages(context, status)
+    condition = refused.condition(READABLE)
+    assert not condition.is_true
+    assert "report.loss" in condition.message
+    again = with_refused_messages(a_context(a_running_view(lease=refusing(""))), refused)
+    assert again.is_true(READABLE)
+
+
+def test_a_long_refusal_fits_into_a_condition():
+    """The API server takes 32 KiB; people read a line."""
+    context = a_context(a_running_view(lease=refusing("x" * 5000)))
+    assert len(with_refused_messages(context, context.view.status).condition(READABLE).message) == 1024
+
+
+@pytest.mark.parametrize(
+    ("throughput", "counts"),
+    [({"v100": 3.0}, "as stated in spec.throughput"), ({}, "spec.throughput does not have v100")],
+)
+def test_a_script_without_the_client_is_told_what_it_loses(throughput, counts):
+    """Once it has had the time to connect, and with the way to repair it."""
+    spec = a_spec(throughput=throughput)
+    view = a_view(pods=PODS, plan=a_plan(PODS), spec=spec)
+    view = dataclasses.replace(view, plan_written=NOW)
+    early = a_context(view, seconds=CLIENT_SECONDS - 1)
+    assert with_reporting(early, view.status).condition(REPORTING) is None
+    late = dataclasses.replace(early, now=after(CLIENT_SECONDS))
+    condition = with_reporting(late, view.status).condition(REPORTING)
+    assert not condition.is_true
+    assert counts in condition.message
+    assert "To fix:" in condition.message
+
+
+def test_a_script_with_the_client_reports():
+    """From its first acknowledgement on."""
+    context = a_context(a_running_view(epoch=1))
+    assert with_reporting(context, context.view.status).is_true(REPORTING)
+
+
+SPOT, ON_DEMAND = PoolInfo(losses_per_hour=0.25), PoolInfo()
+
+
+def rate(first: PoolInfo, second: PoolInfo | None = None) -> float | None:
+    """Of a gang on four nodes, two of them in the second pool."""
+    view = a_running_view()
+    allocation = view.status.allocation.with_pods(dict(zip(PODS, "abcd", strict=True)))
+    pools = {}
+    if second is not None:
+        parts = (
+            AllocationPart(pool=allocation.pool, gpu_type=allocation.gpu_type, pods=PODS[:2]),
+            AllocationPart(pool="second", gpu_type="k80", pods=PODS[2:]),
+        )
+        allocation, pools = allocation.replace(parts=parts), {allocation.pool: first, "second": second}
+    view = dataclasses.replace(view, status=view.status.replace(allocation=allocation))
+    return failures_per_hour(a_context(view, pools=GangPools(first=first, others=pools)), a_plan(PODS))
+
+
+@pytest.mark.parametrize(
+    ("pools", "want"),
+    [
+        ((SPOT,), 1.0),
+        ((ON_DEMAND,), None),
+        ((SPOT, ON_DEMAND), 0.5),
+        ((ON_DEMAND, SPOT), 0.5),
+        ((SPOT, PoolInfo(losses_per_hour=1.0)), 2.5),
+        ((ON_DEMAND, ON_DEMAND), None),
+    ],
+)
+def test_each_node_counts_at_the_rate_of_its_own_pool(pools, want):
+    """A gang in several pools loses only machines of those that may be taken away."""
+    assert rate(*pools) == want

@@ -1,6 +1,10 @@
-"""What nodes leave to the pods of jobs, by what other pods ask for."""
+"""Nodes as gangs see them: selectors, taints and notices, and the room that other pods leave."""
+
+import datetime
 
 import pytest
+from ballast_operator.views.clock import show
+from ballast_operator.views.node_constraints import Taint, blocking, read_requirements, tolerates
 from ballast_operator.views.nodes import pod_requests, read_node
 
 INIT = {"resources": {"requests": {"cpu": "3"}}}
@@ -43,3 +47,167 @@ def test_a_node_has_room_for_what_pods_of_others_leave():
         )
     ]
     assert read_node(item, pods).room == {"cpu": 7.0, "memory": 0.0, "pods": 1.0}
+
+
+SEEN = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+ENDS, OURS = "karpenter.sh/nodeclaim-termination-timestamp", "ballast.dev/leaves-at"
+
+
+def lasts(labels, **annotations):
+    """Seconds from the moment when the notice is first seen; annotations: seconds from then."""
+    stated = {
+        {"ends": ENDS, "ours": OURS}[name]: show(SEEN + datetime.timedelta(seconds=seconds))
+        for name, seconds in annotations.items()
+    }
+    found = read_node(
+        {
+            "metadata": {"name": "a", "labels": labels, "annotations": stated},
+            "spec": {"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]},
+        }
+    )
+    return (found.leaving.goes_at(SEEN) - SEEN).total_seconds()
+
+
+@pytest.mark.parametrize(
+    ("capacity", "stated", "seconds"),
+    [
+        ("spot", {}, 120),
+        ("spot", {"ends": 3600}, 120),
+        ("spot", {"ends": 40}, 40),
+        ("spot", {"ends": 40, "ours": 600}, 600),
+        ("on-demand", {}, 120),
+        ("on-demand", {"ends": 3600}, 3600),
+        ("on-demand", {"ends": 3600, "ours": 600}, 600),
+    ],
+)
+def test_karpenters_limit_of_a_drain_is_no_promise_of_the_cloud_that_takes_a_spot_machine_back(
+    capacity, stated, seconds
+):
+    """It comes from the NodePool's terminationGracePeriod; the cloud waits two minutes all the same."""
+    assert lasts({"karpenter.sh/capacity-type": capacity}, **stated) == seconds
+
+
+def test_a_node_of_no_known_kind_goes_when_karpenter_says():
+    """It is not taken back before."""
+    assert lasts({}, ends=3600) == 3600
+
+
+def template(*terms: dict, selector: dict | None = None) -> dict:
+    required = {"nodeSelectorTerms": list(terms)}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return {"spec": {**({"affinity": affinity} if terms else {}), "nodeSelector": selector}}
+
+
+def label(key: str, operator: str, *values: str) -> dict:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+def name(operator: str, *values: str) -> dict:
+    return {"matchFields": [{"key": "metadata.name", "operator": operator, "values": list(values)}]}
+
+
+LABELS = {"zone": "a", "disk": "ssd", "cores": "64"}
+
+CASES = {
+    "nothing is asked": (template(), True),
+    "a label": (template(selector={"zone": "a", "disk": "ssd"}), True),
+    "another value": (template(selector={"zone": "b"}), False),
+    "no such label": (template(selector={"rack": "1"}), False),
+    "in": (template(label("zone", "In", "a", "b")), True),
+    "not in": (template(label("zone", "NotIn", "a")), False),
+    "not in, no label": (template(label("rack", "NotIn", "1")), True),
+    "exists": (template(label("disk", "Exists")), True),
+    "does not exist": (template(label("disk", "DoesNotExist")), False),
+    "greater": (template(label("cores", "Gt", "32")), True),
+    "not greater": (template(label("cores", "Gt", "64")), False),
+    "less than text": (template(label("zone", "Lt", "9")), False),
+    "an unknown operator": (template(label("zone", "Like", "a")), False),
+    "by name": (template(name("In", "n1")), True),
+    "by another name": (template(name("NotIn", "n1")), False),
+    "one of two terms": (template(label("zone", "In", "b"), name("In", "n1")), True),
+    "both of a term": (template({**label("zone", "In", "a"), **name("In", "n2")}), False),
+    "an empty term": (template({}), False),
+    "selector and term": (template(label("zone", "In", "a"), selector={"disk": "hdd"}), False),
+}
+
+
+@pytest.mark.parametrize(("asked", "want"), CASES.values(), ids=CASES.keys())
+def test_a_node_is_allowed_as_kube_scheduler_allows_it(asked, want):
+    """Terms are alternatives, what stands in a term holds together, and the selector holds besides."""
+    assert read_requirements(asked).allow("n1", LABELS) is want
+
+
+TAINT = Taint(key="team", value="vision", effect="NoSchedule")
+
+
+@pytest.mark.parametrize(
+    ("toleration", "matches"),
+    [
+        ({"key": "team", "operator": "Equal", "value": "vision", "effect": "NoSchedule"}, True),
+        ({"key": "team", "value": "vision"}, True),
+        ({"key": "team", "operator": "", "value": "vision"}, True),
+        ({"key": "team", "operator": "Exists"}, True),
+        ({"operator": "Exists"}, True),
+        ({"operator": "Exists", "effect": "NoSchedule"}, True),
+        ({"operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": "team", "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": "team", "value": "speech"}, False),
+        ({"key": "team"}, False),
+        ({"key": "other", "operator": "Exists"}, False),
+        ({"key": "team", "operator": "Near", "value": "vision"}, False),
+    ],
+)
+def test_a_toleration_matches_taints_as_kubernetes_defines_it(toleration, matches):
+    """Operator Exists or Equal; an empty key, effect or operator; a value."""
+    assert tolerates([toleration], TAINT) is matches
+    assert tolerates([{"key": "x", "operator": "Exists"}, toleration], TAINT) is matches
+
+
+def test_only_effects_that_keep_pods_away_block():
+    """PreferNoSchedule is a preference."""
+    taints = [Taint(key="a", effect=effect) for effect in ("NoSchedule", "NoExecute", "PreferNoSchedule")]
+    assert [taint.effect for taint in blocking(taints, (), "nvidia.com/gpu")] == ["NoSchedule", "NoExecute"]
+
+
+def test_the_resource_that_a_pod_asks_for_is_tolerated_as_a_key():
+    """As the admission plugin ExtendedResourceToleration adds it."""
+    taint = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
+    assert blocking([taint], (), "nvidia.com/gpu") == ()
+    assert blocking([taint], (), "amd.com/gpu") == (taint,)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/scheduled-maintenance",
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        "ToBeDeletedByClusterAutoscaler",
+        "cloud.google.com/impending-node-termination",
+        "node.kubernetes.io/out-of-service",
+        "node.cloudprovider.kubernetes.io/shutdown",
+    ],
+)
+def test_a_node_that_is_about_to_go_takes_no_pods(key):
+    """Whatever a template tolerates, whatever the effect: the node says why."""
+    item = {
+        "metadata": {"name": "n"},
+        "spec": {"taints": [{"key": key, "effect": "PreferNoSchedule"}]},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    assert f", by taint {key}:PreferNoSchedule" in read_node(item).closed
+
+
+@pytest.mark.parametrize(
+    ("ready", "unschedulable", "closed"),
+    [("True", False, ""), ("True", True, "cordoned"), ("Unknown", False, "not ready")],
+)
+def test_a_node_that_is_cordoned_or_not_ready_says_so(ready, unschedulable, closed):
+    """The text stands in explanations."""
+    item = {
+        "metadata": {"name": "n"},
+        "spec": {"unschedulable": unschedulable},
+        "status": {"conditions": [{"type": "Ready", "status": ready}]},
+    }
+    assert read_node(item).closed == closed

@@ -1,7 +1,11 @@
-"""Nodes that offer each GPU several times, by their labels."""
+"""GPUs that two jobs share: how nodes offer them, which of them are used, and who stands for both jobs."""
+
+import datetime
 
 import pytest
-from ballast_operator.views.nodes import shared_gpus
+from ballast_operator.api.job_allocation import JobAllocation, SharedGpu
+from ballast_operator.views.nodes import read_node, shared_gpus
+from ballast_operator.views.shared_gpus import as_shared, once_a_gpu
 
 REPLICAS, STRATEGY = "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy"
 PRODUCT = "nvidia.com/gpu.product"
@@ -37,3 +41,74 @@ def test_whole_gpus_and_labels_that_say_nothing_close_no_node(labels):
 def test_each_of_the_labels_says_that_gpus_are_shared(labels, text):
     """Older versions of the feature discovery have no strategy; the product is renamed only by default."""
     assert text in shared_gpus(labels)
+
+
+START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def holds(pod: str, node: str, *, shared: bool = True, ended: tuple[str, ...] = ()) -> JobAllocation:
+    return JobAllocation(
+        pool="p",
+        gpu_type="v100",
+        gpus=1,
+        pods=(pod,),
+        nodes=(node,),
+        since=START,
+        shared_gpu=SharedGpu() if shared else None,
+        ended=ended,
+    )
+
+
+def test_of_two_jobs_on_one_gpu_the_first_stands_for_both():
+    """Jobs whose GPUs are their own all count, on one node as well."""
+    first, second, elsewhere = holds("a-1-0", "n"), holds("b-1-0", "n"), holds("c-1-0", "m")
+    own = [holds("d-1-0", "k", shared=False), holds("e-1-0", "k", shared=False)]
+    assert once_a_gpu([first, second, elsewhere, *own]) == [first, elsewhere, *own]
+
+
+def test_a_job_whose_pod_has_ended_does_not_stand_for_the_one_that_pays():
+    """Its GPU is held, by the pod of the other."""
+    ended, pays = holds("a-1-0", "n", ended=("a-1-0",)), holds("b-1-0", "n")
+    assert once_a_gpu([ended, pays]) == [pays]
+
+
+GPU, COUNT = "nvidia.com/gpu", "nvidia.com/gpu.replicas"
+STRATEGY = "nvidia.com/gpu.sharing-strategy"
+
+
+def closed(labels: dict[str, str], offers: int, resource: str = GPU, **spec: object) -> str:
+    item = {
+        "metadata": {"name": "n", "labels": labels},
+        "spec": spec,
+        "status": {
+            "allocatable": {resource: str(offers)},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+    return as_shared(read_node(item), resource).closed
+
+
+@pytest.mark.parametrize("labels", [{COUNT: "2"}, {COUNT: "2", STRATEGY: "time-slicing"}])
+def test_a_node_with_one_gpu_in_two_replicas_is_used(labels: dict[str, str]):
+    """Under the usual name and under the plugin's other one."""
+    assert closed(labels, 2) == closed(labels, 2, "nvidia.com/gpu.shared") == ""
+
+
+@pytest.mark.parametrize(
+    ("labels", "offers", "why"),
+    [
+        ({COUNT: "2"}, 4, "it offers 4 of nvidia.com/gpu in place of 2"),
+        ({COUNT: "2"}, 1, "it offers 1 of"),
+        ({COUNT: "4"}, 4, f"{COUNT} is 4 in place of 2"),
+        ({}, 2, f"{COUNT} is missing in place of 2"),
+        ({COUNT: "2", STRATEGY: "mps"}, 2, f"{STRATEGY} is mps"),
+    ],
+)
+def test_other_nodes_take_no_gang_and_say_why(labels: dict[str, str], offers: int, why: str):
+    """Two whole GPUs, several GPUs, other replicas, another strategy."""
+    assert why in closed(labels, offers)
+
+
+def test_what_closes_any_node_closes_this_one():
+    """A cordon, with its own reason."""
+    assert closed({COUNT: "2"}, 2, unschedulable=True) == "cordoned"

@@ -1,6 +1,7 @@
-"""The index of a checkpoint's tensors: data only."""
+"""A checkpoint's index and manifest as files."""
 
 import dataclasses
+import json
 import os
 import pickle
 import tracemalloc
@@ -9,6 +10,7 @@ import warnings
 import pytest
 import torch
 from ballast_trainer.checkpoints.index import IndexReader
+from ballast_trainer.checkpoints.manifest import Manifest
 from ballast_trainer.errors import CheckpointError
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -137,3 +139,34 @@ def test_an_index_of_a_few_bytes_takes_no_gigabytes(folder, bomb):
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:
         tracemalloc.stop()
+
+
+MANIFEST = Manifest(
+    step=7, layer_count=4, seed=3, files={"__0_0.distcp": 2**32 - 1}, loss_scale=(2.0, 5), optimizer="adamw"
+)
+
+
+def test_a_manifest_is_read_as_it_was_written():
+    """Fields of a later release are ignored."""
+    assert Manifest.from_json(MANIFEST.to_json()) == MANIFEST
+    later = {**dataclasses.asdict(MANIFEST), "compression": "zstd"}
+    assert Manifest.from_json(json.dumps(later)) == MANIFEST
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        MANIFEST.to_json().replace("7", "NaN"),
+        MANIFEST.to_json().replace("7", '"seven"'),
+        MANIFEST.to_json().replace("4294967295", '"all"'),
+    ],
+    ids=["empty", "list", "no fields", "nested", "not a number", "step as text", "checksum as text"],
+)
+def test_what_is_no_manifest_is_refused(text):
+    """As a ValueError, which makes the checkpoint corrupt; no other error ends the resume."""
+    with pytest.raises(ValueError, match=r"."):
+        Manifest.from_json(text)

@@ -1,4 +1,4 @@
-"""``ballast whatif`` reads a cluster's jobs and compares; it writes nothing."""
+"""`ballast whatif`, and which jobs and namespaces commands mean."""
 
 import asyncio
 import json
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ballast_operator.api.conditions import JobState
+from ballast_operator.cli.live.jobs import STATES
 from ballast_operator.cli.live.policy_diff import as_text as policy_text
 from ballast_operator.cli.live.policy_diff import difference
 from ballast_operator.cli.live.whatif import as_text, pose, read_change, read_cluster, whatif
@@ -257,3 +259,22 @@ def test_limits_of_spot_machines_that_are_none_are_refused(monkeypatch, limits, 
     assert done.exit_code == 2
     assert words in done.output
     assert "To fix: " in done.output
+
+
+MISSING = "there is no namespace nowhere. To fix: kubectl create namespace nowhere"
+
+
+@pytest.mark.api
+@pytest.mark.parametrize("command", [("top", "--once"), ("explain", "job"), ("demo",)], ids=lambda c: c[0])
+def test_a_namespace_that_does_not_exist_is_named(control_plane, command):
+    """In each command that takes one; nothing is installed or started."""
+    options = ["--kubeconfig", str(control_plane.kubeconfig), "--namespace", "nowhere"]
+    done = CliRunner().invoke(main, [*command, *options])
+    assert done.exit_code == 1
+    assert MISSING in " ".join(done.output.split())
+    assert "Traceback" not in done.output
+
+
+def test_states_that_can_be_asked_for_are_those_of_a_jobs_status():
+    """And New, of a job that no operator has seen; named apart, as the API's models take long to import."""
+    assert ("New", *JobState) == STATES

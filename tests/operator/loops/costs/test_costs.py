@@ -1,11 +1,14 @@
-"""What jobs and nodes cost, over their whole life."""
+"""What jobs and nodes cost over their whole life, and policies that choose pools by their prices."""
 
 import datetime
+from pathlib import Path
 
 import pytest
-from ballast_operator.kube.kinds import JOB, POLICY
+import yaml
+from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_operator.report.costs import costs
 
+from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation
 
 PRICES = {"fast": 3.6, "slow": 0.36}
@@ -67,3 +70,55 @@ def test_a_status_of_an_older_operator_still_has_its_cost():
     }
     (line,) = costs([job], [], now=START + datetime.timedelta(days=1)).jobs
     assert (line.cost, line.projected, line.by_pool) == (4.5, 4.5, {})
+
+
+EXAMPLE = Path(__file__).parents[4] / "examples" / "clusterpolicy.yaml"
+
+
+def shipped(policy: str) -> Simulation:
+    """The example's pools, two nodes with two GPUs each, and its ClusterPolicy with another policy."""
+    simulation = Simulation(nodes={})
+    example = yaml.safe_load(EXAMPLE.read_text())
+    example["spec"]["objective"]["policy"] = policy
+    example["spec"]["roundSeconds"], example["spec"]["moves"] = 10, {}
+    simulation.world.drop(POLICY, "", "default")
+    simulation.world.put(POLICY, example)
+    for pool in example["spec"]["nodePools"]:
+        item = node(pool["name"], pool["name"], 2)
+        item["metadata"]["labels"] = dict(pool["nodeSelector"])
+        simulation.world.put(NODE, item)
+    return simulation
+
+
+def throughput(**by_type: float) -> list[dict]:
+    return [{"gpuType": t, "stages": 2, "stepsPerSecond": speed} for t, speed in by_type.items()]
+
+
+@pytest.mark.parametrize("policy", ["min-cost", "min-cost-slo", "max-throughput-per-dollar"])
+async def test_a_job_runs_on_spot_where_that_is_the_cheapest(policy):
+    """V100s at 0.74, not at 2.48 nor at their mean; status speaks of pool and GPU type."""
+    simulation = shipped(policy)
+    simulation.add_job("one", throughput=throughput(a100=2.0, v100=1.0))
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    allocation = simulation.status("one").allocation
+    assert (allocation.pool, allocation.gpu_type) == ("v100-spot", "v100")
+    assert " at " not in simulation.status("one").last_decision.why
+    shadow = simulation.world.get(POLICY, "", "default")["status"].get("shadowPrices", {})
+    assert set(shadow) <= {"a100", "v100"}
+
+
+async def test_a_change_of_policy_moves_the_job_to_the_cheap_pool_at_the_round_s_end():
+    """From fast GPUs to spot ones, and the account of what it is owed is kept."""
+    simulation = shipped("max-throughput")
+    simulation.add_job("one", totalSteps=100_000, throughput=throughput(a100=2.0, v100=1.0))
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    assert simulation.status("one").allocation.pool == "a100"
+    changed = simulation.world.get(POLICY, "", "default")
+    changed["spec"]["objective"]["policy"] = "min-cost"
+    simulation.world.put(POLICY, changed)
+    await simulation.until(
+        lambda: (
+            simulation.status("one").allocation is not None
+            and simulation.status("one").allocation.pool == "v100-spot"
+        )
+    )

@@ -1,17 +1,31 @@
-"""Cost, suspensions and isolated time, summed up over a job's life."""
+"""A job's cost, time and goodput over its life, its budget and deadline, and the team that pays."""
+
+import math
 
 import pytest
+from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.costs import OnLimit, TeamPart
 from ballast_operator.api.training_job_status import GpuTime, Isolated, Progress
 from ballast_operator.observation.status_changes import progress_alone
 from ballast_operator.steps.accounting import (
+    MOST_TEAMS,
     account_suspension,
     accrue_cost,
+    accrue_data,
     accrue_isolated_time,
     accrue_lost_steps,
     accrue_pause,
+    data_cost_per_second,
+    limits_reached,
+    seconds_to_next_limit,
+    with_cost_for_budget,
+    with_cost_of_last_team,
+    with_final_deadline,
+    with_team,
 )
-from ballast_operator.steps.context import with_status
+from ballast_operator.steps.context import with_condition, with_status
 from ballast_operator.views.assignment import GangPools, PoolInfo
+from ballast_policies.prices.egress import GB, NO_DATA_PRICES, DataPrices, JobData
 
 from tests.operator.steps.contexts import a_context, a_report, after, an_idle_view
 
@@ -127,3 +141,184 @@ def test_a_job_that_holds_nothing_has_no_goodput():
     """It is not zero, it is not known."""
     idle = a_context(an_idle_view())
     assert accrue_pause(accrue_cost(idle, idle.view.status), 10.0).gpu_time is None
+
+
+PRICES = DataPrices({("east", "west"): 0.02})
+DATA = JobData(region="east", bytes_per_step=GB / 2, checkpoint_bytes=3 * GB)
+
+
+def in_region(region, prices=PRICES):
+    return GangPools(first=PoolInfo(region=region, data_prices=prices))
+
+
+def at_step(step, region="west", status=None, *, data=DATA, prices=PRICES, **progress):
+    """The job after ``step`` steps, on GPUs in ``region``."""
+    context = a_context(spec={"data": data}, pools=in_region(region, prices))
+    status = (status or context.view.status).replace(progress=Progress(step=step, **progress))
+    return with_status(context, status), status
+
+
+def test_steps_in_another_region_pay_by_the_gigabyte():
+    """From when the data was first stated: 100 steps of half a GB at 0.02; the same steps count once."""
+    context, status = at_step(50)
+    first = accrue_data(context, status)
+    assert (first.data.steps, first.data.cost, first.cost_so_far) == (50, 0.0, 0.0)
+    context, status = at_step(150, status=first)
+    once = accrue_data(context, status)
+    assert once.data.gigabytes == pytest.approx(50.0)
+    assert once.cost_so_far == once.data.cost == pytest.approx(1.0)
+    assert [(entry.pool, entry.data_cost) for entry in once.pool_costs] == [("v100", pytest.approx(1.0))]
+    context = with_status(context, once)
+    assert accrue_data(context, once) == once
+
+
+def test_data_in_the_region_of_the_gpus_is_free():
+    """Steps are counted, nothing is paid."""
+    context, status = at_step(0, "east")
+    context, status = at_step(100, "east", accrue_data(context, status))
+    done = accrue_data(context, status)
+    assert (done.data.steps, done.data.cost, done.data.gigabytes) == (100, 0.0, 0.0)
+
+
+def test_steps_wait_to_be_counted_while_their_price_is_not_known():
+    """They are paid once it is."""
+    context, status = at_step(0)
+    known = accrue_data(context, status)
+    context, status = at_step(100, status=known, prices=NO_DATA_PRICES)
+    assert accrue_data(context, status) == status
+    context, status = at_step(100, status=known)
+    assert accrue_data(context, status).cost_so_far == pytest.approx(1.0)
+
+
+def test_a_checkpoint_is_paid_when_a_launch_is_in_another_region():
+    """Three GB at 0.02, once; before the first checkpoint there is nothing to copy."""
+    context, status = at_step(0, "east")
+    context, status = at_step(0, "east", accrue_data(context, status))
+    here = accrue_data(context, status)
+    assert here.data.region == "east"
+    context, status = at_step(0, "west", here, checkpoint_step=0)
+    assert accrue_data(context, status).cost_so_far == 0.0
+    context, status = at_step(0, "west", here, checkpoint_step=5)
+    moved = accrue_data(context, status)
+    assert (moved.cost_so_far, moved.data.region) == (pytest.approx(0.06), "west")
+
+
+def test_what_data_costs_a_second_follows_the_reported_speed():
+    """Ten steps a second of half a GB at 0.02; 0 without a report."""
+    context, _ = at_step(10, steps_per_second=10.0)
+    assert data_cost_per_second(context) == pytest.approx(0.1)
+    assert data_cost_per_second(a_context(spec={"data": DATA}, pools=in_region("west"))) == 0.0
+
+
+DEADLINE = after(100)
+
+
+def found(context):
+    """Type -> (value, reason) of what the pass knows better than the last decision."""
+    return {advice.type: (advice.value, advice.reason) for advice in limits_reached(context)}
+
+
+def with_cost(context, cost):
+    return with_status(context, context.view.status.replace(cost_so_far=cost))
+
+
+def test_only_a_job_with_a_budget_has_its_cost_brought_up_to_now():
+    """Four GPUs for an hour at 2.5; without a budget a pass writes no cost of its own."""
+    budgeted = a_context(seconds=3600, pools=at_price(2.5), spec={"budget": 100.0})
+    assert with_cost_for_budget(budgeted).cost_so_far == pytest.approx(10.0)
+    free = a_context(seconds=3600, pools=at_price(2.5))
+    assert with_cost_for_budget(free) == free.view.status
+
+
+def test_a_budget_that_is_spent_is_said_and_one_that_was_raised_is_taken_back():
+    """The condition's reason says which; a budget that was never spent changes no condition."""
+    spec = {"budget": 10.0, "on_budget_exhausted": OnLimit.CONTINUE}
+    assert found(a_context(spec=spec)) == {}
+    spent = with_cost(a_context(spec=spec), 10.0)
+    kind = JobCondition.BUDGET_EXHAUSTED
+    assert found(spent) == {kind: (True, JobReason.BUDGET_SPENT)}
+    told = with_condition(spent, spent.view.status, kind, True, JobReason.BUDGET_SPENT, "spent")
+    raised = with_status(a_context(spec={**spec, "budget": 20.0}), told)
+    assert found(raised) == {kind: (False, JobReason.BUDGET_SUFFICIENT)}
+
+
+def test_a_deadline_that_has_passed_is_said_and_a_later_one_takes_it_back():
+    """The moment itself counts as passed."""
+    kind = JobCondition.DEADLINE_AT_RISK
+    assert found(a_context(seconds=99, spec={"deadline": DEADLINE})) == {}
+    passed = a_context(seconds=100, spec={"deadline": DEADLINE})
+    assert found(passed) == {kind: (True, JobReason.DEADLINE_PASSED)}
+    told = with_condition(passed, passed.view.status, kind, True, JobReason.DEADLINE_PASSED, "passed")
+    later = with_status(a_context(seconds=100, spec={"deadline": after(200)}), told)
+    assert found(later) == {kind: (False, JobReason.DEADLINE_WITHIN_REACH)}
+
+
+def test_the_next_limit_is_the_earlier_of_budget_and_deadline():
+    """Four GPUs at 3600 an hour cost 4 a second: 40 more are spent in ten seconds."""
+    context = a_context(seconds=1, pools=at_price(3600.0), spec={"budget": 40.0, "deadline": DEADLINE})
+    assert seconds_to_next_limit(context) == pytest.approx(10.0)
+    late = a_context(seconds=95, pools=at_price(0.0), spec={"budget": 40.0, "deadline": DEADLINE})
+    assert seconds_to_next_limit(late) == pytest.approx(5.0)
+    assert seconds_to_next_limit(a_context()) == math.inf
+    idle = a_context(an_idle_view(), pools=at_price(3600.0), spec={"budget": 40.0})
+    assert seconds_to_next_limit(idle) == math.inf
+
+
+def test_a_job_that_is_done_before_its_deadline_says_so():
+    """Once the deadline has passed nothing is added."""
+    early = a_context(seconds=99, spec={"deadline": DEADLINE})
+    condition = with_final_deadline(early, early.view.status).condition(JobCondition.DEADLINE_AT_RISK)
+    assert condition is not None
+    assert (condition.is_true, condition.reason) == (False, JobReason.DEADLINE_MET)
+    late = a_context(seconds=100, spec={"deadline": DEADLINE})
+    assert with_final_deadline(late, late.view.status) == late.view.status
+
+
+PRICED = GangPools(first=PoolInfo(price_per_hour=2.5))
+
+
+def context_of(team: str | None, status=None, *, hours: float = 1.0):
+    context = a_context(seconds=3600 * hours, pools=PRICED, spec={} if team is None else {"entity": team})
+    return context if status is None else with_status(context, status)
+
+
+def booked(status) -> dict[str, float]:
+    return {part.team: pytest.approx(part.cost) for part in status.team_costs}
+
+
+def test_a_job_that_changes_its_team_has_paid_until_then_for_the_old_one():
+    """Four GPUs for an hour each, whenever a pass comes; the last entry is the team that pays now."""
+    first = context_of("vision")
+    status = with_team(first, accrue_cost(first, first.view.status))
+    assert booked(status) == {"vision": 10.0}
+    change = context_of("speech", status, hours=2)
+    status = with_team(change, with_cost_of_last_team(change))
+    assert booked(status) == {"vision": 20.0, "speech": 0.0}
+    later = context_of("speech", status, hours=3)
+    status = with_team(later, accrue_cost(later, status))
+    back = context_of("vision", status, hours=3)
+    status = with_team(back, with_cost_of_last_team(back))
+    assert [(part.team, part.cost) for part in status.team_costs] == [
+        ("speech", pytest.approx(10.0)),
+        ("vision", pytest.approx(20.0)),
+    ]
+
+
+def test_what_an_earlier_version_has_written_is_the_present_teams():
+    """It did not say whose it was; a job without GPUs and cost says nothing yet."""
+    context = context_of("vision")
+    assert booked(with_team(context, context.view.status.replace(cost_so_far=7.0))) == {"vision": 7.0}
+    idle = a_context(an_idle_view())
+    assert with_team(idle, idle.view.status) == idle.view.status
+
+
+def test_a_job_that_goes_from_team_to_team_keeps_a_bounded_list():
+    """No cost is lost."""
+    context = context_of("0")
+    status = context.view.status
+    for number in range(3 * MOST_TEAMS):
+        context = context_of(str(number), status, hours=1 + number)
+        status = with_team(context, with_cost_of_last_team(context))
+    assert len(status.team_costs) == MOST_TEAMS
+    assert sum(part.cost for part in status.team_costs) == pytest.approx(status.cost_so_far)
+    assert status.team_costs[-1] == TeamPart(team=str(3 * MOST_TEAMS - 1))

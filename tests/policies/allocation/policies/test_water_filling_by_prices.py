@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ballast_policies.allocation.fairness import stage_program, water_levels
+from ballast_policies.allocation.fairness import water_levels, water_prices
 from ballast_policies.allocation.fairness.fill_stage import FillStage
 from ballast_policies.allocation.fairness.teams import flat, tree
 from ballast_policies.allocation.fairness.water_levels import fill, fill_by_programs
@@ -109,17 +109,17 @@ def test_a_stage_whose_first_guess_is_0_is_found_as_soon_as_any(name, monkeypatc
     """The next trial after 0 is the bound, not a multiple of 0, which would be tried again and again."""
     instance = FAMILIES[name].instance(2000, seed=1)
     expected = fill(instance, flat(instance))
-    adjusted, trials = stage_program.adjusted_prices, []
+    adjusted, trials = water_prices.adjusted_prices, []
 
     def counted(*args, **named):
         trials.append(args)
         return least_utilization(*args, **named)
 
-    monkeypatch.setattr(stage_program, "adjusted_prices", lambda *args: (0.0, adjusted(*args)[1]))
-    monkeypatch.setattr(stage_program, "least_utilization", counted)
+    monkeypatch.setattr(water_prices, "adjusted_prices", lambda *args: (0.0, adjusted(*args)[1]))
+    monkeypatch.setattr(water_prices, "least_utilization", counted)
     found = fill(instance, flat(instance))
     assert found.levels == pytest.approx(expected.levels, rel=1e-6)
-    assert len(trials) < stage_program.ROUGH_TRIALS * found.stages
+    assert len(trials) < water_prices.ROUGH_TRIALS * found.stages
 
 
 def test_equal_speeds_that_leave_a_choice_are_left_to_linear_programs():

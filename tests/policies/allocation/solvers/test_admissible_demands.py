@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from ballast_policies.allocation.instance import instance
-from ballast_policies.allocation.solvers import admissible_demands as module
+from ballast_policies.allocation.policies.cost import min_cost_slo
+from ballast_policies.allocation.policies.cost.min_cost_slo import admissible_demands
 from ballast_policies.allocation.solvers import linear
-from ballast_policies.allocation.solvers.admissible_demands import admissible_demands
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,6 +60,6 @@ def test_hundreds_of_demands_of_which_most_do_not_fit(family):
 
 def test_no_prices_no_answer(monkeypatch):
     """Where prices are not found, the caller tries its own way."""
-    monkeypatch.setattr(module, "least_utilization", lambda *arguments, **more: None)
+    monkeypatch.setattr(min_cost_slo, "least_utilization", lambda *arguments, **more: None)
     real = FAMILIES["demand 3"].instance(50)
     assert admissible_demands(real, real.fastest, np.arange(50)) is None

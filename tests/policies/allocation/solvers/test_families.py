@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from ballast_policies.allocation.registry import solve
 from ballast_policies.allocation.solvers import linear, methods
-from ballast_policies.allocation.solvers.boxstep import box_search, boxstep, undecided
+from ballast_policies.allocation.solvers.boxstep import box_search, boxstep
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
@@ -109,11 +109,11 @@ def test_small_lps_are_enough_for_thousands_of_jobs(name, policy, monkeypatch):
 @pytest.mark.parametrize("policy", ["max-min-fairness", "finish-time-fairness"])
 def test_prices_far_away_in_a_flat_direction_are_reached(policy, monkeypatch):
     """At demand 1 the bound hardly changes where prices move in proportion; no LP of all jobs is needed."""
-    solved = []
+    solved, lp_of = [], box_search.lp_of
 
     def counted(*args):
         solved.append(args)
-        return undecided.lp_of(*args)
+        return lp_of(*args)
 
     def one_lp(rows):
         raise AssertionError(f"the search gave up on {len(rows)} jobs after {len(solved)} LPs")

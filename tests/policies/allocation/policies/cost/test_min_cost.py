@@ -1,4 +1,4 @@
-"""Minimum cost: each job on its cheapest types, no GPU of them idle while a job waits for it."""
+"""Least cost, and least cost beside deadlines."""
 
 import dataclasses
 
@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.policies import water_filling
-from ballast_policies.allocation.policies.cost import min_cost
+from ballast_policies.allocation.policies.cost import min_cost, min_cost_slo
 from ballast_policies.allocation.registry import allocate, solve
 from hypothesis import given
 
+from tests.policies.allocation.families import FAMILIES
 from tests.policies.allocation.problems import problem, problems, random_problem
 from tests.support.examples import examples
 
@@ -63,3 +64,28 @@ def test_large_instances_are_at_the_least_cost(contention):
     """The bound is the cost of every job on its cheapest type."""
     p = instance(random_problem(5, 2000, 6, contention=contention))
     assert solve("min-cost", p).gap <= 1e-9
+
+
+@pytest.mark.parametrize("family", ["hasty deadlines, demand 10", "like jobs"])
+def test_the_same_deadlines_are_kept_as_one_after_the_other(monkeypatch, family):
+    """By prices, and by bisection with linear programs; at the same cost."""
+    real = FAMILIES[family].instance(60, types=3)
+    by_prices = solve("min-cost-slo", real)
+    monkeypatch.setattr(min_cost_slo, "admissible_demands", lambda *arguments: None)
+    one_by_one = solve("min-cost-slo", real)
+    assert by_prices.unmet_deadlines == one_by_one.unmet_deadlines
+    assert by_prices.objective == pytest.approx(one_by_one.objective, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_thousands_of_deadlines_of_which_most_do_not_fit():
+    """Those that are kept are kept, within the GPUs, at a proven least cost."""
+    real = FAMILIES["hasty deadlines, demand 10"].instance(3000)
+    answer = solve("min-cost-slo", real)
+    late = np.isin(np.array(real.names), answer.unmet_deadlines)
+    kept = ~np.isnan(real.deadlines) & ~late
+    assert late.sum() > 500
+    assert kept.sum() > 100
+    assert (real.throughput(answer.x) * real.deadlines >= real.steps() * (1 - 1e-5))[kept].all()
+    assert (real.gpus_used(answer.x) <= real.capacity * (1 + 1e-9)).all()
+    assert answer.gap <= 1e-6
