@@ -136,6 +136,7 @@ class Rows:
             pools=state.capacity.pools,
             prices=state.capacity.prices,
             policy=decided.policy,
+            spot=state.spot,
             round_ends=decided.round_ends,
         )
         if self._cluster is None or not _same(self._cluster, cluster):

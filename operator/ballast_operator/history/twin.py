@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -98,8 +99,6 @@ def _job(
     record: JobRecord, course: Sequence[Held], seen: str, since: float, until: float
 ) -> RecordedJob | str | None:
     """The job from ``since`` on; why it cannot be played; None: nothing of it is in the time."""
-    if any(held.state == "Suspended" for held in course):
-        return "it was suspended for a time"
     if any(held.apart for held in course):
         return "it was in several pools, or shared a GPU"
     if not seen or not course:
@@ -142,6 +141,7 @@ def _job(
         arrival=start,
         gone=gone if gone <= until else None,
         done=done and gone <= until,
+        suspended=_suspended([*course, end], start),
         cost=cost - paid,
         start_seconds=_mean_seconds(
             course, lambda old, new: bool(old.nodes) and not old.trains and new.trains
@@ -153,6 +153,18 @@ def _job(
         or 0.0,
         growth_seconds=_mean_seconds(course, lambda old, new: old.joining and not new.joining) or 0.0,
     )
+
+
+def _suspended(course: Sequence[Held], start: float) -> tuple[tuple[float, float], ...]:
+    """From when to when the job was suspended, from ``start`` on; infinite: until the end of its course."""
+    found: list[tuple[float, float]] = []
+    for held, later in itertools.pairwise(course):
+        if held.state != "Suspended" or later.at <= start:
+            continue
+        ends = later.at if later is not course[-1] else math.inf
+        begins = found.pop()[0] if found and found[-1][1] == held.at else max(start, held.at)
+        found.append((begins, ends))
+    return tuple(found)
 
 
 def _at_seen_pace(one: ClusterJob, course: Sequence[Held]) -> ClusterJob:

@@ -123,6 +123,11 @@ class ActiveJob:
                 self.trains_on, self.waits = self.placement, self.pause_seconds
         return trained
 
+    def leave(self) -> None:
+        """Hold no GPUs."""
+        self.placement = self.trains_on = None
+        self.waits = self.joins = 0.0
+
     def train(self, seconds: float) -> float:
         """Do the steps of ``seconds``; the part of them that it trained."""
         speed = self.speed
@@ -141,7 +146,7 @@ class ActiveJob:
             return
         self.placement = after
         if after is None:
-            self.trains_on, self.waits, self.joins = None, 0.0, 0.0
+            self.leave()
         elif before is None or self.name not in decided.resized:
             self.trains_on, self.waits, self.joins, self.since = after, self.restart_seconds, 0.0, now
             self.starts += 1
@@ -186,7 +191,7 @@ class Clock(Generic[Active]):
     """One simulation.
 
     Attributes:
-        arrivals: (seconds, job) in order of arrival.
+        arrivals: (seconds, job) in order of arrival; a job that an event has taken away may come again.
         decide: asked at each moment at which jobs are there.
         passed: told of each stretch of time, its begin and end, before jobs end.
         ended: told of a job that has ended, and when; it may set ``over``.
@@ -222,7 +227,8 @@ class Clock(Generic[Active]):
         while not self.over and (self.present or coming.at < math.inf) and self.now < until - LEAST_STEP:
             for event in events.due(self.now):
                 event.happens()
-            self.present.update((job.name, job) for job in coming.due(self.now))
+            # One that comes again, and had its steps done before, stays away.
+            self.present.update((job.name, job) for job in coming.due(self.now) if job.remaining > 0)
             ending = self.now >= round_ends - LEAST_STEP
             if self.present:
                 round_ends = self._ask()

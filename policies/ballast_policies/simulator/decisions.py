@@ -10,6 +10,7 @@ from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Allocation
 from ballast_policies.allocation.registry import allocate, find_policy
+from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.values import Node, Round
 from ballast_policies.scheduling import (
     Capacity,
@@ -186,9 +187,9 @@ class OperatorDecisions(Generic[Gang]):
         self.solve_seconds: list[float] = []
         self.last: Decision | None = None
 
-    def change(self, capacity: Capacity, policy: SchedulingPolicy) -> None:
-        """Other GPUs or another policy, from the next decision on."""
-        self.state, self._policy = dataclasses.replace(self.state, capacity=capacity), policy
+    def change(self, capacity: Capacity, policy: SchedulingPolicy, spot: SpotLimits) -> None:
+        """Other GPUs, another policy or other limits of spot machines, from the next decision on."""
+        self.state, self._policy = dataclasses.replace(self.state, capacity=capacity, spot=spot), policy
         self._constant, self._solved = find_policy(policy.objective).reads <= CONSTANT, None
 
     def __call__(self, present: Mapping[str, Gang], now: float) -> Answer:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ballast_policies.allocation.price_classes import PricedPool
+from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling import Capacity, ClusterJob, ClusterState, SchedulingPolicy
 from ballast_policies.simulator.clock import Answer, Clock, Event
@@ -31,6 +32,7 @@ class RecordedCluster:
 
     Attributes:
         prices: GPU type -> mean price of a GPU hour.
+        spot: what may be started in spot pools.
         round_ends: when some round ends; the others end on the grid around it. None: not known.
     """
 
@@ -39,6 +41,7 @@ class RecordedCluster:
     pools: tuple[PricedPool, ...]
     prices: Mapping[str, float]
     policy: SchedulingPolicy
+    spot: SpotLimits = dataclasses.field(default_factory=SpotLimits)
     round_ends: float | None = None
 
     @property
@@ -63,6 +66,7 @@ class RecordedJob:
         arrival: when it came, or the begin of the recording.
         gone: when it had done its steps, or left without that; None: neither.
         done: it had done its steps.
+        suspended: from when to when it was to hold no GPUs; infinite: until it had gone.
         cost: what it paid from ``arrival`` on.
         start_seconds: of each start, as seen; None: none was.
         stop_seconds: of each stop, until its GPUs were free; None: none was seen.
@@ -75,6 +79,7 @@ class RecordedJob:
     live: bool = False
     gone: float | None = None
     done: bool = False
+    suspended: tuple[tuple[float, float], ...] = ()
     cost: float = 0.0
     start_seconds: float | None = None
     stop_seconds: float | None = None
@@ -201,7 +206,7 @@ def replay(recording: Recording, *, objective: str = "") -> Replay:
     prices, compared = first.pool_prices, {job.one.name for job in recording.jobs if job.done}
     gangs = {job.one.name: _gang(job, prices, began) for job in recording.jobs}
     decisions = OperatorDecisions[ClusterGang](
-        ClusterState(capacity=first.capacity, jobs=()),
+        ClusterState(capacity=first.capacity, jobs=(), spot=first.spot),
         _under(first.policy, objective),
         began=began,
         first_round_ends=_first_round(first, began),
@@ -232,16 +237,18 @@ def replay(recording: Recording, *, objective: str = "") -> Replay:
         clock.over = not compared
 
     def leave(name: str) -> None:
-        clock.present.pop(name, None)
+        gang = clock.present.pop(name, None)
+        if gang is not None:
+            gang.leave()
 
     def change(to: RecordedCluster) -> None:
         prices.clear()
         prices.update(to.pool_prices)
-        decisions.change(to.capacity, _under(to.policy, objective))
+        decisions.change(to.capacity, _under(to.policy, objective), to.spot)
         there = {node.name for node in to.nodes}
         for gang in clock.present.values():
             if gang.placement is not None and not there.issuperset(gang.placement.nodes):
-                gang.placement = gang.trains_on = None
+                gang.leave()
 
     changes = recording.clusters[1:]
     events = [Event(at=to.at - began, happens=functools.partial(change, to)) for to in changes]
@@ -249,6 +256,11 @@ def replay(recording: Recording, *, objective: str = "") -> Replay:
         Event(at=job.gone - began, happens=functools.partial(leave, job.one.name))
         for job in recording.jobs
         if job.gone is not None and not job.done
+    ]
+    events += [
+        Event(at=begin - began, happens=functools.partial(leave, job.one.name))
+        for job in recording.jobs
+        for begin, _ in job.suspended
     ]
     clock = Clock(
         arrivals=_arrivals(recording, gangs),
@@ -262,8 +274,15 @@ def replay(recording: Recording, *, objective: str = "") -> Replay:
 
 
 def _arrivals(recording: Recording, gangs: Mapping[str, ClusterGang]) -> Iterator[tuple[float, ClusterGang]]:
-    for job in sorted(recording.jobs, key=lambda job: job.arrival):
-        yield max(0.0, job.arrival - recording.since), gangs[job.one.name]
+    """When they come, and come again after they were suspended."""
+    comes = [
+        (at, number)
+        for number, job in enumerate(recording.jobs)
+        for at in (job.arrival, *(end for _, end in job.suspended))
+        if not any(begin <= at < end for begin, end in job.suspended) and at < math.inf
+    ]
+    for at, number in sorted(comes):
+        yield max(0.0, at - recording.since), gangs[recording.jobs[number].one.name]
 
 
 def _gang(job: RecordedJob, prices: Mapping[str, float], began: float) -> ClusterGang:

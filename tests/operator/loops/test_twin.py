@@ -11,6 +11,7 @@ from ballast_operator.history.recording import TwinResult
 from ballast_operator.history.store import write_kept
 from ballast_operator.history.twin import read_recording
 from ballast_operator.kube.kinds import JOB, POLICY
+from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.simulator.replay import replay
 from click.testing import CliRunner
 
@@ -18,6 +19,7 @@ from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulati
 
 POOLS = [{"name": "v100", "nodeSelector": {"pool": "v100"}, "gpuType": "v100", "pricePerGpuHour": 36.0}]
 BEGAN = START.timestamp()
+SPEEDS = [{"gpuType": "v100", "stages": 2, "stepsPerSecond": 10.0}]
 
 
 async def played(path: Path, *names: str, stages: tuple[int, int] = (2, 2)) -> Simulation:
@@ -64,6 +66,25 @@ async def test_the_twin_takes_as_long_and_pays_as_much_as_the_cluster(tmp_path: 
     assert (before.jobs, before.running, before.agrees()) == ((), 3, None)
 
 
+async def test_a_job_that_was_suspended_is_replayed_with_the_time_that_it_was(tmp_path: Path) -> None:
+    """What is kept of the limits of spot machines is there, too."""
+    path = tmp_path / "history.db"
+    simulation = await played(path)
+    simulation.add_job("one", stages=(2, 2), totalSteps=500, throughput=SPEEDS, trainer={"total": 500})
+    for number in range(400):
+        if number in (20, 80):
+            simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": number == 20}})
+        await simulation.tick()
+        simulation.history.write()
+        if simulation.state("one") == "Succeeded":
+            break
+    recorded = read_recording(path, BEGAN, simulation.now.timestamp())
+    ((begin, end),) = recorded.jobs[0].suspended
+    assert 55 < end - begin < 65 and recorded.clusters[0].spot == SpotLimits()
+    found = replay(recorded)
+    assert found.jobs[0].starts == 2 and found.time_error == pytest.approx(0, abs=0.05)
+
+
 async def test_the_condition_says_whether_the_twin_agrees(tmp_path: Path) -> None:
     """By the newest result of the file; the status has the figures, for `ballast whatif`."""
     path = tmp_path / "history.db"
@@ -108,7 +129,7 @@ async def test_cost_against_other_policies_and_the_least(tmp_path: Path) -> None
     assert alone.exit_code == 2 and "go with --against" in alone.output
 
 
-async def test_what_cannot_be_read_or_was_suspended_is_left_out_with_why(tmp_path: Path) -> None:
+async def test_what_cannot_be_read_is_left_out_with_why(tmp_path: Path) -> None:
     """The rest is replayed; without anything there is nothing to compare."""
     path = tmp_path / "history.db"
     simulation = await played(path, "one", "two")

@@ -8,6 +8,7 @@ import pytest
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Job, ProblemError
 from ballast_policies.rounds.gangs import ElasticGang
+from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling import ClusterJob, SchedulingPolicy
 from ballast_policies.simulator.least_cost import least_cost
@@ -74,6 +75,36 @@ def test_another_policy_decides_otherwise_on_the_same_jobs() -> None:
         )
     stuck = replay(recording([job("large", 10, {"a": 1.0}, gpus=2)], there))
     assert stuck.unfinished == ("large",) and stuck.agrees() is False
+
+
+@pytest.mark.parametrize(
+    ("suspended", "took", "starts"),
+    [
+        (((300.0, 500.0), (600.0, 700.0)), 1300, 3),
+        (((0.0, 200.0),), 1200, 1),  # it came so
+        (((2000.0, 3000.0),), 1000, 1),  # it is done before
+        (((300.0, math.inf),), None, 1),
+    ],
+)
+def test_a_job_is_suspended_when_it_was(
+    suspended: tuple[tuple[float, float], ...], took: float | None, starts: int
+) -> None:
+    """Its GPUs are another's meanwhile, and it goes on with the step that it had."""
+    jobs = [job("one", 1000, {"a": 1.0}, suspended=suspended), job("two", 50, {"a": 1.0})]
+    one, two = replay(recording(jobs, cluster({"a": 1}, {"a": 1.0}))).jobs
+    assert (one.seconds, one.starts) == (None if took is None else pytest.approx(took), starts)
+    first = suspended[0][0]
+    assert two.seconds == pytest.approx((first if first < 1000 else 1000) + 50)
+
+
+def test_limits_of_spot_machines_hold_as_they_did() -> None:
+    """A job that they keep off the spot pool starts when they are gone."""
+    free = cluster({"a": 1}, {"a": 1.0}, at=600.0)
+    limits = SpotLimits(pools=frozenset({"a"}), on_demand_share=0.5)
+    (found,) = replay(
+        recording([job("one", 100, {"a": 1.0})], dataclasses.replace(free, at=0.0, spot=limits), free)
+    ).jobs
+    assert found.seconds == pytest.approx(700)
 
 
 SLOTS, SLOT = 3, 100.0
