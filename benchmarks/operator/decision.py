@@ -14,24 +14,31 @@ from typing import Any
 from ballast_operator.allocator.allocator import Allocator
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
 from ballast_operator.allocator.policy_status import PolicyReporter
+from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solver
+from ballast_operator.allocator.throttle import DecisionThrottle
+from ballast_operator.errors import NotFound
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_operator.metrics import Metrics
 from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
-from ballast_operator.views.assignment import AssignmentBoard
 from ballast_operator.views.clock import now
+from ballast_operator.waits import Waits
 from ballast_policies.scheduling.assignments import Action
 from emulated import objects
 
 
 class Silent:
-    """A cluster that takes every write."""
+    """A cluster that takes every write, and stores nothing."""
 
     def __init__(self) -> None:
         self.writes = 0
+
+    async def get(self, kind: Any, namespace: str, name: str) -> Any:
+        """Nothing is stored."""
+        raise NotFound(name)
 
     async def write_status(self, kind: Any, body: Any) -> Any:
         """Nothing happens."""
@@ -82,7 +89,7 @@ async def main() -> None:
     if given.profile:
         asyncio.to_thread = inline
     caches, metrics, cluster = Caches(), Metrics(), Silent()
-    fill, board, observer = Fill(caches), AssignmentBoard(), Observer(caches)
+    fill, observer = Fill(caches), Observer(caches)
     fill.put(POLICY, objects.policy(objective=given.policy))
     for index in range(given.nodes):
         fill.put(NODE, objects.node(index))
@@ -92,18 +99,20 @@ async def main() -> None:
         await solver.warm_up()
         allocator = Allocator(
             observer,
-            board,
             solver,
             settings=SolverSettings(),
             metrics=metrics,
             enqueue=lambda *_: None,
+            waits=Waits(),
+            throttle=DecisionThrottle(0.0),
+            store=StateStore(cluster, "ballast-system"),
             feeds=PriceFeeds(cluster, "ballast-system"),
             reporter=PolicyReporter(cluster, caches, Recorder(cluster), clock=now),
         )
         rows = []
         for repeat in range(given.repeats):
             if repeat == 1:
-                for key, at in board.newest.assignments.items():
+                for key, at in observer.board.newest.assignments.items():
                     if at.action is Action.PLACE:
                         item = dict(caches[JOB].get(key))
                         fill.put(
@@ -122,7 +131,7 @@ async def main() -> None:
             rows.append({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu})
             print(
                 json.dumps(rows[-1]),
-                sum(a.action is Action.KEEP for a in board.newest.assignments.values()),
+                sum(a.action is Action.KEEP for a in observer.board.newest.assignments.values()),
                 flush=True,
             )
 

@@ -76,13 +76,13 @@ def throughput(steps):
 
     def predict(ranks, action):
         split = even_partition(LAYERS, ranks)
-        return simulated_step_seconds(
+        layers = simulated_step_seconds(
             split.loads(ran.costs.forward),
             split.loads(ran.costs.backward),
             MICROBATCHES,
             action_seconds=action,
-            fixed_seconds=float(split.loads(ran.costs.optimizer).max()),
         )
+        return layers + float(split.loads(ran.costs.optimizer).max())
 
     action = fitted_action_seconds(measured[RANKS[0]], lambda each: predict(RANKS[0], each))
     rows = {}

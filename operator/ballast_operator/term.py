@@ -32,7 +32,6 @@ from ballast_operator.reconcile.changes import Changes, ReconcileWorker
 from ballast_operator.reconcile.reconciler import Reconciler
 from ballast_operator.settings import Settings
 from ballast_operator.tasks import keep_running
-from ballast_operator.views.assignment import AssignmentBoard
 from ballast_operator.views.clock import now
 
 logger = logging.getLogger(__name__)
@@ -68,12 +67,11 @@ class LeaderTerm:
         for kind in {*WATCHED, EVENT, POD_GROUP, ROLE, ROLE_BINDING, SERVICE_ACCOUNT} - {NODE}:
             metrics.writes_refused.labels(kind.kind)
         self._writes: deque[float] = deque(maxlen=100_000)
-        board, throttle = AssignmentBoard(), DecisionThrottle(settings.solver.debounce_seconds)
+        throttle = DecisionThrottle(settings.solver.debounce_seconds)
         self._throttle = throttle
         self._events = Recorder(cluster, in_background=True)
         self._changes = Changes(
             self._observer,
-            board,
             self._queue,
             settings=settings.job,
             allocate=throttle.request,
@@ -85,7 +83,6 @@ class LeaderTerm:
         self._feeds = PriceFeeds(cluster, lease_namespace, CloudPrices(changed=throttle.request))
         self._allocator = Allocator(
             self._observer,
-            board,
             solver,
             settings=settings.solver,
             metrics=metrics,
@@ -101,7 +98,6 @@ class LeaderTerm:
             Reconciler(
                 cluster,
                 self._observer,
-                board,
                 settings=settings.job,
                 metrics=metrics,
                 allocate=throttle.request,

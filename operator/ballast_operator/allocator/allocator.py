@@ -25,7 +25,7 @@ from ballast_operator.kube.kinds import POD, POLICY, Key, Object, job_id
 from ballast_operator.metrics import Metrics, Stopwatch
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
-from ballast_operator.views.assignment import Assignment, AssignmentBoard, Decided, PoolInfo, alike
+from ballast_operator.views.assignment import Assignment, Decided, PoolInfo, alike
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView
 from ballast_operator.waits import WaitReason, Waits
@@ -50,36 +50,35 @@ class Allocator:
     def __init__(
         self,
         observer: Observer,
-        board: AssignmentBoard,
         solver: Solver,
         *,
         settings: SolverSettings,
         metrics: Metrics,
         enqueue: Callable[[Key], None],
-        waits: Waits | None = None,
-        store: StateStore | None = None,
+        waits: Waits,
+        store: StateStore,
         feeds: PriceFeeds,
         reporter: PolicyReporter,
-        throttle: DecisionThrottle | None = None,
+        throttle: DecisionThrottle,
         clock: Callable[[], Time] = now,
     ) -> None:
         self._observer = observer
-        self._board = board
+        self._board = observer.board
         self._answers = LastAnswer(solver, metrics)
         self._settings = settings
         self._metrics = metrics
         self._enqueue = enqueue
-        self._waits = waits if waits is not None else Waits()
+        self._waits = waits
         self._clock = clock
         self._reporter = reporter
         self.decider = Decider(metrics)
-        self.throttle = throttle if throttle is not None else DecisionThrottle(settings.debounce_seconds)
+        self.throttle = throttle
         self._next_round: float | None = None
         self._next_read: float | None = None
         self._next_growth: float | None = None
         self._store = store
         self._feeds = feeds
-        self._loaded = store is None
+        self._loaded = False
         self._saved_until: float | None = None
         self._failures = Failures(self._reporter, self._waits)
         self._in_force: Object | None = None
@@ -149,7 +148,7 @@ class Allocator:
 
     async def _load(self, jobs: list[JobView]) -> None:
         """Once: start from what an earlier leader has saved, except for jobs created since."""
-        if self._loaded or self._store is None:
+        if self._loaded:
             return
         saved = await self._store.load()
         self._loaded = True
@@ -166,7 +165,7 @@ class Allocator:
 
     async def save(self) -> None:
         """Keep accounts and measured speeds for the next leader."""
-        if self._store is None or not self._loaded:
+        if not self._loaded:
             return
         state = SavedState(
             memory=self.decider.memory.accounts,

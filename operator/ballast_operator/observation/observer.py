@@ -16,6 +16,7 @@ from ballast_operator.kube.ownership import controlled_by
 from ballast_operator.kube.slim import pinned_node
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.findings import Findings
+from ballast_operator.views.assignment import AssignmentBoard
 from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, JobView
 from ballast_operator.views.lease import LeaseReader, LeaseView
@@ -110,11 +111,12 @@ class Observer:
     Args:
         caches: of what is stored there already, all counts as seen now.
         decoded: of ``caches``; None: nothing is decoded yet.
-        findings: what passes have learned and no object says; None: nothing yet.
         clock: seconds that never go back.
 
     Attributes:
-        caches, findings: what is read.
+        caches: what is read.
+        findings: what passes have learned and no object says.
+        board: what the allocator has decided.
         gpu_holders: which jobs hold GPUs.
     """
 
@@ -122,12 +124,12 @@ class Observer:
         self,
         caches: Caches,
         decoded: DecodedJobs | None = None,
-        findings: Findings | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.caches = caches
-        self.findings = findings if findings is not None else Findings(clock)
+        self.findings = Findings(clock)
+        self.board = AssignmentBoard()
         self._clock = clock
         self._leases: dict[Key, LeaseReader] = {}
         self._plans: dict[Key, KnownPlan] = {}
@@ -136,7 +138,6 @@ class Observer:
         self._order: list[Key] | None = None
         self._decoded = decoded if decoded is not None else DecodedJobs(caches)
         self._told: dict[Key, str] = {}
-        self._renewals: dict[Key, tuple[str, float]] = {}
         self.gpu_holders = GpuHolders(self.status, self.findings.reservations)
         caches.store_listeners.append(self._invalidate)
         for kind, store in caches.stores.items():
@@ -205,7 +206,6 @@ class Observer:
 
     def _forget(self, key: Key) -> None:
         self._views.pop(key, None)
-        self._renewals.pop(key, None)
         self._leases.pop(key, None)
         self._plans.pop(key, None)
         self._told.pop(key, None)
@@ -228,8 +228,9 @@ class Observer:
                     self._views.pop((item["metadata"].get("namespace", ""), job), None)
                 if kind is POD and version and not is_ours(version):  # it leaves less to jobs' pods
                     self._nodes.pop(pinned_node(version), None)
-            if kind is LEASE and new is not None:
-                self._renewed(new)
+            if kind is LEASE and new is not None and job and item["metadata"]["name"] == lease_name(job):
+                key = (item["metadata"].get("namespace", ""), job)
+                self._leases.setdefault(key, LeaseReader()).quiet_seconds(new, now=self._clock())
 
     def _invalidate_node(self, name: str, new: Object | None) -> None:
         before = self._nodes.pop(name, None)
@@ -242,15 +243,6 @@ class Observer:
                 job = (metadata.get("labels") or {}).get(JOB_LABEL)
                 if job:
                     self._views.pop((metadata.get("namespace", ""), job), None)
-
-    def _renewed(self, item: Object) -> None:
-        """Note when the trainer's renewal was seen, on this operator's clock."""
-        metadata = item["metadata"]
-        key = (metadata.get("namespace", ""), (metadata.get("labels") or {}).get(JOB_LABEL, ""))
-        renewed = (item.get("spec") or {}).get("renewTime") or ""
-        known = self._renewals.get(key)
-        if known is None or known[0] != renewed:
-            self._renewals[key] = (renewed, self._clock())
 
     def _view(self, key: Key) -> JobView | None:
         view = self._views.get(key) or self._read(key)
@@ -299,10 +291,7 @@ class Observer:
         item = self.caches[LEASE].get((key[0], lease_name(key[1])))
         if item is None or not controlled_by(item, uid):
             return None
-        now = self._clock()
-        view = self._leases.setdefault(key, LeaseReader()).read(item, now=now)
-        known = self._renewals.get(key)
-        return view if known is None else dataclasses.replace(view, quiet_seconds=now - known[1])
+        return self._leases.setdefault(key, LeaseReader()).read(item, now=self._clock())
 
     def _plan(self, key: Key, uid: str) -> KnownPlan | None:
         """The plan in the job's ConfigMap; where that has none, the last one."""

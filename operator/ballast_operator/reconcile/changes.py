@@ -19,7 +19,6 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.observation.observer import Observer
 from ballast_operator.reconcile.reconciler import Reconciler
 from ballast_operator.settings import JobSettings
-from ballast_operator.views.assignment import AssignmentBoard
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, is_ours
 
@@ -103,7 +102,6 @@ class Changes:
     def __init__(
         self,
         observer: Observer,
-        board: AssignmentBoard,
         queue: KeyQueue[Key],
         *,
         settings: JobSettings,
@@ -112,7 +110,7 @@ class Changes:
     ) -> None:
         self._observer = observer
         self._caches = observer.caches
-        self._board = board
+        self._board = observer.board
         self._queue = queue
         self._settings = settings
         self._jobs: dict[Key, tuple[str, int, bool]] = {}

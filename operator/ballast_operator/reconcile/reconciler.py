@@ -50,7 +50,7 @@ from ballast_operator.reconcile.surroundings import (
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import JobCounter, StepResult, Surroundings
 from ballast_operator.steps.decide import decide, rbac_forbidden, refused
-from ballast_operator.views.assignment import AssignmentBoard, GangPools
+from ballast_operator.views.assignment import GangPools
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView
 
@@ -89,7 +89,6 @@ class Reconciler:
         self,
         cluster: Cluster,
         observer: Observer,
-        board: AssignmentBoard,
         *,
         settings: JobSettings,
         metrics: Metrics,
@@ -100,7 +99,7 @@ class Reconciler:
         self._cluster = cluster
         self._observer = observer
         self._findings = observer.findings
-        self._board = board
+        self._board = observer.board
         self._settings = settings
         self._counters = {
             JobCounter.LAUNCHES: metrics.launches,

@@ -76,7 +76,7 @@ class LeaseReader:
 
     def __init__(self) -> None:
         self._version: tuple[str, str] = ("", "")
-        self._renewed: tuple[str, float] | None = None
+        self._renewed: tuple[object, float] | None = None
         self._texts: dict[str, str] = {}
         self._messages: dict[str, Any] = {}
         self._bad: set[str] = set()
@@ -89,27 +89,31 @@ class LeaseReader:
         version = (metadata.get("uid", ""), metadata.get("resourceVersion", ""))
         if version[0] != self._version[0]:  # another Lease of this name
             self._texts, self._messages, self._bad = {}, {}, set()
-            self._renewed, self._refused = None, ""
+            self._refused = ""
         if version != self._version:
             self._version = version
             self._take_in(metadata.get("annotations") or {}, now)
         spec = item.get("spec") or {}
-        renewed = spec.get("renewTime") or ""
-        if self._renewed is None or self._renewed[0] != renewed:
-            self._renewed = (renewed, now)
         if not self._bad and now - self._refused_at >= REFUSAL_SECONDS:
             self._refused = ""
         return LeaseView(
-            quiet_seconds=now - self._renewed[1],
+            quiet_seconds=self.quiet_seconds(item, now=now),
             report=self._messages.get(REPORT_ANNOTATION),
             proposal=self._messages.get(PROPOSAL_ANNOTATION),
             ack=self._messages.get(ACK_ANNOTATION),
             finished_step=self._messages.get(FINISHED_ANNOTATION),
             end_reason=self._messages.get(END_REASON_ANNOTATION),
-            released=bool(renewed) and not spec.get("holderIdentity"),
+            released=bool(spec.get("renewTime")) and not spec.get("holderIdentity"),
             duration_seconds=_seconds(spec.get("leaseDurationSeconds")),
             refused=self._refused,
         )
+
+    def quiet_seconds(self, item: Object, *, now: float) -> float:
+        """Since the trainer's renewal was first seen; called with each change, it is noted at once."""
+        seen = (item["metadata"].get("uid", ""), (item.get("spec") or {}).get("renewTime"))
+        if self._renewed is None or self._renewed[0] != seen:
+            self._renewed = (seen, now)
+        return now - self._renewed[1]
 
     def _take_in(self, annotations: Object, now: float) -> None:
         for name, reader in _READERS.items():

@@ -201,7 +201,6 @@ class _Problem:
             microbatches=1,
             boundary_seconds=() if self.bandwidth is None else self._boundary_seconds(),
             speeds=[speed[gpu_type] for gpu_type in types],
-            serial_links=self.bandwidth is not None,
         )
 
     def planned_stages(self, partition: Partition, types: Sequence[str]) -> tuple[PlannedStage, ...]:

@@ -48,7 +48,6 @@ def simulated_step_seconds(
     chunks: int = 1,
     boundary_seconds: Sequence[float] = (),
     action_seconds: float = 0.0,
-    fixed_seconds: float = 0.0,
 ) -> float:
     """Seconds per step of one stage a rank (two for the V shapes), by playing the schedule.
 
@@ -64,7 +63,6 @@ def simulated_step_seconds(
         boundary_seconds: one transfer between each two stages; nothing where they share a rank.
         action_seconds: what the runtime needs for each forward and each backward besides its layers,
             half of it for each half of a split backward; :func:`fitted_action_seconds` finds it.
-        fixed_seconds: what each step takes besides, e.g. the optimizer.
 
     Raises:
         ScheduleError: the schedule is unknown, or does not suit the number of stages.
@@ -80,7 +78,7 @@ def simulated_step_seconds(
         action_seconds=action_seconds,
     )
     built = build_schedule(schedule, ranks=ranks, microbatches=microbatches, chunks=chunks)
-    return simulate(built, costs).makespan + fixed_seconds
+    return simulate(built, costs).makespan
 
 
 def fitted_action_seconds(

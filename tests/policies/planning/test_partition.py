@@ -157,7 +157,7 @@ def test_amp_step_time_of_equal_stages_is_the_1f1b_bubble():
 def test_the_simulated_step_is_never_longer_than_amps_closed_form(t, m):
     """The formula takes forward and backward for one task; 1F1B does no worse, and even stages equal it."""
     loads = np.array(t) * m
-    simulated = simulated_step_seconds(loads / 3, loads * 2 / 3, m, fixed_seconds=0.5)
+    simulated = 0.5 + simulated_step_seconds(loads / 3, loads * 2 / 3, m)
     assert simulated <= predict_step_seconds(loads, m, fixed_seconds=0.5) * (1 + 1e-9)
     assert simulated >= m * max(t) + 0.5 - 1e-9
     even = np.full(len(t), float(m))

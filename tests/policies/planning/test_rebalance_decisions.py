@@ -140,8 +140,8 @@ def test_what_an_action_costs_is_found_from_a_step(action, schedule, microbatche
     forward, backward = np.array([3.0, 5.0, 2.0, 4.0]), np.array([6.0, 9.0, 5.0, 7.0])
 
     def predict(each):
-        return simulated_step_seconds(
-            forward, backward, microbatches, schedule=schedule, action_seconds=each, fixed_seconds=0.3
+        return 0.3 + simulated_step_seconds(
+            forward, backward, microbatches, schedule=schedule, action_seconds=each
         )
 
     found = fitted_action_seconds(predict(action), predict, tolerance=1e-5)

@@ -237,7 +237,7 @@ def _costs(
     partition: Partition, rows: Sequence[ProfiledLayer], machines: Machines, speeds: Sequence[float]
 ) -> StageCosts:
     bandwidth = machines.bandwidth
-    return stage_costs(
+    costs = stage_costs(
         partition,
         forward_seconds=[row.forward_seconds for row in rows],
         backward_seconds=[row.backward_seconds for row in rows],
@@ -245,9 +245,8 @@ def _costs(
         update_seconds=[row.optimizer_seconds for row in rows],
         boundary_seconds=() if bandwidth is None else [row.output_bytes / bandwidth for row in rows[:-1]],
         speeds=speeds,
-        action_seconds=machines.action_seconds,
-        serial_links=bandwidth is not None,
     )
+    return dataclasses.replace(costs, action_seconds=machines.action_seconds)
 
 
 def _in_halves(costs: StageCosts, *, repeats: bool) -> StageCosts:

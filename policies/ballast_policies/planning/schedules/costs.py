@@ -107,10 +107,8 @@ def stage_costs(
     update_seconds: Sequence[float] | None = None,
     boundary_seconds: Sequence[float] = (),
     speeds: Sequence[float] = (),
-    action_seconds: float = 0.0,
-    serial_links: bool = False,
 ) -> StageCosts:
-    """Costs of a partition's stages from a profile of its layers.
+    """Costs of a partition's stages from a profile of its layers; links carry one transfer at a time.
 
     Args:
         partition: layers to stages (its "ranks" are the stages).
@@ -120,8 +118,6 @@ def stage_costs(
         update_seconds: optimizer seconds of each layer, per step, shape (L,).
         boundary_seconds: transfer of one microbatch after each layer but the last, shape (L - 1,).
         speeds: by rank.
-        action_seconds: see :class:`StageCosts`.
-        serial_links: see :class:`StageCosts`.
     """
     update = () if update_seconds is None else tuple(partition.loads(update_seconds).tolist())
     cuts = partition.bounds[1:-1]
@@ -131,6 +127,5 @@ def stage_costs(
         update=update,
         transfer=tuple(float(boundary_seconds[cut - 1]) for cut in cuts) if len(boundary_seconds) else (),
         speeds=tuple(speeds),
-        action_seconds=action_seconds,
-        serial_links=serial_links,
+        serial_links=len(boundary_seconds) > 0,
     )

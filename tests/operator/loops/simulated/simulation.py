@@ -12,6 +12,7 @@ from ballast_operator.allocator.costs.price_feeds import PriceFeeds
 from ballast_operator.allocator.policy_status import PolicyReporter
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solve
+from ballast_operator.allocator.throttle import DecisionThrottle
 from ballast_operator.api.policy_conditions import PolicyReason
 from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus
@@ -28,7 +29,6 @@ from ballast_operator.observation.observer import Observer
 from ballast_operator.reconcile.changes import Changes
 from ballast_operator.reconcile.reconciler import Reconciler
 from ballast_operator.settings import JobSettings, SolverSettings
-from ballast_operator.views.assignment import AssignmentBoard
 from ballast_operator.waits import Waits
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.contract import JOB_LABEL
@@ -152,11 +152,10 @@ class Simulation:
         self.observer = Observer(self.caches, DecodedJobs(self.caches), clock=self._seconds)
         self.metrics = Metrics()
         self.waits = Waits()
-        self.board = AssignmentBoard()
+        self.board = self.observer.board
         self.reconciler = Reconciler(
             self.cluster,
             self.observer,
-            self.board,
             settings=JobSettings(),
             metrics=self.metrics,
             allocate=self.asked_to_decide,
@@ -164,12 +163,12 @@ class Simulation:
         )
         self.allocator = Allocator(
             self.observer,
-            self.board,
             InProcessSolver(),
             settings=SolverSettings(),
             metrics=self.metrics,
             enqueue=_ignore,
             waits=self.waits,
+            throttle=DecisionThrottle(SolverSettings().debounce_seconds),
             store=StateStore(self.cluster, "ballast-system"),
             feeds=PriceFeeds(self.cluster, "ballast-system"),
             reporter=PolicyReporter(
@@ -182,9 +181,7 @@ class Simulation:
             clock=lambda: self.now,
         )
         queue: KeyQueue[Key] = KeyQueue(self._seconds)
-        changes = Changes(
-            self.observer, self.board, queue, settings=JobSettings(), allocate=self.asked_to_decide
-        )
+        changes = Changes(self.observer, queue, settings=JobSettings(), allocate=self.asked_to_decide)
         self.caches.listeners.append(changes.changed)
         # An operator decides when it starts.
         self.asked, self.decisions = True, 0
