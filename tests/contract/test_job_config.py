@@ -65,6 +65,17 @@ FIELDS = [
         "parallelism.zeroStage",
         "experts.parallel",
     ),
+    *(
+        (
+            {
+                "parallelism": {"data": 2, "zeroStage": 3},
+                "dynamics": [{"kind": "freezing", "target": 0.5, "freezing": freezing}],
+            },
+            "parallelism.zeroStage",
+            "To fix: zeroStage: 2, or leave freezing.cacheBytes out",
+        )
+        for freezing in ({"cacheBytes": 1000}, {"criterion": "plasticity"})
+    ),
 ]
 
 

@@ -441,6 +441,7 @@ def _model_state(
             device,
             prepare,
             replicas=world.data if config.parallelism.zero_stage else None,
+            shards_weights=config.parallelism.weight_shares > 1,
         ),
         meter=meter,
         profile=Profile(model.layer_count),

@@ -201,6 +201,7 @@ class JobSpec:
             optimizer=self.config.training.optimizer,
             averaged=self.config.parallelism.data > 1,
             gradient_shares=self.config.parallelism.gradient_shares,
+            weights_shared=self.config.parallelism.weight_shares > 1,
         )
 
     def first_stages(

@@ -131,14 +131,14 @@ class ProfiledLayer(Model):
             raise ContractError(Problem("overheadSeconds", f"{reason}, of which it is a part"))
         return self
 
-    def shared_by(self, replicas: int, *, gradients: int = 1) -> "ProfiledLayer":
+    def shared_by(self, replicas: int, *, gradients: int = 1, weights: int = 1) -> "ProfiledLayer":
         """The layer on one of some replicas that share its optimizer's state (ZeRO-1) alike.
 
-        ``gradients``: how many share its gradients, too (ZeRO-2).
+        ``gradients`` and ``weights``: how many share these, too (ZeRO-2 and 3).
         """
         learnt = min(self.weight_bytes, self.held_bytes - self.weight_bytes)
         state = max(0.0, self.held_bytes - 2 * self.weight_bytes)
-        return self.replace(held_bytes=self.weight_bytes + learnt / gradients + state / replicas)
+        return self.replace(held_bytes=self.weight_bytes / weights + learnt / gradients + state / replicas)
 
     def step_seconds(self, microbatches: int) -> float:
         """Seconds of a step, as a rebalance weighs them: the optimizer included."""

@@ -68,7 +68,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
         "parallelism": {
             "tensor": draw(st.integers(1, 1 if pruned else 8)),
             "data": replicas,
-            "zeroStage": draw(st.integers(0, int(replicas > 1 and not pruned))),
+            "zeroStage": draw(st.integers(0, 1) | st.just(3)) if replicas > 1 and not pruned else 0,
             "scatterGather": draw(st.booleans()),
             "stragglers": {
                 "policy": draw(st.sampled_from(["none", "resize"])),

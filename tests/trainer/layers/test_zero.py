@@ -74,11 +74,12 @@ def with_unused(index, module):
     return module
 
 
-def three_steps(world, optimizer, shared):
+def three_steps(world, optimizer, stage):
     """Weights, and bytes of the optimizer's state, of a model after three steps on two replicas."""
     model = build_gpt(layers=4, dim=24, heads=2, context=6)
     config = TrainingConfig(optimizer=optimizer, clip_norm=0.5)
-    layers = LayerSet(model, config, CPU, with_unused, replicas=world.data if shared else None)
+    replicas = world.data if stage else None
+    layers = LayerSet(model, config, CPU, with_unused, replicas=replicas, shards_weights=stage == 3)
     layers.hold(layers.make(index) for index in range(model.layer_count))
     for step in range(3):
         for layer in layers:
@@ -94,28 +95,42 @@ def three_steps(world, optimizer, shared):
         optimizer_step(layers, config, meter, step=step, total_steps=3, squared_norm=norm)
         gather_weights(world, layers)
     state = {f"{layer.index}.{name}": value for layer in layers for name, value in layer.state().items()}
-    weights = {name: value for name, value in state.items() if ".module." in name}
     held = sum(value.nbytes for name, value in state.items() if ".optimizer." in name)
-    return {"weights": weights, "state": held, "norm": norm}
+    kept = sum(value.nbytes for name, value in state.items() if ".module." in name)
+    weights = {}
+    for layer in layers:
+        layer.gather()
+        weights |= {f"{layer.index}.{n}": p.detach().clone() for n, p in layer.module.named_parameters()}
+        # As in a move, or from a checkpoint.
+        layer.load({name: value.clone() for name, value in layer.state().items()})
+        again = {f"{layer.index}.{name}": value for name, value in layer.state().items()}
+        assert again.keys() <= state.keys()
+        assert all(torch.equal(value, state[name]) for name, value in again.items())
+    return {"weights": weights, "state": held, "norm": norm, "kept": kept}
 
 
 def every_optimizer(world):
-    return {name: [three_steps(world, name, shared) for shared in (False, True)] for name in OPTIMIZERS}
+    return {name: [three_steps(world, name, stage) for stage in (0, 1, 3)] for name in OPTIMIZERS}
 
 
 @pytest.mark.processes
 def test_replicas_share_the_optimizer_and_get_the_weights_of_a_whole_one():
-    """Bit for bit on two replicas, clipping on, whatever the optimizer; each has about half of its state."""
+    """Bit for bit on two replicas, clipping on, whatever the optimizer; each has about half of its state.
+
+    With ZeRO-3 also about half of the weights, between two steps.
+    """
     ranks = on_ranks(every_optimizer, 2, mesh=Mesh(data=2))
     for name in OPTIMIZERS:
-        whole, _ = ranks[0][name]
-        for rank in range(2):
-            shared = ranks[rank][name][1]
+        whole, *_ = ranks[0][name]
+        for shared in (ranks[rank][name][at] for rank in range(2) for at in (1, 2)):
             assert shared["norm"] == pytest.approx(whole["norm"], rel=1e-6)
             for key, value in whole["weights"].items():
                 torch.testing.assert_close(
                     shared["weights"][key], value, atol=1e-7, rtol=1e-6, msg=f"{name} {key}"
                 )
+        kept = [ranks[rank][name][2]["kept"] for rank in range(2)]
+        assert sum(kept) == pytest.approx(whole["kept"], rel=0.01)
+        assert max(kept) < (0.51 if name in OPTIMIZERS[:3] else 0.7) * whole["kept"]
         states = [ranks[rank][name][1]["state"] for rank in range(2)]
         assert sum(states) <= 1.01 * whole["state"] + 200, "numbers of steps alone are there twice"
         assert max(states) < (0.52 if name in OPTIMIZERS[:3] else 0.7) * whole["state"] + 200
@@ -124,7 +139,7 @@ def test_replicas_share_the_optimizer_and_get_the_weights_of_a_whole_one():
 @pytest.mark.parametrize(
     "types", [{}, HALF, {**HALF, "masterWeights": False}], ids=["fp32", "masters", "bf16"]
 )
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_forecast_has_the_bytes_of_a_rank(stage, types):
     """What `simulate` prints as held is within 5 % of parameters, gradients and optimizer state, counted."""
     config = {
@@ -140,32 +155,45 @@ def test_a_forecast_has_the_bytes_of_a_rank(stage, types):
     model = build_gpt(layers=4, dim=24, heads=2, context=6)
     for index in range(4):
         replicas = Axis(ranks=(0, 1, 2, 3), index=index) if stage else None
-        layers = LayerSet(model, job.training, CPU, lambda _, module: module, replicas=replicas)
+        layers = LayerSet(
+            model, job.training, CPU, lambda _, module: module, replicas=replicas, shards_weights=stage == 3
+        )
         layers.hold(layers.make(number) for number in range(4))
         for layer in layers:
             for name, _ in layer.module.named_parameters():
                 if (learnt := layer.learnt(name)) is not None:
                     learnt.grad = torch.ones_like(learnt)
             update([layer])
-        counted = sum(layer.byte_count(shares_gradients=stage == 2) for layer in layers)
+        counted = sum(layer.byte_count(shares_gradients=stage >= 2) for layer in layers)
         assert forecast.ranks[0].held_bytes == pytest.approx(counted, rel=0.05)
+
+
+def memory(layers):
+    """Bytes that the parameters of all layers have at this moment."""
+    return sum(p.untyped_storage().nbytes() for p in layers.parameters())
 
 
 def backwards(world):
     """Gradients that a replica learns from, by ZeRO stage, and the most bytes of whole ones at once."""
     model, found, most = build_gpt(layers=4, dim=24, heads=2, context=6, dropout=0.1), {}, {}
+    weights = {}
     inputs, targets = model.batch(0, 0, 8)
     mine = slice(4 * world.data.index, 4 * world.data.index + 4)
-    for stage, first in ((1, 3), (2, 0)):
-        layers = LayerSet(model, TrainingConfig(), CPU, with_unused, replicas=world.data)
+    for stage, first in ((1, 3), (2, 0), (3, 0)):
+        config = TrainingConfig(recompute=stage == 3)
+        layers = LayerSet(model, config, CPU, with_unused, replicas=world.data, shards_weights=stage == 3)
         layers.hold(layers.make(index) for index in range(4))
-        buckets = GradientBuckets(world.data, layers, 4, each_backward=stage == 2)
-        alive = []
+        buckets = GradientBuckets(world.data, layers, 4, each_backward=stage >= 2)
+        alive, whole = [], []
         for parameter in layers.parameters():
             parameter.register_post_accumulate_grad_hook(
                 lambda _, held=layers, seen=alive: seen.append(
                     sum(p.grad.nbytes for p in held.parameters() if p.grad is not None)
                 )
+            )
+        for layer in layers:
+            layer.module.register_forward_pre_hook(
+                lambda *_, held=layers, seen=whole: seen.append(memory(held))
             )
         builder = PipelineBuilder(
             stages=(Stage(rank=0, first_layer=0, end_layer=4),),
@@ -182,17 +210,29 @@ def backwards(world):
             f"{layer.index}.{name}": value for layer in layers for name, value in layer.gradients().items()
         }
         most[stage] = max(alive)
-    return found, most, max(sum(p.nbytes for p in layer.module.parameters()) for layer in layers)
+        weights[stage] = max(whole), memory(layers)
+        layers.release_weights()
+        if stage == 3:
+            assert memory(layers) == 0
+    sizes = [sum(p.nbytes for p in layer.module.parameters()) for layer in layers]
+    return found, most, weights, sizes
 
 
 @pytest.mark.processes
 def test_replicas_share_gradients_after_each_backward():
-    """ZeRO-2: never more than one layer's whole gradients, and the same means of a replica's part."""
-    for found, most, largest in on_ranks(backwards, 2, mesh=Mesh(data=2)):
-        assert most[2] <= largest < most[1]
-        assert found[1].keys() == found[2].keys()
-        for name, value in found[1].items():
-            torch.testing.assert_close(found[2][name], value, atol=1e-7, rtol=1e-5, msg=name)
+    """ZeRO-2: never more than one layer's whole gradients, and the same means of a replica's part.
+
+    ZeRO-3, with recomputation: nor more than one layer's whole weights.
+    """
+    for found, most, weights, sizes in on_ranks(backwards, 2, mesh=Mesh(data=2)):
+        assert most[2] <= max(sizes) < most[1]
+        assert weights[1] == weights[2] == (sum(sizes), sum(sizes))
+        # An element more where a replica's part is filled up.
+        assert weights[3][0] <= 1.01 * max(sizes)
+        for stage in (2, 3):
+            assert found[1].keys() == found[stage].keys()
+            for name, value in found[1].items():
+                torch.testing.assert_close(found[stage][name], value, atol=1e-7, rtol=1e-5, msg=name)
 
 
 def test_an_optimizer_of_all_parameters_together_cannot_be_shared():

@@ -25,7 +25,7 @@ EXPERTS = {
     "parallelism": {"data": 2},
     "dynamics": [{"kind": "mixtureOfExperts", "experts": {"parallel": True}}],
 }
-SHARED = {"parallelism": {"data": 2, "zeroStage": 2}}
+SHARED = {"parallelism": {"data": 2, "zeroStage": 3}}
 ALONE = {"dynamics": [{"kind": "mixtureOfExperts"}]}
 """The experts of a job with one replica cannot be shared; they compute the same."""
 
@@ -50,7 +50,7 @@ def grow(pods, channel, before, plan, folder, environment=None):
 @pytest.mark.parametrize(
     ("fields", "reference"),
     first_daily([(TENSOR, TENSOR), (EXPERTS, ALONE), (SHARED, {})]),
-    ids=["tensor", "experts", "ZeRO-2"],
+    ids=["tensor", "experts", "ZeRO-3"],
 )
 def test_a_job_that_grows_keeps_the_curve(
     pods, small_config, single_process_losses, tmp_path, fields, reference

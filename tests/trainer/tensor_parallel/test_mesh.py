@@ -24,7 +24,7 @@ MESHES = {
     "tensor 4": (4, {"tensor": 4}),
     "data 2 x tensor 2": (4, {"tensor": 2, "data": 2}),
     "pipeline 2 x data 2": (4, {"data": 2}),
-    "data 2 x tensor 2, ZeRO-2": (4, {"tensor": 2, "data": 2, "zeroStage": 2}),
+    "data 2 x tensor 2, ZeRO-3": (4, {"tensor": 2, "data": 2, "zeroStage": 3}),
 }
 
 
@@ -91,7 +91,7 @@ def acked(folder):
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "column", first_daily([{"data": 2, "zeroStage": 2}, {"tensor": 2}, {"data": 2}]), ids=str
+    "column", first_daily([{"data": 2, "zeroStage": 3}, {"tensor": 2}, {"data": 2}]), ids=str
 )
 def test_layers_move_and_ranks_leave_by_whole_columns(
     gang, small_config, single_process_losses, tmp_path, column
@@ -198,7 +198,7 @@ def test_settings_that_a_mesh_cannot_have_are_refused_with_the_reason(small_conf
 def test_a_checkpoint_of_one_mesh_continues_on_another(gang, small_config, single_process_losses, tmp_path):
     """Saved by tensor 2 x data 2, continued by pipeline 2 x tensor 2, then by one process: the same curve.
 
-    In between four replicas share gradients and optimizer state (ZeRO-2), then two the state (ZeRO-1).
+    In between replicas share gradients and optimizer state (ZeRO-2), weights, too (ZeRO-3), or state alone.
 
     Each part is written once: four ranks' checkpoint is about as large as one process's.
     """
@@ -209,9 +209,11 @@ def test_a_checkpoint_of_one_mesh_continues_on_another(gang, small_config, singl
     losses = {}
     for steps, ranks, parallelism in (
         (3, 4, {"tensor": 2, "data": 2}),
-        (5, 4, {"data": 4, "zeroStage": 2}),
+        (4, 4, {"data": 4, "zeroStage": 2}),
+        (5, 4, {"tensor": 2, "data": 2, "zeroStage": 3}),
         (6, 4, {"tensor": 2, "data": 2, "zeroStage": 1}),
-        (7, 4, {"tensor": 2}),
+        (7, 2, {"data": 2, "zeroStage": 3}),
+        (8, 4, {"tensor": 2}),
         (9, 1, {}),
     ):
         running = gang({**config, "totalSteps": steps, "parallelism": parallelism}, ranks=ranks)

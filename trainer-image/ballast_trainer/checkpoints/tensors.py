@@ -44,7 +44,13 @@ def stored(world: World, layers: LayerSet) -> dict[str, torch.Tensor]:
 
 def changed_by_optimizer(layers: LayerSet, state: Mapping[str, torch.Tensor]) -> set[str]:
     """The keys of ``state`` whose tensors change in the optimizer step alone."""
-    trained = {p.data_ptr() for p in layers.parameters() if p.requires_grad}
+    learning = (
+        layer.kept(name)
+        for layer in layers
+        for name, parameter in layer.module.named_parameters()
+        if parameter.requires_grad
+    )
+    trained = {kept.data_ptr() for kept in learning if kept is not None}
     return {
         key
         for key, value in state.items()
@@ -127,9 +133,12 @@ def fill(world: World, layers: LayerSet, state: Mapping[str, torch.Tensor], sour
             ) from error
 
 
-def _replicas(world: World, layers: LayerSet) -> Axis:
-    """The ranks that share the optimizers' state; one where they do not."""
-    return world.data if any(layer.shares for layer in layers) else Axis()
+def _replicas(world: World, layers: LayerSet) -> tuple[Axis, Axis]:
+    """The ranks that share the optimizers' state, and the weights; one where they do not."""
+    return (
+        world.data if any(layer.shares for layer in layers) else Axis(),
+        world.data if any(layer.is_sharded for layer in layers) else Axis(),
+    )
 
 
 def _layer_key(index: int, name: str) -> str:

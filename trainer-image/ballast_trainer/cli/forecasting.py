@@ -75,7 +75,9 @@ class ForecastInput:
         path, of = self.profile_path, parallelism or ParallelismConfig()
 
         def shared(layer: ProfiledLayer) -> ProfiledLayer:
-            return layer.shared_by(of.optimizer_shares, gradients=of.gradient_shares)
+            return layer.shared_by(
+                of.optimizer_shares, gradients=of.gradient_shares, weights=of.weight_shares
+            )
 
         if path is None:
             from ballast_trainer.layer_profiler import layer_rows

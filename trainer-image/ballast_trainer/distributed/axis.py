@@ -47,9 +47,13 @@ class Axis:
         self.ranks, self.group = now.ranks, now.group
         return self
 
-    def _count(self, name: str, tensor: torch.Tensor) -> None:
+    def count(self, name: str, size: int) -> None:
+        """Count a collective and the bytes that this rank has put into it."""
         self.calls[name] += 1
-        self.bytes[name] += tensor.nbytes
+        self.bytes[name] += size
+
+    def _count(self, name: str, tensor: torch.Tensor) -> None:
+        self.count(name, tensor.nbytes)
 
     def all_reduce(self, tensor: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
         """Sum (or largest) over the axis, element-wise, in place; contiguous tensors only."""

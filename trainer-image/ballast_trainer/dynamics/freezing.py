@@ -44,6 +44,7 @@ def squared_gradients(module: nn.Module) -> float | None:
 def sketch(layer: Layer) -> torch.Tensor:
     """This rank's part of a layer's weights added up with random signs, float64, shape (SKETCH,)."""
     total = torch.zeros(SKETCH, dtype=torch.float64)
+    layer.gather()
     axis = axis_of(layer.module)
     for number, (parameter, slicing, counts) in enumerate(_parts(layer.module)):
         if not counts:

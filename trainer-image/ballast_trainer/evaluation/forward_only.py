@@ -136,6 +136,7 @@ class ForwardOnly:
                 seed_layer(device, key, index)
                 try:
                     with ACTIVITY.doing("an evaluation's forward of layer", index):
+                        layer.gather()
                         value = layer.module(layer.taken(value))
                         flatten(value)
                 except Exception as error:

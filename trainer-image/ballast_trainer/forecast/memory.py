@@ -69,6 +69,7 @@ def rank_forecasts(
         rows,
         averaged=parallelism.data > 1,
         gradient_shares=parallelism.gradient_shares,
+        weights_shared=parallelism.weight_shares > 1,
     )
     for rank, size in enumerate(sizes):
         own = [stage for stage, holders in enumerate(schedule.stage_ranks) if rank in holders]

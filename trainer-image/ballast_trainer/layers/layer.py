@@ -23,7 +23,14 @@ from ballast_trainer.layers.optimizer_state import (
     update_instead,
 )
 from ballast_trainer.layers.precision import in_bf16, inputs_in_bf16
-from ballast_trainer.layers.zero import Share, mixes_parameters, shares_of, take_part
+from ballast_trainer.layers.zero import (
+    Share,
+    WholeWeights,
+    mixes_parameters,
+    own_parts_in_place,
+    shares_of,
+    take_part,
+)
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import load_callable
 from ballast_trainer.seeding import host_seeded, seed_build
@@ -76,6 +83,7 @@ class Layer:
         tied: names of its parameters that other layers have too, by the number of the tie in the model.
         copies: those of them that another layer owns: its optimizer updates them, this one's does not.
         shares: by parameter, the part that this replica's optimizer updates; empty where it updates all.
+        weight_shares: by name in the module's state, the part that this replica has; empty where it has all.
     """
 
     def __init__(
@@ -87,6 +95,7 @@ class Layer:
         tied: Mapping[int, str] | None = None,
         copies: Collection[str] = (),
         replicas: Axis | None = None,
+        whole: WholeWeights | None = None,
     ) -> None:
         self.index = index
         self.module = module
@@ -96,10 +105,30 @@ class Layer:
         self.stateful: tuple[nn.Module, ...] = ()
         """Modules in it whose buffers its forward changes, as the last trial of a plan has seen."""
         self.shares: dict[str, Share] = {}
-        self._replicas = replicas
+        self.weight_shares: dict[str, Share] = {}
+        self._replicas, self._whole = replicas, whole
+        self._by_parameter: dict[nn.Parameter, Share] = {}
         self._masters: dict[str, nn.Parameter] = {}
         self._arrival: Callable[[], Mapping[str, torch.Tensor]] | None = None
         self._optimizer = self._new_optimizer(in_bf16(module) if config.dtype == "bf16" else {})
+        if whole is not None:
+            named = module.named_parameters(remove_duplicate=False)
+            self.weight_shares = {name: self._by_parameter[parameter] for name, parameter in named}
+            _refuse_unknown(module, self.weight_shares)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether this replica has a part of its weights, and :meth:`gather` gets the others."""
+        return bool(self.weight_shares)
+
+    def gather(self) -> None:
+        """Have all of the weights, until another layer has; collective over replicas that share them."""
+        if self._whole is not None:
+            self._whole.of(self._by_parameter)
+
+    def kept(self, name: str) -> nn.Parameter | None:
+        """What has a parameter's values between two steps: itself, or this replica's share, if any."""
+        return self.weight_shares[name].own if self.is_sharded else self.module.get_parameter(name)
 
     def taken(self, value: Tree) -> Tree:
         """A value as the module takes it: the model's inputs in the type of its weights."""
@@ -152,15 +181,8 @@ class Layer:
         parameters, self._masters = dict(self.module.named_parameters()), {}
         owned = [p for name, p in parameters.items() if name not in self.copies]
         if self._replicas is not None and parameters:
-            every = list(parameters.values())
-            optimizer = _make_optimizer(every, self.config)
-            _refuse_mixing(every, self.config)
-            self.shares = shares_of(parameters, optimizer, self._replicas, layer=self.index, tied=self.tied)
-            take_part(
-                optimizer,
-                {parameter: self.shares[name] for name, parameter in parameters.items()},
-                [parameters[name] for name in self.copies],
-            )
+            with own_parts_in_place(self._by_parameter):
+                optimizer = self._shared_optimizer(parameters, self._replicas)
         if not owned:
             return None
         if self._replicas is None:
@@ -177,13 +199,54 @@ class Layer:
         self._group_settings = group_settings(optimizer)
         return optimizer
 
+    def _shared_optimizer(self, parameters: Mapping[str, nn.Parameter], axis: Axis) -> torch.optim.Optimizer:
+        """One that updates this replica's shares."""
+        every = list(parameters.values())
+        optimizer = _make_optimizer(every, self.config)
+        _refuse_mixing(every, self.config)
+        shares = shares_of(parameters, optimizer, axis, layer=self.index, tied=self.tied)
+        by_parameter = {parameter: shares[name] for name, parameter in parameters.items()}
+        if self._whole is not None:
+            # Made once: modules and masters have hold of them.
+            self._by_parameter = by_parameter = self._by_parameter or self._whole.cut(by_parameter)
+        self.shares = {name: by_parameter[parameter] for name, parameter in parameters.items()}
+        take_part(optimizer, by_parameter, [parameters[name] for name in self.copies])
+        return optimizer
+
+    def _load_shares(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over the module's tensors, of its parameters this replica's parts.
+
+        Raises:
+            RuntimeError: as of ``load_state_dict``.
+        """
+        assert self._whole is not None
+        self._whole.release()
+        rest = {name: value for name, value in tensors.items() if name not in self.weight_shares}
+        missing, unexpected = self.module.load_state_dict(rest, strict=False)
+        parts = {
+            name: share.own.detach() for name, share in self.weight_shares.items() if share.own is not None
+        }
+        absent = sorted({*missing, *parts}.difference(tensors, self.weight_shares.keys() - parts.keys()))
+        if absent or unexpected:
+            raise RuntimeError(f"missing tensors: {absent}, unexpected ones: {sorted(unexpected)}")
+        for name, part in parts.items():
+            if part.shape != tensors[name].shape:
+                raise RuntimeError(f"{name} has shape {tuple(tensors[name].shape)}, not {tuple(part.shape)}")
+            part.copy_(tensors[name])
+
     def state(self) -> dict[str, torch.Tensor]:
         """All tensors of the layer; module tensors are the live ones, not copies.
 
         Raises:
             TrainerError: the optimizer keeps state that cannot travel.
         """
-        tensors = {MODULE + name: value for name, value in self.module.state_dict().items()}
+        tensors = {
+            MODULE + name: value
+            for name, value in self.module.state_dict().items()
+            if name not in self.weight_shares
+        }
+        parts = ((name, share.own) for name, share in self.weight_shares.items())
+        tensors |= {MODULE + name: own.detach() for name, own in parts if own is not None}
         if self.optimizer is not None:
             refuse_state_in_groups(self.optimizer, self._group_settings)
             for name, _ in self.module.named_parameters():
@@ -202,11 +265,14 @@ class Layer:
             RuntimeError: names or shapes of the module's tensors differ.
         """
         module = {name.removeprefix(MODULE): v for name, v in tensors.items() if name.startswith(MODULE)}
-        self.module.load_state_dict(module)
+        if self.is_sharded:
+            self._load_shares(module)
+        else:
+            self.module.load_state_dict(module)
         # Loading may have replaced parameters: a pruned weight comes as its kept values.
         self._arrival = None
         rounded = [name for name, of in self.module.named_parameters() if of.dtype is torch.bfloat16]
-        self._optimizer = self._new_optimizer({name: module[name] for name in rounded})
+        self._optimizer = self._new_optimizer({name: module[name] for name in rounded if name in module})
         if self._optimizer is None:
             return
         for name, value in tensors.items():
@@ -285,6 +351,26 @@ def _refuse_mixing(parameters: list[nn.Parameter], config: TrainingConfig) -> No
         raise ConfigurationError("training.optimizer", reason)
 
 
+def _refuse_unknown(module: nn.Module, known: Collection[str]) -> None:
+    """Refuse a module whose state has parameters under other names, which could not be shared.
+
+    Raises:
+        ConfigurationError: it has.
+    """
+    empty = {parameter.data_ptr() for parameter in module.parameters()} | {0}
+    unknown = [
+        name
+        for name, value in module.state_dict().items()
+        if name not in known and value.numel() and value.data_ptr() in empty
+    ]
+    if unknown:
+        reason = (
+            f"{type(module).__name__} saves {', '.join(unknown)} under another name than its parameter's. "
+            "To fix: zeroStage: 2"
+        )
+        raise ConfigurationError("parallelism.zeroStage", reason)
+
+
 def _parameter_and_key(name: str) -> tuple[str, str]:
     """Of a tensor of the optimizer, by its name in :meth:`Layer.state`."""
     parameter, _, key = name.removeprefix(OPTIMIZER).rpartition(".")
@@ -308,6 +394,7 @@ class LayerSet:
         prepare: Callable[[int, nn.Module], nn.Module],
         *,
         replicas: Axis | None = None,
+        shards_weights: bool = False,
     ) -> None:
         """Hold nothing yet.
 
@@ -317,9 +404,11 @@ class LayerSet:
             device: where they live.
             prepare: makes a newly built layer able to change.
             replicas: the ranks over which each layer's optimizer is shared (ZeRO-1); None: it is whole.
+            shards_weights: they share its weights, too (ZeRO-3).
         """
         self._model = model
         self._replicas = replicas
+        self._whole = WholeWeights(replicas) if replicas is not None and shards_weights else None
         self._config = config
         self.device = device
         self.seed = config.seed
@@ -356,7 +445,9 @@ class LayerSet:
             module.compile()
         now = {number: names[id(parameter)] for number, parameter in tied.items()}
         copies = [name for number, name in now.items() if self._model.tied[number][0][0] != index]
-        return Layer(index, module, self._config, tied=now, copies=copies, replicas=self._replicas)
+        return Layer(
+            index, module, self._config, tied=now, copies=copies, replicas=self._replicas, whole=self._whole
+        )
 
     def hold(self, layers: Iterable[Layer]) -> None:
         """Hold these layers too."""
@@ -371,8 +462,14 @@ class LayerSet:
 
     def drop(self, indices: Iterable[int]) -> None:
         """Release layers."""
+        self.release_weights()
         for index in indices:
             del self._held[index]
+
+    def release_weights(self) -> None:
+        """Let go of weights that other replicas have, too (ZeRO-3): before an update, and after it."""
+        if self._whole is not None:
+            self._whole.release()
 
     def parameters(self) -> list[nn.Parameter]:
         """All parameters held."""

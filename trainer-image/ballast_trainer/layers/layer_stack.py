@@ -159,8 +159,10 @@ class LayerStack(nn.Module):
         self, held: Layer, layer: nn.Module, key: int, value: Tree, kept: SavedTensors | None
     ) -> Tree:
         """The output of one layer; tensors that it saves for its backward are noted in ``kept``."""
-        index = held.index
-        if self._tells(self._meter.microbatch):
+        index, tells = held.index, self._tells(self._meter.microbatch)
+        sources = _nodes(value) if held.is_sharded else ()
+        held.gather()
+        if tells:
             for tensor in tensors_of(value):
                 if tensor.requires_grad:
                     # Once autograd has left the layer, also where a later one takes this tensor: its nodes
@@ -170,11 +172,22 @@ class LayerStack(nn.Module):
             if kept is not None and (learns(value) or _learns(layer)):
                 for tensor in tensors_of(value):
                     kept.keep(index, tensor)
-            counts = kept is not None
-            return self._recomputed(held, layer, key, value, counts=counts)
-        seed_layer(self._device, key, index)
-        with kept.saving(index) if kept is not None else _NOTHING:
-            return _sendable(index, layer(value))
+            output = self._recomputed(held, layer, key, value, counts=kept is not None)
+        else:
+            seed_layer(self._device, key, index)
+            with kept.saving(index) if kept is not None else _NOTHING:
+                output = _sendable(index, layer(value))
+        if held.is_sharded and torch.is_grad_enabled():
+            for tensor in tensors_of(output):
+                if tensor.grad_fn is not None and tensor.grad_fn not in sources:
+                    tensor.register_hook(lambda _: self._backward_enters(held, tells=tells))
+        return output
+
+    def _backward_enters(self, held: Layer, *, tells: bool) -> None:
+        """Autograd is about to run what this layer has computed, for which its weights are needed again."""
+        if tells:
+            self._backward_passed(self.indices[held.index - self.indices[0] + 1 :])
+        held.gather()
 
     def _tells(self, microbatch: int | None) -> bool:
         return self.layer_ended is not None and microbatch is not None and microbatch >= self.layer_ended[0]
@@ -189,7 +202,14 @@ class LayerStack(nn.Module):
         assert self.layer_ended is not None
         self._passed.update(indices)
         while self._left and self._left[-1] in self._passed:
-            self.layer_ended[1](self._left.pop())
+            index = self._left.pop()
+            held = self.held[index - self.indices[0]]
+            if held.is_sharded and (
+                self.input_learns or any(map(_learns, self.stack[: index - self.indices[0] + 1]))
+            ):
+                # Replicas gather in one order, also where this one's backward has gone around the layer.
+                held.gather()
+            self.layer_ended[1](index)
 
     def _recomputed(self, held: Layer, layer: nn.Module, key: int, value: Tree, *, counts: bool) -> Tree:
         found = copies_of(held.stateful)

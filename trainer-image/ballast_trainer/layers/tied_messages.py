@@ -69,9 +69,8 @@ def send_weights(ties: Sequence[Tie], world: World, layers: LayerSet, holders: H
         holders: of each layer.
     """
     for number, tie in enumerate(ties):
-        held = [
-            layers[layer].module.get_parameter(layers[layer].tied[number]) for layer in _held(tie, layers)
-        ]
+        kept = [layers[layer].kept(layers[layer].tied[number]) for layer in _held(tie, layers)]
+        held = [parameter for parameter in kept if parameter is not None]
         if not held:
             continue
         owners = holders[tie[0][0]]

@@ -1,18 +1,21 @@
-"""ZeRO-1 in a layer: the parts of its parameters whose optimizer each data replica has.
+"""ZeRO in a layer: the parts of its parameters that each data replica has.
 
-Every replica has all weights and gradients of its layers, and the optimizer's state of its part (P_os of
-Rajbhandari et al., arXiv 1910.02054, section 5.1).  An optimizer that updates each number by itself has an
-equal part of every parameter.  Of any other a replica has whole parameters, so that matrices stay matrices.
+With ZeRO-1 every replica has all weights and gradients of its layers, and the optimizer's state of its part
+(P_os of Rajbhandari et al., arXiv 1910.02054, section 5.1).  An optimizer that updates each number by itself
+has an equal part of every parameter.  Of any other a replica has whole parameters, so that matrices stay
+matrices.  With ZeRO-3 (P_os+g+p) it has the weights of its part alone, and whole ones of the layer that runs.
 """
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.distributed.axis import Axis, all_gather_single
 from ballast_trainer.seeding import host_seeded
 
 _BY_NUMBER: frozenset[type] = frozenset(
@@ -32,7 +35,7 @@ class Share:
     Attributes:
         bounds: by replica, where its part of the flattened parameter begins and ends.
         own: this replica's part, whose gradient is the mean over the replicas: the parameter itself, or a
-            view of it; None where it has nothing of it.
+            view of it, with ZeRO-3 a copy; None where it has nothing of it.
         place: which of how many parts this replica has: of a parameter that one replica has whole, 0 of 1.
     """
 
@@ -46,8 +49,29 @@ class Share:
         return self.place[1] > 1
 
     def own_part(self, value: torch.Tensor) -> torch.Tensor:
-        """Of a tensor in the parameter's shape, what this replica has of it: flat, or all."""
-        return self.part(value, self.place[0]) if self.is_cut else value
+        """Of a tensor in the parameter's shape, what this replica has of it: flat, or all.
+
+        Of its part itself: that.
+        """
+        flat = self.own is not None and value.shape == self.own.shape
+        return self.part(value, self.place[0]) if self.is_cut and not flat else value
+
+    @property
+    def length(self) -> int:
+        """Numbers of a part, with those that fill up the last one; of one that is not cut, all."""
+        return max(end - begin for begin, end in self.bounds)
+
+    @property
+    def owner(self) -> int:
+        """The replica that has it whole."""
+        return next(at for at, (begin, end) in enumerate(self.bounds) if end > begin)
+
+    def make_room(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Give a parameter its memory back, the values of which are still to come; all of it, flat."""
+        numbers = self.length * self.place[1]
+        if self.own is not parameter:
+            parameter.untyped_storage().resize_(numbers * parameter.element_size())
+        return _memory(parameter, numbers)
 
     def part(self, state: torch.Tensor, index: int) -> torch.Tensor:
         """Of a tensor of the parameter's optimizer state, flat or in its shape, the part of a replica."""
@@ -112,13 +136,97 @@ def take_part(
             state = optimizer.state.pop(parameter)
             if own is None:
                 continue
-            begin = own.storage_offset() - parameter.storage_offset()
+            begin, end = shares[parameter].bounds[shares[parameter].place[0]]
             optimizer.state[own] = {
-                key: value.reshape(-1)[begin : begin + own.numel()].clone()
+                key: value.reshape(-1)[begin:end].clone()
                 if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dim()
                 else value
                 for key, value in state.items()
             }
+
+
+class WholeWeights:
+    """The layer of this rank whose parameters are whole for now (ZeRO-3): one at a time.
+
+    The parameters of the others have no memory.  As in FSDP their storages are emptied and filled again, so
+    what autograd has saved of them in a forward is whole again in the backward.
+    """
+
+    def __init__(self, replicas: Axis) -> None:
+        self._replicas = replicas
+        self._layer: Mapping[nn.Parameter, Share] = {}
+
+    def cut(self, shares: Mapping[nn.Parameter, Share]) -> dict[nn.Parameter, Share]:
+        """Shares with memory of their own, after which the parameters have none."""
+        found = {}
+        for parameter, share in shares.items():
+            own, values = share.own, parameter.detach()
+            # No other parameter's memory, and nothing beside it.
+            parameter.data = values.clone() if own is parameter else torch.empty_like(values)
+            if own is not None and own is not parameter:
+                room = own.detach().new_zeros(share.length)
+                room[: own.numel()] = own.detach()
+                own = nn.Parameter(room[: own.numel()])
+            found[parameter] = dataclasses.replace(share, own=own)
+            _empty(parameter, found[parameter])
+        return found
+
+    @torch.no_grad()
+    def of(self, shares: Mapping[nn.Parameter, Share]) -> None:
+        """Gather the parameters of a layer, unless it has been the last; collective over the replicas."""
+        if shares is self._layer or not shares:
+            return
+        self.release()
+        works = []
+        for parameter, share in shares.items():
+            if not parameter.numel():
+                continue
+            whole = share.make_room(parameter)
+            if share.is_cut:
+                # No part of it is filled up with zeros, too.
+                own = whole.new_zeros(share.length) if share.own is None else _memory(share.own, share.length)
+                works.append(all_gather_single(whole, own, group=self._replicas.group, async_op=True))
+            else:
+                source = self._replicas.ranks[share.owner]
+                works.append(dist.broadcast(whole, src=source, group=self._replicas.group, async_op=True))
+        self._replicas.count(
+            "gather_weights", sum(share.own.nbytes for share in shares.values() if share.own is not None)
+        )
+        for work in works:
+            work.wait()
+        self._layer = shares
+
+    def release(self) -> None:
+        """Let go of what is whole, which does not follow an update of the parts."""
+        for parameter, share in self._layer.items():
+            _empty(parameter, share)
+        self._layer = {}
+
+
+@contextlib.contextmanager
+def own_parts_in_place(shares: Mapping[nn.Parameter, Share]) -> Iterator[None]:
+    """Parameters that have memory, and this replica's parts of their values, for an optimizer to see."""
+    for parameter, share in shares.items():
+        if share.own is not parameter:
+            whole = share.make_room(parameter).zero_()
+            if share.own is not None:
+                share.part(whole, share.place[0]).copy_(share.own.detach())
+    try:
+        yield
+    finally:
+        for parameter, share in shares.items():
+            _empty(parameter, share)
+
+
+def _empty(parameter: nn.Parameter, share: Share) -> None:
+    if share.own is not parameter:
+        parameter.untyped_storage().resize_(0)
+
+
+def _memory(parameter: nn.Parameter, length: int) -> torch.Tensor:
+    """What lies in memory from a parameter's first number on, flat; its version is not the parameter's."""
+    flat = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+    return flat.set_(parameter.untyped_storage(), parameter.storage_offset(), (length,), (1,))
 
 
 def mixes_parameters(

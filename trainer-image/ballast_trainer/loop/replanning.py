@@ -74,6 +74,7 @@ def pipeline_form(model: ModelState, ranks: int) -> PipelineForm:
         optimizer=model.config.training.optimizer,
         averaged=model.config.parallelism.data > 1,
         gradient_shares=model.config.parallelism.gradient_shares,
+        weights_shared=model.config.parallelism.weight_shares > 1,
     )
 
 

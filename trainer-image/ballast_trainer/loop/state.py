@@ -290,6 +290,7 @@ class ModelState:
         """Average over the replicas, and sum those of tied weights on the ranks that own them; collective."""
         buckets, self._buckets = self._buckets or GradientBuckets(self.world.data, self.layers), None
         buckets.finish()
+        self.layers.release_weights()
         gather_gradients(self.definition.tied, self.world, self.layers, self._layer_holders)
 
     def send_tied_weights(self) -> None:

@@ -164,8 +164,9 @@ def average_over_replicas(world: World, layers: LayerSet) -> None:
 def gather_weights(world: World, layers: LayerSet) -> None:
     """Get the parts of the weights that other replicas have updated; collective over the data axis."""
     axis = world.data
+    layers.release_weights()
     for layer in layers:
-        if not layer.shares:
+        if not layer.shares or layer.is_sharded:
             continue
         for parameters in learning_by_type(layer, without=layer.copies):
             lengths = part_lengths(layer, parameters, axis)

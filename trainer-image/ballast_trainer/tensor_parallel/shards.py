@@ -2,7 +2,8 @@
 
 A whole tensor keeps its name; a part is called ``name@index/size:dimxblocks``, which is enough
 to assemble the whole and to cut it differently.  A replica's share of the optimizer's state of either
-(ZeRO-1) adds ``%index/size``: its shares, flat, one after the other are the tensor.
+(ZeRO-1), or of the weights (ZeRO-3), adds ``%index/size``: its shares, flat, one after the other are the
+tensor.
 """
 
 import re
@@ -16,6 +17,7 @@ from ballast_trainer.layers.slicing import Slicing, slicings
 from ballast_trainer.layers.zero import Share
 
 _PART = re.compile(r"(?P<name>.+)@(?P<index>\d+)/(?P<size>\d+):(?P<dim>\d+)x(?P<blocks>\d+)")
+_STATE = re.compile(rf"(layers\.\d+\.)?{re.escape(OPTIMIZER)}")
 _SHARE = re.compile(r"(?P<key>.+)%(?P<index>\d+)/(?P<size>\d+)")
 
 
@@ -33,7 +35,8 @@ def _slicing_of(name: str, value: torch.Tensor, cut: dict[str, Slicing]) -> Slic
 
 def _share_of(name: str, layer: Layer) -> Share | None:
     """How the replicas share a tensor of a layer's state; None: each of them has it."""
-    return layer.shares.get(_parameter_of(name)) if name.startswith(OPTIMIZER) else None
+    of = layer.shares if name.startswith(OPTIMIZER) else layer.weight_shares
+    return of.get(_parameter_of(name))
 
 
 def stored_tensors(layer: Layer, axis: Axis) -> dict[str, torch.Tensor]:
@@ -57,13 +60,18 @@ def is_share(key: str) -> bool:
     return _SHARE.fullmatch(key) is not None
 
 
-def needed_keys(keys: Iterable[str], axis: Axis, replicas: Axis) -> set[str]:
+def _now(key: str, replicas: tuple[Axis, Axis]) -> Axis:
+    """The replicas that share a tensor now, by its stored key."""
+    return replicas[0] if _STATE.match(key) else replicas[1]
+
+
+def needed_keys(keys: Iterable[str], axis: Axis, replicas: tuple[Axis, Axis]) -> set[str]:
     """Of a layer's stored keys, those that this rank has to read: its own parts, or all of other sizes.
 
     Args:
         keys: of a checkpoint.
         axis: the tensor group.
-        replicas: those that share the optimizer's state now; one rank where they do not.
+        replicas: those that share the optimizer's state now, and the weights; one rank where they do not.
     """
     needed = set()
     for key in keys:
@@ -71,13 +79,14 @@ def needed_keys(keys: Iterable[str], axis: Axis, replicas: Axis) -> set[str]:
         part = _PART.fullmatch(key if share is None else share["key"])
         if part is not None and int(part["size"]) == axis.size and int(part["index"]) != axis.index:
             continue
-        if share is None or not _fits(part, share, axis, replicas) or int(share["index"]) == replicas.index:
+        now = _now(key, replicas)
+        if share is None or not _fits(part, share, axis, now) or int(share["index"]) == now.index:
             needed.add(key)
     return needed
 
 
 def assembled(
-    stored: dict[str, torch.Tensor], layer: Layer, axis: Axis, replicas: Axis
+    stored: dict[str, torch.Tensor], layer: Layer, axis: Axis, replicas: tuple[Axis, Axis]
 ) -> dict[str, torch.Tensor]:
     """The tensors that ``layer`` loads on this rank, from those that :func:`needed_keys` names."""
     found: dict[str, torch.Tensor] = {}
@@ -91,15 +100,15 @@ def assembled(
         part = _PART.fullmatch(key if share is None else share["key"])
         if share is None:
             found[key] = value
-        elif _fits(part, share, axis, replicas):
+        elif _fits(part, share, axis, _now(key, replicas)):
             found_name = share["key"] if part is None else part["name"]
             as_it_is[found_name] = value
         else:
             shares.setdefault(share["key"], {})[int(share["index"])] = value
     for key, of in shares.items():
         joined = [of[index] for index in sorted(of)]
-        # A mere number is the same in all shares.
-        found[key] = _joined(joined, found[_module_key(key)].shape) if joined[0].dim() else joined[0]
+        # A mere number of the optimizer's is the same in all shares.
+        found[key] = _joined(joined, _stored_shape(key, layer, axis)) if joined[0].dim() else joined[0]
     mine: dict[str, torch.Tensor] = {}
     for key, value in found.items():
         part = _PART.fullmatch(key)
@@ -119,7 +128,7 @@ def assembled(
     for name, value in mine.items():
         share_now = _share_of(name, layer)
         if share_now is not None and share_now.is_cut and value.dim():
-            mine[name] = share_now.part(value, replicas.index)
+            mine[name] = share_now.part(value, share_now.place[0])
     return mine | as_it_is
 
 
@@ -129,11 +138,17 @@ def _fits(part: re.Match[str] | None, share: re.Match[str], axis: Axis, replicas
     return as_cut_now and 1 < int(share["size"]) == replicas.size
 
 
-def _module_key(key: str) -> str:
-    """The stored key of the parameter of a tensor of the optimizer's, given by its key."""
+def _stored_shape(key: str, layer: Layer, axis: Axis) -> torch.Size:
+    """The shape of the parameter of a stored tensor, given by its key, as it was cut when it was stored."""
     part = _PART.fullmatch(key)
-    name = key if part is None else part["name"]
-    return MODULE + _parameter_of(name) + key.removeprefix(name)
+    name = _parameter_of(key if part is None else part["name"])
+    shape = list(layer.module.get_parameter(name).shape)
+    now, size = slicings(layer.module).get(name), 1 if part is None else int(part["size"])
+    if now is not None:
+        shape[now.dim] = shape[now.dim] * axis.size // size
+    elif part is not None:
+        shape[int(part["dim"])] //= size
+    return torch.Size(shape)
 
 
 def _joined(shares: list[torch.Tensor], shape: torch.Size) -> torch.Tensor:

@@ -65,10 +65,11 @@ class ParallelismConfig(Settings):
     """Ranks that share the matrices of each layer."""
     data: int = Field(1, ge=1, le=1024)
     """Replicas of the pipeline; each takes its share of the microbatches."""
-    zero_stage: int = Field(0, ge=0, le=2)
+    zero_stage: int = Field(0, ge=0, le=3)
     """What the replicas (``data``) have a part of each instead of all: 0, nothing; 1, the optimizer's state
     (ZeRO-1): each updates its part of the weights and gets the other parts; 2, the gradients, too (ZeRO-2):
-    they are summed after each microbatch instead of each step."""
+    they are summed after each microbatch instead of each step; 3, the weights, too (ZeRO-3): those of a layer
+    are gathered for each of its forwards and backwards, one layer at a time."""
     gpus_per_pod: int | None = Field(None, ge=1, le=1024)
     """GPUs of each pod, one process for each: as many as a node has, so that its ranks reach each other over
     NVLink and shared memory. The job has, takes and releases whole pods. Absent: ``tensor``, so
@@ -93,6 +94,11 @@ class ParallelismConfig(Settings):
     def gradient_shares(self) -> int:
         """How many replicas share a layer's gradients."""
         return self.data if self.zero_stage >= 2 else 1
+
+    @property
+    def weight_shares(self) -> int:
+        """How many replicas share a layer's weights."""
+        return self.data if self.zero_stage >= 3 else 1
 
     @property
     def ranks_per_pod(self) -> int:

@@ -107,7 +107,17 @@ def sharing_optimizers() -> tuple[Rule, ...]:
     reason = (
         "freezing.criterion gradientNorm reads whole gradients, of which a replica has a part with zeroStage"
     )
+    apart = (
+        "frozen outputs and plasticity run layers apart from the replicas, which have parts of their weights"
+    )
     return (
+        Rule(
+            condition=lambda config: config.parallelism.zero_stage < 3 or not _runs_layers_apart(config),
+            field="parallelism.zero_stage",
+            reason=apart,
+            fix="zeroStage: 2, or leave freezing.cacheBytes out and take another freezing.criterion",
+            explain=lambda _: apart,
+        ),
         Rule(
             condition=shared | each_row("dynamics", "kind", DYNAMICS, _needs_no_gradients),
             field="parallelism.zero_stage",
@@ -201,6 +211,12 @@ def _where_outputs_are_kept(holds: Callable[[Any], bool], reason: str, fix: str)
 def _caches_outputs(config: Any) -> bool:
     changes = (change.freezing for change in config.dynamics)
     return any(freezing is not None and freezing.cache_bytes is not None for freezing in changes)
+
+
+def _runs_layers_apart(config: Any) -> bool:
+    changes = (change.freezing for change in config.dynamics)
+    criterion = FreezingCriterion.PLASTICITY
+    return _caches_outputs(config) or any(f is not None and f.criterion is criterion for f in changes)
 
 
 def _is_asynchronous(schedule: str) -> bool:

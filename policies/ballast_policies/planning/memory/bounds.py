@@ -27,7 +27,7 @@ def reserves(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray:
     Outputs that start backwards, messages, and what is there while one layer's backward runs.
     """
     positions, count, reserved = form.positions, len(layers.held_bytes), []
-    gradients = np.minimum(layers.weights(form.optimizer), layers.held_bytes)
+    gradients = np.asarray(layers.weights(form.optimizer))
     outputs, passing, found = _values(layers, layers.output_bytes), _passing(layers), _moments(form)
     for at, (flying, _, _, running) in enumerate(found.numbers.max(axis=1)):
         end = max(at, count - positions + at) + 1  # layers at..end - 1 may be there
@@ -41,6 +41,8 @@ def reserves(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray:
             needed += WHOLE_GRADIENTS * float(gradients[at:end].max(initial=0.0))
         elif form.averaged:
             needed = max(needed, float(gradients[at:end].max(initial=0.0)))
+        if form.weights_shared:
+            needed += float(gradients[at:end].max(initial=0.0))
         reserved.append(needed)
     return np.array(reserved)
 

@@ -82,6 +82,7 @@ class PipelineForm:
         optimizer: as ``training.optimizer`` names it.
         averaged: gradients are averaged over replicas of the pipeline.
         gradient_shares: how many of these have a part each of a layer's gradients (ZeRO-2); 1: all have all.
+        weights_shared: they have a part each of its weights, too (ZeRO-3).
     """
 
     schedule: str
@@ -92,3 +93,4 @@ class PipelineForm:
     optimizer: str = "adamw"
     averaged: bool = False
     gradient_shares: int = 1
+    weights_shared: bool = False

@@ -33,7 +33,13 @@ def bytes_of_cuts(
 
     def taken(cut: Partition) -> tuple[float, ...]:
         sizes = rank_bytes(
-            cut, schedule, facts, rows, averaged=form.averaged, gradient_shares=form.gradient_shares
+            cut,
+            schedule,
+            facts,
+            rows,
+            averaged=form.averaged,
+            gradient_shares=form.gradient_shares,
+            weights_shared=form.weights_shared,
         )
         return tuple(each.total for each in sizes)
 

@@ -18,7 +18,8 @@ room for the next messages, of the largest of a rank:
 
 After a layer's last backward there is a copy of its gradients where they are averaged over replicas of the
 pipeline.  Where these share the gradients (ZeRO-2), a rank holds its part of them, and after each backward
-those of the layer, whole, and a copy of them.
+those of the layer, whole, and a copy of them.  Where they share the weights (ZeRO-3), it has whole ones of
+one layer at a time.
 """
 
 import dataclasses
@@ -90,6 +91,7 @@ def rank_bytes(
     *,
     averaged: bool = False,
     gradient_shares: int = 1,
+    weights_shared: bool = False,
 ) -> tuple[RankBytes, ...]:
     """Those of each rank of one pipeline.
 
@@ -100,6 +102,7 @@ def rank_bytes(
         rows: the layers.
         averaged: gradients are averaged over replicas of the pipeline.
         gradient_shares: how many of these share a layer's gradients.
+        weights_shared: they share its weights, too.
     """
     cuts, found = list(itertools.pairwise(partition.bounds)), []
     for rank in range(schedule.ranks):
@@ -115,6 +118,8 @@ def rank_bytes(
             step = max(step, *(of_stage.largest_weights for of_stage in sizes.values()))
         messages = (max(of_stage.received, of_stage.handed_on) for of_stage in sizes.values())
         step += RECEIVED_AHEAD * max(messages, default=0.0)
+        if weights_shared:
+            step += max(of_stage.largest_weights for of_stage in sizes.values())
         found.append(RankBytes(held=held, step=step))
     return tuple(found)
 
@@ -150,7 +155,7 @@ class _StageBytes:
         """Those of a stage of the whole model."""
         first, end = cuts[stage]
         layers = rows[first:end]
-        weights = [min(row.weight_bytes, row.held_bytes) for row in layers]
+        weights = [row.weight_bytes for row in layers]
         return cls(
             weights=sum(weights) / gradient_shares,
             largest_weights=max(weights),

@@ -34,7 +34,7 @@ class LayerSums:
         # [j]: of layer j - 1, received where a stage begins with layer j.
         self.output = np.concatenate([[0.0], np.asarray(outputs, dtype=float)])
         self.held, self.weights, self.activations = _sums(held), _sums(weights), _sums(activations)
-        self.each_gradient = np.minimum(weights, held).astype(float)
+        self.each_gradient = np.asarray(weights, dtype=float)
         self.gradient_of_weights = _sums(self.each_gradient)
         self.each_passing = np.add(repeated, gradients)
         self.all_passing = _sums(self.each_passing)
@@ -73,6 +73,7 @@ class LayerSums:
         *,
         averaged: bool = False,
         gradient_shares: int = 1,
+        weights_shared: bool = False,
     ) -> np.ndarray:
         """Bytes of a stage of layers ``first`` to ``end - 1``.
 
@@ -83,6 +84,7 @@ class LayerSums:
             end: see there.
             averaged: as of :class:`PipelineForm`.
             gradient_shares: see there.
+            weights_shared: see there.
         """
         weights = self.gradient_of_weights[end] - self.gradient_of_weights[first]
         kept = self.activations[end] - self.activations[first] + self.output[end]
@@ -105,6 +107,8 @@ class LayerSums:
             step = np.maximum(step, _largest_between(self._gradient_table, first, end))
         message = np.maximum(self.output[first], self.handed_on(end))
         taken: np.ndarray = self.held[end] - self.held[first] + step + RECEIVED_AHEAD * message
+        if weights_shared:
+            taken = taken + _largest_between(self._gradient_table, first, end)
         further = np.subtract(versions, 1)
         return taken + further * (self.weights[end] - self.weights[first]) if further.any() else taken
 
@@ -140,6 +144,7 @@ class StageBytes:
             end,
             averaged=self.form.averaged,
             gradient_shares=self.form.gradient_shares,
+            weights_shared=self.form.weights_shared,
         )
 
     def of_cut(self, cut: Partition) -> np.ndarray:

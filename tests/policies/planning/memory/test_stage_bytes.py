@@ -53,6 +53,7 @@ def by_playing(layers, form, cut):
         layers.rows(form.optimizer),
         averaged=form.averaged,
         gradient_shares=form.gradient_shares,
+        weights_shared=form.weights_shared,
     )
     return [max(ranks[rank].total for rank in holders) for holders in schedule.stage_ranks]
 
@@ -78,7 +79,8 @@ def test_a_stages_bytes_are_those_of_the_schedule_played(data):
         microbatches=microbatches,
         replicas=replicas,
         averaged=data.draw(st.booleans()),
-        gradient_shares=data.draw(st.sampled_from([1, 4])),
+        gradient_shares=data.draw(st.sampled_from([1] if SCHEDULES[schedule].splits_backward else [1, 4])),
+        weights_shared=data.draw(st.booleans()),
     )
     cut = data.draw(cuts(count, positions))
     taken = stage_bytes(layers, form).of_cut(cut)
