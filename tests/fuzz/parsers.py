@@ -6,6 +6,7 @@ from typing import Any
 import click
 from ballast_lab.prices.logs.availability_log import parse_availability
 from ballast_lab.prices.logs.azure_prices import parse_azure_prices
+from ballast_lab.prices.logs.folder import parse_aws_prices
 from ballast_lab.prices.logs.gcp_prices import parse_gcp_prices
 from ballast_operator.allocator.saved_state import decode as read_saved_state
 from ballast_operator.api.read import (
@@ -35,7 +36,6 @@ from ballast_policies.contract import (
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.messages import read_finished_step
 from ballast_policies.planning.profile import read_profile
-from ballast_policies.prices.clouds.aws import parse_aws_prices
 from ballast_policies.prices.offers import PriceLogError, parse_catalogue
 from ballast_policies.simulator.workloads.trace import parse_trace
 from ballast_policies.simulator.workloads.workload import WorkloadError

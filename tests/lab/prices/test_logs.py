@@ -6,7 +6,7 @@ import json
 import pytest
 from ballast_lab.prices.logs.availability_log import parse_availability
 from ballast_lab.prices.logs.azure_prices import parse_azure_prices
-from ballast_lab.prices.logs.folder import excerpt, read_market
+from ballast_lab.prices.logs.folder import excerpt, parse_aws_prices, read_market
 from ballast_lab.prices.logs.gcp_prices import parse_gcp_prices
 from ballast_lab.prices.offers import Pool
 from ballast_policies.prices.offers import PriceLogError
@@ -144,3 +144,42 @@ def test_a_folder_without_prices_is_refused(tmp_path):
     (tmp_path / "a.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PriceLogError, match="cannot be read"):
         read_market(tmp_path)
+
+
+def test_an_aws_answer_is_read_as_it_is():
+    """Zone, region, price and time of a change; other products are left out."""
+    (row,) = parse_aws_prices(aws(ROW, {**ROW, "ProductDescription": "Windows"}), source="f")
+    assert (row.region, row.zone, row.instance, row.point.usd) == (
+        "us-east-1",
+        "us-east-1d",
+        "p2.xlarge",
+        0.3405,
+    )
+    assert row.point.time == 1582240868.0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"SpotPrice": "NaN"}, "price 'NaN'"),
+        ({"SpotPrice": "-1"}, "price '-1'"),
+        ({"SpotPrice": "1e999"}, "price '1e999'"),
+        ({"SpotPrice": "0"}, "price '0'"),
+        ({"SpotPrice": 0.34}, "needs the texts"),
+        ({"Timestamp": "yesterday"}, "time 'yesterday'"),
+        ({"Timestamp": "2020-02-31T00:00:00Z"}, "day"),
+        ({"AvailabilityZone": "../../etc"}, "no availability zone"),
+    ],
+)
+def test_a_wrong_aws_row_is_refused_with_its_place(change, reason):
+    """The message names the file, the row, the value and the reason."""
+    with pytest.raises(PriceLogError, match=reason) as caught:
+        list(parse_aws_prices(aws(ROW, {**ROW, **change}), source="prices.json"))
+    assert "prices.json: SpotPriceHistory[1]" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 5000, '{"SpotPriceHistory": {}}', '{"a": NaN}'])
+def test_what_is_no_aws_answer_is_refused(text):
+    """Whatever it is instead."""
+    with pytest.raises(PriceLogError):
+        list(parse_aws_prices(text, source="f"))

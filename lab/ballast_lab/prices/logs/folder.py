@@ -2,11 +2,14 @@
 
 import csv
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 
-from ballast_policies.prices.clouds.aws import PriceRow, parse_aws_prices
+from ballast_policies.contract.decode import parse_json
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.limits import FILE, Limits
+from ballast_policies.prices.clouds.aws import PriceRow, aws_price_row
 from ballast_policies.prices.offers import (
     Catalogue,
     InstanceType,
@@ -25,6 +28,7 @@ from ballast_lab.prices.logs.gcp_prices import parse_gcp_prices
 from ballast_lab.prices.market import Market, instance_of
 from ballast_lab.prices.offers import Offer, Pool
 
+LIMITS: Limits = dataclasses.replace(FILE, depth=8)
 MOST_FILES = 10_000
 MOST_BYTES = 64 * 2**20
 MOST_BYTES_IN_ALL = 512 * 2**20
@@ -81,6 +85,29 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise PriceLogError(f"{path} cannot be read: {error}") from error
+
+
+def parse_aws_prices(text: str, *, source: str) -> Iterator[PriceRow]:
+    """The rows of what the AWS command has saved, in the order of the file.
+
+    Raises:
+        PriceLogError: it is not such an answer, or a row is wrong.
+    """
+    try:
+        answer = parse_json(text, limits=LIMITS)
+    except ContractError as error:
+        raise PriceLogError(f"{source}: {error}") from error
+    rows = answer.get("SpotPriceHistory") if isinstance(answer, dict) else None
+    if not isinstance(rows, list):
+        raise PriceLogError(
+            f"{source}: no list under SpotPriceHistory. "
+            "To fix: save the answer of aws ec2 describe-spot-price-history as JSON"
+        )
+    for number, row in enumerate(rows):
+        where = f"{source}: SpotPriceHistory[{number}]"
+        read = aws_price_row(row, where)
+        if read is not None:
+            yield read
 
 
 def _read(path: Path, text: str, name: str, found: _Found) -> None:

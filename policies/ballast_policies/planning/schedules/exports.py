@@ -3,7 +3,7 @@
 import json
 from html import escape
 
-from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule, ScheduleError, WeightRule
+from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule, ScheduleError
 from ballast_policies.planning.schedules.simulate import Trace
 
 
@@ -23,45 +23,6 @@ def schedule_csv(schedule: Schedule) -> str:
     if any(action.kind is Kind.UPDATE for row in schedule.actions for action in row):
         raise ScheduleError(f"{schedule.name} has updates between microbatches: the CSV form knows none")
     return "".join(",".join(str(action) for action in row) + "\n" for row in schedule.actions)
-
-
-def schedule_from_csv(
-    text: str, *, name: str, stage_ranks: tuple[tuple[int, ...], ...] | None = None
-) -> Schedule:
-    """Read a schedule with a flush back; the rank of a stage is the one that acts on it.
-
-    Raises:
-        ScheduleError: an entry is not an action, or two ranks act on one stage and ``stage_ranks``
-            does not tell which microbatches belong to which replica.
-    """
-    rows = tuple(
-        tuple(Action.parse(entry) for entry in line.split(",") if entry.strip()) for line in text.splitlines()
-    )
-    if not any(rows):
-        raise ScheduleError("the CSV holds no actions")
-    owners: dict[int, set[int]] = {}
-    for rank, row in enumerate(rows):
-        for action in row:
-            owners.setdefault(action.stage, set()).add(rank)
-    if stage_ranks is None:
-        shared = [stage for stage, ranks in owners.items() if len(ranks) > 1]
-        if shared:
-            raise ScheduleError(
-                f"stage {shared[0]} is on ranks {sorted(owners[shared[0]])}: give stage_ranks"
-            )
-        missing = set(range(max(owners) + 1)) - set(owners)
-        if missing:
-            raise ScheduleError(f"no rank acts on stages {sorted(missing)}")
-        stage_ranks = tuple(tuple(owners[stage]) for stage in range(len(owners)))
-    microbatches = 1 + max(action.microbatch for row in rows for action in row)
-    return Schedule(
-        name=name,
-        microbatches=microbatches,
-        stage_ranks=stage_ranks,
-        actions=rows,
-        weights=WeightRule.FLUSH,
-        update_every=microbatches,
-    )
 
 
 def timeline(trace: Trace, *, columns: int = 100) -> str:

@@ -3,16 +3,12 @@
 import dataclasses
 import datetime
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from ballast_policies.contract.decode import parse_json
-from ballast_policies.contract.errors import ContractError
-from ballast_policies.contract.limits import FILE, Limits
 from ballast_policies.prices.clouds.wanted import AwsSpotPrice
 from ballast_policies.prices.offers import Point, PriceLogError, seconds_of, usd
 
-LIMITS: Limits = dataclasses.replace(FILE, depth=8)
 PRODUCT = "Linux/UNIX"
 """The only product that is read: the others are licences of other systems on the same machines."""
 
@@ -29,29 +25,6 @@ class PriceRow:
     zone: str
     instance: str
     point: Point
-
-
-def parse_aws_prices(text: str, *, source: str) -> Iterator[PriceRow]:
-    """The rows, in the order of the file.
-
-    Raises:
-        PriceLogError: it is not such an answer, or a row is wrong.
-    """
-    try:
-        answer = parse_json(text, limits=LIMITS)
-    except ContractError as error:
-        raise PriceLogError(f"{source}: {error}") from error
-    rows = answer.get("SpotPriceHistory") if isinstance(answer, dict) else None
-    if not isinstance(rows, list):
-        raise PriceLogError(
-            f"{source}: no list under SpotPriceHistory. "
-            "To fix: save the answer of aws ec2 describe-spot-price-history as JSON"
-        )
-    for number, row in enumerate(rows):
-        where = f"{source}: SpotPriceHistory[{number}]"
-        read = aws_price_row(row, where)
-        if read is not None:
-            yield read
 
 
 def aws_price_row(row: Any, where: str) -> PriceRow | None:

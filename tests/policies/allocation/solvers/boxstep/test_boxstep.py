@@ -5,7 +5,7 @@ import pytest
 from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.registry import solve
 from ballast_policies.allocation.solvers import linear, methods
-from ballast_policies.allocation.solvers.boxstep import boxstep
+from ballast_policies.allocation.solvers.boxstep import box_search, boxstep, one_type
 
 
 def cluster(seed, *, jobs=1100, types=6, contention=4.0, unusable=0.1, noise=0.3, ties=False):
@@ -126,3 +126,83 @@ def test_policies_over_many_jobs_are_certified(policy):
     """Gap 1e-6, by the bound that the policy's own objective is held against."""
     answer = solve(policy, cluster(6))
     assert answer.gap <= 1e-6
+
+
+TIES_BROKEN = box_search.LAST_TOLERANCE
+"""The gap that the search allows itself where jobs tie."""
+
+
+@pytest.mark.parametrize("part", [0.0, 0.9, 1.0])
+@pytest.mark.parametrize("contention", [0.8, 4.0])
+def test_merged_jobs_of_one_type_have_the_optimum_and_each_its_demand(part, contention, monkeypatch):
+    """A GPU of its only type is worth the same to every such job, so hundreds of them tie."""
+    problem = cluster(7, jobs=2500, unusable=0.85, contention=contention)
+    columns, merged = problem.columns, []
+
+    def watched(rows, fewest):
+        found = one_type.merged_by_type(rows, fewest)
+        merged.append(0 if found is None else len(found.merged))
+        return found
+
+    monkeypatch.setattr(boxstep, "merged_by_type", watched)
+    value = columns.gpus * columns.rate_first / problem.fastest[columns.first]
+    base = part * slopes(problem) * linear.maximise(problem, slope=slopes(problem)).t
+    # Without demands the program goes to a simpler method; one demand keeps it here.
+    base[0] = max(base[0], 1e-6 * problem.fastest[0])
+    found = linear.maximise(problem, value=value, base=base)
+    best = simplex(monkeypatch, problem, value=value, base=base)
+    assert max(merged) > 500
+    assert value @ found.x == pytest.approx(value @ best.x, rel=TIES_BROKEN)
+    assert found.bound - value @ found.x <= TIES_BROKEN * found.bound
+    assert (problem.throughput(found.x) >= base * (1 - 1e-8)).all()
+    assert (problem.gpus_used(found.x) <= problem.capacity * (1 + 1e-12)).all()
+
+
+def test_jobs_whose_worths_differ_stay_apart(monkeypatch):
+    """What a GPU is worth to each is drawn at random: there is nothing to merge."""
+    problem = cluster(8, jobs=2500, unusable=0.85)
+    value = problem.columns.gpus * np.random.default_rng(0).uniform(0.5, 1.0, len(problem.columns))
+    base = 0.5 * slopes(problem) * linear.maximise(problem, slope=slopes(problem)).t
+    found = linear.maximise(problem, value=value, base=base)
+    assert value @ found.x == pytest.approx(
+        value @ simplex(monkeypatch, problem, value=value, base=base).x, rel=1e-8
+    )
+
+
+FEW_PROGRAMS = 25
+"""Small programs of the searches together, of 150 rounds each at most."""
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """The number of small programs, where none reaches the smallest gap."""
+    solved = []
+    lp_of = box_search.lp_of
+
+    def counted(*arguments):
+        solved.append(1)
+        return lp_of(*arguments)
+
+    monkeypatch.setattr(box_search, "GAP_TOLERANCE", -1.0)
+    monkeypatch.setattr(box_search, "lp_of", counted)
+    return solved
+
+
+@pytest.mark.slow
+def test_a_gap_that_rounding_does_not_allow_ends_the_search_at_the_next_larger(monkeypatch, programs):
+    """Not all 150 rounds of the same program: a few, and the answer is proven to 3e-7."""
+    problem = cluster(3, contention=20.0)
+    found = linear.maximise(problem, slope=slopes(problem))
+    assert len(programs) <= FEW_PROGRAMS
+    assert found.bound - found.t <= box_search.LAST_TOLERANCE * found.bound
+    assert found.t == pytest.approx(simplex(monkeypatch, problem, slope=slopes(problem)).t, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_search_of_too_much_work_ends_in_one_program_of_the_cheap_columns(monkeypatch):
+    """After its bound on the jobs in small programs, whose answer is the proven optimum all the same."""
+    monkeypatch.setattr(box_search, "MOST_JOBS", 0)
+    problem = cluster(3, contention=20.0)
+    found = linear.maximise(problem, slope=slopes(problem))
+    assert found.bound - found.t <= 1e-6 * found.bound
+    assert found.t == pytest.approx(simplex(monkeypatch, problem, slope=slopes(problem)).t, rel=1e-6)
