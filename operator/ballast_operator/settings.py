@@ -59,7 +59,11 @@ class JobSettings:
     """Longest such pause."""
 
     ask_again_seconds: float = 30.0
-    """Until pods that the cluster did not allow (a quota, a webhook, a name in use) are tried again."""
+    """Until pods that the cluster did not allow (a quota, a webhook, a name in use) are tried again, and
+    Kueue is asked again."""
+
+    kueue: bool = False
+    """``BALLAST_KUEUE=true``: jobs with the label ``kueue.x-k8s.io/queue-name`` wait for Kueue."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +148,8 @@ def from_environment(environment: "os._Environ[str] | dict[str, str]") -> Settin
                 raise ValueError(f"{variable}={environment[variable]!r}: expected more than 0 seconds")
             value = dataclasses.replace(value, **{field: seconds})
         settings = dataclasses.replace(settings, **{group: value})
+    if environment.get("BALLAST_KUEUE") == "true":
+        settings = dataclasses.replace(settings, job=dataclasses.replace(settings.job, kueue=True))
     leader = settings.leader
     if leader.fence_seconds >= leader.lease_seconds:
         raise ValueError(

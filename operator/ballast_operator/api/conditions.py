@@ -103,6 +103,8 @@ class JobReason(enum.StrEnum):
     """Not admitted: the ClusterPolicy only says what it would do."""
     SUSPENDED = "Suspended"
     """Not admitted or not running: ``spec.suspend`` is set."""
+    QUEUED = "Queued"
+    """Not admitted or not running: Kueue has not admitted the job's Workload, or has evicted it."""
 
     # Admitted=False: refusals
     EXCEEDS_CAPACITY = "ExceedsCapacity"

@@ -51,6 +51,11 @@ def operator_rules() -> list[Rule]:
     ]
 
 
+def kueue_rules() -> list[Rule]:
+    """What the operator's service account may do in addition where jobs wait in queues of Kueue."""
+    return [_rule("kueue.x-k8s.io", ("workloads",), ("get", "create", "delete"))]
+
+
 def page_rules() -> list[Rule]:
     """What the operator's service account may ask in addition where it serves the page."""
     return [

@@ -178,13 +178,25 @@ def _trainer(
     users = list(container.get("env") or [])
     named = {variable["name"] for variable in users}
     container["env"] = [*(variable for variable in ours if variable["name"] not in named), *users]
-    resources = dict(container.get("resources") or {})
-    for part in ("requests", "limits"):
-        resources[part] = {**(resources.get(part) or {}), gpu_resource: str(ranks)}
-    container["resources"] = resources
+    container["resources"] = _with_gpus(container, gpu_resource, ranks)
     # A process that ends without a message of its own is explained by the last lines of its log.
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     return container
+
+
+def _with_gpus(container: Mapping[str, Any], gpu_resource: str, ranks: int) -> dict[str, Any]:
+    resources = dict(container.get("resources") or {})
+    for part in ("requests", "limits"):
+        resources[part] = {**(resources.get(part) or {}), gpu_resource: str(ranks)}
+    return resources
+
+
+def counted_pod(spec: JobSpec, gpu_resource: str) -> dict[str, Any]:
+    """The PodSpec of the job's template with its GPUs, for those who count what its pods ask for."""
+    content = copy.deepcopy(dict(spec.template.get("spec") or {}))
+    first, *others = content.get("containers") or [{"name": "trainer"}]
+    resources = _with_gpus(first, gpu_resource, spec.gpus_per_pod)
+    return {**content, "containers": [{**first, "resources": resources}, *others]}
 
 
 SHARED_MEMORY_PATH = "/dev/shm"

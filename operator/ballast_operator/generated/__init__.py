@@ -6,7 +6,7 @@ Not part of the installed product; a test compares what is committed with what i
 from collections.abc import Mapping
 from pathlib import Path
 
-from ballast_operator.api.rbac import operator_rules, page_rules, people_roles
+from ballast_operator.api.rbac import kueue_rules, operator_rules, page_rules, people_roles
 from ballast_operator.api.schema.crd import crd_files, to_yaml
 from ballast_operator.generated.tables import (
     api_reference,
@@ -50,6 +50,7 @@ def generated_files() -> Mapping[str, str]:
         files[f"{_CHART}/crds/{name}"] = text
     files[f"{_CHART}/rbac/operator-rules.yaml"] = _HEADER + to_yaml(operator_rules())
     files[f"{_CHART}/rbac/page-rules.yaml"] = _HEADER + to_yaml(page_rules())
+    files[f"{_CHART}/rbac/kueue-rules.yaml"] = _HEADER + to_yaml(kueue_rules())
     files[f"{_CHART}/rbac/people-roles.yaml"] = _HEADER + to_yaml(people_roles())
     files["docs/api.md"] = api_reference()
     files["charts/ballast/README.md"] = chart_readme((ROOT / "charts/ballast/values.yaml").read_text())

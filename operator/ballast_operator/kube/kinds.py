@@ -58,6 +58,7 @@ SUBJECT_ACCESS_REVIEW = Kind(
 )
 POD_GROUP = Kind("scheduling.k8s.io/v1beta1", "PodGroup", "podgroups")
 """Kubernetes' own gangs: since 1.37, behind the gate ``GenericWorkload``."""
+WORKLOAD = Kind("kueue.x-k8s.io/v1beta2", "Workload", "workloads")
 ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ballast_operator.api.cluster_policy import NodeHealth
+from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.kube.kinds import Key, job_id
 from ballast_operator.views.clock import Time
-from ballast_operator.views.job import Blocked, JobView
+from ballast_operator.views.job import Blocked, JobView, SuspendCause
 
 AVOIDED_SECONDS = 600.0
 """How long a job is not started on a node on which its pods did not run in time, if there are others."""
@@ -36,20 +37,27 @@ class Found(NamedTuple):
     blocked: Blocked | None = None
     lacks_rights: bool = False
     lacks_account: bool = False
+    queued: SuspendCause | None = None
 
+
+NOT_ASKED = SuspendCause(JobReason.QUEUED, "Kueue has not been asked yet")
 
 _NOTHING, _LAUNCHED = Found(), Found(lacks_rights=True, lacks_account=True)
 
 
 @dataclasses.dataclass(slots=True)
 class _OfJob:
-    """What is known of one job: of the launch that has rights or an account, of the generation blocked."""
+    """What is known of one job: of the launch that has rights or an account, of the generation blocked.
+
+    ``queued``: what Kueue says; a gang that Kueue was not asked about yet stays.
+    """
 
     uid: str
     rights_of: int = 0
     account_of: int = 0
     blocked: tuple[int, Blocked] | None = None
     avoided: dict[str, float] = dataclasses.field(default_factory=dict)
+    queued: SuspendCause | None = NOT_ASKED
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,12 +92,15 @@ class Findings:
         known = self._jobs.get(view.key)
         if known is None or known.uid != view.uid:
             found = _LAUNCHED if view.launch else _NOTHING
+            if view.queue and view.status.allocation is None:
+                found = found._replace(queued=NOT_ASKED)
             return found._replace(avoided=frozenset(self.avoided_by_all)) if self.avoided_by_all else found
         return Found(
             avoided=self._avoided(known),
             blocked=known.blocked[1] if known.blocked and known.blocked[0] == view.generation else None,
             lacks_rights=bool(view.launch) and known.rights_of != view.launch,
             lacks_account=bool(view.launch) and view.launch not in (known.rights_of, known.account_of),
+            queued=known.queued if view.queue and (known.queued != NOT_ASKED or not view.launch) else None,
         )
 
     def avoid(self, view: JobView, nodes: Iterable[str]) -> None:
@@ -137,6 +148,11 @@ class Findings:
         if why is not None or view.key in self._jobs:
             self._of(view).blocked = None if why is None else (view.generation, why)
         return why != view.blocked
+
+    def queue(self, view: JobView, why: SuspendCause | None) -> bool:
+        """Remember what Kueue says of the job; says whether that begins or ends a wait."""
+        self._of(view).queued = why
+        return (why is None) != (view.queued is None)
 
     def rights_granted(self, view: JobView) -> None:
         """What the pods of the job's launch need in order to report has been made."""

@@ -18,7 +18,7 @@ from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.findings import Findings
 from ballast_operator.views.assignment import AssignmentBoard
 from ballast_operator.views.clock import Time, parse
-from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, JobView
+from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, QUEUE_LABEL, JobView
 from ballast_operator.views.lease import LeaseReader, LeaseView
 from ballast_operator.views.nodes import NodeView, is_ours, read_node
 from ballast_operator.views.pod import PodView, read_pod
@@ -249,7 +249,7 @@ class Observer:
         if view is None:
             return None
         found = self.findings.of(view)
-        if found != (view.avoided, view.blocked, view.lacks_rights, view.lacks_account):
+        if found != (view.avoided, view.blocked, view.lacks_rights, view.lacks_account, view.queued):
             view = dataclasses.replace(view, **found._asdict())
         self._views[key] = view
         return view
@@ -278,6 +278,7 @@ class Observer:
             plan_written=known.written if known is not None else None,
             plan_config=known.config if known is not None else "",
             plan_intact=known is None or known.intact,
+            queue=(metadata.get("labels") or {}).get(QUEUE_LABEL, ""),
             created=parse(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None,
         )
 

@@ -38,6 +38,7 @@ from ballast_operator.observation.status_changes import (
     status_content,
 )
 from ballast_operator.reconcile.actions import carry_out_all, together
+from ballast_operator.reconcile.kueue import ask_kueue
 from ballast_operator.reconcile.pod_checks import PodChecks
 from ballast_operator.reconcile.surroundings import (
     capacity_shortfall,
@@ -52,10 +53,13 @@ from ballast_operator.steps.context import JobCounter, StepResult, Surroundings
 from ballast_operator.steps.decide import decide, rbac_forbidden, refused
 from ballast_operator.views.assignment import GangPools
 from ballast_operator.views.clock import Time, now
-from ballast_operator.views.job import JobView
+from ballast_operator.views.job import JobView, SuspendCause
 
 PROGRESS_WRITES_PER_SECOND = 20.0
 """Writes of progress for all jobs together, at most: with more jobs, each is written less often."""
+
+POOLS_SOON_SECONDS = 1.0
+"""Until a job is looked at again that waits for this operator's first decision: it makes the pools known."""
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +143,7 @@ class Reconciler:
             self._forget(key)
             return Requeue()
         self._findings.saw(view)
+        view = await self._with_kueues_word(view)
         if view.status.allocation is None:
             view = await self._look_at_pods(view)
             if view is None:
@@ -183,6 +188,13 @@ class Reconciler:
         except BaseException:
             self._findings.reservations.pop(key, None)
             raise
+        return self._asking_again(view, result, again)
+
+    def _asking_again(self, view: JobView, result: StepResult, again: Requeue) -> Requeue:
+        """The same, sooner where somebody may allow meanwhile what the job needs."""
+        if view.queue and not result.status.finished:
+            known = bool(self._gpu_resources)
+            return again.within(self._settings.ask_again_seconds if known else POOLS_SOON_SECONDS)
         if view.blocked is not None and view.blocked.may_pass and result.status.allocation is None:
             return again.within(self._settings.ask_again_seconds)
         return again
@@ -218,6 +230,20 @@ class Reconciler:
         if self._findings.block(view, await self._checks.why_blocked(view, self._gpu_resources)):
             self._allocate()
         return self._observer.job(view.key)
+
+    async def _with_kueues_word(self, view: JobView) -> JobView:
+        """The job with what Kueue says of its Workload."""
+        if not view.queue or view.spec is None or view.deleting:
+            return view
+        if self._settings.kueue:
+            why = await ask_kueue(self._cluster, view, self._gpu_resources, self._clock())
+        else:
+            fix = "helm upgrade ... --set kueue.enabled=true, or take the job's label away"
+            message = f"it is in queue {view.queue}, and this operator does not ask Kueue. To fix: {fix}"
+            why = SuspendCause(JobReason.QUEUED, message)
+        if self._findings.queue(view, why):
+            self._allocate()
+        return dataclasses.replace(view, queued=why)
 
     def _decide(self, view: JobView) -> StepResult:
         assignment = self._board.newest.on(view.key, view.uid)

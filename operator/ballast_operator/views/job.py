@@ -90,6 +90,9 @@ def deadline_message(spec: JobSpec) -> str:
     return f"{what}; the job continues"
 
 
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""On a TrainingJob: the LocalQueue of Kueue in which it is."""
+
 PLAN_WRITTEN_ANNOTATION = "ballast.dev/written"
 """On the plan's ConfigMap: when this epoch was written, RFC 3339. Written and read by the operator."""
 
@@ -132,6 +135,8 @@ class JobView:
         created: when the job was made.
         avoided: nodes on which its pods did not run in time lately.
         blocked: why it is not launched, whatever GPUs are free; None: it may be.
+        queue: of Kueue, in which it is; empty: none.
+        queued: why it must hold no GPUs by Kueue's word; None: it may.
         lacks_rights: its launch's pods may lack what they need in order to report.
         lacks_account: and their service account, too.
         lost_pool: why the GPUs that it holds are no pool's of the ClusterPolicy; empty: they are.
@@ -154,13 +159,15 @@ class JobView:
     created: Time | None = None
     avoided: frozenset[str] = frozenset()
     blocked: Blocked | None = None
+    queue: str = ""
+    queued: SuspendCause | None = None
     lacks_rights: bool = False
     lacks_account: bool = False
     lost_pool: str = ""
 
     def hold(self, now: Time) -> SuspendCause | None:
         """Why the job must hold no GPUs; None: it may."""
-        return None if self.spec is None else hold(self.spec, self.status, now)
+        return None if self.spec is None else hold(self.spec, self.status, now) or self.queued
 
     @property
     def unpaid_since(self) -> Time | None:

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import yaml
-from ballast_operator.api.rbac import operator_rules, page_rules, people_roles
+from ballast_operator.api.rbac import kueue_rules, operator_rules, page_rules, people_roles
 from ballast_operator.api.schema.crd import custom_resource_definitions
 from ballast_policies.contract import RANK_LABEL
 
@@ -50,6 +50,7 @@ EVERYTHING: dict[str, Any] = {
         "uiFrom": [{"podSelector": {}}],
     },
     "ui": {"enabled": True, "port": 8091},
+    "kueue": {"enabled": True},
     "podDisruptionBudget": {"enabled": True},
     "admissionPolicies": {"enabled": True, "namespaceSelector": {"matchLabels": {"ballast": "yes"}}},
 }
@@ -185,7 +186,7 @@ def test_the_page_is_off_unless_it_is_asked_for(chart: Any) -> None:
     assert '"ui"' not in json.dumps(plain)
     items = render(chart, EVERYTHING)
     (role,) = [item for item in of_kind(items, "ClusterRole") if item["metadata"]["name"] == "ballast"]
-    assert role["rules"] == [*operator_rules(), *page_rules()]
+    assert role["rules"] == [*operator_rules(), *kueue_rules(), *page_rules()]
     (service,) = [i for i in of_kind(items, "Service") if i["metadata"]["name"] == "ballast-ui"]
     assert service["spec"]["ports"] == [{"name": "ui", "port": 8091, "targetPort": "ui", "protocol": "TCP"}]
     assert service["spec"]["selector"] == of_kind(items, "Deployment")[0]["spec"]["selector"]["matchLabels"]

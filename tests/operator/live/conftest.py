@@ -110,7 +110,15 @@ class Stage:
     def operator(self, *, die_after: int | None = None) -> contextlib.AbstractContextManager[Life]:
         return self.nursery.operator(self.namespace, die_after=die_after)
 
-    def add_job(self, name: str, *, stages: int = 2, script: dict[str, Any], **spec: Any) -> None:
+    def add_job(
+        self,
+        name: str,
+        *,
+        stages: int = 2,
+        script: dict[str, Any],
+        labels: dict[str, str] | None = None,
+        **spec: Any,
+    ) -> None:
         trainer = {
             "name": "trainer",
             "image": "not-read-by-process-nodes",
@@ -128,7 +136,7 @@ class Stage:
         body = {
             "apiVersion": "ballast.dev/v1alpha1",
             "kind": "TrainingJob",
-            "metadata": {"name": name},
+            "metadata": {"name": name, "labels": labels},
             "spec": {**content, **spec},
         }
         self.custom.create_namespaced_custom_object(namespace=self.namespace, body=body, **JOBS)

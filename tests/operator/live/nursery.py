@@ -34,7 +34,7 @@ The accounts of rounds do not: whether they are saved before a job's first write
 
 SETTINGS = Settings(
     leader=LeaderSettings(lease_seconds=10.0, renew_seconds=2.0, fence_seconds=8.0),
-    job=JobSettings(progress_seconds=1.0, renew_seconds=1.0, ask_again_seconds=2.0),
+    job=JobSettings(progress_seconds=1.0, renew_seconds=1.0, ask_again_seconds=2.0, kueue=True),
     solver=SolverSettings(retry_seconds=2.0),
 )
 

@@ -2,12 +2,12 @@
 
 import itertools
 
-from ballast_operator.api.rbac import operator_rules
+from ballast_operator.api.rbac import kueue_rules, operator_rules
 from ballast_operator.kube.kinds import Kind
 
 RIGHTS = frozenset(
     (verb, group, resource)
-    for rule in operator_rules()
+    for rule in [*operator_rules(), *kueue_rules()]
     for verb, group, resource in itertools.product(rule["verbs"], rule["apiGroups"], rule["resources"])
 )
 

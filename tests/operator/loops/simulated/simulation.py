@@ -111,6 +111,7 @@ class Simulation:
     """
 
     follower: Caches | None = None
+    asks_kueue = False
 
     def __init__(
         self, *, nodes: dict[str, tuple[str, int]], history_file: Path | None = None, **policy_spec: Any
@@ -156,7 +157,7 @@ class Simulation:
         self.reconciler = Reconciler(
             self.cluster,
             self.observer,
-            settings=JobSettings(),
+            settings=JobSettings(kueue=self.asks_kueue),
             metrics=self.metrics,
             allocate=self.asked_to_decide,
             clock=lambda: self.now,
