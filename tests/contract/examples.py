@@ -197,6 +197,7 @@ EXAMPLES = {
         validation_loss=2.5,
         validation_step=100,
         bad_samples=2,
+        flops_per_second=2.5e12,
         part_of_peak=0.375,
         goodput=0.875,
         checkpoint_every_steps=200,

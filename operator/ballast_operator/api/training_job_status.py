@@ -50,8 +50,10 @@ class Progress(StatusModel):
     """How long it takes until the checkpoint is whole, mostly beside the steps."""
     bad_samples: Step | None = None
     """Samples that this launch could not read and has left out (``training.skipBadSamples``)."""
+    flops_per_second: Annotated[float, Field(ge=0)] | None = None
+    """Operations per second and GPU, of the configured model's matrix products; absent: not counted."""
     part_of_peak: Annotated[float, Field(ge=0)] | None = None
-    """Operations per second over those of the GPUs' data sheets: the model's FLOPS utilisation."""
+    """These over those of the GPUs' data sheets: the model's FLOPS utilisation."""
     goodput: Annotated[float, Field(ge=0, le=1)] | None = None
     """Part of this launch's time in which steps ran, not starts, saves, evaluations or moves."""
     emulated_slowdown: Annotated[float, Field(ge=1)] | None = None

@@ -149,6 +149,7 @@ def progress(context: ReconcileContext, report: Report) -> Progress:
         checkpoint_seconds=_within(report.checkpoint_seconds, 0.0, math.inf),
         checkpoint_write_seconds=_within(report.checkpoint_write_seconds, 0.0, math.inf),
         bad_samples=_within(report.bad_samples, 0, 2**53) or None,
+        flops_per_second=_within(report.flops_per_second, 0.0, math.inf),
         part_of_peak=_within(report.part_of_peak, 0.0, math.inf),
         goodput=_within(report.goodput, 0.0, 1.0),
         percent=min(100, 100 * step // total) if total else None,

@@ -99,7 +99,8 @@ class Report(Model):
         checkpoint_seconds: how long training stood still for a checkpoint lately; None: not measured.
         checkpoint_write_seconds: how long it took until the checkpoint was whole, mostly beside the steps.
         bad_samples: samples (of a loader: batches) that could not be read and were left out, of this launch.
-        part_of_peak: operations per second over what the GPUs promise, as of step lines; None: not known.
+        flops_per_second: operations per second and rank, as of step lines; None: not known.
+        part_of_peak: the same over what the GPUs promise; None: not known.
         goodput: part of this launch's time in which steps ran; None: none has.
     """
 
@@ -133,6 +134,7 @@ class Report(Model):
     checkpoint_seconds: float | None = Field(None, ge=0, le=MOST_SECONDS)
     checkpoint_write_seconds: float | None = Field(None, ge=0, le=MOST_SECONDS)
     bad_samples: int = Field(0, ge=0, le=MOST_STEP)
+    flops_per_second: float | None = Field(None, ge=0)
     part_of_peak: float | None = Field(None, ge=0)
     goodput: float | None = Field(None, ge=0, le=1)
 

@@ -35,10 +35,12 @@ def reporting(**changes):
 
 def test_progress_has_the_report_the_percentage_and_the_expected_end():
     """50 of 100 steps at 5 steps/s: ten seconds to go."""
-    found = progress(a_context(seconds=10), a_report(imbalance=0.25, checkpoint_step=40))
+    report = a_report(imbalance=0.25, checkpoint_step=40, flops_per_second=2e12, part_of_peak=0.4)
+    found = progress(a_context(seconds=10), report)
     assert (found.step, found.percent, found.eta) == (50, 50, after(20))
     assert (found.steps_per_second, found.loss, found.imbalance) == (5.0, 2.0, 0.25)
     assert found.checkpoint_step == 40
+    assert (found.flops_per_second, found.part_of_peak) == (2e12, 0.4)
 
 
 def test_the_validation_loss_stays_until_the_next_evaluation():

@@ -63,6 +63,7 @@ def test_a_running_job_counts_what_the_profile_command_counts(
     assert counted(channel) == [row["activationBytes"] for row in rows]
     if case in ("plain", "recomputed"):  # frozen layers have no gradients, which depends on the cut
         report = Report.from_json((channel / "report.json").read_text())
+        assert report.flops_per_second is not None and report.flops_per_second > 0
         assert list(report.layer_weight_bytes) == [row["weightBytes"] for row in rows]
         assert list(report.layer_output_bytes) == [row["outputBytes"] for row in rows]
         assert list(report.layer_gradient_bytes) == [row["gradientBytes"] for row in rows]

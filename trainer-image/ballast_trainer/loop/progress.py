@@ -136,6 +136,7 @@ class Progress:
         self.resumed_from_step: int | None = None
         self._validation: tuple[int, float] | None = None
         self._told_bad: set[int] = set()
+        self._flops_per_second: float | None = None
         self._part_of_peak: float | None = None
         self.deciding_seconds = self.moving_seconds = 0.0
         self._began = time.monotonic()
@@ -262,8 +263,9 @@ class Progress:
             return {"flops_per_second": None, "part_of_peak": None}
         mean = sum(self._step_seconds) / len(self._step_seconds)
         whole = self._step_flops / mean
+        self._flops_per_second = whole / model.world.size
         self._part_of_peak = whole / peak if peak > 0 else None
-        return {"flops_per_second": whole / model.world.size, "part_of_peak": self._part_of_peak}
+        return {"flops_per_second": self._flops_per_second, "part_of_peak": self._part_of_peak}
 
     def looked(self, seconds: float) -> None:
         """A decision on a rebalance took so long, including the wait for rank 0's."""
@@ -343,6 +345,7 @@ class Progress:
             checkpoint_seconds=self._checkpoint_seconds[0] if self._checkpoint_seconds else None,
             checkpoint_write_seconds=self._checkpoint_seconds[1] if self._checkpoint_seconds else None,
             bad_samples=len(model.batches.bad_samples),
+            flops_per_second=self._flops_per_second,
             part_of_peak=self._part_of_peak,
             goodput=self.goodput(),
         )
