@@ -1,9 +1,16 @@
-"""Text of pods and users on a terminal."""
+"""Text of pods and users on a terminal, completion of its shells, and numbers that are none."""
+
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 from ballast_operator.cli.live.explain import as_text
+from ballast_operator.cli.main import main
 from ballast_operator.cli.option_names import printable
 from ballast_operator.report.explanation import Explanation
+from click.testing import CliRunner
 
 
 @pytest.mark.parametrize("hostile", ["\x1b[2J", "\x1b]0;title\x07", "\r", "\x9b31m", "\u202e", "\x00"])
@@ -32,3 +39,49 @@ def test_explain_prints_no_escape_sequence_of_a_trainer():
         events=("UserError: \x1b[31m",),
     )
     assert "\x1b" not in as_text(found)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_has_a_script_that_asks_the_program(shell):
+    """The script names the variable by which the program answers."""
+    done = CliRunner().invoke(main, ["completion", shell])
+    assert done.exit_code == 0
+    assert f"_BALLAST_COMPLETE={shell}_complete" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_takes_the_script_and_completes_commands_and_options():
+    """Commands of `ballast` and, of each, its options."""
+    script = CliRunner().invoke(main, ["completion", "bash"]).stdout
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+    def completed(*words):
+        environment = {
+            **os.environ,
+            "_BALLAST_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(("ballast", *words)),
+            "COMP_CWORD": str(len(words)),
+        }
+        code = "from ballast_operator.cli.main import main; main(prog_name='ballast')"
+        run = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
+        return {line.partition(",")[2] for line in run.stdout.splitlines()}
+
+    assert {"submit", "suspend"} <= completed("su")
+    assert "--follow" in completed("logs", "--fo")
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e400"])
+@pytest.mark.parametrize(
+    "command",
+    [["top", "--every"], ["whatif", "--over-time"], ["operator", "--history-days"]],
+    ids=lambda c: c[0],
+)
+def test_what_is_no_finite_number_is_refused_before_anything_is_done(command, number):
+    """With the option's name and no traceback."""
+    result = CliRunner().invoke(main, [*command, number])
+    assert result.exit_code == 2
+    assert command[1] in result.output and "Traceback" not in result.output
