@@ -42,15 +42,12 @@ class Binaries:
         return self.folder / name
 
 
-def find_binaries(progress: Progress | None = None) -> Binaries:
+def find_binaries(progress: Progress = print_progress) -> Binaries:
     """The folder named by the environment, else the cached build, else a new build.
-
-    ``progress`` takes one line of progress; None writes to standard error.
 
     Raises:
         BinariesError: ``BALLAST_CONTROLPLANE`` lacks a program, or the build is not possible or fails.
     """
-    progress = progress or print_progress
     for variable in FOLDER_VARIABLES:
         if value := os.environ.get(variable):
             folder = Path(value).expanduser().resolve()
@@ -63,12 +60,9 @@ def find_binaries(progress: Progress | None = None) -> Binaries:
                     f"{variable}={value} has no {', '.join(missing)}. "
                     f"To fix: put them there, or unset {variable} so that they are built."
                 )
-    return _cached_or_built(progress)
-
-
-def cache_folder() -> Path:
-    """Where builds are kept: ``$XDG_CACHE_HOME`` or ``~/.cache``, then ``ballast/controlplane``."""
-    return cache_base() / "controlplane"
+    folder = cache_base() / "controlplane" / build_key()
+    build_once(folder, _WHAT, functools.partial(_build, progress=progress), progress)
+    return Binaries(folder=folder)
 
 
 def build_key(source: Path = SOURCE) -> str:
@@ -121,20 +115,17 @@ def _pinned(module: Path) -> str:
 
 
 def _build_flags(source: Path) -> list[str]:
-    version = kubernetes_version(source)
-    major, minor, _ = version.removeprefix("v").split(".", 2)
-    package = "k8s.io/component-base/version"
-    stamped = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
-    stamps = " ".join(f"-X {package}.{key}={value}" for key, value in stamped.items())
     module = module_file(source)
     other = [] if module.parent == source else [f"-modfile={module.relative_to(source)}"]
-    return [*other, "-trimpath", "-ldflags", f"-s -w {stamps}"]
+    return [*other, *stamped_flags(kubernetes_version(source))]
 
 
-def _cached_or_built(progress: Progress) -> Binaries:
-    folder = cache_folder() / build_key()
-    build_once(folder, _WHAT, functools.partial(_build, progress=progress), progress)
-    return Binaries(folder=folder)
+def stamped_flags(version: str) -> list[str]:
+    """Flags of ``go build`` by which programs of Kubernetes say their version."""
+    major, minor, _ = version.removeprefix("v").split(".", 2)
+    stamped = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    stamps = " ".join(f"-X k8s.io/component-base/version.{key}={value}" for key, value in stamped.items())
+    return ["-trimpath", "-ldflags", f"-s -w {stamps}"]
 
 
 def _build(folder: Path, progress: Progress) -> None:

@@ -79,15 +79,12 @@ def present_karpenter() -> Karpenter | None:
     return Karpenter(folder=folder) if folder.is_dir() else None
 
 
-def find_karpenter(progress: Progress | None = None) -> Karpenter:
+def find_karpenter(progress: Progress = print_progress) -> Karpenter:
     """The one that is present, else a new build.
-
-    ``progress`` takes one line of progress; None writes to standard error.
 
     Raises:
         BinariesError: the environment's folder lacks something, or the build is not possible or fails.
     """
-    progress = progress or print_progress
     if found := present_karpenter():
         return found
     folder = _cache_folder()

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ballast_localcluster.binaries import kubernetes_version, system_name
+from ballast_localcluster.binaries import kubernetes_version, stamped_flags, system_name
 from ballast_localcluster.components import Layout
 from ballast_localcluster.credentials import write_kubeconfig
 from ballast_localcluster.errors import BinariesError, StartError
@@ -62,15 +62,12 @@ def present_kubelets() -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def find_kubelets(progress: Progress | None = None) -> Path:
+def find_kubelets(progress: Progress = print_progress) -> Path:
     """The folder that is present, else of a new build.
-
-    ``progress`` takes one line of progress; None writes to standard error.
 
     Raises:
         BinariesError: the environment's folder lacks a program, or the build is not possible or fails.
     """
-    progress = progress or print_progress
     if found := present_kubelets():
         return found
     folder = _cache_folder()
@@ -78,16 +75,8 @@ def find_kubelets(progress: Progress | None = None) -> Path:
     return folder
 
 
-def _flags() -> list[str]:
-    version = kubernetes_version(SOURCE)
-    major, minor, _ = version.removeprefix("v").split(".", 2)
-    stamped = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
-    stamps = " ".join(f"-X k8s.io/component-base/version.{key}={value}" for key, value in stamped.items())
-    return ["-trimpath", "-ldflags", f"-s -w {stamps}"]
-
-
 def _cache_folder() -> Path:
-    digest = hashlib.sha256(" ".join(_flags()).encode())
+    digest = hashlib.sha256(" ".join(stamped_flags(kubernetes_version(SOURCE))).encode())
     for file in sorted([SOURCE / "go.mod", SOURCE / "go.sum", *SOURCE.glob("**/*.go")]):
         digest.update(str(file.relative_to(SOURCE)).encode() + b"\0" + file.read_bytes() + b"\0")
     name = f"{kubernetes_version(SOURCE)}-{system_name()}-{digest.hexdigest()[:12]}"
@@ -99,8 +88,9 @@ def _build(folder: Path, progress: Progress) -> None:
     go = go_command(SOURCE / "go.mod", _WHAT, otherwise)
     progress(f"building {_WHAT} ({kubernetes_version(SOURCE)}) and CoreDNS; once, about 5 minutes on 2 cores")
     progress("fetching their Go modules")
+    flags = stamped_flags(kubernetes_version(SOURCE))
     packages = len(run_go([go, "list", "-deps", *_PACKAGES], SOURCE).splitlines())
-    compile_packages([go, *_flags(), "-o", f"{folder}/", *_PACKAGES], SOURCE, packages, progress)
+    compile_packages([go, *flags, "-o", f"{folder}/", *_PACKAGES], SOURCE, packages, progress)
     (folder / "kubelets").rename(folder / "node")
     for name in _OF_NODES:
         (folder / name).symlink_to("node")
