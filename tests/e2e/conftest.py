@@ -111,9 +111,14 @@ class Ballast:
 
     def wait_for_resumed(self, name: str) -> int:
         """The step that a later launch began at, once it has reported a step; the first one reports none."""
-        eventually(lambda: self.report(name).get("resumedFromStep"), f"{name} to resume")
-        step: int = self.report(name)["resumedFromStep"]
+        step: int = eventually(lambda: self.report(name).get("resumedFromStep"), f"{name} to resume")
         return step
+
+    def wait_for_nodes(self, name: str, *nodes: str) -> None:
+        """Wait until the job has pods on these nodes alone: those of a launch before may go later."""
+        eventually(
+            lambda: {pod.spec.node_name for pod in self.pods(name)} == set(nodes), f"{name} to be on {nodes}"
+        )
 
     def end_job(self, name: str) -> None:
         """Delete a job, and wait until it has left its GPUs to the next test's."""

@@ -103,8 +103,8 @@ def test_a_machine_that_karpenter_takes_back_is_left_with_the_work_saved_for_ano
         status = pools.status(job)
         assert (status["launches"], status["restarts"]) == (2, {"NodeLeaving": 1})
         assert pools.report(job)["resumedFromStep"] >= 10
-        (second,) = {pod.spec.node_name for pod in pools.pods(job)}
-        assert second != first
+        (second,) = eventually(lambda: pools.nodes().keys() - {first}, "a second machine")
         eventually(lambda: list(pools.nodes()) == [second], "the first machine to go")
+        pools.wait_for_nodes(job, second)
         pools.delete_job(job)
         eventually(lambda: not pools.nodes(), "Karpenter to remove the empty node")

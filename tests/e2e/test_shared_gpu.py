@@ -79,7 +79,8 @@ def test_two_jobs_train_on_one_gpu_at_the_same_time_and_pay_no_more_than_its_pri
             assert allocation["sharedGpu"]["partner"] == other
             (pod,) = ballast.pods(name)
             assert pod.spec.containers[0].resources.limits["nvidia.com/gpu"] == "1"
-            assert pod.status.phase == "Running"
+            # Its trainer reports to the API server before its node does.
+            eventually(lambda name=name: ballast.pods(name)[0].status.phase == "Running", f"{name} to run")
         assert "default/left is on its GPU as well" in told(ballast, "explain", "right")
         rows = json.loads(told(ballast, "top", "--once", "--output", "json"))["jobs"]
         assert {row["job"]: row["partner"] for row in rows} == {

@@ -38,10 +38,14 @@ def test_a_killed_rank_restarts_the_job_from_its_checkpoint_and_is_said_so(balla
         assert resumed >= saved
         assert resumed % CHECKPOINT["everySteps"] == 0
         ballast.wait_for_report("killed", step=resumed + 1)
+        eventually(lambda: ballast.status("killed").get("restarts"), "the restart to be counted")
         status = ballast.status("killed")
         assert sum(status["restarts"].values()) == 1
         assert status["launches"] == 2
-        assert before.isdisjoint(pod.metadata.uid for pod in ballast.pods("killed"))
+        eventually(
+            lambda: before.isdisjoint(pod.metadata.uid for pod in ballast.pods("killed")),
+            "old pods to go",
+        )
 
         def told():
             texts = [f"{event.reason}: {event.message}" for event in ballast.events("killed")]
@@ -52,10 +56,16 @@ def test_a_killed_rank_restarts_the_job_from_its_checkpoint_and_is_said_so(balla
     operator = use(ballast.cluster.audit_log, account(OPERATOR_NAMESPACE, OPERATOR_NAME))
     assert operator.denied == []
     assert operator.namespaces.keys() <= granted(operator_rules())
-    trainer = use(ballast.cluster.audit_log, account(ballast.namespace, "killed-trainer"))
     rights = granted(trainer_rules("killed"))
-    # The authorizer learns of a new role by a watch: it may refuse a first request.
-    assert trainer.namespaces.keys() == rights >= set(trainer.denied)
+
+    def used_by_trainer():
+        trainer = use(ballast.cluster.audit_log, account(ballast.namespace, "killed-trainer"))
+        # The authorizer learns of a new role by a watch: it may refuse a first request.
+        assert trainer.namespaces.keys() == rights >= set(trainer.denied)
+        return True
+
+    # A request is answered before its line is in the log.
+    eventually(used_by_trainer, "all rights to be used")
 
 
 def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
@@ -70,7 +80,7 @@ def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
         ballast.announce_end(other)
         ballast.apply(job)
         ballast.wait_for_report("spot", step=3)
-        assert [pod.spec.node_name for pod in ballast.pods("spot")] == [first]
+        ballast.wait_for_nodes("spot", first)
         ballast.stay(other)
         eventually(lambda: ballast.condition("spot", "Grown").get("status") == "True", "the job to grow")
         assert ballast.status("spot")["launches"] == 1
@@ -79,9 +89,7 @@ def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
         eventually(lambda: ballast.status("spot").get("repacks"), "the ranks on the node to leave")
         shrunk = ballast.status("spot")["repacks"][0]
         assert (shrunk["asked"], shrunk["gpus"]) == (True, 2)
-        eventually(
-            lambda: {pod.spec.node_name for pod in ballast.pods("spot")} == {first}, "their pods to go"
-        )
+        ballast.wait_for_nodes("spot", first)
         ballast.wait_for_report("spot", step=shrunk["step"] + 3)
         assert ballast.status("spot")["launches"] == 1
         ballast.announce_end(first)
@@ -91,7 +99,7 @@ def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
         status = ballast.status("spot")
         assert status["restarts"] == {"NodeLeaving": 1}
         assert status.get("lostSteps", 0) <= 1
-        assert {pod.spec.node_name for pod in ballast.pods("spot")} == {other}
+        ballast.wait_for_nodes("spot", other)
         ballast.stay(first)
         ballast.end_job("spot")
 

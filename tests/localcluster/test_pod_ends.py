@@ -13,9 +13,12 @@ pytestmark = pytest.mark.api
 
 def pid_of(pods, name):
     """Process id of a container's first process, once its status is reported."""
-    eventually(lambda: pods.status(name).get("containerStatuses"), f"pod {name} has a container")
-    (container,) = pods.status(name)["containerStatuses"]
-    return int(container["containerID"].removeprefix("process://"))
+
+    def look():
+        (container,) = pods.status(name).get("containerStatuses") or [{}]
+        return container.get("containerID")
+
+    return int(eventually(look, f"pod {name} has a process").removeprefix("process://"))
 
 
 def test_deletion_sends_sigterm_and_waits_for_the_process(pods, tmp_path):

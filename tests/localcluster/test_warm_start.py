@@ -6,6 +6,7 @@ import pytest
 from ballast_localcluster.nodes.containers.warm_start import WARM_START_VARIABLE, WarmStart
 from ballast_policies.contract import ExitCode
 
+from tests.localcluster.test_pod_ends import pid_of
 from tests.support.waiting import eventually, is_alive
 
 pytestmark = pytest.mark.api
@@ -32,10 +33,6 @@ def ends(pods, name):
     return status["containerStatuses"][0]["state"]["terminated"]["exitCode"]
 
 
-def pid(pods, name):
-    return int(pods.status(name)["containerStatuses"][0]["containerID"].removeprefix("process://"))
-
-
 def imports_torch(process):
     return "libtorch" in Path(f"/proc/{process}/maps").read_text()
 
@@ -46,11 +43,11 @@ def test_forked_trainers_have_their_own_environment_log_signals_and_exit_code(po
         start(pods, name)
     for name in ("a", "b"):
         pods.wait_for_log(name, f"waiting for a plan that names {name}")
-        assert not imports_torch(pid(pods, name)), "its own process only waits for the fork"
-    stays = pid(pods, "b")
-    leaves = pid(pods, "a")
+        assert not imports_torch(pid_of(pods, name)), "its own process only waits for the fork"
+    stays = pid_of(pods, "b")
+    leaves = pid_of(pods, "a")
     pods.kubectl("delete", "pod", "a", "--wait=true")
-    assert not is_alive(leaves)
+    eventually(lambda: not is_alive(leaves), "its process to be gone")
     assert is_alive(stays)
     assert "told to stop" not in pods.logs("b")
     start(pods, "c", "--nonsense")
@@ -62,7 +59,7 @@ def test_a_pod_may_do_without(pods):
     """With the variable set to nothing it imports torch itself."""
     start(pods, "a", **{WARM_START_VARIABLE: ""})
     pods.wait_for_log("a", "waiting for a plan")
-    eventually(lambda: imports_torch(pid(pods, "a")), "its own import of torch")
+    eventually(lambda: imports_torch(pid_of(pods, "a")), "its own import of torch")
 
 
 async def test_only_trainer_pods_start_the_server(tmp_path):

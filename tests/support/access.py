@@ -27,7 +27,8 @@ class Use:
 def use(log: Path, user: str) -> Use:
     found: dict[Right, set[str]] = {}
     denied: list[Right] = []
-    for line in log.read_text().splitlines():
+    # The last line may be half written.
+    for line in log.read_text().rpartition("\n")[0].splitlines():
         event = json.loads(line)
         if event["user"]["username"] != user or "objectRef" not in event:
             continue  # "objectRef" is absent of discovery, which every account may read

@@ -130,11 +130,14 @@ def test_jobs_go_however_their_deletion_cascades_and_so_does_their_namespace(clu
         core = client.CoreV1Api(api)
         core.create_namespace({"metadata": {"name": here}})
         try:
+            eventually(lambda: core.list_namespaced_service_account(here).items, "its account for pods")
             owned = {name: dependants(api, here, name) for name in ("orphan", "foreground", "background")}
             dependants(api, here, "last")
             give_to_team(api, here)
             eventually(lambda: cluster.refusal("eve", lambda a: make_job(a, here)), "the labels")
-            for name, reads in owned.items():
+            # The collector has seen what the first one has once it has collected what was made later: an
+            # object of whose owner it hears too late is collected although it was orphaned.
+            for name, reads in reversed(owned.items()):
                 job = delete_job(api, here, name, name.capitalize())
                 eventually(lambda job=job: found(job) is None, f"job {name} to be gone")
                 if name == "orphan":

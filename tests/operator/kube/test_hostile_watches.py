@@ -177,6 +177,7 @@ async def test_what_a_watch_brings_instead_of_events_costs_no_event_and_no_other
         server.delete(POD, "first")
         server.put(JOB, "second")
         await until(lambda: agrees(known, server, POD) and agrees(known, server, JOB))
+        await until(lambda: all(server.watches[kind] for kind in WATCHED))
         assert restarts(known) == 0
         assert [server.watches[kind] for kind in WATCHED if kind is not POD] == [1] * (len(WATCHED) - 1)
         assert not stale_streams(known.caches, stale_seconds=0, now=time.monotonic())
@@ -358,5 +359,6 @@ async def test_what_is_answered_as_the_list_before_a_watch_costs_no_event_and_no
         server.put(POD, "second")
         server.delete(POD, "first")
         await until(lambda: agrees(known, server, POD))
+        await until(lambda: all(server.watches[kind] for kind in WATCHED))
         assert restarts(known) == 0
         assert [server.watches[kind] for kind in WATCHED if kind is not POD] == [1] * (len(WATCHED) - 1)

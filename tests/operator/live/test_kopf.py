@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -21,7 +20,7 @@ def answer(url: str) -> str:
     try:
         with urllib.request.urlopen(url, timeout=WAIT_SECONDS) as found:
             return str(found.read().decode())
-    except urllib.error.URLError:
+    except OSError:
         return ""
 
 

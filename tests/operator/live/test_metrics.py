@@ -18,12 +18,13 @@ __all__ = ["policy"]
 
 
 def scraped(life: Life) -> str:
-    """The text of ``/metrics``; empty before it is served."""
-    port = re.search(r"/metrics on port (\d+)", life.said)
-    if port is None:
+    """The text of ``/metrics``; empty before it is served, and while the operator is started again."""
+    ports = re.findall(r"/metrics on port (\d+)\s", life.said)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports[-1]}/metrics", timeout=WAIT_SECONDS) as answer:
+            return str(answer.read().decode())
+    except (IndexError, OSError):
         return ""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics", timeout=WAIT_SECONDS) as answer:
-        return str(answer.read().decode())
 
 
 def missing(text: str) -> list[str]:

@@ -40,6 +40,7 @@ def test_a_gang_is_a_pod_group_that_shrinks_with_it_and_goes_with_the_job(stage:
         script = {"total": 1_000_000, "shrinkAt": 4, "keep": 1}
         stage.add_job("gang", script=script)
         eventually(lambda: least() == 1, "the PodGroup of two pods to follow the shrink")
+        eventually(lambda: len(stage.status("gang")["allocation"]["pods"]) == 1, "one pod to be left")
         (name,) = stage.status("gang")["allocation"]["pods"]
         assert bound(name) == "gang"
         stage.delete("gang")

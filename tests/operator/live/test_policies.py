@@ -74,11 +74,12 @@ class Policy:
 
     def wait_for_round(self, name: str) -> dict[str, Any]:
         """The last round, once it was decided by policy ``name``."""
-        eventually(
-            lambda: self.status.get("lastRound", {}).get("policy") == name,
-            f"a round by {name}",
-        )
-        return self.status["lastRound"]
+
+        def last() -> dict[str, Any] | None:
+            found = self.status.get("lastRound", {})
+            return found if found.get("policy") == name else None
+
+        return eventually(last, f"a round by {name}")
 
 
 @pytest.fixture
@@ -136,9 +137,13 @@ def test_policies_change_live_without_a_restart_of_operator_or_pods(stage, polic
                 wait_for_message(stage, "three", "InputsComplete", "spec.entity: not set")
             if choice == "min-cost-slo":
                 policy.wait_for_message("InputsComplete", "pricePerGpuHour: none for fast, slow")
-                wait_for_message(stage, "three", "OnTime", "")
-                on_time = stage.condition("three", "OnTime")
-                assert (on_time["status"], on_time["reason"]) == ("True", "DeadlineWithinReach")
+                eventually(
+                    lambda: (
+                        (on_time := stage.condition("three", "OnTime"))
+                        and (on_time["status"], on_time["reason"]) == ("True", "DeadlineWithinReach")
+                    ),
+                    "three to be on time",
+                )
         circle = {"vision": {"parent": "speech"}, "speech": {"parent": "vision"}}
         policy.patch(objective={"entities": circle})
         policy.wait_for_message("Valid", "parents lead in a circle")
@@ -155,7 +160,11 @@ def test_policies_change_live_without_a_restart_of_operator_or_pods(stage, polic
 
 def solver_pid(log: Path) -> int:
     """The newest solver process of an operator."""
-    return int(re.findall(r"solver process started pid=(\d+)", log.read_text())[-1])
+    return int(
+        eventually(
+            lambda: re.findall(r"solver process started pid=(\d+)\s", log.read_text()), "a solver's process"
+        )[-1]
+    )
 
 
 def unread_bytes(pid: int) -> int:
@@ -193,7 +202,7 @@ def test_a_solver_that_hangs_or_dies_is_replaced_and_said_so(stage, policy):
         assert reason(fallback, "Solved") == "FallbackAfterTimeout"
         assert fallback["lastRound"]["policy"] == "greedy"
         policy.patch(solver={"timeLimitSeconds": 300})  # the next process may take its time to start
-        eventually(lambda: policy.status["observedGeneration"] == _generation(stage), "the new limit")
+        eventually(lambda: policy.status.get("observedGeneration") == _generation(stage), "the new limit")
         answers()
         policy.wait_for_round("proportional")
 

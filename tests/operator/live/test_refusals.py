@@ -22,9 +22,20 @@ pytestmark = [pytest.mark.api, pytest.mark.slow]
 DONE = {"total": 5}
 
 
-def admitted(stage: Stage, name: str) -> dict[str, Any]:
-    conditions = stage.status(name).get("conditions") or []
-    return next((c for c in conditions if c["type"] == "Admitted"), {"reason": "", "message": ""})
+def refused(stage: Stage, name: str, because: str, words: str) -> None:
+    """Wait until the job is not admitted for this reason, in these words, and holds no GPUs.
+
+    By one look at its status: it is tried again and again, and has been given GPUs in between.
+    """
+
+    def look() -> bool:
+        status = stage.status(name)
+        said = [c for c in status.get("conditions") or [] if c["type"] == "Admitted"]
+        assert [c["reason"] for c in said] == [because] and words in said[0]["message"], status
+        assert "allocation" not in status, status
+        return True
+
+    eventually(look, f"{name} to be refused")
 
 
 def refusal_of_a_pod(stage: Stage) -> str:
@@ -49,19 +60,14 @@ def test_what_keeps_pods_from_being_made_is_named_and_ends_with_its_cause(stage:
     )
     with stage.operator():
         stage.add_job("waits", script=DONE, backoffLimit=0)
-        eventually(lambda: admitted(stage, "waits")["reason"] == "NotAllowed", "the quota to be named")
-        assert "exceeded quota: none" in admitted(stage, "waits")["message"]
+        refused(stage, "waits", "NotAllowed", "exceeded quota: none")
         assert stage.status("waits").get("launches", 0) == 0
         stage.core.delete_namespaced_resource_quota("none", stage.namespace)
         wrong = {"spec": {"containers": [{"name": "trainer", "image": "x", "imagePullPolicy": "Sometimes"}]}}
         stage.add_job("wrong", script=DONE, template=wrong)
-        eventually(
-            lambda: admitted(stage, "wrong")["reason"] == "Misconfigured", "the template to be refused"
-        )
-        assert "imagePullPolicy" in admitted(stage, "wrong")["message"]
+        refused(stage, "wrong", "Misconfigured", "imagePullPolicy")
         stage.add_job("taken", script=DONE)
-        eventually(lambda: admitted(stage, "taken")["reason"] == "NameTaken", "the account to be named")
-        assert "ServiceAccount taken-trainer is not the job's" in admitted(stage, "taken")["message"]
+        refused(stage, "taken", "NameTaken", "ServiceAccount taken-trainer is not the job's")
         untouched = stage.core.read_namespaced_service_account("taken-trainer", stage.namespace)
         assert untouched.metadata.resource_version == account.metadata.resource_version
         stage.core.delete_namespaced_service_account("taken-trainer", stage.namespace)
@@ -82,13 +88,10 @@ def test_a_character_outside_the_basic_plane_is_in_a_status_and_stops_nothing(st
         )
         stage.add_command("wrong", ranks=1, total=5, template={"spec": {"containers": [wrong]}})
         stage.add_job("team", script=DONE, entity="\U0001f917")
-        ended = stage.wait_for("says", "Failed")
-        assert "Loading weights \U0001f917 failed" in ended["conditions"][-1]["message"], ended["conditions"]
-        assert "allocation" not in stage.status("says")
-        eventually(
-            lambda: admitted(stage, "wrong")["reason"] == "Misconfigured", "the template to be refused"
-        )
-        assert "\U0001f917" in admitted(stage, "wrong")["message"]
+        said = stage.wait_for("says", "Failed")["conditions"]
+        assert any("Loading weights \U0001f917 failed" in c["message"] for c in said), said
+        eventually(lambda: "allocation" not in stage.status("says"), "its GPUs to be given back")
+        refused(stage, "wrong", "Misconfigured", "\U0001f917")
         stage.wait_for("team", "Succeeded")
         policies = {**JOBS, "plural": "clusterpolicies"}
 
@@ -117,7 +120,7 @@ def test_a_status_that_a_person_has_edited_is_the_operators_again(stage: Stage, 
         finish.touch()
         for field in edits:
             stage.wait_for(field, "Succeeded")
-            assert "allocation" not in stage.status(field)
+            eventually(lambda field=field: "allocation" not in stage.status(field), "it to have none")
 
 
 SIDECAR = {"name": "agent", "image": "not-read", "command": ["sleep", "infinity"]}
@@ -142,9 +145,8 @@ def test_gpus_that_a_limit_range_adds_are_named_and_not_taken_uncounted(stage: S
         stage.wait_for("counted", "Succeeded")
         uncounted = {"spec": {**template["spec"], "containers": [trainer, SIDECAR]}}
         stage.add_job("uncounted", stages=1, script=DONE, backoffLimit=0, template=uncounted)
-        eventually(lambda: admitted(stage, "uncounted")["reason"] == "NotAllowed", "the GPUs to be named")
-        message = admitted(stage, "uncounted")["message"]
-        assert f"gives the pod 3 {gpu} instead of 1: container agent 2. To fix:" in message
+        words = f"gives the pod 3 {gpu} instead of 1: container agent 2. To fix:"
+        refused(stage, "uncounted", "NotAllowed", words)
         assert stage.status("uncounted").get("launches", 0) == 0
         none = {**SIDECAR, "command": ["true"], "resources": {"limits": {gpu: "0"}}}
         stage.patch("uncounted", {"template": {"spec": {**template["spec"], "containers": [trainer, none]}}})
@@ -205,7 +207,5 @@ def test_a_webhook_that_answers_garbage_is_quoted_and_its_launch_gives_the_gpus_
         stage.wait_for("before", "Succeeded")
         with broken_webhook(stage, tmp_path, b"not a review"):
             stage.add_job("one", script=DONE, backoffLimit=0)
-            eventually(lambda: admitted(stage, "one")["reason"] == "NotAllowed", "the webhook to be named")
-            assert f'failed calling webhook "hook.{stage.namespace}' in admitted(stage, "one")["message"]
-            assert "allocation" not in stage.status("one")
+            refused(stage, "one", "NotAllowed", f'failed calling webhook "hook.{stage.namespace}')
         stage.wait_for("one", "Succeeded")

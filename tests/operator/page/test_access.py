@@ -24,6 +24,7 @@ from kubernetes import client
 
 from tests.operator.page.test_page import looked_at, plain, text_of
 from tests.operator.page.world import World, runs
+from tests.support.access import account, may
 from tests.support.control_plane import ControlPlane
 from tests.support.waiting import eventually
 
@@ -157,6 +158,10 @@ def reviewer(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Ite
         content["users"] = [{"name": "reviewer", "user": {"token": token_of(core, "reviewer", namespace)}}]
         path = tmp_path / "kubeconfig"
         path.write_text(yaml.safe_dump(content))
+        for group, reviews in (("authentication", "tokenreviews"), ("authorization", "subjectaccessreviews")):
+            asked = ("create", f"{group}.k8s.io", reviews)
+            user = account(namespace, "reviewer")
+            eventually(lambda user=user, asked=asked: may(api, user, *asked), "the reviewer's rights")
         yield path
         rbac.delete_cluster_role_binding(name)
         rbac.delete_cluster_role(name)
@@ -181,22 +186,10 @@ async def test_a_real_token_shows_what_its_account_may_get(
             },
         )
         token = token_of(core, "ann", namespace)
-        asked = client.AuthorizationV1Api(api)
-
-        def knows() -> bool:
-            spec = {
-                "user": f"system:serviceaccount:{namespace}:ann",
-                "resourceAttributes": {
-                    "group": "ballast.dev",
-                    "resource": "trainingjobs",
-                    "verb": "get",
-                    "namespace": namespace,
-                },
-            }
-            allowed: bool = asked.create_subject_access_review({"spec": spec}).status.allowed
-            return allowed
-
-        eventually(knows, "the account's right")
+        right = ("get", "ballast.dev", "trainingjobs")
+        eventually(
+            lambda: may(api, account(namespace, "ann"), *right, namespace=namespace), "the account's right"
+        )
     loop = asyncio.get_running_loop()
     async with await connect(str(reviewer)) as cluster:
         world = World(Reviews(cluster.ask, clock=loop.time))
