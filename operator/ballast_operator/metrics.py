@@ -2,8 +2,12 @@
 
 import functools
 import time
+from collections.abc import Mapping
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+Labels = TypeVar("Labels", bound=tuple[str, ...])
 
 
 class Metrics:
@@ -125,6 +129,17 @@ class Metrics:
             "How long the operator has waited, by what it waits for; 0: it does not.",
             ["reason"],
         )
+
+
+def replace_series(gauge: Gauge, values: Mapping[Labels, float]) -> None:
+    """Give a gauge these series alone, by their labels; a scrape meanwhile misses none of those that stay."""
+    for labels, value in values.items():
+        gauge.labels(*labels).set(value)
+    stay: set[tuple[str, ...]] = set(values)
+    for family in gauge.collect():
+        for sample in family.samples:
+            if (shown := tuple(sample.labels.values())) not in stay:
+                gauge.remove(*shown)
 
 
 class Stopwatch:

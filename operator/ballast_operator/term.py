@@ -25,6 +25,7 @@ from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.informers import Informers
 from ballast_operator.kube.kinds import EVENT, NODE, POD_GROUP, ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Key, Kind
 from ballast_operator.kube.queue import KeyQueue, Lane
+from ballast_operator.metrics import replace_series
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
@@ -174,9 +175,8 @@ class LeaderTerm:
                 if view.status.summary_state is JobState.WAITING
                 and (admitted := view.status.condition(JobCondition.ADMITTED)) is not None
             )
-            self._metrics.jobs_waiting.clear()
-            for reason in {JobReason.WAITING_FOR_CAPACITY, *reasons}:
-                self._metrics.jobs_waiting.labels(reason).set(reasons[reason])
+            kinds = {JobReason.WAITING_FOR_CAPACITY, *reasons}
+            replace_series(self._metrics.jobs_waiting, {(str(reason),): reasons[reason] for reason in kinds})
             self._metrics.jobs_failing.set(self._worker.failing)
             recent = sum(1 for at in self._writes if moment - at < 60)
             self._metrics.writes_per_job.set(recent / unfinished if unfinished else 0)

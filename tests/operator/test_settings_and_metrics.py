@@ -1,7 +1,7 @@
 """Settings from the environment, and metrics with bounded labels."""
 
 import pytest
-from ballast_operator.metrics import Metrics
+from ballast_operator.metrics import Metrics, replace_series
 from ballast_operator.settings import from_environment
 
 
@@ -52,3 +52,24 @@ def test_no_metric_is_labelled_by_job_pod_or_namespace():
         "period",
         "use",
     }
+
+
+def test_a_scrape_while_a_gauge_is_set_misses_no_series_that_stays():
+    """``/metrics`` is served by another thread; what is not named any more is gone afterwards."""
+    gauge, seen = Metrics().gpus_shared, []
+
+    def series():
+        return {
+            sample.labels["pool"]: sample.value for family in gauge.collect() for sample in family.samples
+        }
+
+    class Scraped(dict):
+        def items(self):
+            for item in super().items():
+                seen.append(series())
+                yield item
+
+    replace_series(gauge, {("goes",): 1, ("stays",): 2})
+    replace_series(gauge, Scraped({("new",): 4, ("stays",): 3}))
+    assert [scraped["stays"] for scraped in seen] == [2, 2]
+    assert series() == {"stays": 3, "new": 4}

@@ -11,7 +11,7 @@ from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.training_job_status import WASTE
-from ballast_operator.metrics import Metrics
+from ballast_operator.metrics import Metrics, replace_series
 from ballast_operator.report.team_costs import team_costs
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
@@ -23,9 +23,6 @@ def set_gauges(
 ) -> None:
     """GPUs by pool, the effective throughput of the running jobs, and jobs kept off spot machines."""
     metrics.jobs_kept_off_spot.set(len(round_.kept_off_spot) if round_ is not None else 0)
-    metrics.gpus_capacity.clear()
-    metrics.gpus_allocated.clear()
-    metrics.gpus_shared.clear()
     capacity, taken = Counter[tuple[str, str]](), Counter[str]()
     for node in snapshot.capacity.nodes:
         left_out = snapshot.capacity.left_out.get(node.name, 0)
@@ -37,12 +34,12 @@ def set_gauges(
             taken[part.pool] += part.gpus
     pairs = Counter(held.pool for held in allocations)
     pairs.subtract(held.pool for held in counted)
-    for pool in {node.pool for node in snapshot.capacity.nodes if node.name in snapshot.capacity.shared}:
-        metrics.gpus_shared.labels(pool).set(pairs[pool])
-    for (pool, gpu_type), total in capacity.items():
+    shared = {node.pool for node in snapshot.capacity.nodes if node.name in snapshot.capacity.shared}
+    replace_series(metrics.gpus_shared, {(pool,): pairs[pool] for pool in shared})
+    for pool, _ in capacity:
         metrics.launches.labels(pool)
-        metrics.gpus_capacity.labels(pool, gpu_type).set(total)
-        metrics.gpus_allocated.labels(pool, gpu_type).set(taken[pool])
+    replace_series(metrics.gpus_capacity, capacity)
+    replace_series(metrics.gpus_allocated, {(pool, kind): taken[pool] for pool, kind in capacity})
     effective = 0.0
     for job in snapshot.problem.jobs:
         placement, fastest = snapshot.running.get(job.name), max(job.throughput.values(), default=0.0)
@@ -69,28 +66,21 @@ def set_cost_gauges(
         known = ClusterPolicyStatus.model_validate(sums)
     except ValueError:
         return
-    for gauge in (
-        metrics.pool_cost,
-        metrics.pool_idle_cost,
-        metrics.pool_price,
-        metrics.price_age_seconds,
-        metrics.team_cost,
-        metrics.team_budget,
-    ):
-        gauge.clear()
-    idle = data = 0.0
-    for entry in brought_up_to(known.bill, known.bill_at, now):
-        metrics.pool_cost.labels(entry.pool).set(entry.cost + entry.data_cost)
-        data += entry.data_cost
-        metrics.pool_idle_cost.labels(entry.pool).set(entry.cost - entry.held_cost)
-        metrics.pool_price.labels(entry.pool).set(entry.price_per_gpu_hour)
-        idle += entry.cost - entry.held_cost
-    for price in known.prices:
-        metrics.price_age_seconds.labels(price.pool).set(max(0.0, (now - price.time).total_seconds()))
-    for team in team_costs(status, now):
-        metrics.team_cost.labels(team.team or NO_TEAM).set(team.cost)
-    for name, budget in policy.spec.budgets.items():
-        metrics.team_budget.labels(name, budget.period).set(budget.amount)
+    bill = brought_up_to(known.bill, known.bill_at, now)
+    replace_series(metrics.pool_cost, {(entry.pool,): entry.cost + entry.data_cost for entry in bill})
+    replace_series(metrics.pool_idle_cost, {(entry.pool,): entry.cost - entry.held_cost for entry in bill})
+    replace_series(metrics.pool_price, {(entry.pool,): entry.price_per_gpu_hour for entry in bill})
+    idle = sum(entry.cost - entry.held_cost for entry in bill)
+    data = sum(entry.data_cost for entry in bill)
+    ages = {(price.pool,): max(0.0, (now - price.time).total_seconds()) for price in known.prices}
+    replace_series(metrics.price_age_seconds, ages)
+    replace_series(
+        metrics.team_cost, {(team.team or NO_TEAM,): team.cost for team in team_costs(status, now)}
+    )
+    budgets = policy.spec.budgets.items()
+    replace_series(
+        metrics.team_budget, {(name, str(budget.period)): budget.amount for name, budget in budgets}
+    )
     startup = sum(entry.startup_cost for view in jobs for entry in view.status.pool_costs)
     metrics.wasted_cost.labels("idle").set(idle)
     metrics.wasted_cost.labels("data").set(data)
@@ -114,6 +104,5 @@ def set_goodput(metrics: Metrics, jobs: Sequence[JobView]) -> None:
             good[entry.pool] += entry.gpu_seconds * time.goodput
     for use in ("productive", *WASTE):
         metrics.gpu_seconds.labels(use).set(uses[use])
-    metrics.goodput.clear()
-    for pool, seconds in held.items():
-        metrics.goodput.labels(pool).set(good[pool] / seconds if seconds else 0.0)
+    shares = {(pool,): good[pool] / seconds if seconds else 0.0 for pool, seconds in held.items()}
+    replace_series(metrics.goodput, shares)

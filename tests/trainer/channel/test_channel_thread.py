@@ -70,8 +70,8 @@ class CountingChannel(UnreliableChannel):
 
     def write(self, messages):
         """Keep."""
-        super().write(messages)
         self.all.append(messages)
+        super().write(messages)
 
 
 def test_progress_waits_for_the_next_renewal():
