@@ -343,8 +343,15 @@ def _wait(context: ReconcileContext, state: State, waiting: Wait) -> StepResult:
 
 
 def _deletions(context: ReconcileContext, decision: Decision) -> tuple[DeletePod, ...]:
-    pods = {pod.name: pod for pod in context.view.pods}
-    return tuple(
+    pods, allocation = {pod.name: pod for pod in context.view.pods}, context.view.status.allocation
+    running = allocation.pods if allocation is not None and allocation.ending is None else ()
+    # Sidecars end with their pod, and not before the end of its trainer is written down.
+    lingering = tuple(
+        DeletePod(name, pod.uid)
+        for name, pod in pods.items()
+        if pod.lingers and not pod.leaving and name not in running and name not in decision.delete
+    )
+    return lingering + tuple(
         DeletePod(
             name,
             pods[name].uid,

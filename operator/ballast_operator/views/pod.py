@@ -41,7 +41,8 @@ class PodView:
         launch, rank: from its labels; 0 and -1 where they are missing.
         node: the node it is bound to; empty before.
         address: its IP; empty before it has one.
-        phase: Pending, Running, Succeeded, Failed or Unknown.
+        phase: Pending, Running, Succeeded, Failed or Unknown; by the trainer's end once it has.
+        lingers: it has ended, and another container of the pod, a sidecar, has not.
         leaving: it is being deleted.
         exit_code: of the trainer's container; None while it runs or where it never did.
         message: the trainer's termination message; None where there is none that can be read.
@@ -64,6 +65,7 @@ class PodView:
     node: str = ""
     address: str = ""
     phase: str = "Pending"
+    lingers: bool = False
     leaving: bool = False
     exit_code: int | None = None
     message: TerminationMessage | None = None
@@ -142,9 +144,12 @@ def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) 
     message = _message(ended.get("message", ""))
     if message is None:
         detail = detail or _last_line(ended.get("message", ""))
+    phase, lingers = status.get("phase", "Pending"), False
+    if phase == "Running" and "exitCode" in ended:
+        phase, lingers = "Failed" if ended["exitCode"] else "Succeeded", True
     target = conditions.get("DisruptionTarget", {})
     grace = content.get("terminationGracePeriodSeconds")
-    disrupted, alive = target.get("status") == "True", status.get("phase") not in ("Succeeded", "Failed")
+    disrupted, alive = target.get("status") == "True", phase not in ("Succeeded", "Failed")
     if leaving is None and disrupted and node_ready:
         leaving = evicted(metadata.get("deletionTimestamp"), target.get("reason", ""))
     return PodView(
@@ -154,7 +159,8 @@ def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) 
         rank=_number(labels.get(RANK_LABEL), -1),
         node=content.get("nodeName", ""),
         address=status.get("podIP", ""),
-        phase=status.get("phase", "Pending"),
+        phase=phase,
+        lingers=lingers,
         leaving=bool(metadata.get("deletionTimestamp")),
         exit_code=ended.get("exitCode"),
         message=message,

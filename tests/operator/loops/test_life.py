@@ -275,3 +275,25 @@ async def test_a_decision_on_a_job_is_not_carried_out_for_another_of_its_name():
     await simulation.reconciler.reconcile((NAMESPACE, "one"))
     assert simulation.status("one").allocation is None
     await simulation.until(lambda: simulation.state("one") == "Running")
+
+
+async def test_a_sidecar_that_never_ends_keeps_no_job_from_its_end() -> None:
+    """Whether the trainer is done or fails by its own fault: then its pods are deleted."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)})
+    containers = [{"name": name, "image": f"{name}:1"} for name in ("trainer", "proxy")]
+    with_sidecar = {"template": {"spec": {"containers": containers}}}
+    simulation.add_job("done", **with_sidecar)
+    simulation.add_job("wrong", totalSteps=1_000_000, backoffLimit=0, **with_sidecar)
+    await simulation.until(lambda: simulation.state("wrong") == "Running")
+    end_pod(
+        simulation.world,
+        NAMESPACE,
+        "wrong-1-1",
+        1,
+        TerminationMessage(reason=ExitReason.FAILED, message="no"),
+    )
+    await simulation.until(lambda: simulation.state("wrong") == "Failed")
+    failed = simulation.status("wrong").condition("Failed")
+    assert failed is not None and failed.reason == "BackoffLimitExceeded"
+    await simulation.until(lambda: simulation.state("done") == "Succeeded")
+    await simulation.until(lambda: not simulation.pods("done") + simulation.pods("wrong"))

@@ -99,7 +99,7 @@ def test_a_pod_whose_volumes_and_network_are_there_pulls_its_image(prepared, rea
 def test_a_pod_that_is_evicted_from_a_dead_node_has_no_time_to_save(node_ready):
     """The taint manager deletes pods of nodes that went without a word: nobody there hears of it."""
     item = ended(0, conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "x"}])
-    item["status"]["phase"] = "Running"
+    item["status"] |= {"phase": "Running", "containerStatuses": []}
     item["metadata"]["deletionTimestamp"] = "2026-11-24T10:00:30Z"
     pod = read_pod(item, node_ready=node_ready)
     assert ((pod.leaves is not None), (pod.deletion is not None)) == (node_ready, node_ready)

@@ -85,7 +85,7 @@ def end_pod(
     message: TerminationMessage | None = None,
     at: Time | None = None,
 ) -> None:
-    """The pod's process ends."""
+    """The pod's trainer ends, and with it the pod, unless there are sidecars."""
     pod = world.get(POD, namespace, name)
     if pod is None or pod["status"]["phase"] in ("Succeeded", "Failed"):
         return
@@ -94,8 +94,8 @@ def end_pod(
         ended["finishedAt"] = show(at)
     if message is not None:
         ended["message"] = message.to_json()
-    container = pod["spec"]["containers"][0]["name"]
-    status = {"phase": "Succeeded" if code == 0 else "Failed"}
+    container, *sidecars = (each["name"] for each in pod["spec"]["containers"])
+    status = {"phase": "Running" if sidecars else "Succeeded" if code == 0 else "Failed"}
     status["containerStatuses"] = [{"name": container, "state": {"terminated": ended}}]
     world.patch(POD, namespace, name, {"status": status})
 
