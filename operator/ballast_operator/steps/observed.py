@@ -53,7 +53,7 @@ def observed(context: ReconcileContext) -> Observed:
         acknowledged=lease.ack.epoch if lease is not None and lease.ack is not None else 0,
         heard=_heard(lease),
         proposal=_proposal(context),
-        finished=view.finished_step is not None or _said_to_be_done(context),
+        finished=view.finished_step is not None or said_to_be_done(context),
         suspended=hold is not None,
         fails=hold is not None and hold.fails,
         survivors=view.survivors,
@@ -66,7 +66,7 @@ def observed(context: ReconcileContext) -> Observed:
     )
 
 
-def _said_to_be_done(context: ReconcileContext) -> bool:
+def said_to_be_done(context: ReconcileContext) -> bool:
     """Of a script: its client has named the last step; its ranks may still run."""
     lease = context.view.lease
     last = lease.finished_step if context.spec.is_script and lease is not None else None

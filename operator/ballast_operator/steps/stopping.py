@@ -18,7 +18,7 @@ from ballast_operator.steps.context import (
     with_condition,
 )
 from ballast_operator.steps.failure import EXITED_WELL
-from ballast_operator.steps.observed import seconds_left
+from ballast_operator.steps.observed import said_to_be_done, seconds_left
 from ballast_operator.steps.running import progress
 
 CHANGES = {
@@ -77,16 +77,17 @@ def succeed(context: ReconcileContext) -> StepResult:
     ending = allocation.ending
     assert ending is not None
     status = view.status
-    if view.finished_step is not None:
-        last = status.progress if status.progress is not None else Progress()
-        percent = 100 * view.finished_step // max(1, context.spec.config.total_steps)
-        last = last.replace(
-            step=view.finished_step, percent=min(100, percent), eta=None, steps_per_second=None
-        )
-        status = status.replace(progress=last)
-    report = view.lease.report if view.lease is not None else None
-    if view.is_script and report is not None and view.has_spoken:
-        last = progress(context, report)
+    lease = view.lease
+    last, done = status.progress, view.finished_step
+    if view.is_script and lease is not None:
+        if lease.report is not None and view.has_spoken:
+            last = progress(context, lease.report)
+        # A launch of few steps may end before its client has read a plan: it names its last step alone.
+        done = lease.finished_step if said_to_be_done(context) else None
+    if done is not None:
+        percent = min(100, 100 * done // max(1, context.spec.config.total_steps))
+        last = (last if last is not None else Progress()).replace(step=done, percent=percent)
+    if last is not None:
         status = status.replace(progress=last.replace(eta=None, steps_per_second=None))
     unreported = context.spec.config.total_steps if view.is_script and status.progress is None else 0
     status = accrue_cost(context, status, unreported=unreported)

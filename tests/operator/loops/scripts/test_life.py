@@ -1,7 +1,8 @@
 """Jobs without a model, from their creation to their end, over a cluster in memory."""
 
 import pytest
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, POD
+from ballast_policies.contract import FINISHED_ANNOTATION
 from ballast_policies.protocol.cause import Cause
 
 from tests.operator.loops.simulated.machines import end_pod
@@ -59,6 +60,20 @@ async def test_a_script_that_ends_before_the_plan_is_written_has_succeeded():
     end_pod(simulation.world, NAMESPACE, pod["metadata"]["name"], 0)
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     assert simulation.status("one").launches == 1
+
+
+async def test_the_last_step_counts_of_a_client_that_has_read_no_plan():
+    """A resumed script may end sooner than it looks for a plan: it names its last step alone."""
+    simulation = small_cluster()
+    simulation.add_script("one", ranks=(1, 1), totalSteps=1000)
+    await simulation.until(lambda: bool(simulation.world.items(LEASE) and simulation.world.items(POD)))
+    (lease,), (pod,) = simulation.world.items(LEASE), simulation.world.items(POD)
+    said = {"metadata": {"annotations": {FINISHED_ANNOTATION: "1000"}}}
+    simulation.world.patch(LEASE, NAMESPACE, lease["metadata"]["name"], said)
+    end_pod(simulation.world, NAMESPACE, pod["metadata"]["name"], 0)
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    progress = simulation.status("one").progress
+    assert (progress.step, progress.percent) == (1000, 100)
 
 
 async def test_without_the_client_the_status_says_what_is_lost():
