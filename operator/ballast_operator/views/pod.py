@@ -146,7 +146,10 @@ def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) 
         detail = detail or _last_line(ended.get("message", ""))
     phase, lingers = status.get("phase", "Pending"), False
     if phase == "Running" and "exitCode" in ended:
-        phase, lingers = "Failed" if ended["exitCode"] else "Succeeded", True
+        phase = "Failed" if ended["exitCode"] else "Succeeded"
+        # Native sidecars are not among these: the kubelet ends them.
+        states = [entry.get("state") or {} for entry in status.get("containerStatuses") or []]
+        lingers = not all("terminated" in each for each in states)
     target = conditions.get("DisruptionTarget", {})
     grace = content.get("terminationGracePeriodSeconds")
     disrupted, alive = target.get("status") == "True", phase not in ("Succeeded", "Failed")

@@ -121,3 +121,13 @@ def test_a_label_that_is_no_number_of_ours_is_no_launch(text):
     pod["metadata"]["labels"] = {"ballast.dev/launch": text, "ballast.dev/rank": text}
     view = read_pod(pod, node_ready=True)
     assert (view.launch, view.rank) == (0, -1)
+
+
+@pytest.mark.parametrize(("sidecar", "lingers"), [({"running": {}}, True), ({"terminated": {}}, False)])
+def test_a_pod_lingers_while_another_container_than_the_trainers_runs(sidecar, lingers):
+    """A native sidecar, which the kubelet ends, is none of them: the pod keeps its log."""
+    item = ended(1)
+    item["status"]["phase"] = "Running"
+    item["status"]["containerStatuses"][0]["state"] = sidecar
+    pod = read_pod(item, node_ready=True)
+    assert (pod.phase, pod.lingers) == ("Failed", lingers)

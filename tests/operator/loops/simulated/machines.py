@@ -96,7 +96,10 @@ def end_pod(
         ended["message"] = message.to_json()
     container, *sidecars = (each["name"] for each in pod["spec"]["containers"])
     status = {"phase": "Running" if sidecars else "Succeeded" if code == 0 else "Failed"}
-    status["containerStatuses"] = [{"name": container, "state": {"terminated": ended}}]
+    status["containerStatuses"] = [
+        {"name": container, "state": {"terminated": ended}},
+        *({"name": name, "state": {"running": {}}} for name in sidecars),
+    ]
     world.patch(POD, namespace, name, {"status": status})
 
 
