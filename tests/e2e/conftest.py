@@ -26,6 +26,7 @@ from ballast_policies.contract import PLAN_KEY, Plan, plan_config_map_name
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 
+from tests.chaos.processes.machine import parent
 from tests.support.access import wait_for_operators_rights
 from tests.support.control_plane import CRDS
 from tests.support.waiting import eventually
@@ -157,11 +158,13 @@ class Ballast:
 
     def kill_rank(self, pod: str) -> None:
         """SIGKILL to the trainer process of a pod, as a crash would end it."""
-        (process,) = [
+        found = {
             int(folder.name)
             for folder in Path("/proc").iterdir()
             if folder.name.isdigit() and self._is_trainer_of(folder, pod)
-        ]
+        }
+        # What it starts is like it until it runs another program.
+        (process,) = [pid for pid in found if parent(pid) not in found]
         os.kill(process, signal.SIGKILL)
 
     @staticmethod
