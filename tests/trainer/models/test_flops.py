@@ -45,6 +45,22 @@ def test_a_layer_that_takes_indices_is_counted_with_integers():
     assert step_flops(model, torch.zeros(3, 5, dtype=torch.long)) == 6 * 15 * 16 * 4
 
 
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "gpt_neox"])
+def test_hugging_face_decoders_are_counted(model_type):
+    """Their masks depend on values unless they are traced: 6 operations a weight and token, and attention."""
+    pytest.importorskip("transformers")
+    from ballast_trainer.models.hugging_face import from_config
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = from_config(model_type=model_type, vocab_size=64, num_key_value_heads=4, **sizes)
+    batch, length = 2, 16
+    counted = step_flops(model, torch.zeros(batch, length, dtype=torch.long))
+    matrices = 3 if model_type != "gpt_neox" else 2
+    weights = 2 * (4 * 32 * 32 + matrices * 32 * 64) + 32 * 64
+    rotations = counted - 6 * batch * length * weights - 2 * 12 * batch * length**2 * 32
+    assert 0 <= rotations <= 0.01 * counted
+
+
 def test_weights_and_random_numbers_stay_as_they_are():
     """Counting builds the layers again, and leaves no trace of it."""
     layer = nn.Linear(4, 4)
