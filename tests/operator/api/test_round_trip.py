@@ -49,6 +49,10 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
     pruned = any(change["kind"] == "pruning" for change in changes)
     shrunk = draw(st.integers(1, most))
     replicas = draw(st.sampled_from([n for n in range(1, 9) if microbatches % n == 0]))
+    stragglers = draw(st.sampled_from(["none", "resize"]))
+    shares = [0] if replicas == 1 or pruned else [0, 1]
+    if len(shares) > 1 and not changes and stragglers == "none" and schedule in ("1F1B", "GPipe"):
+        shares += [2, 3]
     spec = {
         "totalSteps": draw(st.integers(1, 2**53)),
         "model": {
@@ -68,10 +72,10 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
         "parallelism": {
             "tensor": draw(st.integers(1, 1 if pruned else 8)),
             "data": replicas,
-            "zeroStage": draw(st.integers(0, 1) | st.just(3)) if replicas > 1 and not pruned else 0,
+            "zeroStage": draw(st.sampled_from(shares)),
             "scatterGather": draw(st.booleans()),
             "stragglers": {
-                "policy": draw(st.sampled_from(["none", "resize"])),
+                "policy": stragglers,
                 "selection": draw(st.sampled_from(["priority", "random"])),
                 "differentiated": draw(st.booleans()),
                 "imputation": draw(st.sampled_from(["zero", "average", "same"])),
