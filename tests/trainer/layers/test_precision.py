@@ -60,7 +60,7 @@ def test_bf16_weights_learn_the_same_on_any_mesh(
     config["checkpoint"] = {"path": str(tmp_path / "saved"), "everySteps": 10}
     losses, replicas = {}, {"parallelism": {"data": 2, "zeroStage": 3}}
     moving = {"rebalance": {"enabled": True, "everySteps": 2, "minGain": 0.0}}
-    leaving = {"repack": {"enabled": True, "minStages": 1, "everySteps": 4, "maxSlowdown": 9.0}}
+    leaving = {"repack": {"enabled": True, "minStages": 1, "everySteps": 3, "maxSlowdown": 9.0}}
     for steps, ranks, fields in (
         (6, 4, {**replicas, **moving, **leaving}),
         (8, 2, {"parallelism": {"tensor": 2}}),

@@ -76,7 +76,8 @@ def test_rebalance_and_repack_keep_the_curve(gang, small_config, single_process_
         totalSteps=30,
         dynamics=[dynamic],
         rebalance={"enabled": True, "everySteps": 5, "minGain": 0.0},
-        repack={"enabled": True, "minStages": 2, "everySteps": 5, "maxSlowdown": 5.0},
+        # Not when layers move, whose times are then measured anew: noise may move some at each look.
+        repack={"enabled": True, "minStages": 2, "everySteps": 9, "maxSlowdown": 5.0},
     )
     channel = DirectoryChannel(tmp_path / "channel")
     gates = Gates(tmp_path / "gates", 3, 24)
