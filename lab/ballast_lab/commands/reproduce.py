@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import json
 import runpy
 import sys
@@ -56,34 +57,23 @@ def _gavel(name: str, at: str, what: str, *options: str) -> Figure:
     )
 
 
-def _planner(part: str, what: str, published: str) -> Figure:
-    return Figure(
-        source=f"dissertation, {what}",
-        published=published,
-        program="lab/benchmarks/planning/published_page.py",
-        part=part,
-        page="lab/docs/published-planners.md",
-    )
+def _of_page(program: str, page: str, paper: str, part: str, what: str, published: str) -> Figure:
+    """A part of a page that a program writes."""
+    return Figure(source=paper + what, published=published, program=program, part=part, page=page)
 
 
-def _prices(part: str, what: str, published: str) -> Figure:
-    return Figure(
-        source=f"dissertation, {what}",
-        published=published,
-        program="lab/benchmarks/prices/page.py",
-        part=part,
-        page="lab/docs/spot-figures.md",
-    )
-
-
-def _dynamic(part: str, source: str, published: str) -> Figure:
-    return Figure(
-        source=source,
-        published=published,
-        program="benchmarks/trainer/published_page.py",
-        part=part,
-        page="lab/docs/published-dynamic-models.md",
-    )
+_planner = functools.partial(
+    _of_page,
+    "lab/benchmarks/planning/published_page.py",
+    "lab/docs/published-planners.md",
+    "dissertation, ",
+)
+_prices = functools.partial(
+    _of_page, "lab/benchmarks/prices/page.py", "lab/docs/spot-figures.md", "dissertation, "
+)
+_dynamic = functools.partial(
+    _of_page, "benchmarks/trainer/published_page.py", "lab/docs/published-dynamic-models.md", ""
+)
 
 
 def _artifact(module: str, source: str, published: str, page: str, *options: str) -> Figure:
