@@ -11,11 +11,19 @@ import sys
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Self
 
-from ballast_policies.contract.conditions import Cel, Rule
+from ballast_policies.contract.conditions import Cel, Rule, json_path
 from ballast_policies.contract.model import Settings
 from ballast_policies.registry import PREFIXED, Registry
 from kubernetes.utils.quantity import parse_quantity
 from pydantic import AfterValidator, AwareDatetime, ConfigDict, Field
+
+
+def exactly_one(first: str, second: str) -> Cel:
+    """One of two optional fields is given, and the other is not."""
+    return Cel(
+        f"has(self.{json_path(first)}) != has(self.{json_path(second)})",
+        lambda of: (getattr(of, first) is None) != (getattr(of, second) is None),
+    )
 
 
 def immutable(what: str, why: str) -> Rule:

@@ -7,7 +7,15 @@ from ballast_policies.contract.conditions import Cel, Rule
 from ballast_policies.prices.clouds.wanted import USD
 from pydantic import Field
 
-from ballast_operator.api.base import ApiModel, MemoryQuantity, StatusModel, Step, Time, listed
+from ballast_operator.api.base import (
+    ApiModel,
+    MemoryQuantity,
+    StatusModel,
+    Step,
+    Time,
+    exactly_one,
+    listed,
+)
 
 
 class OnLimit(enum.StrEnum):
@@ -114,10 +122,7 @@ class DataLocation(ApiModel):
 
     RULES = (
         Rule(
-            condition=Cel(
-                "has(self.readPerStep) != has(self.readInAll)",
-                lambda data: (data.read_per_step is None) != (data.read_in_all is None),
-            ),
+            condition=exactly_one("read_per_step", "read_in_all"),
             field="",
             reason="what is read is stated by readPerStep or readInAll",
             fix="set exactly one",

@@ -14,7 +14,15 @@ from ballast_policies.planning.schedules.registry import SCHEDULES
 from pydantic import Field
 
 from ballast_operator.api import meta
-from ballast_operator.api.base import ApiModel, GpuType, MemoryQuantity, ObjectMeta, Time, listed
+from ballast_operator.api.base import (
+    ApiModel,
+    GpuType,
+    MemoryQuantity,
+    ObjectMeta,
+    Time,
+    exactly_one,
+    listed,
+)
 from ballast_operator.api.costs import DataLocation, OnLimit, SpotUse
 from ballast_operator.api.node_pool import SharesGpu
 from ballast_operator.api.template import PodTemplate
@@ -102,10 +110,7 @@ class JobTopology(ApiModel):
 
     RULES = (
         Rule(
-            condition=Cel(
-                "has(self.required) != has(self.preferred)",
-                lambda topology: (topology.required is None) != (topology.preferred is None),
-            ),
+            condition=exactly_one("required", "preferred"),
             field="required",
             reason="topology has exactly one of required and preferred",
             fix="name one level",
