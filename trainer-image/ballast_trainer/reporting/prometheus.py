@@ -1,6 +1,7 @@
 """Prometheus metrics of one job, served by rank 0; the operator serves those of all jobs."""
 
-from collections.abc import Mapping
+import collections
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -56,6 +57,7 @@ class PrometheusWriter:
         self._layers = Gauge(
             "ballast_trainer_layers", "Layers that a rank holds.", ["rank"], registry=self.registry
         )
+        self._ranks: set[str] = set()
         self._pauses = Histogram(
             "ballast_trainer_pause_seconds",
             "How long training paused.",
@@ -88,9 +90,7 @@ class PrometheusWriter:
         """
         self._events.labels(name).inc()
         if name != "cutRefused" and "stages" in fields:
-            self._layers.clear()
-            for stage in fields["stages"]:
-                self._layers.labels(stage["rank"]).inc(stage["endLayer"] - stage["firstLayer"])
+            self._set_layers(fields["stages"])
         for metric, value in fields.get("metrics", {}).items():
             if value is not None:
                 self._metrics.labels(metric).set(value)
@@ -102,6 +102,17 @@ class PrometheusWriter:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def _set_layers(self, stages: Sequence[Mapping[str, int]]) -> None:
+        held: collections.Counter[str] = collections.Counter()
+        for stage in stages:
+            held[str(stage["rank"])] += stage["endLayer"] - stage["firstLayer"]
+        # Ranks that are gone are dropped last: a scrape meanwhile misses none of those that stay.
+        for rank, layers in held.items():
+            self._layers.labels(rank).set(layers)
+        for rank in self._ranks - held.keys():
+            self._layers.remove(rank)
+        self._ranks = set(held)
 
     def _gauge(self, name: str) -> Gauge:
         # Created with its first value: an unknown figure is absent, not 0.
