@@ -94,16 +94,14 @@ class LeaderTerm:
             reporter=self._reporter,
             throttle=throttle,
         )
-        self._cluster, self._reconciler = (
+        self._cluster = cluster
+        self._reconciler = Reconciler(
             cluster,
-            Reconciler(
-                cluster,
-                self._observer,
-                settings=settings.job,
-                metrics=metrics,
-                allocate=throttle.request,
-                recorder=self._events,
-            ),
+            self._observer,
+            settings=settings.job,
+            metrics=metrics,
+            allocate=throttle.request,
+            recorder=self._events,
         )
         self._worker = ReconcileWorker(self._reconciler, metrics=metrics, again=self._changes.again)
 

@@ -8,7 +8,7 @@ same values of its level and of all wider ones, as in Kueue's Topology
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from ballast_policies.rounds.values import Node
+from ballast_policies.rounds.values import Node, own_domain
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def domains_of(name: str, labels: Mapping[str, str], levels: Sequence[str]) -> t
     found: list[str] = []
     for label in levels:
         outer = f"{found[-1]}/" if found else ""
-        found.append(f"{outer}{labels[label] if labels.get(label) else f'node:{name}'}")
+        found.append(f"{outer}{labels.get(label) or own_domain(name)}")
     return tuple(found)
 
 

@@ -7,6 +7,11 @@ from collections.abc import Mapping, Sequence
 from ballast_policies.gpus.shared import one_for_each_gpu
 
 
+def own_domain(node: str) -> str:
+    """The domain, below those that it is in, of a node that has no label of a level."""
+    return f"node:{node}"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A node of a pool.
@@ -39,7 +44,7 @@ class Node:
 
     def domain(self, level: int) -> str:
         """That it is in at a level, 0: the widest; where it is in none, it is one of its own."""
-        return self.domains[level] if level < len(self.domains) else f"node:{self.name}"
+        return self.domains[level] if level < len(self.domains) else own_domain(self.name)
 
     @property
     def place(self) -> str:

@@ -52,13 +52,10 @@ class Axis:
         self.calls[name] += 1
         self.bytes[name] += size
 
-    def _count(self, name: str, tensor: torch.Tensor) -> None:
-        self.count(name, tensor.nbytes)
-
     def all_reduce(self, tensor: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
         """Sum (or largest) over the axis, element-wise, in place; contiguous tensors only."""
         if self.size > 1:
-            self._count("all_reduce", tensor)
+            self.count("all_reduce", tensor.nbytes)
             dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self.group)
         return tensor
 
@@ -75,9 +72,9 @@ class Axis:
             Where the sum will be, and the works to wait for.
         """
         if lengths is None:
-            self._count("all_reduce", parts)
+            self.count("all_reduce", parts.nbytes)
             return parts, [dist.all_reduce(parts, group=self.group, async_op=True)]
-        self._count("reduce_scatter", parts)
+        self.count("reduce_scatter", parts.nbytes)
         if len(set(lengths)) == 1:
             own = parts.new_empty(lengths[0])
             return own, [reduce_scatter_single(own, parts, group=self.group, async_op=True)]
@@ -87,7 +84,7 @@ class Axis:
 
     def gather_parts(self, own: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """The one-dimensional parts of all ranks, of these lengths, one after the other."""
-        self._count("all_gather", own)
+        self.count("all_gather", own.nbytes)
         parts = own.new_empty(sum(lengths))
         if len(set(lengths)) == 1:
             all_gather_single(parts, own, group=self.group)
@@ -101,7 +98,7 @@ class Axis:
     def broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
         """The tensor of the rank with index ``source``, in place on the others."""
         if self.size > 1:
-            self._count("broadcast", tensor)
+            self.count("broadcast", tensor.nbytes)
             dist.broadcast(tensor, src=self.ranks[source], group=self.group)
         return tensor
 
@@ -109,7 +106,7 @@ class Axis:
         """The tensors of all ranks, of one shape, by index."""
         if self.size == 1:
             return [tensor]
-        self._count("all_gather", tensor)
+        self.count("all_gather", tensor.nbytes)
         gathered = [torch.empty_like(tensor) for _ in self.ranks]
         dist.all_gather(gathered, tensor.contiguous(), group=self.group)
         return gathered

@@ -28,7 +28,7 @@ from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.models.blocks import expert_loads, set_submodule
 
 _ROUTER_DEVIATION = 0.02
-EVENT = "tokenImbalance"
+TOKEN_IMBALANCE = "tokenImbalance"
 
 
 class Experts(ChangingModule):
@@ -111,7 +111,7 @@ class Experts(ChangingModule):
 class MixtureOfExperts(BlockChange):
     """MLPs become experts."""
 
-    measures: str | None = EVENT
+    measures: str | None = TOKEN_IMBALANCE
     needs = ("mlp_path", "width")
     order = 1
     part = Experts

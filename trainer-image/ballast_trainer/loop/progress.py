@@ -16,7 +16,7 @@ from ballast_policies.planning.step_time import predict_step_seconds
 
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.checkpoints.memory_copies import Loss
-from ballast_trainer.dynamics.mixture_of_experts import EVENT, own_experts
+from ballast_trainer.dynamics.mixture_of_experts import TOKEN_IMBALANCE, own_experts
 from ballast_trainer.dynamics.protocol import UnchangedHooks, figures_of, gathered
 from ballast_trainer.loop.replanning import LayerSizes, best_step_seconds, layer_sizes
 from ballast_trainer.loop.reshape import ReshapeResult
@@ -450,10 +450,10 @@ class Progress:
                     "dynamics: %s changes nothing by step %d: %s", dynamic.kind, self._run.step, why
                 )
 
-        if all(dynamic.measures != EVENT for dynamic in model.dynamics):
+        if all(dynamic.measures != TOKEN_IMBALANCE for dynamic in model.dynamics):
             loads = gathered(own_experts(model.layers), model.world)
             if loads["loads"]:
-                self.event(EVENT, **loads)
+                self.event(TOKEN_IMBALANCE, **loads)
 
     def ended(self, reason: ExitReason, message: str) -> SessionOutcome:
         """Print the end, and return it."""

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 from ballast_policies.rounds.topology import domains_of
-from ballast_policies.rounds.values import Node
+from ballast_policies.rounds.values import Node, own_domain
 from ballast_policies.scheduling import Capacity
 
 from ballast_operator.allocator.costs.data_prices import pool_region, told_apart_by_region
 from ballast_operator.allocator.problem.capacity_types import PoolKind, pool_kind, told_apart
 from ballast_operator.allocator.problem.memory import pool_memory, pools_apart
 from ballast_operator.allocator.problem.tolerance import Tolerance
-from ballast_operator.api.cluster_policy import ClusterPolicy
+from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec
 from ballast_operator.api.job_allocation import JobAllocation, coming_node, is_coming, pool_to_grow
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Key, Object
@@ -63,7 +63,7 @@ class ClusterCapacity(Capacity):
         return tuple(
             label
             for level, label in enumerate(self.levels)
-            if all(node.domain(level).endswith(f"node:{node.name}") for node in self.nodes)
+            if all(node.domain(level).endswith(own_domain(node.name)) for node in self.nodes)
         )
 
     @property
@@ -74,7 +74,7 @@ class ClusterCapacity(Capacity):
 
 
 def read_capacity(
-    pools: Sequence[NodePool],
+    spec: ClusterPolicySpec,
     *,
     nodes: Mapping[str, NodeView],
     pods: Sequence[Object],
@@ -82,17 +82,16 @@ def read_capacity(
     wanting: Sequence[JobView],
     known: Mapping[str, str] | None = None,
     left_out: Sequence[JobView] = (),
-    levels: tuple[str, ...] = (),
 ) -> ClusterCapacity:
-    """The capacity of ``pools``, less what pods of others hold.
+    """The capacity of a policy's pools, less what pods of others hold.
 
     ``known``: pool -> the region where its nodes were. ``left_out``: jobs that the decision leaves out, and
-    which are not among ``jobs``: their gangs keep what they hold. ``levels``: labels of levels.
+    which are not among ``jobs``: their gangs keep what they hold.
 
     Nodes that are closed, or have a taint that none of the jobs ``wanting`` GPUs tolerates, are there only
     for the gangs that run on them.
     """
-    held = _held_by_running_gangs(jobs)
+    pools, levels, held = spec.node_pools, spec.topology.labels, _held_by_running_gangs(jobs)
     members, overlaps = assign_nodes(pools, nodes, held)
     coming, promised = nodes_to_come(pools, members, [*jobs, *left_out])
     kept = _kept(left_out)

@@ -115,14 +115,13 @@ def _take(
     wanting, over = without_suspended_teams(_wanting(jobs, now), seen.spent)
     nodes = closed_by_condition(seen.nodes, spec.node_health.unhealthy_conditions)
     capacity = read_capacity(
-        spec.node_pools,
+        spec,
         nodes=nodes,
         pods=seen.pods,
         jobs=jobs,
         wanting=wanting,
         known=seen.regions,
         left_out=at_fault,
-        levels=spec.topology.labels,
     )
     _leave_out_partners(jobs, left_out, capacity.left_out.keys() & capacity.shared.keys())
     capacity = dataclasses.replace(capacity, data_prices=data_prices(spec.data_prices))
