@@ -114,7 +114,6 @@ docs: $(STAMP) ## build the documentation site into out/site; a broken link or a
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 generate: $(STAMP) ## write the custom resource definitions, the chart's copies, references
-	@$(BIN)/python -m ballast_operator.generated
 	@$(BIN)/python scripts/generate_docs.py
 
 clean: ## remove the environment (the control plane stays in the user's cache)

@@ -1,19 +1,17 @@
-"""Write the generated parts of the documentation: command line, decisions, service levels, pictures."""
+"""Write the generated files: definitions, the chart's copies, and what the documentation has of the code."""
 
 import inspect
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 from ballast_operator.cli.main import main as ballast
-from ballast_operator.generated import with_sections
 from ballast_trainer.cli.main import main as ballast_train
+from generated_files import ROOT, generated_files, with_sections
 from pictures import pictures
 from service_levels import service_levels
 
-ROOT = Path(__file__).resolve().parents[1]
 DECISIONS = ROOT / "docs/decisions"
 RELIABILITY = ROOT / "docs/reliability.md"
 CLI_HEAD = """# Command line
@@ -88,6 +86,7 @@ def decisions_index() -> str:
 def main() -> None:
     """Write what differs, and print what was written."""
     for path, text in (
+        *((ROOT / name, text) for name, text in generated_files().items()),
         (ROOT / "docs/cli.md", cli_reference()),
         (RELIABILITY, with_sections(RELIABILITY.read_text(), {"service-levels": service_levels(ROOT)})),
         (DECISIONS / "README.md", decisions_index()),

@@ -46,8 +46,9 @@ JOB = {
 
 def main(name: str) -> dict[str, Any]:
     """What every part of the product makes of the rows called ``name``."""
-    from ballast_operator.generated import generated_files
     from click.testing import CliRunner
+
+    from scripts.generated_files import generated_files
 
     runner = CliRunner()
     files = generated_files()

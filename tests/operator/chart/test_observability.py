@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
-from ballast_operator.generated import generated_files
 from ballast_operator.metrics import Metrics
 from ballast_trainer.reporting.prometheus import _GAUGES, PrometheusWriter
 from prometheus_client import CollectorRegistry
 
+from scripts.generated_files import generated_files
 from tests.support.ports import free_port
 from tests.support.prometheus import needs_prometheus
 from tests.support.waiting import WAIT_SECONDS

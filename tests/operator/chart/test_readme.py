@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import yaml
-from ballast_operator.generated.tables import chart_readme
+
+from scripts.generated_files import chart_readme
 
 VALUES = Path(__file__).parents[3] / "charts/ballast/values.yaml"
 

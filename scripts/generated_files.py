@@ -1,14 +1,22 @@
-"""Tables of the documentation, from the rows of the registries."""
+"""Files of the repository that are made from the operator's models and the rows of the registries.
+
+Not part of the installed product; a test compares what is committed with what is made.
+"""
 
 import enum
 import importlib.util
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from ballast_operator.api.conditions import JobCondition, JobReason, JobState
+from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
+from ballast_operator.api.rbac import kueue_rules, operator_rules, page_rules, people_roles
+from ballast_operator.api.schema.crd import RESOURCES, Resource, crd_files, root_schema, to_yaml
+from ballast_operator.api.schema.model_schema import member_docs
 from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.registry import POLICIES
 from ballast_policies.allocation.solvers.methods import METHODS
@@ -17,10 +25,11 @@ from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.planners.registry import PLANNERS
 from ballast_policies.planning.schedules.registry import DEFAULT_STAGES_PER_RANK, SCHEDULES, trained_schedules
 
-from ballast_operator.api.conditions import JobCondition, JobReason, JobState
-from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
-from ballast_operator.api.schema.crd import RESOURCES, Resource, root_schema
-from ballast_operator.api.schema.model_schema import member_docs
+ROOT = Path(__file__).resolve().parents[1]
+"""Of the repository."""
+
+_CHART = "charts/ballast/files"
+_HEADER = "# Generated from ballast_operator.api.rbac by `make generate`. Edit that.\n"
 
 _API_HEAD = """<!-- Generated from the models in ballast_operator.api by `make generate`. Edit those. -->
 # API reference: `ballast.dev/v1alpha1`
@@ -50,6 +59,54 @@ _AS_KUBERNETES = frozenset(
 )
 """Fields whose own fields are those of a Pod's, checked likewise."""
 _WORDS: tuple[type[enum.StrEnum], ...] = (JobState, JobCondition, JobReason, PolicyCondition, PolicyReason)
+
+
+def generated_files() -> Mapping[str, str]:
+    """Path below the repository's root -> text."""
+    files = {}
+    for name, text in crd_files().items():
+        files[f"crds/{name}"] = text
+        files[f"{_CHART}/crds/{name}"] = text
+    files[f"{_CHART}/rbac/operator-rules.yaml"] = _HEADER + to_yaml(operator_rules())
+    files[f"{_CHART}/rbac/page-rules.yaml"] = _HEADER + to_yaml(page_rules())
+    files[f"{_CHART}/rbac/kueue-rules.yaml"] = _HEADER + to_yaml(kueue_rules())
+    files[f"{_CHART}/rbac/people-roles.yaml"] = _HEADER + to_yaml(people_roles())
+    files["docs/api.md"] = api_reference()
+    files["charts/ballast/README.md"] = chart_readme((ROOT / "charts/ballast/values.yaml").read_text())
+    # Pages that people write, with tables that are made: name of the section -> text.
+    for name, sections in {
+        "docs/policies.md": {
+            "policies": policies_table(),
+            "specification": specification(),
+            "methods": methods_table(),
+        },
+        "docs/planning.md": {
+            "planners": planners_table(),
+            "balancers": balancers_table(),
+            "schedules": schedules_table(),
+        },
+        "docs/trainer-changes.md": {"dynamics": dynamics_table()},
+    }.items():
+        files[name] = with_sections((ROOT / name).read_text(), sections)
+    return files
+
+
+def with_sections(text: str, sections: Mapping[str, str]) -> str:
+    """The page with the parts between its marks ``<!-- generated: NAME -->`` and ``<!-- end -->`` replaced.
+
+    Raises:
+        LookupError: the page lacks the marks of a section.
+    """
+    for name, content in sections.items():
+        begin, end = f"<!-- generated: {name} -->\n\n", "\n\n<!-- end -->"
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not (found and closed):
+            raise LookupError(
+                f"the page has no {begin.strip()} ... {end.strip()}. To fix: put them around it"
+            )
+        text = f"{before}{begin}{content}{end}{after}"
+    return text
 
 
 def api_reference() -> str:
