@@ -11,10 +11,9 @@ import time
 
 import click
 import numpy as np
+from ballast_lab.changing_loads import LOADS
 from ballast_policies.planning.balancers.exact import exact_partition
-from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.partition import even_partition
-from ballast_policies.planning.schedules.bubbles import pipeline_bubble
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
 from ballast_policies.planning.schedules.costs import StageCosts, even_costs
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, stages_of
@@ -33,7 +32,7 @@ def bubbles(ranks, microbatches):
         costs = even_costs(schedule.stages, forward=1 / each, backward=2 / each, backward_input=1 / each)
         idle = simulate(schedule, costs).makespan / (3 * microbatches) - 1
         facts = validate(schedule)
-        formula = pipeline_bubble(ranks, microbatches, EXACT[name]) if name in EXACT else None
+        formula = (ranks - 1) / (EXACT[name] * microbatches) if name in EXACT else None
         assert formula is None or abs(idle - formula) <= 1e-12, (name, idle, formula)
         rows.append(
             {
@@ -53,9 +52,7 @@ def bubbles(ranks, microbatches):
 def closed_form_errors(ranks, microbatches):
     """AMP's formula against the simulated 1F1B, forward and backward apart, for uneven stages."""
     rows = []
-    for kind, case in DYNAMICS.items():
-        generate = case.loads
-        assert generate is not None
+    for kind, generate in LOADS.items():
         errors = []
         for seed in range(10):
             seconds = generate(32, 1.0, np.random.default_rng(seed))

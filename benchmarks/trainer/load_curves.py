@@ -13,8 +13,8 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
+from ballast_lab.changing_loads import pruned_layers
 from ballast_policies.planning.balancers.exact import exact_partition
-from ballast_policies.planning.changing_loads import pruned_layers
 from ballast_policies.planning.partition import even_partition
 
 PUBLISHED = {

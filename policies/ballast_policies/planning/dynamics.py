@@ -7,8 +7,6 @@ names when a job asks for the kind.
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from ballast_policies.planning import changing_loads
-from ballast_policies.planning.changing_loads import Loads
 from ballast_policies.registry import Registry
 
 
@@ -27,7 +25,6 @@ class DynamicCase:
         stops_learning: layers stop learning from the front: the fraction ``target`` of them at the most.
         needs_target: ``target`` has to be given: nothing else decides how far the change goes.
         by_steps: it reads ``startStep``, ``endStep`` and ``target``; else it holds from the first step on.
-        loads: model of how the layers' cost changes, for planning and simulation; None: there is none.
     """
 
     summary: str
@@ -39,7 +36,6 @@ class DynamicCase:
     stops_learning: bool = False
     needs_target: bool = False
     by_steps: bool = True
-    loads: Loads | None = None
 
 
 _TRANSFORMER = frozenset({"transformer"})
@@ -56,7 +52,6 @@ DYNAMICS = Registry(
             build="ballast_trainer.dynamics.pruning.pruning:build_pruning",
             compares_ranks=True,
             needs_target=True,
-            loads=changing_loads.pruning,
         ),
         "freezing": DynamicCase(
             summary="Layers stop learning from the front, by steps or by a criterion; `target` is the "
@@ -65,14 +60,12 @@ DYNAMICS = Registry(
             inside_layers=False,
             stops_learning=True,
             needs_target=True,
-            loads=changing_loads.freezing,
         ),
         "sparseAttention": DynamicCase(
             summary="Queries attend to the keys that their content chooses; `target` is the most that "
             "is left out.",
             build="ballast_trainer.dynamics.attention.sparse_attention:SparseAttention",
             families=_TRANSFORMER,
-            loads=changing_loads.sparse_attention,
         ),
         "earlyExit": DynamicCase(
             summary="Confident positions skip the layers that follow; `target` is the most that leave before "
@@ -80,7 +73,6 @@ DYNAMICS = Registry(
             build="ballast_trainer.dynamics.early_exit:EarlyExit",
             families=_TRANSFORMER,
             excludes={"mixtureOfDepths": _BOTH_ROUTE},
-            loads=changing_loads.early_exit,
         ),
         "mixtureOfDepths": DynamicCase(
             summary="A block computes its router's picks only; `target` is the fraction that passes it by.",
@@ -88,17 +80,20 @@ DYNAMICS = Registry(
             families=_TRANSFORMER,
             excludes={"earlyExit": _BOTH_ROUTE},
             needs_target=True,
-            loads=changing_loads.mixture_of_depths,
         ),
         "mixtureOfExperts": DynamicCase(
             summary="MLPs become experts; each position goes to its best ones.",
             build="ballast_trainer.dynamics.mixture_of_experts:MixtureOfExperts",
             families=_TRANSFORMER,
             by_steps=False,
-            loads=changing_loads.mixture_of_experts,
         ),
     },
 )
+
+
+def gradual_sparsity(progress: float, *, initial: float = 0.0, final: float = 0.9) -> float:
+    """Zhu and Gupta's schedule: Sf + (Si - Sf) (1 - progress)^3 (DynMo supplement, equation 2)."""
+    return final + (initial - final) * (1 - min(max(progress, 0.0), 1.0)) ** 3
 
 
 def excluded_pair(kinds: Iterable[str]) -> tuple[str, str, str] | None:

@@ -58,11 +58,6 @@ def imbalance(loads: Sequence[float] | np.ndarray) -> float:
     return float(loads.max() / mean - 1.0) if mean > 0 else 0.0
 
 
-def speed_up_ceiling(before: Sequence[float] | np.ndarray, after: Sequence[float] | np.ndarray) -> float:
-    """Largest load before over largest load after: no rebalancing between the two gains more."""
-    return float(np.max(before) / np.max(after))
-
-
 def even_partition(layers: int, ranks: int) -> Partition:
     """The same number of layers on each rank, up to one.
 

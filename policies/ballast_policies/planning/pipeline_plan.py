@@ -17,11 +17,10 @@ from ballast_policies.planning.memory.stage_bytes import ROUNDING, LayerSums, St
 from ballast_policies.planning.partition import Partition, PlanningError, even_partition, imbalance
 from ballast_policies.planning.profile import GpuKind, LayerProfile
 from ballast_policies.planning.rank_capacity import TakenBytes, taken_by_sums
-from ballast_policies.planning.schedules.bubbles import BubbleSplit, split_bubble
 from ballast_policies.planning.schedules.costs import StageCosts, stage_costs
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, build_schedule, stages_of
 from ballast_policies.planning.schedules.schedule import Schedule
-from ballast_policies.planning.schedules.simulate import Trace, simulate
+from ballast_policies.planning.schedules.simulate import BubbleSplit, Trace, simulate, split_bubble
 from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
 
 _MOST_ACTIONS = 150_000

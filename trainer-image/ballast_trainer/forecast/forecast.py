@@ -19,11 +19,10 @@ from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.partition import Partition, even_partition
 from ballast_policies.planning.profile import ProfiledLayer
 from ballast_policies.planning.rank_capacity import RankCapacity
-from ballast_policies.planning.schedules.bubbles import BubbleSplit, split_bubble
 from ballast_policies.planning.schedules.costs import StageCosts, stage_costs
 from ballast_policies.planning.schedules.registry import SCHEDULES
 from ballast_policies.planning.schedules.schedule import Kind, Schedule
-from ballast_policies.planning.schedules.simulate import Span, Trace, simulate
+from ballast_policies.planning.schedules.simulate import BubbleSplit, Span, Trace, simulate, split_bubble
 from ballast_policies.planning.step_time import predict_step_seconds
 
 from ballast_trainer.errors import ConfigurationError

@@ -9,8 +9,8 @@ from typing import Any
 
 from ballast_policies.contract import Ack, ExitReason, Proposal, Report, Stage
 from ballast_policies.planning.partition import imbalance
-from ballast_policies.planning.schedules.bubbles import split_bubble
 from ballast_policies.planning.schedules.costs import stage_costs
+from ballast_policies.planning.schedules.simulate import split_bubble
 from ballast_policies.planning.stages import partition_of
 from ballast_policies.planning.step_time import predict_step_seconds
 

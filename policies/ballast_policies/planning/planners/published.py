@@ -23,7 +23,7 @@ from ballast_policies.planning.planners.layout import Groups, Layout, PlacedStag
 from ballast_policies.planning.planners.pipedream import DeviceMemory, PipeDreamPlan, plan_pipedream
 from ballast_policies.planning.planners.request import PlanRequest
 from ballast_policies.planning.planners.runnable import trainer_fields
-from ballast_policies.planning.schedules.bubbles import optimal_active_minibatches
+from ballast_policies.planning.schedules.builders.synchronous import in_flight
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
 
 
@@ -183,8 +183,7 @@ def pipedream(request: PlanRequest) -> PlannerAnswer:
     request.model.check_layers_fit()
     found = _pipedream(request)
     layout = _replicated(request, found)
-    gpus = sum(found_stage.replicas for found_stage in found.stages)
-    active = optimal_active_minibatches(gpus, found.stages[0].replicas)
+    active = in_flight([stage.replicas for stage in found.stages], 0)
     notes = [
         f"{found.configuration}: {found.seconds_per_microbatch:.4g} s a microbatch (predicted, without a "
         f"flush), {active} in flight for each replica of the input stage",

@@ -1,17 +1,10 @@
-"""Schedules and simulated traces as text, as SVG pictures, and as traces of chrome://tracing and Perfetto."""
+"""Schedules and simulated traces as CSV, text, SVG pictures, and for chrome://tracing and Perfetto."""
 
 import json
 from html import escape
 
 from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule, ScheduleError
 from ballast_policies.planning.schedules.simulate import Trace
-
-
-def schedule_text(schedule: Schedule) -> str:
-    """The order of actions, one line a rank: ``rank 0: 0F0 0F1 0B0 ...``."""
-    return "\n".join(
-        f"rank {rank}: {' '.join(str(action) for action in row)}" for rank, row in enumerate(schedule.actions)
-    )
 
 
 def schedule_csv(schedule: Schedule) -> str:

@@ -172,3 +172,48 @@ class _Player:
             return row
         own = [stage for stage, holders in enumerate(self.schedule.stage_ranks) if rank in holders]
         return row + tuple(Action(stage, Kind.UPDATE, 0) for stage in own)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BubbleSplit:
+    """Idle fractions of all ranks' time; ``inherent + dynamic == idle``.
+
+    Attributes:
+        idle: of the schedule with its own costs.
+        inherent: of the same schedule with the same work spread evenly over the stages.
+        dynamic: the rest, which balancing can win back. A little below 0 where a pipeline of few
+            microbatches, or one with slow transfers, fills faster with uneven stages than with even ones.
+    """
+
+    idle: float
+    inherent: float
+    dynamic: float
+
+
+def split_bubble(schedule: Schedule, costs: StageCosts) -> BubbleSplit:
+    """Idle time with these costs, and with the same total work on even stages at even speeds."""
+    idle = simulate(schedule, costs).idle_fraction
+    inherent = simulate(schedule, _evened(schedule, costs)).idle_fraction
+    return BubbleSplit(idle=idle, inherent=inherent, dynamic=idle - inherent)
+
+
+def _evened(schedule: Schedule, costs: StageCosts) -> StageCosts:
+    """The same seconds in total, the same on every stage of every rank."""
+
+    def mean(values: tuple[float, ...]) -> tuple[float, ...]:
+        if not values:
+            return ()
+        slowed = [
+            value * sum(1 / (costs.speeds[rank] if costs.speeds else 1.0) for rank in holders) / len(holders)
+            for value, holders in zip(values, schedule.stage_ranks, strict=True)
+        ]
+        return (sum(slowed) / len(slowed),) * len(slowed)
+
+    return dataclasses.replace(
+        costs,
+        forward=mean(costs.forward),
+        backward=mean(costs.backward),
+        backward_input=mean(costs.backward_input),
+        update=mean(costs.update),
+        speeds=(),
+    )

@@ -8,7 +8,7 @@ are left out.
 """
 
 from collections.abc import Sequence
-from math import ceil, floor
+from math import floor
 
 import numpy as np
 
@@ -43,13 +43,6 @@ def resize_ratios(
         raise ValueError(f"{len(T)} ranks need as many product seconds, all above 0, got {M.tolist()}")
     reference = float(T.mean()) if reference_seconds is None else reference_seconds
     return tuple(np.clip((T - reference) / M, 0.0, LARGEST_RATIO).tolist())
-
-
-def resized_seconds(
-    seconds: Sequence[float], product_seconds: Sequence[float], ratios: Sequence[float]
-) -> tuple[float, ...]:
-    """Predicted T of every rank: products take (1 - gamma) of their time."""
-    return tuple(t - m * gamma for t, m, gamma in zip(seconds, product_seconds, ratios, strict=True))
 
 
 def layer_ratio(
@@ -100,11 +93,6 @@ def keep_list(
         overdue = np.where(pruned_epochs >= patience, pruned_epochs, 0)
     order = np.lexsort((np.arange(columns), -np.asarray(variation), -overdue))
     return np.sort(order[:kept])
-
-
-def longest_absence(ratio: float, patience: int) -> int:
-    """Epochs after which every column has been computed again, with ``patience``."""
-    return patience + ceil(1 / (1 - ratio))
 
 
 def updated_variation(variation: np.ndarray, fresh: np.ndarray, kept: np.ndarray) -> np.ndarray:

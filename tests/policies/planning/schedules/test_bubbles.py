@@ -3,11 +3,6 @@
 import itertools
 
 import pytest
-from ballast_policies.planning.schedules.bubbles import (
-    pipeline_bubble,
-    split_bubble,
-    split_measured_bubble,
-)
 from ballast_policies.planning.schedules.builders.asynchronous import pipedream
 from ballast_policies.planning.schedules.builders.synchronous import (
     interleaved_one_forward_one_backward,
@@ -17,7 +12,7 @@ from ballast_policies.planning.schedules.builders.synchronous import (
 from ballast_policies.planning.schedules.builders.v_shaped import zero_bubble_v
 from ballast_policies.planning.schedules.costs import StageCosts, even_costs
 from ballast_policies.planning.schedules.registry import build_schedule
-from ballast_policies.planning.schedules.simulate import simulate
+from ballast_policies.planning.schedules.simulate import simulate, split_bubble
 from ballast_policies.planning.schedules.validate import validate
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +28,7 @@ def test_bubble_is_p_minus_1_over_v_m(p, m, v):
     schedule = interleaved_one_forward_one_backward(p, m, v)
     trace = simulate(schedule, even_costs(p * v, forward=1 / v, backward=2 / v))
     ideal = 3 * m
-    assert (trace.makespan - ideal) / ideal == pytest.approx(pipeline_bubble(p, m, v), rel=1e-12)
+    assert (trace.makespan - ideal) / ideal == pytest.approx((p - 1) / (v * m), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["1F1B", "GPipe", "LoopedBFS"])
@@ -42,7 +37,7 @@ def test_gpipe_and_1f1b_have_the_same_bubble(name):
     p, m = 4, 8
     schedule = build_schedule(name, ranks=p, microbatches=m)
     trace = simulate(schedule, even_costs(p))
-    assert trace.makespan / (3 * m) - 1 == pytest.approx(pipeline_bubble(p, m), rel=1e-12)
+    assert trace.makespan / (3 * m) - 1 == pytest.approx((p - 1) / m, rel=1e-12)
 
 
 def test_zero_bubble_schedules_have_the_bubbles_measured_of_torch():
@@ -79,20 +74,6 @@ def test_over_many_microbatches_the_dynamic_bubble_is_what_the_slowest_rank_cost
     split = split_bubble(one_forward_one_backward(4, 400), costs)
     assert split.idle == pytest.approx(1 - 2 / 4, abs=0.01)
     assert split.dynamic == pytest.approx(split.idle, abs=0.01)
-
-
-def test_a_measured_step_is_split_like_a_simulated_one():
-    """From busy seconds and the step alone."""
-    schedule = one_forward_one_backward(4, 8)
-    costs = StageCosts(forward=(1.0, 2.0, 1.0, 1.0), backward=(2.0, 4.0, 2.0, 2.0))
-    trace = simulate(schedule, costs)
-    measured = split_measured_bubble(schedule, busy_seconds=trace.busy, step_seconds=trace.makespan)
-    want = split_bubble(schedule, costs)
-    assert measured.idle == pytest.approx(want.idle)
-    assert measured.inherent == pytest.approx(want.inherent)
-    assert measured.dynamic == pytest.approx(want.dynamic)
-    with pytest.raises(ValueError, match="3 busy times"):
-        split_measured_bubble(schedule, busy_seconds=[1.0] * 3, step_seconds=1.0)
 
 
 def test_without_a_flush_the_bubble_is_paid_once():

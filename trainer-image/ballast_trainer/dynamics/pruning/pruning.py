@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from ballast_policies.contract.job.dynamics import DynamicConfig, PruningSettings, Structure
-from ballast_policies.planning.changing_loads import gradual_sparsity
+from ballast_policies.planning.dynamics import gradual_sparsity
 from torch import nn
 
 from ballast_trainer.distributed.process_group import World

@@ -111,14 +111,6 @@ def anneal(
     return _search(record, best_so_far)
 
 
-def all_strategies(
-    layers: Sequence[LayerCost], grid: DeviceGrid, *, batch_size: int
-) -> Iterator[tuple[float, Strategy]]:
-    """Every degree, microbatch size and tiling with its best layers: for small grids."""
-    for placement, size in _candidates(grid, degrees(grid, len(layers), batch_size), batch_size):
-        yield _scored(layers, grid, placement, size, batch_size)
-
-
 def search(
     layers: Sequence[LayerCost],
     grid: DeviceGrid,

@@ -181,23 +181,15 @@ def step_seconds(
             f"{strategy.microbatch_size}. To fix: use a multiple of {per_round}"
         )
     gas = batch_size // per_round
-    taken = _taken(strategy, layers, gas)
-    if any(
-        held > limit * ROUNDING
-        for held, limit in zip(taken, stage_memory(grid, strategy.placement), strict=True)
-    ):
-        return float("inf")
     size, placement = strategy.microbatch_size, strategy.placement
+    taken = stage_bytes(layers, placement, size, gas).of_cut(strategy.partition)
+    if (taken > ROUNDING * np.array(stage_memory(grid, placement))).any():
+        return float("inf")
     t = stage_seconds(layers, grid, placement, size)
     e = boundary_seconds(layers, grid, placement, size)
     return pipeline_seconds(strategy.partition, t, e, gas) + sync_seconds(
         layers, grid, placement, strategy.partition
     )
-
-
-def device_bytes(strategy: Strategy, layers: Sequence[LayerCost], microbatches: int) -> float:
-    """Bytes of the fullest device under 1F1B, by the formula of launches and forecasts."""
-    return float(max(_taken(strategy, layers, microbatches)))
 
 
 def stage_bytes(
@@ -237,12 +229,6 @@ def _stage_bytes(
 def stage_memory(grid: DeviceGrid, placement: Placement) -> list[float]:
     """What the smallest device of each stage holds, bytes."""
     return [min(grid.memory(device) for group in stage for device in group) for stage in placement]
-
-
-def _taken(strategy: Strategy, layers: Sequence[LayerCost], microbatches: int) -> list[float]:
-    found = stage_bytes(layers, strategy.placement, strategy.microbatch_size, microbatches)
-    taken: list[float] = found.of_cut(strategy.partition).tolist()
-    return taken
 
 
 def with_best_layers(

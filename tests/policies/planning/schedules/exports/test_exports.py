@@ -1,4 +1,4 @@
-"""What a schedule looks like outside: text, CSV, chrome trace, picture."""
+"""What a schedule looks like outside: CSV, text, chrome trace, picture."""
 
 import itertools
 import json
@@ -14,19 +14,11 @@ from ballast_policies.planning.schedules.exports import (
     chrome_trace,
     schedule_csv,
     schedule_svg,
-    schedule_text,
     timeline,
 )
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule
 from ballast_policies.planning.schedules.schedule import Action, ScheduleError
 from ballast_policies.planning.schedules.simulate import simulate
-
-
-def test_the_text_of_1f1b():
-    """One line a rank, in torch's words."""
-    assert schedule_text(one_forward_one_backward(2, 3)) == (
-        "rank 0: 0F0 0F1 0B0 0F2 0B1 0B2\nrank 1: 1F0 1B0 1F1 1B1 1F2 1B2"
-    )
 
 
 @pytest.mark.parametrize("name", [name for name, kind in SCHEDULES.items() if not kind.asynchronous])

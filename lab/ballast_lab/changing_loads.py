@@ -1,24 +1,20 @@
-"""Generators of layer costs that change over a run as in the six dynamic cases, for simulation and tests.
+"""Models of how layers' costs change over a run in the six dynamic cases, for benchmarks and tests.
 
 Each maps the progress of training (0 begin, 1 end) to the relative seconds of every layer, 1 being a
 layer at the begin.  They are models of the six cases (DynMo), with constants named below, not
 measurements: a running job measures its own layers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
+from ballast_policies.planning.dynamics import gradual_sparsity
 
 BACKWARD_SHARE = 2 / 3
 """Of a layer's seconds: the backward takes twice the forward."""
 
 Loads = Callable[[int, float, np.random.Generator], np.ndarray]
 """(layers, progress, generator) -> relative seconds, shape (layers,)."""
-
-
-def gradual_sparsity(progress: float, *, initial: float = 0.0, final: float = 0.9) -> float:
-    """Zhu and Gupta's schedule: Sf + (Si - Sf) (1 - progress)^3 (DynMo supplement, equation 2)."""
-    return final + (initial - final) * (1 - min(max(progress, 0.0), 1.0)) ** 3
 
 
 def pruning(layers: int, progress: float, generator: np.random.Generator) -> np.ndarray:
@@ -80,6 +76,17 @@ def mixture_of_depths(layers: int, progress: float, generator: np.random.Generat
     """Every second layer routes only an eighth of the tokens through itself."""
     routed = np.arange(layers) % 2 == 1
     return np.where(routed, 1 - progress * 7 / 8, 1.0)
+
+
+LOADS: Mapping[str, Loads] = {
+    "pruning": pruning,
+    "freezing": freezing,
+    "sparseAttention": sparse_attention,
+    "earlyExit": early_exit,
+    "mixtureOfDepths": mixture_of_depths,
+    "mixtureOfExperts": mixture_of_experts,
+}
+"""By kind of change, as ``dynamics[].kind`` names it."""
 
 
 def _half_normal(x: np.ndarray) -> np.ndarray:
