@@ -98,7 +98,7 @@ def lifetimes() -> str:
         rows.append(
             [
                 pool.cloud, pool.zone, f"{pool.gpus}x{pool.gpu_type}", f"{log.preemptions}",
-                f"{hazard.hours:.0f}", f"{hazard.mean_hours_to_preemption:.1f} {span}",
+                f"{hazard.hours:.0f}", f"{1.0 / hazard.per_hour:.1f} {span}",
                 f"{longest:.1f}", f"{hazard.hours * 3600 / (log.end - log.start):.0%}",
             ]
         )  # fmt: skip

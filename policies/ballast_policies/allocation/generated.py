@@ -10,7 +10,7 @@ programs", Operations Research 8, 1960.)
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -47,20 +47,6 @@ class ConfigurationSource(Protocol):
             None where the job cannot run. Equal configurations have equal names in all answers.
         """
         ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Listed:
-    """A source that has them all in a list."""
-
-    configurations: Sequence[Configuration]
-
-    def best_answer(
-        self, prices: Mapping[str, float], worth: float, most: Mapping[str, int]
-    ) -> Configuration | None:
-        """As of :class:`ConfigurationSource`."""
-        fitting = [each for each in self.configurations if each.fits(most)]
-        return max(fitting, key=lambda each: _gain(each, prices, worth), default=None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,11 +41,6 @@ class Hazard:
         prior = PRIOR_HOURS_AFTER_A_LOSS if self.preemptions else PRIOR_HOURS
         return (PRIOR_PREEMPTIONS + self.preemptions) / (prior + self.hours)
 
-    @property
-    def mean_hours_to_preemption(self) -> float:
-        """MTTF: the inverse of the rate."""
-        return 1.0 / self.per_hour
-
     def quantile_per_hour(self, probability: float) -> float:
         """The rate that is not exceeded with this probability, at least, above 1/2; at most below 1/2.
 

@@ -49,7 +49,7 @@ class Estimator:
     Attributes:
         profiles: profiled job types, the prior; those of one GPU type or several.
         gpu_types: of the cluster.
-        types: job -> its job type.
+        types: job -> its job type, which need not be profiled.
         own: job -> GPU type -> what its own reports say.
     """
 
@@ -57,10 +57,6 @@ class Estimator:
     gpu_types: tuple[str, ...]
     types: Mapping[str, JobType] = dataclasses.field(default_factory=dict)
     own: Mapping[str, Mapping[str, Estimate]] = dataclasses.field(default_factory=dict)
-
-    def with_job(self, job: str, job_type: JobType) -> "Estimator":
-        """Make ``job`` known; its type need not be profiled."""
-        return dataclasses.replace(self, types={**self.types, job: job_type})
 
     def observe(self, job: str, gpu_type: str, steps_per_second: float) -> "Estimator":
         """The estimator after one report of ``job`` running alone on ``gpu_type``.

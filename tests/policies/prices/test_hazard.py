@@ -68,7 +68,7 @@ def test_bounds_of_95_percent_cover_95_percent(rate, hours, seed):
 def test_a_rate_of_hours_shows_after_ten_of_them():
     """Six machines lost in 10.2 hours are one in 1.7 h, nearly: what was expected before weighs an hour."""
     seen = Hazard(preemptions=6, hours=10.2)
-    assert seen.mean_hours_to_preemption == pytest.approx(1.7, rel=0.1)
+    assert 1.0 / seen.per_hour == pytest.approx(1.7, rel=0.1)
     low, high = (1 / seen.quantile_per_hour(p) for p in (0.975, 0.025))
     assert (low, high) == pytest.approx((0.78, 4.63), abs=0.01)  # Garwood's table: 2.202 and 13.06
 

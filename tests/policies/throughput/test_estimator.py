@@ -1,5 +1,6 @@
 """Estimates of throughputs: by reports, by the number of GPUs, and completed from a table."""
 
+import dataclasses
 import itertools
 import math
 
@@ -43,7 +44,7 @@ def without(name):
 
 def test_a_new_job_of_a_profiled_type_starts_at_its_profile():
     """Before any report: the table's rates, called a prior."""
-    found = Estimator(profiles=PROFILES, gpu_types=TYPES).with_job("a", RESNET).alone("a")
+    found = Estimator(profiles=PROFILES, gpu_types=TYPES, types={"a": RESNET}).alone("a")
     for gpu_type in TYPES:
         assert found[gpu_type].steps_per_second == PROFILES.alone(RESNET, gpu_type)
         assert found[gpu_type].source == "prior"
@@ -51,7 +52,7 @@ def test_a_new_job_of_a_profiled_type_starts_at_its_profile():
 
 def test_reports_take_the_priors_place_and_scale_the_other_types():
     """A job that runs at half its type's speed on one GPU type is expected to do so on the others."""
-    estimator = Estimator(profiles=PROFILES, gpu_types=TYPES).with_job("a", RESNET)
+    estimator = Estimator(profiles=PROFILES, gpu_types=TYPES, types={"a": RESNET})
     for _ in range(6):
         estimator = estimator.observe("a", "v100", 0.5 * PROFILES.alone(RESNET, "v100"))
     found = estimator.alone("a")
@@ -93,7 +94,7 @@ def test_a_type_never_profiled_is_completed_from_one_measurement():
     for job_type in PROFILES.alone_rates["v100"]:
         if job_type.gpus > 1:
             continue
-        estimator = Estimator(profiles=without(job_type.name), gpu_types=TYPES).with_job("a", job_type)
+        estimator = Estimator(profiles=without(job_type.name), gpu_types=TYPES, types={"a": job_type})
         before = estimator.alone("a")
         assert {estimate.source for estimate in before.values()} == {"unknown"}
         measured = PROFILES.alone(job_type, "v100")
@@ -158,7 +159,9 @@ def test_on_a_gpu_type_never_seen_the_catalogue_says_how_much_faster():
     assert found["a100-sxm4-40gb"].steps_per_second == pytest.approx(ratio * 20, rel=0.1)
     assert found["x"].steps_per_second == pytest.approx(20, rel=0.1)
     assert found["a100-sxm4-40gb"].deviation > found["v100-sxm2-16gb"].deviation
-    new = estimator.with_job("new", JobType(name="new", gpus=1)).observe("new", "v100-sxm2-16gb", 50.0)
+    new = dataclasses.replace(estimator, types={"new": JobType(name="new")}).observe(
+        "new", "v100-sxm2-16gb", 50.0
+    )
     assert new.alone("new")["a100-sxm4-40gb"].steps_per_second == pytest.approx(ratio * 50, rel=0.1)
 
 

@@ -9,13 +9,17 @@ the sum of the levels without their weights. Its optimum is Pareto efficient: ev
 positive worth. A job's worth on a type is its speed there relative to its average type, so
 that few jobs tie, which keeps large programs easy (docs/decisions/0402). Where no GPU is idle that a job
 could use, nothing changes and nothing is solved.
+
+``raise_least_level`` is the core of the max-min policies: one program, then this rule.
 """
 
 import numpy as np
 
+from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.solvers.dense_program import dot
+from ballast_policies.allocation.start import WarmStart
 
 IDLE = 1e-6
 """GPUs or fraction of time below which the rest is not distributed."""
@@ -70,3 +74,21 @@ def _usable(instance: Instance, x: np.ndarray, speed: np.ndarray) -> bool:
     idle = instance.capacity - instance.gpus_used(x) > IDLE
     columns = instance.columns
     return bool((idle[columns.kind] & slow[columns.first]).any())
+
+
+def raise_least_level(instance: Instance, slope: np.ndarray, start: WarmStart | None = None) -> Answer:
+    """Maximise t with ``throughput(m, X) >= slope_m t``, as one LP; ties as above.
+
+    Args:
+        instance: the instance.
+        slope: (n,) steps/s of each job at level 1; 0: the job does not count.
+        start: an earlier answer to begin from.
+    """
+    raised = linear.maximise(instance, slope=slope, start=start)
+    return Answer(
+        x=fill_idle_capacity(instance, raised.x, slope * raised.t, raised),
+        solver=raised.solver,
+        start=raised.start,
+        bound=raised.bound,
+        shadow_prices=raised.shadow_prices,
+    )

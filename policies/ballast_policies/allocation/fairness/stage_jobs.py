@@ -1,4 +1,4 @@
-"""The jobs of a stage of water filling, and their program where some GPU types have prices.
+"""The jobs of a stage of water filling: their columns, their program at prices, and who stops at its end.
 
 At the end of a stage some types are full, and limit; the others have GPUs left and cost nothing. With only
 the limiting types priced, a job that can meet its demand on the others leaves the program, and of each
@@ -12,11 +12,90 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.fairness.demand_path import root_of_cut
-from ballast_policies.allocation.fairness.fill_stage import FillStage
-from ballast_policies.allocation.fairness.stage_columns import StageColumns
+from ballast_policies.allocation.fairness.teams import FillStage
+from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers.best_response import respond
-from ballast_policies.allocation.solvers.boxstep.sampling import stratified
-from ballast_policies.allocation.solvers.dense_program import Rows, dot, largest, least
+from ballast_policies.allocation.solvers.dense_program import (
+    Rows,
+    dot,
+    largest,
+    least,
+    needed,
+    stratified,
+    taken,
+)
+from ballast_policies.allocation.solvers.job_classes import equal_rows, mostly_distinct
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageColumns:
+    """Ways to run, w of each job.
+
+    Attributes:
+        rates: (n, w) as parts of a job's full speed; 0: it cannot run so.
+        gpus: (n,) of a gang; of an elastic job the most that it takes.
+        use: (k, w, n) GPUs of each type that each column takes; None: column j takes ``gpus`` of type j.
+    """
+
+    rates: np.ndarray
+    gpus: np.ndarray
+    use: np.ndarray | None = None
+
+    def alike(self) -> bool:
+        """Whether many jobs have the same columns."""
+        parts = [self.rates, self.gpus[:, None]]
+        if self.use is not None:
+            parts += [each.T for each in self.use]
+        return not mostly_distinct(np.concatenate(parts, axis=1))
+
+    def on(self, types: np.ndarray) -> np.ndarray:
+        """(n, w) whether a column takes GPUs of one of the ``types`` (k,), a mask."""
+        if self.use is None:
+            return np.broadcast_to(types, self.rates.shape)
+        taken: np.ndarray = (self.use[types] > 0).any(axis=0).T
+        return taken
+
+    def used(self, X: np.ndarray) -> np.ndarray:
+        """(k,) GPUs in use at shares X (n, w)."""
+        used: np.ndarray
+        used = self.gpus @ X if self.use is None else self.use.reshape(len(self.use), -1) @ X.T.ravel()
+        return used
+
+    def restricted(self, jobs: np.ndarray, types: np.ndarray) -> "StageColumns":
+        """Those of ``jobs`` (rows) that take GPUs of ``types`` (indices) only, and of gangs no others."""
+        if self.use is None:
+            rates = np.asfortranarray(self.rates[np.ix_(jobs, types)])
+            return StageColumns(rates=rates, gpus=self.gpus[jobs])
+        others = np.ones(len(self.use), dtype=bool)
+        others[types] = False
+        rates = np.asfortranarray(np.where(self.on(others)[jobs], 0.0, self.rates[jobs]))
+        return StageColumns(rates=rates, gpus=self.gpus[jobs], use=self.use[types][:, :, jobs])
+
+    def standing_for(self, jobs: np.ndarray, weight: np.ndarray) -> "StageColumns":
+        """Those of ``jobs`` (rows), each with the GPUs of ``weight`` such jobs."""
+        use = None if self.use is None else self.use[:, :, jobs] * weight
+        return StageColumns(rates=taken(self.rates, jobs), gpus=self.gpus[jobs] * weight, use=use)
+
+
+def stage_columns(instance: Instance) -> StageColumns:
+    """All columns of an instance without pairs; ``columns.place`` is the column of each."""
+    top = np.where(instance.top > 0, instance.top, 1.0)
+    if not instance.elastic.any():
+        return StageColumns(rates=np.asfortranarray(instance.T / top[:, None]), gpus=instance.gpus)
+    columns, n = instance.columns, len(top)
+    first, place = columns.first, columns.place
+    width = int(place.max(initial=0)) + 1
+    speed, entries = columns.rate_first / top[first], columns.entries()
+    rates, gpus = np.zeros((n, width), order="F"), np.ones(n)
+    if len(columns):
+        kept = needed(first, speed, None, entries)
+        rates[first[kept], place[kept]] = speed[kept]
+    np.maximum.at(gpus, first, columns.total_gpus())
+    use = np.zeros((len(instance.capacity), width, n))
+    column, kind, amount = entries
+    use[kind, place[column], first[column]] = amount
+    return StageColumns(rates=rates, gpus=gpus, use=use)
+
 
 CLOSE = 1e-9
 """An excess of GPUs in use up to this part of a type is ignored."""
@@ -223,3 +302,71 @@ class _Path:
         demand -= self.free
         result: np.ndarray = np.maximum(demand, 0.0, out=demand)
         return result
+
+
+SAME = 1e-9
+"""Speeds, and reduced costs as a part of prices, that differ by less count as equal."""
+MOST_TIED = 300
+"""Kinds of jobs with a choice that are checked together; with more, shares count as not unique."""
+
+
+class TiedError(Exception):
+    """Jobs that stopped may use the open types in several ways, and the stages to come depend on which."""
+
+
+def stopped_jobs(
+    stage: StageJobs, program: PricedJobs, prices: np.ndarray, s: float, X: np.ndarray
+) -> np.ndarray:
+    """(n,) jobs that cannot rise without types that have a price, where their shares are unique.
+
+    Raises:
+        TiedError: the shares of some are not unique.
+    """
+    closed = prices > 0
+    if closed.all():
+        return np.ones(len(X), dtype=bool)
+    stopped = np.zeros(len(X), dtype=bool)
+    stopped[program.jobs] = True
+    priced = stage.columns.on(closed)
+    open_rates = np.where(priced, 0.0, stage.rates)
+    free = open_rates.max(axis=1)
+    tied = (free > 0) & ((open_rates >= free[:, None] * (1 - SAME)).sum(axis=1) > 1)
+    resting = np.where(priced, 0.0, X).sum(axis=1) > SAME
+    if (stopped & tied & resting).any() or not _unique(stage, program, prices[closed]):
+        raise TiedError("jobs that stop may use the other types in several ways")
+    # Jobs that may be on several open types at full speed wait for a later stage to place them.
+    stopped |= (stage.demand(s) >= free * (1 - SAME)) & ~tied
+    return stopped
+
+
+def _unique(stage: StageJobs, program: PricedJobs, prices: np.ndarray) -> bool:
+    """Whether jobs that may use three types or more (free ones count as one) have no choice after all.
+
+    At optimal prices they may use columns without a reduced cost only; speed, time and the GPUs of the
+    limiting types are given. In GPUs of all jobs of the same speeds that is a system of equations, with one
+    solution if its columns are independent. Which of these jobs has which GPUs does not matter to others.
+    """
+    rows = program.rows
+    if not len(rows):
+        return True
+    at = respond(rows, prices, 0.0)
+    used = at.reduced_costs(rows.rates) <= SAME * rows.gpus[:, None] * prices.max()
+    several = np.flatnonzero(used.sum(axis=1) > 2)
+    if not len(several):
+        return True
+    parts = [stage.rates[program.jobs[several]], used[several]]
+    if rows.use is not None:
+        parts += [each.T[several] for each in rows.use]
+    several = several[equal_rows(np.concatenate(parts, axis=1))[1]]
+    if len(several) > MOST_TIED:
+        return False
+    group, place = np.nonzero(used[several])
+    here, k = np.arange(len(group)), len(prices)
+    system = np.zeros((2 * len(several) + k + 1, len(group)))
+    system[group, here] = rows.rates[several[group], place]
+    system[len(several) + group, here] = 1.0
+    if rows.use is None:
+        system[2 * len(several) + place, here] = 1.0
+    else:
+        system[2 * len(several) : -1, here] = rows.use[:, place, several[group]]
+    return bool(np.linalg.matrix_rank(system[:-1]) == len(group))

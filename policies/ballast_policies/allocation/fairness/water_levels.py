@@ -17,9 +17,8 @@ import numpy as np
 
 from ballast_policies.allocation.answer import CERTIFIED_GAP, Answer, nothing
 from ballast_policies.allocation.fairness.demand_path import max_feasible
-from ballast_policies.allocation.fairness.fill_stage import FillStage
-from ballast_policies.allocation.fairness.stage_stops import TiedError
-from ballast_policies.allocation.fairness.teams import Team
+from ballast_policies.allocation.fairness.stage_jobs import TiedError
+from ballast_policies.allocation.fairness.teams import FillStage, Team
 from ballast_policies.allocation.fairness.water_prices import fill_by_prices
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers.linear import SOLVER, SolverError

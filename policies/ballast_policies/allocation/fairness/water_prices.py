@@ -22,15 +22,11 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.fairness.fill_stage import FillStage
-from ballast_policies.allocation.fairness.stage_columns import stage_columns
-from ballast_policies.allocation.fairness.stage_jobs import PricedJobs, StageJobs
-from ballast_policies.allocation.fairness.stage_stops import stopped_jobs
-from ballast_policies.allocation.fairness.teams import Team
+from ballast_policies.allocation.fairness.stage_jobs import PricedJobs, StageJobs, stage_columns, stopped_jobs
+from ballast_policies.allocation.fairness.teams import FillStage, Team
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers.best_response import respond
-from ballast_policies.allocation.solvers.boxstep.sampling import stratified
-from ballast_policies.allocation.solvers.dense_program import largest
+from ballast_policies.allocation.solvers.dense_program import largest, stratified
 from ballast_policies.allocation.solvers.least_utilization import Utilization, least_utilization
 from ballast_policies.allocation.solvers.simplex import SolverError
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from ballast_policies.allocation.gang_sizes import GangSizes
-from ballast_policies.allocation.generated import GENERATES, Listed, allocate_generated
+from ballast_policies.allocation.generated import GENERATES, allocate_generated
 from ballast_policies.allocation.problem import Job, Problem, ProblemError
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.configuration import Configuration
@@ -14,6 +14,19 @@ from tests.policies.allocation.configurations.instances import FAMILIES, problem
 from tests.support.examples import first_daily
 
 pytestmark = pytest.mark.slow
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """A source that has them all in a list."""
+
+    configurations: tuple[Configuration, ...]
+
+    def best_answer(self, prices, worth, most):
+        def gain(each):
+            return worth * each.throughput - sum(n * prices[t] for t, n in each.gpus.items() if n)
+
+        return max((each for each in self.configurations if each.fits(most)), key=gain, default=None)
 
 
 def without_lists(problem):

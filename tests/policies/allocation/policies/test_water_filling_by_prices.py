@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from ballast_policies.allocation.fairness import water_levels, water_prices
-from ballast_policies.allocation.fairness.fill_stage import FillStage
-from ballast_policies.allocation.fairness.teams import flat, tree
+from ballast_policies.allocation.fairness.teams import FillStage, flat, tree
 from ballast_policies.allocation.fairness.water_levels import fill, fill_by_programs
 from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.problem import Entity

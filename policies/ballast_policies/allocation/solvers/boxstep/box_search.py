@@ -21,7 +21,6 @@ from ballast_policies.allocation.solvers.boxstep.free_types import balanced_pric
 from ballast_policies.allocation.solvers.boxstep.newton import FAR, FASTEST_SHRINK, GROW, newton_step, unlike
 from ballast_policies.allocation.solvers.boxstep.one_program import Priced, among_cheap, by_one_lp
 from ballast_policies.allocation.solvers.boxstep.open_jobs import CLOSED, JITTER, OpenJobs
-from ballast_policies.allocation.solvers.boxstep.sampling import stratified
 from ballast_policies.allocation.solvers.crossover import (
     Box,
     Closeness,
@@ -31,7 +30,7 @@ from ballast_policies.allocation.solvers.crossover import (
     decided,
     slopes,
 )
-from ballast_policies.allocation.solvers.dense_program import Rows, largest
+from ballast_policies.allocation.solvers.dense_program import Rows, largest, stratified
 from ballast_policies.allocation.solvers.methods import ALL_COLUMNS, CHEAP_COLUMNS, PRICES, fell_back
 from ballast_policies.allocation.start import WarmStart
 

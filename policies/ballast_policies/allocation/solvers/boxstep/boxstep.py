@@ -19,9 +19,8 @@ from ballast_policies.allocation.solvers.best_response import Response, in_units
 from ballast_policies.allocation.solvers.boxstep.box_search import BoxSearch
 from ballast_policies.allocation.solvers.boxstep.one_program import Priced
 from ballast_policies.allocation.solvers.boxstep.one_type import merged_by_type
-from ballast_policies.allocation.solvers.boxstep.sampling import stratified
 from ballast_policies.allocation.solvers.crossover import CrossoverSolution, crossover
-from ballast_policies.allocation.solvers.dense_program import Rows, largest
+from ballast_policies.allocation.solvers.dense_program import Rows, largest, stratified
 from ballast_policies.allocation.start import WarmStart
 
 FIRST_SAMPLE = 300

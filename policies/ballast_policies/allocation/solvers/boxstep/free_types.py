@@ -8,8 +8,7 @@ for them; here such prices are looked for that load these types alike.
 import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import respond
-from ballast_policies.allocation.solvers.boxstep.sampling import stratified
-from ballast_policies.allocation.solvers.dense_program import Rows
+from ballast_policies.allocation.solvers.dense_program import Rows, stratified
 
 SMALL = 1e-11
 """The new prices, as a part of the usual one."""
