@@ -54,12 +54,12 @@ class Term:
 
     def fields(self) -> Iterator[str]:
         """Paths of the fields that it reads."""
-        raise NotImplementedError
+        yield from ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Field(Term):
-    """The field at ``path``, dotted, in Python's spelling."""
+    """The field at the dotted ``path`` below what the rule is on, e.g. ``pipeline.max_stages``."""
 
     path: str
 
@@ -83,10 +83,6 @@ class Literal(Term):
     def value(self, of: Any) -> Any:
         """The constant."""
         return self.constant
-
-    def fields(self) -> Iterator[str]:
-        """None."""
-        return iter(())
 
 
 _FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -132,8 +128,8 @@ class Condition:
         raise NotImplementedError
 
     def fields(self) -> Iterator[str]:
-        """Paths of the fields that it compares."""
-        raise NotImplementedError
+        """Paths of the fields that it compares: none of lists, nor of what may be absent."""
+        yield from ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -184,41 +180,32 @@ class Presence(Condition):
         """Look."""
         return (Field(self.path).value(of) is not None) is self.expected
 
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Parts(Condition):
+    parts: tuple[Condition, ...]
+
     def fields(self) -> Iterator[str]:
-        """None: it compares nothing."""
-        return iter(())
+        for part in self.parts:
+            yield from part.fields()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class AnyOf(Condition):
+class AnyOf(_Parts):
     """Whether one of the parts holds."""
-
-    parts: tuple[Condition, ...]
 
     def holds(self, of: Any) -> bool:
         """Whether one does."""
         return any(part.holds(of) for part in self.parts)
 
-    def fields(self) -> Iterator[str]:
-        """Those of all parts."""
-        for part in self.parts:
-            yield from part.fields()
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class AllOf(Condition):
+class AllOf(_Parts):
     """Whether all parts hold."""
-
-    parts: tuple[Condition, ...]
 
     def holds(self, of: Any) -> bool:
         """Whether all do."""
         return all(part.holds(of) for part in self.parts)
-
-    def fields(self) -> Iterator[str]:
-        """Those of all parts."""
-        for part in self.parts:
-            yield from part.fields()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -233,10 +220,6 @@ class Items(Condition):
         """Compare each."""
         return all(item == self.constant for item in Field(self.path).value(of)) is not self.negated
 
-    def fields(self) -> Iterator[str]:
-        """None: a list that is not set has no items."""
-        return iter(())
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AtDefaults(Condition):
@@ -248,10 +231,6 @@ class AtDefaults(Condition):
         """Compare each."""
         found = ((Field(path).value(of), default) for path, default in self.leaves)
         return all(value is None or value == default for value, default in found)
-
-    def fields(self) -> Iterator[str]:
-        """None: a field that is not set is at its default."""
-        return iter(())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -270,14 +249,8 @@ class Cel(Condition):
         """As Python checks it."""
         return self.check is None or self.check(of)
 
-    def fields(self) -> Iterator[str]:
-        """None that is known."""
-        return iter(())
 
-
-def at(path: str) -> Field:
-    """The field at a dotted path below what the rule is on, e.g. ``pipeline.max_stages``."""
-    return Field(path)
+at = Field
 
 
 def given(path: str) -> Condition:
@@ -304,22 +277,26 @@ def _term(value: Any) -> Term:
     return value if isinstance(value, Term) else Literal(value)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _OfRows(Condition):
+    registry: Registry[Any]
+    predicate: Callable[[Any], bool]
+
+    def failing(self) -> tuple[str, ...]:
+        """Ballast's own names whose rows do not satisfy it."""
+        return self.registry.own(lambda row: not self.predicate(row))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class RowFact(Condition):
+class RowFact(_OfRows):
     """Whether the registry's row of the name at ``path`` satisfies ``predicate``."""
 
     path: str
-    registry: Registry[Any]
-    predicate: Callable[[Any], bool]
 
     def holds(self, of: Any) -> bool:
         """Look the row up."""
         name = Field(self.path).value(of)
         return name is None or self.predicate(self.registry[name])
-
-    def failing(self) -> tuple[str, ...]:
-        """Ballast's own names whose rows do not satisfy it."""
-        return tuple(name for name, row in self.registry.builtin.items() if not self.predicate(row))
 
     def fields(self) -> Iterator[str]:
         """The name's."""
@@ -327,36 +304,26 @@ class RowFact(Condition):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ItemRows(Condition):
+class ItemRows(_OfRows):
     """Whether the rows of the names in field ``item`` of all items of a list satisfy ``predicate``."""
 
     path: str
     item: str
-    registry: Registry[Any]
-    predicate: Callable[[Any], bool]
 
     def holds(self, of: Any) -> bool:
         """Look the rows up."""
         items = Field(self.path).value(of)
         return all(self.predicate(self.registry[getattr(item, self.item)]) for item in items)
 
-    def failing(self) -> tuple[str, ...]:
-        """Ballast's own names whose rows do not satisfy it."""
-        return tuple(name for name, row in self.registry.builtin.items() if not self.predicate(row))
-
-    def fields(self) -> Iterator[str]:
-        """None: a list that is not set has no items."""
-        return iter(())
-
 
 def row(path: str, registry: Registry[Any], predicate: Callable[[Any], bool]) -> Condition:
     """Whether the row of the name at ``path`` satisfies ``predicate``."""
-    return RowFact(path, registry, predicate)
+    return RowFact(path, registry=registry, predicate=predicate)
 
 
 def each_row(path: str, item: str, registry: Registry[Any], predicate: Callable[[Any], bool]) -> Condition:
     """Whether the rows of the names in field ``item`` of the list at ``path`` satisfy ``predicate``."""
-    return ItemRows(path, item, registry, predicate)
+    return ItemRows(path, item, registry=registry, predicate=predicate)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,8 +141,7 @@ class Named(_Mark):
 
     def own_names(self) -> tuple[str, ...]:
         """Ballast's own names that the field takes."""
-        rows = self.registry.builtin.items()
-        return tuple(name for name, row in rows if self.usable is None or self.usable(row))
+        return self.registry.own() if self.usable is None else self.registry.own(self.usable)
 
     def reason(self, value: str) -> str:
         """Names of other distributions are known to the registry alone."""

@@ -124,21 +124,10 @@ class Plan(Model):
         """
         if proposal.epoch != self.epoch:
             raise ValueError(f"the proposal is of epoch {proposal.epoch}, the plan of epoch {self.epoch}")
-        by_pod: dict[str, list[Rank]] = {}
-        for rank in self.ranks:
-            by_pod.setdefault(rank.pod, []).append(rank)
-        unknown = sorted({*proposal.kept_pods, *proposal.released_pods} - set(by_pod))
+        unknown = sorted({*proposal.kept_pods, *proposal.released_pods} - set(self.pods))
         if unknown:
-            raise ValueError(f"the proposal names {unknown}, the plan's pods are {sorted(by_pod)}")
-        kept = [rank for pod in proposal.kept_pods for rank in by_pod[pod]]
-        return self.replace(
-            epoch=self.epoch + 1,
-            directive=Directive.SHRINK,
-            ranks=tuple(rank.replace(rank=number) for number, rank in enumerate(kept)),
-            stages=proposal.stages,
-            reason=proposal.reason,
-            deadline=None,
-        )
+            raise ValueError(f"the proposal names {unknown}, the plan's pods are {sorted(self.pods)}")
+        return self._shrunk(proposal.kept_pods, proposal.stages, proposal.reason, None)
 
     def keep(self, pods: Sequence[str], reason: str, deadline: float | None = None) -> "Plan":
         """The next epoch, on these pods only, in this order; the trainer chooses the stages.
@@ -156,12 +145,17 @@ class Plan(Model):
         unknown = sorted(set(pods) - set(self.pods))
         if unknown:
             raise ValueError(f"{unknown} are to stay, the plan's pods are {list(self.pods)}")
+        return self._shrunk(pods, (), reason, deadline)
+
+    def _shrunk(
+        self, pods: Sequence[str], stages: tuple[Stage, ...], reason: str, deadline: float | None
+    ) -> "Plan":
         kept = [rank for pod in pods for rank in self.ranks if rank.pod == pod]
         return self.replace(
             epoch=self.epoch + 1,
             directive=Directive.SHRINK,
             ranks=tuple(rank.replace(rank=number) for number, rank in enumerate(kept)),
-            stages=(),
+            stages=stages,
             reason=reason,
             deadline=deadline,
         )

@@ -20,16 +20,7 @@ from ballast_policies.contract.job.output import (
 from ballast_policies.contract.job.parallelism import ParallelismConfig, StragglerPolicy
 from ballast_policies.contract.job.pipeline import PLAN_RULES, PipelineConfig, PlanConfig
 from ballast_policies.contract.job.reshaping import RebalanceConfig, RepackConfig
-from ballast_policies.contract.job.rules import (
-    POD_RULES,
-    caching_outputs,
-    comparing_sequences,
-    exclusions,
-    sharing_experts,
-    sharing_optimizers,
-    suiting_families,
-    with_model_only,
-)
+from ballast_policies.contract.job.rules import CHANGE_RULES, OPTIMIZER_RULES, POD_RULES, with_model_only
 from ballast_policies.contract.job.training import (
     EVALUATION_RULES,
     Decay,
@@ -196,7 +187,7 @@ _RULES = (
         reason="what stragglers leave out or hand over is added to a step's whole gradients",
         fix="zeroStage: 1, or stragglers.policy: none",
     ),
-    *sharing_optimizers(),
+    *OPTIMIZER_RULES,
     Rule(
         condition=_ONE_EACH | _REPLICABLE,
         field="pipeline.replicas",
@@ -252,11 +243,7 @@ _RULES = (
         reason="pipeline.replicas fix the number of ranks, and none may be lost",
         fix="0, or parallelism.data in place of replicas",
     ),
-    *exclusions(),
-    *sharing_experts(),
-    *caching_outputs(),
-    *comparing_sequences(),
-    *suiting_families(),
+    *CHANGE_RULES,
     *POD_RULES,
     *PLAN_RULES,
     Rule(

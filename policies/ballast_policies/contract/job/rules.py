@@ -16,10 +16,10 @@ from ballast_policies.contract.job.pipeline import PipelineConfig
 from ballast_policies.contract.job.training import WeightType
 from ballast_policies.contract.model import Settings
 from ballast_policies.planning.dynamics import DYNAMICS, excluded_pair
-from ballast_policies.planning.schedules.registry import SCHEDULES
+from ballast_policies.planning.schedules.registry import SCHEDULES, ScheduleKind
 
 
-def exclusions() -> tuple[Rule, ...]:
+def _exclusions() -> tuple[Rule, ...]:
     """Kinds of change that one job cannot have together: a rule for each pair of ours, and one for all."""
 
     def without(kind: str) -> Condition:
@@ -52,160 +52,17 @@ def exclusions() -> tuple[Rule, ...]:
     return (*ours, every)
 
 
-def sharing_experts() -> tuple[Rule, ...]:
-    """Experts that replicas share need replicas, which run the same microbatch at the same time."""
-    return (
-        Rule(
-            condition=lambda config: config.parallelism.data > 1 or not _shares_experts(config),
-            field="dynamics",
-            reason="experts.parallel shares experts between the replicas of a stage, and there is one",
-            fix="parallelism: {data: 2} or more, or leave parallel out",
-            explain=lambda config: (
-                "experts.parallel shares experts between the replicas of a stage, and there is one"
-            ),
-        ),
-        Rule(
-            condition=lambda config: not _shares_experts(config) or _in_step(config.pipeline.schedule),
-            field="dynamics",
-            reason="experts.parallel exchanges tokens in each forward and backward, and replicas under this "
-            "schedule do not compute the same at the same time",
-            fix="pipeline.schedule: 1F1B",
-            explain=lambda config: (
-                "experts.parallel exchanges tokens in each forward and backward, and "
-                f"replicas under {config.pipeline.schedule} do not compute the same at the same time"
-            ),
-        ),
-    )
+def _excluded(config: Any) -> tuple[str, str, str] | None:
+    return excluded_pair(change.kind for change in config.dynamics)
 
 
 def _shares_experts(config: Any) -> bool:
     return any(change.experts is not None and change.experts.parallel for change in config.dynamics)
 
 
-def _in_step(schedule: str) -> bool:
-    kind = SCHEDULES.builtin.get(schedule)
-    return kind is None or not (kind.splits_backward or kind.asynchronous)
-
-
-def comparing_sequences() -> tuple[Rule, ...]:
-    """Plasticity compares a layer on one sequence, which replicas of a stage would each choose for itself."""
-    reason = "plasticity compares layers on one sequence, and pipeline.replicas of a stage see different ones"
-    return (
-        Rule(
-            condition=lambda config: not _compares_sequences(config) or set(config.pipeline.replicas) <= {1},
-            field="dynamics",
-            reason=reason,
-            fix="freezing.criterion: weightChange or gradientNorm, or parallelism.data in place of replicas",
-            explain=lambda _: reason,
-        ),
-    )
-
-
-def sharing_optimizers() -> tuple[Rule, ...]:
-    """Changes that read gradients or state of the optimizer, of which a replica may have a part alone."""
-    shared = at("parallelism.zero_stage") == 0
-    reason = (
-        "freezing.criterion gradientNorm reads whole gradients, of which a replica has a part with zeroStage"
-    )
-    apart = (
-        "frozen outputs and plasticity run layers apart from the replicas, which have parts of their weights"
-    )
-    return (
-        Rule(
-            condition=lambda config: config.parallelism.zero_stage < 3 or not _runs_layers_apart(config),
-            field="parallelism.zero_stage",
-            reason=apart,
-            fix="zeroStage: 2, or leave freezing.cacheBytes out and take another freezing.criterion",
-            explain=lambda _: apart,
-        ),
-        Rule(
-            condition=shared | each_row("dynamics", "kind", DYNAMICS, _needs_no_gradients),
-            field="parallelism.zero_stage",
-            reason="pruning and changes of your own use whole gradients and the optimizer's whole state, of "
-            "which a replica has a part with zeroStage",
-            fix="zeroStage: 0, or leave the change out",
-        ),
-        Rule(
-            condition=lambda config: config.parallelism.zero_stage < 2 or not _shares_experts(config),
-            field="parallelism.zero_stage",
-            reason="with experts.parallel a step's whole gradients are summed, once",
-            fix="zeroStage: 1, or leave parallel out",
-            explain=lambda _: "with experts.parallel a step's whole gradients are summed, once",
-        ),
-        Rule(
-            condition=(at("training.dtype") == WeightType.FP32)
-            | (at("training.master_weights") == False)  # noqa: E712 - a comparison as a value
-            | each_row("dynamics", "kind", DYNAMICS, _needs_no_gradients),
-            field="training.master_weights",
-            reason="changes of your own, and pruning, write to weights, which their fp32 copies replace",
-            fix="masterWeights: false, or leave the change out",
-        ),
-        Rule(
-            condition=(at("training.dtype") == WeightType.FP32)
-            | each_row("dynamics", "kind", DYNAMICS, lambda case: case is not DYNAMICS.builtin["pruning"]),
-            field="training.dtype",
-            reason="pruning orders weights by their fp32 magnitudes, and multiplies sparse ones in fp32",
-            fix="leave dtype out, or pruning",
-        ),
-        Rule(
-            condition=lambda config: shared.holds(config) or not _compares_gradients(config),
-            field="parallelism.zero_stage",
-            reason=reason,
-            fix="freezing.criterion: weightChange, or zeroStage: 0",
-            explain=lambda _: reason,
-        ),
-    )
-
-
-def _needs_no_gradients(case: Any) -> bool:
-    return any(case is row for row in DYNAMICS.builtin.values()) and not case.compares_ranks
-
-
-def _compares_gradients(config: Any) -> bool:
+def _freezes_by(config: Any, criterion: FreezingCriterion) -> bool:
     changes = (change.freezing for change in config.dynamics)
-    return any(f is not None and f.criterion is FreezingCriterion.GRADIENT_NORM for f in changes)
-
-
-def _compares_sequences(config: Any) -> bool:
-    changes = (change.freezing for change in config.dynamics)
-    return any(f is not None and f.criterion is FreezingCriterion.PLASTICITY for f in changes)
-
-
-def caching_outputs() -> tuple[Rule, ...]:
-    """Outputs of frozen layers are kept where they are a function of a sample that comes again."""
-    needs: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
-        (
-            lambda config: config.data is not None,
-            "freezing.cacheBytes keeps outputs by sample, and those of the model's own data may not repeat",
-            "data.name: a dataset with len() and [index], or leave cacheBytes out",
-        ),
-        (
-            lambda config: len(config.dynamics) == 1,
-            "freezing.cacheBytes keeps outputs of frozen layers, which other changes would change",
-            "freezing alone, or leave cacheBytes out",
-        ),
-        (
-            lambda config: config.parallelism.tensor == 1,
-            "freezing.cacheBytes keeps outputs of whole layers, and parallelism.tensor cuts them",
-            "tensor: 1, or leave cacheBytes out",
-        ),
-        (
-            lambda config: not _is_asynchronous(config.pipeline.schedule),
-            "freezing.cacheBytes keeps outputs of one step at a time, and here several are in flight",
-            "a schedule with a flush, e.g. 1F1B, or leave cacheBytes out",
-        ),
-    )
-    return tuple(_where_outputs_are_kept(*need) for need in needs)
-
-
-def _where_outputs_are_kept(holds: Callable[[Any], bool], reason: str, fix: str) -> Rule:
-    return Rule(
-        condition=lambda config: not _caches_outputs(config) or holds(config),
-        field="dynamics",
-        reason=reason,
-        fix=fix,
-        explain=lambda _: reason,
-    )
+    return any(freezing is not None and freezing.criterion is criterion for freezing in changes)
 
 
 def _caches_outputs(config: Any) -> bool:
@@ -213,23 +70,80 @@ def _caches_outputs(config: Any) -> bool:
     return any(freezing is not None and freezing.cache_bytes is not None for freezing in changes)
 
 
-def _runs_layers_apart(config: Any) -> bool:
-    changes = (change.freezing for change in config.dynamics)
-    criterion = FreezingCriterion.PLASTICITY
-    return _caches_outputs(config) or any(f is not None and f.criterion is criterion for f in changes)
-
-
-def _is_asynchronous(schedule: str) -> bool:
+def _own_row(schedule: str, holds: Callable[[ScheduleKind], bool]) -> bool:
+    """Whether the schedule is one of Ballast's own, and of such a kind."""
     kind = SCHEDULES.builtin.get(schedule)
-    return kind is not None and kind.asynchronous
+    return kind is not None and holds(kind)
 
 
-def suiting_families() -> tuple[Rule, ...]:
-    """Changes of transformer blocks, and the registered models that have none."""
-    return tuple(_suits(family) for family in sorted({*FAMILIES.values()} - {"transformer"}))
+def _needs_no_gradients(case: Any) -> bool:
+    return any(case is row for row in DYNAMICS.builtin.values()) and not case.compares_ranks
+
+
+OPTIMIZER_RULES = (
+    Rule(
+        condition=lambda config: (
+            config.parallelism.zero_stage < 3
+            or not (_caches_outputs(config) or _freezes_by(config, FreezingCriterion.PLASTICITY))
+        ),
+        field="parallelism.zero_stage",
+        reason="frozen outputs and plasticity run layers apart from the replicas, which have parts of their "
+        "weights",
+        fix="zeroStage: 2, or leave freezing.cacheBytes out and take another freezing.criterion",
+    ),
+    Rule(
+        condition=(at("parallelism.zero_stage") == 0)
+        | each_row("dynamics", "kind", DYNAMICS, _needs_no_gradients),
+        field="parallelism.zero_stage",
+        reason="pruning and changes of your own use whole gradients and the optimizer's whole state, of "
+        "which a replica has a part with zeroStage",
+        fix="zeroStage: 0, or leave the change out",
+    ),
+    Rule(
+        condition=lambda config: config.parallelism.zero_stage < 2 or not _shares_experts(config),
+        field="parallelism.zero_stage",
+        reason="with experts.parallel a step's whole gradients are summed, once",
+        fix="zeroStage: 1, or leave parallel out",
+    ),
+    Rule(
+        condition=(at("training.dtype") == WeightType.FP32)
+        | (at("training.master_weights") == False)  # noqa: E712 - a comparison as a value
+        | each_row("dynamics", "kind", DYNAMICS, _needs_no_gradients),
+        field="training.master_weights",
+        reason="changes of your own, and pruning, write to weights, which their fp32 copies replace",
+        fix="masterWeights: false, or leave the change out",
+    ),
+    Rule(
+        condition=(at("training.dtype") == WeightType.FP32)
+        | each_row("dynamics", "kind", DYNAMICS, lambda case: case is not DYNAMICS.builtin["pruning"]),
+        field="training.dtype",
+        reason="pruning orders weights by their fp32 magnitudes, and multiplies sparse ones in fp32",
+        fix="leave dtype out, or pruning",
+    ),
+    Rule(
+        condition=lambda config: (
+            config.parallelism.zero_stage == 0 or not _freezes_by(config, FreezingCriterion.GRADIENT_NORM)
+        ),
+        field="parallelism.zero_stage",
+        reason="freezing.criterion gradientNorm reads whole gradients, of which a replica has a part with "
+        "zeroStage",
+        fix="freezing.criterion: weightChange, or zeroStage: 0",
+    ),
+)
+"""Changes that read gradients or state of the optimizer, of which a replica may have a part alone."""
+
+
+def _where_outputs_are_kept(holds: Callable[[Any], bool], reason: str, fix: str) -> Rule:
+    return Rule(
+        condition=lambda config: not _caches_outputs(config) or holds(config),
+        field="dynamics",
+        reason=f"freezing.cacheBytes keeps outputs {reason}",
+        fix=f"{fix}, or leave cacheBytes out",
+    )
 
 
 def _suits(family: str) -> Rule:
+    """Changes of transformer blocks, and the registered models that have none."""
     names = sorted(name for name, of in FAMILIES.items() if of == family)
     transformers = " or ".join(name for name, of in FAMILIES.items() if of == "transformer")
     return Rule(
@@ -241,8 +155,60 @@ def _suits(family: str) -> Rule:
     )
 
 
-def _excluded(config: Any) -> tuple[str, str, str] | None:
-    return excluded_pair(change.kind for change in config.dynamics)
+CHANGE_RULES = (
+    *_exclusions(),
+    Rule(
+        condition=lambda config: config.parallelism.data > 1 or not _shares_experts(config),
+        field="dynamics",
+        reason="experts.parallel shares experts between the replicas of a stage, and there is one",
+        fix="parallelism: {data: 2} or more, or leave parallel out",
+    ),
+    Rule(
+        condition=lambda config: (
+            not _shares_experts(config)
+            or not _own_row(config.pipeline.schedule, lambda kind: kind.splits_backward or kind.asynchronous)
+        ),
+        field="dynamics",
+        reason="experts.parallel exchanges tokens in each forward and backward, and replicas under this "
+        "schedule do not compute the same at the same time",
+        fix="pipeline.schedule: 1F1B",
+        explain=lambda config: (
+            "experts.parallel exchanges tokens in each forward and backward, and "
+            f"replicas under {config.pipeline.schedule} do not compute the same at the same time"
+        ),
+    ),
+    _where_outputs_are_kept(
+        lambda config: config.data is not None,
+        "by sample, and those of the model's own data may not repeat",
+        "data.name: a dataset with len() and [index]",
+    ),
+    _where_outputs_are_kept(
+        lambda config: len(config.dynamics) == 1,
+        "of frozen layers, which other changes would change",
+        "freezing alone",
+    ),
+    _where_outputs_are_kept(
+        lambda config: config.parallelism.tensor == 1,
+        "of whole layers, and parallelism.tensor cuts them",
+        "tensor: 1",
+    ),
+    _where_outputs_are_kept(
+        lambda config: not _own_row(config.pipeline.schedule, lambda kind: kind.asynchronous),
+        "of one step at a time, and here several are in flight",
+        "a schedule with a flush, e.g. 1F1B",
+    ),
+    Rule(
+        condition=lambda config: (
+            not _freezes_by(config, FreezingCriterion.PLASTICITY) or set(config.pipeline.replicas) <= {1}
+        ),
+        field="dynamics",
+        reason="plasticity compares layers on one sequence, and pipeline.replicas of a stage see different "
+        "ones",
+        fix="freezing.criterion: weightChange or gradientNorm, or parallelism.data in place of replicas",
+    ),
+    *(_suits(family) for family in sorted({*FAMILIES.values()} - {"transformer"})),
+)
+"""Changes that a job cannot have together, or with its replicas, its schedule, its data or its model."""
 
 
 _COLUMN = at("parallelism.tensor") * at("parallelism.data")
