@@ -6,11 +6,12 @@ import random
 import pytest
 import yaml
 from ballast_policies.contract import ExitCode
-from ballast_trainer.loop.in_place import newest_whole
+from ballast_trainer.loop.in_place import best_copies, who_goes_on
 
 from tests.support.gang import Gang
 from tests.support.held_data import Gates
 from tests.support.kills import struck
+from tests.support.plans import local_plan
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.processes
@@ -163,6 +164,21 @@ def test_ranks_go_on_after_kills_at_any_time(
 def test_the_newest_copies_of_which_all_parts_are_left_count():
     """Some ranks have the newer ones already, others those of before alone."""
     old, new = [4, 1, 3], [5, 1, 3]
-    assert newest_whole([[[*new, [0, 2]], [*old, [0, 2]]], [[*new, [1, 0]]]]) == [5, 1]
-    assert newest_whole([[[*new, [0, 2]], [*old, [0, 2]]], [[*old, [1, 0]]]]) == [4, 1]
-    assert newest_whole([[[*new, [0, 2]]], [[*old, [1, 0]]]]) is None
+    assert best_copies([[[*new, [0, 2]], [*old, [0, 2]]], [[*new, [1, 0]], [*old, [1, 0]]]]) == [5, 1]
+    assert best_copies([[[*new, [0, 2]], [*old, [0, 2]]], [[*old, [1, 0]]]]) == [4, 1]
+    assert best_copies([[[*new, [0, 2]]], [[*old, [1, 0]]]]) is None
+
+
+def test_each_rank_that_goes_on_has_some_of_the_copies():
+    """Those that all have count before newer ones; a rank that has just joined has none, and starts again."""
+    plan = local_plan(["job-0", "job-1", "job-2", "job-3"])
+    old, new, grown = [4, 1, 4], [5, 1, 4], [5, 2, 3]
+    both = {
+        "job-0": [[*old, [0, 3]]],
+        "job-1": [[*old, [1, 0]], [*new, [1, 0]]],
+        "job-3": [[*old, [3, 2]], [*new, [3, 2]]],
+    }
+    assert who_goes_on(plan, both, 1) == ([*both], [4, 1])
+    joined = {"job-0": [[*grown, [0, 2]]], "job-1": [[*grown, [1, 0]]], "job-3": []}
+    assert who_goes_on(plan, joined, 1) == (["job-0", "job-1"], [5, 2])
+    assert who_goes_on(plan, {"job-0": joined["job-0"], "job-3": []}, 1) == (["job-0", "job-3"], None)

@@ -239,6 +239,10 @@ def join(
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if device.type == "cuda":
             record_collectives()
+        if dist.get_pg_count():
+            # Torch numbers groups anew where the default one is destroyed, and the last one failed to begin.
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            dist.destroy_process_group()
         with peer_failures(), CONNECTIONS.opening():
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",

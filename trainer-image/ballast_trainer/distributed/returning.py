@@ -49,18 +49,18 @@ class Returning:
         """Prepare.
 
         Args:
-            store: where ranks meet; a separate connection is opened.
+            store: where ranks meet; a separate connection is opened, before any that a loss shuts.
             column: ranks of a pipeline position, which come back together.
         """
-        self._store, self._column = store, column
-        self._own: Any = None
+        self._store, self._column = store.clone(), column
         self._awaited: Plan | None = None
 
     def growth(self, plan: Plan) -> Plan:
         """``plan``, which is in force, or the one that grows it by ranks that are back."""
-        if self._own is None:
-            self._own = self._store.clone()
-        store = self._own
+        store = self._store
+        if any(is_gone(store, rank.process) for rank in plan.ranks):
+            # The others have yet to notice, and go on by another plan.
+            return plan
         keys = [_returned(number + 1) for number in range(store.add(_COUNT, 0))]
         back = [store.get(key).decode() for key in keys if store.check([key])]
         back = [process for process in back if plan.rank_of(process) is None and not is_gone(store, process)]

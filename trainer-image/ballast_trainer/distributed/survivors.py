@@ -108,11 +108,13 @@ class Survivors:
                     self._round += 1
                 self._store.set(_entered(self._process), "")
             self._members = tuple(members)
+            self._news = -1  # what came before may be of one of these
 
     def expect(self, joining: Iterable[str]) -> None:
         """These processes are about to join those of the group."""
         with self._lock:
             self._members = (*self._members, *joining)
+            self._news = -1
 
     def look(self, store: Any) -> None:
         """End this process's connections where a member is gone or has noticed a loss; on another thread.

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -112,14 +113,14 @@ class InPlace:
 
     def _decide(self, model: ModelState, plan: Plan, left: Mapping[str, str]) -> str:
         """How these processes go on, as text for :meth:`next_plan` of each."""
+        copies = {process: json.loads(told)["copies"] for process, told in left.items()}
         try:
-            kept = _whole(plan, set(left), model.world.mesh.column)
+            kept, source = who_goes_on(plan, copies, model.world.mesh.column)
             if not kept:
                 return json.dumps({"refused": "no pipeline position is left whole"})
             stages = stages_left(model, self.sizes, len(kept))
         except ConfigurationError as error:
             return json.dumps({"refused": f"the ranks that are left cannot go on: {error}"})
-        source = newest_whole([json.loads(left[process])["copies"] for process in kept])
         if source is None:
             lost = [rank.process for rank in plan.ranks if rank.process not in left]
             reason = f"no copy is left in memory of all layers: {', '.join(lost)} were lost together"
@@ -138,17 +139,38 @@ class InPlace:
         return json.dumps({"plan": chosen.to_json(), "source": source})
 
 
-def newest_whole(told: list[list[list[Any]]]) -> list[int] | None:
-    """Step and epoch of the newest copies of which every part is left; None: there are none.
+def who_goes_on(
+    plan: Plan, told: Mapping[str, list[list[Any]]], column: int
+) -> tuple[list[str], list[int] | None]:
+    """The processes that go on, by rank, and the copies that they go on from: each of them has some.
+
+    Args:
+        plan: in force.
+        told: by process that is left what :meth:`MemoryCopies.told` returned; of one that has just joined
+            nothing, or no whole copy.
+        column: ranks of a pipeline position.
+    """
+    kept = _whole(plan, set(told), column)
+    source = best_copies([told[process] for process in kept])
+    having = {p: of for p, of in told.items() if source is None or any(one[:2] == source for one in of)}
+    return (kept, source) if having.keys() >= set(kept) else who_goes_on(plan, having, column)
+
+
+def best_copies(told: list[list[list[Any]]]) -> list[int] | None:
+    """Step and epoch of the copies of which every part is left; None: there are none.
+
+    Of several those that most processes have some of, then the newest.
 
     ``told``: by process what :meth:`MemoryCopies.told` returned.
     """
-    parts: dict[tuple[int, int, int], set[int]] = {}
+    parts: dict[tuple[int, int, int], list[int]] = {}
+    holders: Counter[tuple[int, int, int]] = Counter()
     for generations in told:
         for step, epoch, ranks, held in generations:
-            parts.setdefault((step, epoch, ranks), set()).update(held)
-    whole = [name for name, held in parts.items() if len(held) == name[2]]
-    return list(max(whole)[:2]) if whole else None
+            holders[step, epoch, ranks] += 1
+            parts.setdefault((step, epoch, ranks), []).extend(held)
+    whole = [name for name, held in parts.items() if len(set(held)) == name[2]]
+    return list(max(whole, key=lambda name: (holders[name], name))[:2]) if whole else None
 
 
 def _whole(plan: Plan, left: set[str], column: int) -> list[str]:

@@ -1,0 +1,112 @@
+"""Ranks notice every loss, whenever it comes, and a group that failed to begin hinders none that follows."""
+
+import socket
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from ballast_trainer.distributed.connections import CONNECTIONS
+from ballast_trainer.distributed.process_group import join
+from ballast_trainer.distributed.returning import Returning, wait_for_growth
+from ballast_trainer.distributed.stopping import StopSignal
+from ballast_trainer.distributed.survivors import Survivors, tell_gone
+from ballast_trainer.errors import PeerLost
+
+from tests.support.gang import forks
+from tests.support.plans import local_plan
+from tests.support.waiting import eventually
+
+A, B, C = "job-1-0", "job-1-1", "job-1-2"
+
+
+@pytest.fixture
+def store():
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def connection():
+    """The other end of a connection of this process's group."""
+    with socket.create_server(("127.0.0.1", 0)) as server, CONNECTIONS.opening():
+        mine = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    theirs.setblocking(False)
+    with mine, theirs:
+        yield theirs
+    CONNECTIONS.forget()
+
+
+def is_open(connection):
+    try:
+        return connection.recv(1) != b""
+    except BlockingIOError:
+        return True
+
+
+@pytest.mark.parametrize("names", [lambda s: s.enter([A, B]), lambda s: s.expect([B])])
+def test_a_loss_is_noticed_that_was_told_before_its_rank_was_a_member(store, connection, names):
+    """It is seen at a look before: between two groups, or as a rank that joins is killed."""
+    survivors = Survivors(store, A)
+    survivors.enter([A, C])
+    tell_gone(store, B)
+    survivors.look(store)
+    assert is_open(connection)
+    names(survivors)
+    survivors.look(store)
+    assert not is_open(connection)
+
+
+def test_no_plan_grows_that_has_a_rank_that_is_gone(store):
+    """One that is killed may be back before the others have noticed: the grown plan would have it twice."""
+    plan, returning = local_plan([A, B]), Returning(store, 1)
+    back = threading.Thread(target=wait_for_growth, args=(store.clone(), f"{B}.1", StopSignal()))
+    tell_gone(store, B)
+    back.start()
+    eventually(lambda: store.check(["returning/1"]), "it is back")
+    assert returning.growth(plan) == plan
+    grown = returning.growth(plan.replace(ranks=plan.ranks[:1]))
+    assert [rank.process for rank in grown.ranks] == [A, f"{B}.1"]
+    back.join()
+
+
+def test_a_group_begins_after_one_that_has_failed_to(store):
+    """A rank is lost as the others go on: those that had entered and those that had not meet in the next."""
+    reached = store.clone()
+    shutting = threading.Event()
+
+    def shut():
+        eventually(dist.get_pg_count, "the group is about to begin")
+        while not shutting.is_set():
+            CONNECTIONS.shut()
+
+    waking = threading.Thread(target=shut)
+    waking.start()
+    with pytest.raises(PeerLost):
+        enter(reached, [A, B], 1, 0)
+    shutting.set()
+    waking.join()
+    other = forks().Process(target=_enters, args=(store.port,))
+    other.start()
+    world = enter(reached, [A, C], 2, 0)
+    assert world.sum([2.0]) == [3.0]
+    world.leave()
+    other.join()
+    assert other.exitcode == 0
+
+
+def enter(store, processes, epoch, rank):
+    return join(
+        store=store,
+        plan=local_plan(processes, epoch=epoch),
+        rank=rank,
+        device=torch.device("cpu"),
+        timeout_seconds=120,
+    )
+
+
+def _enters(port):
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    world = enter(store, [A, C], 2, 1)
+    assert world.sum([1.0]) == [3.0]
+    world.leave()
