@@ -23,7 +23,7 @@ from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join, reach_store, serve_store
 from ballast_trainer.distributed.stopping import StopSignal
-from ballast_trainer.dynamics.protocol import UnchangedHooks
+from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.loop.session import Session
@@ -96,7 +96,7 @@ class SleepingLayer(nn.Module):
         return out
 
 
-class StatedLoads(UnchangedHooks):
+class StatedLoads(Dynamic):
     """Tells each layer its seconds at every step at which they change.
 
     Args:

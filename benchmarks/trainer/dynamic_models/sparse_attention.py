@@ -13,7 +13,7 @@ import time
 
 import click
 import torch
-from ballast_trainer.dynamics.attention.chosen_keys import block_attention, hash_attention
+from ballast_trainer.dynamics.sparse_attention import block_attention, hash_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 ROUNDS = 5

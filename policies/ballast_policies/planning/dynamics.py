@@ -64,7 +64,7 @@ DYNAMICS = Registry(
         "sparseAttention": DynamicCase(
             summary="Queries attend to the keys that their content chooses; `target` is the most that "
             "is left out.",
-            build="ballast_trainer.dynamics.attention.sparse_attention:SparseAttention",
+            build="ballast_trainer.dynamics.sparse_attention:SparseAttention",
             families=_TRANSFORMER,
         ),
         "earlyExit": DynamicCase(

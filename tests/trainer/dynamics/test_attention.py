@@ -5,8 +5,12 @@ import math
 import pytest
 import torch
 from ballast_policies.contract.job.dynamics import AttentionSettings
-from ballast_trainer.dynamics.attention.chosen_keys import _bucket, block_attention, hash_attention
-from ballast_trainer.dynamics.attention.sparse_attention import ChosenAttention
+from ballast_trainer.dynamics.sparse_attention import (
+    ChosenAttention,
+    _bucket,
+    block_attention,
+    hash_attention,
+)
 from ballast_trainer.models.gpt import Attention
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode

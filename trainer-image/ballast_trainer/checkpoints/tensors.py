@@ -12,7 +12,7 @@ from ballast_trainer.checkpoints.manifest import Patience
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import as_remembered
-from ballast_trainer.dynamics.pruning.orientation import as_pruned_now
+from ballast_trainer.dynamics.pruning.sparse_linear import as_pruned_now
 from ballast_trainer.errors import CheckpointError
 from ballast_trainer.layers.layer import OPTIMIZER, LayerSet
 from ballast_trainer.tensor_parallel.shards import assembled, is_share, needed_keys, stored_tensors

@@ -13,7 +13,7 @@ from ballast_policies.contract.job.dynamics import DynamicConfig
 from torch import nn
 
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.dynamics.protocol import UnchangedHooks
+from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.blocks import lacking
@@ -31,7 +31,7 @@ class ChangingModule(nn.Module):
         self.strength = 0.0
 
 
-class BlockChange(UnchangedHooks):
+class BlockChange(Dynamic):
     """Changes transformer blocks, and keeps their changing parts informed of its progress.
 
     Attributes:

@@ -22,7 +22,7 @@ from torch import nn
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics import plasticity
-from ballast_trainer.dynamics.protocol import UnchangedHooks
+from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import MODULE, Layer, LayerSet
@@ -110,7 +110,7 @@ class _Place:
 _HEAD = len(dataclasses.fields(_Place))
 
 
-class Freezing(UnchangedHooks):
+class Freezing(Dynamic):
     """Freezes up to ``target`` of the layers; the last layer always learns."""
 
     needs_rebuild = True

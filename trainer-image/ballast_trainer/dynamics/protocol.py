@@ -6,7 +6,7 @@ layer.  Activations between layers keep their shape, since stages exchange them 
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -14,8 +14,8 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.layer import LayerSet
 
 
-class Dynamic(Protocol):
-    """One kind of change.
+class Dynamic:
+    """One kind of change, and what most kinds do: nothing.
 
     Attributes:
         kind: its name in the configuration; set as it is built.
@@ -25,20 +25,23 @@ class Dynamic(Protocol):
         every_layer_between: all layers between the first and the last have to be changed, not some.
     """
 
-    kind: str
-    needs_rebuild: bool
-    measures: str | None
-    order: int
-    every_layer_between: bool
+    kind = ""
+    needs_rebuild = False
+    measures: str | None = None
+    order = 0
+    every_layer_between = False
 
     def lacks(self, index: int, module: nn.Module) -> str:
         """What a layer has not that the change needs, as text after "has"; empty: it is changed."""
+        return ""
 
     def without_effect(self, total_steps: int) -> str:
         """Why its settings let it change nothing in a job of so many steps; empty: they do not."""
+        return ""
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
         """Make a newly built layer able to change; returns the module to use."""
+        return module
 
     def resumed(self, step: int, layers: LayerSet, world: World) -> None:
         """Called once as the job starts or resumes at ``step``, after :meth:`conform`; collective."""
@@ -48,12 +51,15 @@ class Dynamic(Protocol):
 
     def apply(self, step: int, layers: LayerSet, world: World) -> bool:
         """Carry out the changes due before ``step``; collective. Returns whether layers' costs changed."""
+        raise NotImplementedError
 
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
         """Its newest figures by name and layer, of the layers held; ``layers`` is the main one."""
+        return {}
 
     def idle(self, figures: Mapping[str, Mapping[int, Any]]) -> str:
         """Why it changes nothing by the newest figures of all layers, as text; empty: it does."""
+        return ""
 
     def after_backward(self, layers: LayerSet) -> None:
         """Called when a step's gradients are complete, before their norm is taken."""
@@ -79,45 +85,3 @@ def gathered(own: dict[str, dict[int, Any]], world: World) -> dict[str, dict[int
         for name, values in part.items():
             figures.setdefault(name, {}).update(values)
     return {name: dict(sorted(values.items())) for name, values in figures.items()}
-
-
-class UnchangedHooks:
-    """Default for the hooks that most changes do not need."""
-
-    kind = ""
-    needs_rebuild = False
-    measures: str | None = None
-    order = 0
-    every_layer_between = False
-
-    def lacks(self, index: int, module: nn.Module) -> str:
-        """Nothing."""
-        return ""
-
-    def without_effect(self, total_steps: int) -> str:
-        """Nothing speaks against an effect."""
-        return ""
-
-    def prepare(self, index: int, module: nn.Module) -> nn.Module:
-        """The module, unchanged."""
-        return module
-
-    def resumed(self, step: int, layers: LayerSet, world: World) -> None:
-        """Nothing to do."""
-
-    def conform(self, step: int, layers: LayerSet) -> None:
-        """Nothing to do."""
-
-    def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
-        """Nothing."""
-        return {}
-
-    def idle(self, figures: Mapping[str, Mapping[int, Any]]) -> str:
-        """Nothing is known of what it changes."""
-        return ""
-
-    def after_backward(self, layers: LayerSet) -> None:
-        """Nothing to do."""
-
-    def after_optimizer(self, layers: LayerSet) -> None:
-        """Nothing to do."""

@@ -12,7 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ballast_trainer.data.sources import ShuffledDataset
 from ballast_trainer.dynamics.freezing import most_frozen
-from ballast_trainer.dynamics.protocol import Dynamic, UnchangedHooks
+from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.blocks import Lacking, described
 from ballast_trainer.models.protocol import Model
@@ -71,7 +71,7 @@ def build_dynamic(config: DynamicConfig, layer_count: int) -> Dynamic:
     build = load_callable(f"dynamics[{config.kind}]", find_dynamic(config.kind).build)
     built: Dynamic = build(config, layer_count)
     # An object of another distribution need not let itself be changed.
-    if isinstance(built, UnchangedHooks):
+    if isinstance(built, Dynamic):
         built.kind = config.kind
     return built
 

@@ -65,29 +65,12 @@ class Heads:
         away = self.out.weight.detach().float().square().sum(0).view(-1, self.columns).sum(1)
         return torch.sqrt(value * away)
 
-    def remove(self, keep: torch.Tensor, layer: Layer) -> None:
-        """Keep the units of a bool mask, the best one at least; their optimizer state stays.
-
-        Args:
-            keep: by unit that is left.
-            layer: that the attention is in.
-        """
+    def remove(self, keep: torch.Tensor, layer: Layer | None) -> None:
+        """Keep the units of a bool mask, the best one at least; the optimizer state of the layer stays."""
         keep = with_best(keep, self.scores)
         for linear, parts, rows in self.into:
             cut_outputs(layer, linear, keep.repeat_interleave(rows).repeat(parts))
         cut(layer, self.out, "weight", keep.repeat_interleave(self.columns), 1)
-        self.follow_shapes()
-
-    def drop_last(self) -> None:
-        """Remove the last unit, of modules that no optimizer knows."""
-        keep = torch.ones(self.kept, dtype=torch.bool)
-        keep[-1] = False
-        for linear, parts, rows in self.into:
-            mask = keep.repeat_interleave(rows).repeat(parts)
-            linear.weight = nn.Parameter(linear.weight[mask])
-            if linear.bias is not None:
-                linear.bias = nn.Parameter(linear.bias[mask])
-        self.out.weight = nn.Parameter(self.out.weight[:, : -self.columns])
         self.follow_shapes()
 
     def follow_shapes(self) -> None:
@@ -188,7 +171,7 @@ def _fails(block: nn.Module, heads: Heads) -> str:
         less = copy.deepcopy(tried)
         fewer = heads_of(less.get_submodule(path))
         assert isinstance(fewer, Heads)
-        fewer.drop_last()
+        fewer.remove(torch.arange(fewer.kept) < fewer.kept - 1, None)
         name = type(heads.attention).__name__
         try:
             wanted = tried(hidden)

@@ -106,13 +106,8 @@ class Neurons:
         away = self.narrow.weight.detach().float().square().sum(0)
         return torch.sqrt(into * away)
 
-    def remove(self, keep: torch.Tensor, layer: Layer) -> None:
-        """Keep the neurons of a bool mask, the best one at least; their optimizer state stays.
-
-        Args:
-            keep: by neuron that is left.
-            layer: that the MLP is in.
-        """
+    def remove(self, keep: torch.Tensor, layer: Layer | None) -> None:
+        """Keep the neurons of a bool mask, the best one at least; the optimizer state of the layer stays."""
         keep = with_best(keep, self.scores)
         for linear in self.wide:
             cut_outputs(layer, linear, keep)
@@ -157,7 +152,7 @@ def with_best(keep: torch.Tensor, scores: Callable[[], torch.Tensor]) -> torch.T
     return keep
 
 
-def cut_outputs(layer: Layer, linear: nn.Linear, keep: torch.Tensor) -> None:
+def cut_outputs(layer: Layer | None, linear: nn.Linear, keep: torch.Tensor) -> None:
     """Keep the outputs of a bool mask: rows of the weight, and of the bias where there is one."""
     cut(layer, linear, "weight", keep, 0)
     if linear.bias is not None:
@@ -165,18 +160,20 @@ def cut_outputs(layer: Layer, linear: nn.Linear, keep: torch.Tensor) -> None:
     linear.out_features = int(keep.sum())
 
 
-def cut(layer: Layer, linear: nn.Linear, name: str, keep: torch.Tensor, dim: int) -> None:
+def cut(layer: Layer | None, linear: nn.Linear, name: str, keep: torch.Tensor, dim: int) -> None:
     """Keep the rows (or columns) of a bool mask of a parameter, and of what the optimizer keeps of it."""
     old = getattr(linear, name)
     index = keep.nonzero(as_tuple=True)[0]
     new = nn.Parameter(old.detach().index_select(dim, index), requires_grad=old.requires_grad)
+    setattr(linear, name, new)
+    if layer is None:
+        return
     state = {} if layer.optimizer is None else layer.optimizer.state.get(old, {})
     cut = {
         key: value.index_select(dim, index)
         for key, value in state.items()
         if isinstance(value, torch.Tensor) and value.shape == old.shape
     }
-    setattr(linear, name, new)
     layer.replace_parameter(old, new, cut)
 
 

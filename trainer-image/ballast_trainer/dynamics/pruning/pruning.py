@@ -12,7 +12,7 @@ equals a stable top-k over the concatenated weights of one process, in O(bins) m
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from ballast_policies.planning.dynamics import gradual_sparsity
 from torch import nn
 
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.dynamics.protocol import UnchangedHooks
+from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.dynamics.pruning import heads, neurons
 from ballast_trainer.dynamics.pruning.neurons import as_linear
 from ballast_trainer.dynamics.pruning.sparse_linear import PrunableLinear
@@ -36,7 +36,7 @@ def build_pruning(config: DynamicConfig, layer_count: int) -> "GradualPruning":
     return _KINDS[settings.structure](config, layer_count)
 
 
-class GradualPruning(UnchangedHooks):
+class GradualPruning(Dynamic):
     """Prunes up to ``target`` of the units from ``startStep`` to ``endStep``."""
 
     measures: str | None = "pruned"
@@ -106,78 +106,80 @@ class GradualPruning(UnchangedHooks):
         return True
 
 
-class NeuronPruning(GradualPruning):
-    """Prunes inner neurons of the blocks' MLPs."""
+class UnitPruning(GradualPruning):
+    """Prunes whole units of a part of the blocks: neurons of the MLP, or heads of the attention.
+
+    Attributes:
+        path: member of a block that tells where the part is.
+        prepared: the units in a layer.
+        make_able: lets a part lose units.
+    """
+
+    path: str
+    prepared: Callable[[nn.Module], Sequence[neurons.Neurons | heads.Heads]]
+    make_able: Callable[[nn.Module], None]
+
+    def unsuited(self, block: nn.Module, part: nn.Module) -> str:
+        """Why the units of a block's part cannot be removed; empty: they can."""
+        raise NotImplementedError
+
+    def _part(self, block: nn.Module) -> nn.Module:
+        return block.get_submodule(getattr(block, self.path)())
 
     def lacks(self, index: int, module: nn.Module) -> str:
-        """An MLP that widens and narrows."""
-        missing = lacking(module, ("mlp_path",))
-        if missing:
-            return missing
-        typed: Any = module
-        return neurons.lacks(module.get_submodule(typed.mlp_path()))
+        """A part whose units can be told apart."""
+        return lacking(module, (self.path,)) or self.unsuited(module, self._part(module))
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
-        """Let the block's MLP lose neurons."""
+        """Let the block's part lose units."""
         if not self.lacks(index, module):
-            typed: Any = module
-            neurons.prepare(module.get_submodule(typed.mlp_path()))
+            self.make_able(self._part(module))
         return module
 
     def counts(self, layer: Layer) -> tuple[int, int]:
-        """Neurons."""
-        found = neurons.prepared(layer.module)
+        """Units."""
+        found = self.prepared(layer.module)
         return sum(one.had for one in found), sum(one.kept for one in found)
 
     def magnitudes(self, layer: Layer) -> torch.Tensor:
-        """Of the neurons that are left."""
-        return torch.cat([one.scores() for one in neurons.prepared(layer.module)])
+        """Of the units that are left."""
+        return torch.cat([one.scores() for one in self.prepared(layer.module)])
 
     def keep(self, layer: Layer, mask: torch.Tensor) -> None:
         """Remove the others."""
-        found = neurons.prepared(layer.module)
+        found = self.prepared(layer.module)
         for one, part in zip(found, mask.split([one.kept for one in found]), strict=True):
             one.remove(part, layer)
 
 
-class HeadPruning(GradualPruning):
+class NeuronPruning(UnitPruning):
+    """Prunes inner neurons of the blocks' MLPs."""
+
+    path = "mlp_path"
+    prepared = staticmethod(neurons.prepared)
+    make_able = staticmethod(neurons.prepare)
+
+    def unsuited(self, block: nn.Module, part: nn.Module) -> str:
+        """See :class:`UnitPruning`."""
+        return neurons.lacks(part)
+
+
+class HeadPruning(UnitPruning):
     """Prunes heads of the blocks' attention."""
 
-    def lacks(self, index: int, module: nn.Module) -> str:
-        """An attention whose heads can be told apart."""
-        missing = lacking(module, ("attention_path",))
-        if missing:
-            return missing
-        typed: Any = module
-        return heads.lacks(module, module.get_submodule(typed.attention_path()))
+    path = "attention_path"
+    prepared = staticmethod(heads.prepared)
+    make_able = staticmethod(heads.prepare)
 
-    def prepare(self, index: int, module: nn.Module) -> nn.Module:
-        """Let the block's attention lose heads."""
-        if not self.lacks(index, module):
-            typed: Any = module
-            heads.prepare(module.get_submodule(typed.attention_path()))
-        return module
+    def unsuited(self, block: nn.Module, part: nn.Module) -> str:
+        """See :class:`UnitPruning`."""
+        return heads.lacks(block, part)
 
     def conform(self, step: int, layers: LayerSet) -> None:
         """Layers that were received or loaded may have lost heads."""
         for layer in layers:
             for found in heads.prepared(layer.module):
                 found.follow_shapes()
-
-    def counts(self, layer: Layer) -> tuple[int, int]:
-        """Heads."""
-        found = heads.prepared(layer.module)
-        return sum(one.had for one in found), sum(one.kept for one in found)
-
-    def magnitudes(self, layer: Layer) -> torch.Tensor:
-        """Of the heads that are left."""
-        return torch.cat([one.scores() for one in heads.prepared(layer.module)])
-
-    def keep(self, layer: Layer, mask: torch.Tensor) -> None:
-        """Remove the others."""
-        found = heads.prepared(layer.module)
-        for one, part in zip(found, mask.split([one.kept for one in found]), strict=True):
-            one.remove(part, layer)
 
 
 def prunable(module: nn.Module) -> list[PrunableLinear]:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from ballast_trainer.device import sparse_pays_on
-from ballast_trainer.dynamics.pruning.neurons import is_conv1d
+from ballast_trainer.dynamics.pruning.neurons import came_from_conv1d, is_conv1d
 from ballast_trainer.layers.layer import MODULE, OPTIMIZER
 
 SPARSE_FROM = 0.85
@@ -187,28 +187,19 @@ class PrunableLinear(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def has_dense_weight(module: nn.Module) -> bool:
-    """Whether it is a linear layer that is not pruned."""
-    return isinstance(module, nn.Linear) or is_conv1d(module)
-
-
 def _sparse_pays(mask: torch.Tensor) -> bool:
     # Torch's CSR products on the CPU need MKL.
     possible = sparse_pays_on(mask.device) and torch.backends.mkl.is_available()
     return possible and float(mask.sum()) <= (1 - SPARSE_FROM) * mask.numel()
 
 
-def without_masks(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
-    """A layer's saved tensors for a ``module`` that is no longer pruned: dense, zero where they were pruned.
-
-    Args:
-        tensors: by key, as :class:`~ballast_trainer.layers.layer.Layer` names them.
-        module: the module that will load them.
-    """
+def _without_masks(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
+    """Tensors for a module that is no longer pruned: dense, zero where they were pruned."""
     dense = dict(tensors)
     for name, child in module.named_modules():
         prefix = f"{name}." if name else ""
-        mask = dense.pop(f"{MODULE}{prefix}mask", None) if has_dense_weight(child) else None
+        is_dense = isinstance(child, nn.Linear) or is_conv1d(child)
+        mask = dense.pop(f"{MODULE}{prefix}mask", None) if is_dense else None
         if mask is None:
             continue
         kept = int(mask.sum())
@@ -222,3 +213,39 @@ def without_masks(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[s
                 value = full
             dense[key.replace(f"{prefix}values", f"{prefix}weight", 1)] = value
     return dense
+
+
+def as_pruned_now(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
+    """A layer's saved tensors for a ``module`` for which pruning was switched on or off since.
+
+    GPT-2's ``Conv1D`` saves its weights inputs first; pruning makes linear layers of them, outputs first.
+
+    Args:
+        tensors: by key, as :class:`~ballast_trainer.layers.layer.Layer` names them.
+        module: the new module that will load them.
+    """
+    now = {path: False for path, part in module.named_modules() if is_conv1d(part)}
+    now |= {path: True for path, part in module.named_modules() if came_from_conv1d(part)}
+    saved = {path: _outputs_first(tensors, path) for path in now}
+    dense = _without_masks(tensors, module)
+    for path, outputs_first in now.items():
+        parent = path.rpartition(".")[0]
+        beside = [saved[other] for other in saved if other.rpartition(".")[0] == parent]
+        known = [first for first in (saved[path], *beside) if first is not None]
+        if known and known[0] != outputs_first:
+            name = f"{path}.weight" if path else "weight"
+            for key, value in dense.items():
+                if key == MODULE + name or (key.startswith(f"{OPTIMIZER}{name}.") and value.dim() == 2):
+                    dense[key] = value.t().contiguous()
+    return dense
+
+
+def _outputs_first(tensors: dict[str, torch.Tensor], path: str) -> bool | None:
+    """Which way round a weight was saved; None: it is square, and does not tell."""
+    prefix = f"{MODULE}{path}." if path else MODULE
+    if f"{prefix}mask" in tensors:
+        return True
+    weight, bias = tensors.get(f"{prefix}weight"), tensors.get(f"{prefix}bias")
+    if weight is None or bias is None or weight.shape[0] == weight.shape[1]:
+        return None
+    return bool(weight.shape[0] == len(bias))

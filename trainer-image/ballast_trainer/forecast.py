@@ -1,6 +1,6 @@
-"""Forecast of a configuration on a number of ranks: step time, bubble and memory.
+"""Forecast of a configuration on some ranks, from a profile of its layers: step time, bubble and memory.
 
-Predicted from a profile of the layers by simulating the schedule; no rank is started.  Each rank is taken
+Predicted by simulating the schedule; no rank is started.  Each rank is taken
 to be alone on its device.  A step with a flush ends when the gradients are summed over the replicas of each
 stage and the slowest rank's optimizer, which waits for the norm over all ranks, is done:
 
@@ -10,12 +10,15 @@ stage and the slowest rank's optimizer, which waits for the norm over all ranks,
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.job.parallelism import ParallelismConfig
 from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.partition import Partition, even_partition
 from ballast_policies.planning.profile import ProfiledLayer
 from ballast_policies.planning.rank_capacity import RankCapacity
@@ -23,19 +26,75 @@ from ballast_policies.planning.schedules.costs import StageCosts, stage_costs
 from ballast_policies.planning.schedules.registry import SCHEDULES
 from ballast_policies.planning.schedules.schedule import Kind, Schedule
 from ballast_policies.planning.schedules.simulate import BubbleSplit, Span, Trace, simulate, split_bubble
+from ballast_policies.planning.schedules.validate import validate
 from ballast_policies.planning.step_time import predict_step_seconds
 
+from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.forecast.machines import ALIKE, Machines, positions_of, stage_speeds
-from ballast_trainer.forecast.memory import RankForecast, cuts_of, rank_forecasts
-from ballast_trainer.pipeline.layout import (
-    ScheduleRequest,
-    is_asynchronous,
-    used_replicas,
-)
+from ballast_trainer.pipeline.layout import ScheduleRequest, is_asynchronous, used_replicas
 
 FLOW_STEPS = 4
 """Simulated steps of a schedule without a flush; a step's time is the mean of as many further steps."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """The ranks and their links.
+
+    Attributes:
+        speeds: of each rank, relative to the device that was profiled; empty: all 1.
+        bandwidth: bytes/s between two ranks; None: transfers are free.
+        action_seconds: what each forward and each backward takes besides its layers; see
+            :class:`ballast_policies.planning.schedules.costs.StageCosts`.
+    """
+
+    speeds: tuple[float, ...] = ()
+    bandwidth: float | None = None
+    action_seconds: float = 0.0
+
+    def pipelines(self, ranks: int, data: int) -> tuple[tuple[float, ...], ...]:
+        """Speeds by position of each replica of the pipeline.
+
+        Raises:
+            ConfigurationError: there are speeds of another number of ranks.
+        """
+        if self.speeds and len(self.speeds) != ranks:
+            raise ConfigurationError(
+                "--speeds", f"{len(self.speeds)} speeds for {ranks} ranks. To fix: give one for each rank"
+            )
+        lines = Mesh(data=data).lines("position", ranks)
+        return tuple(tuple(self.speeds[rank] if self.speeds else 1.0 for rank in line) for line in lines)
+
+
+ALIKE = Machines()
+"""Ranks like the device that was profiled, and free transfers."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankForecast:
+    """One rank.
+
+    Attributes:
+        layers: first and end layer of each of its stages.
+        busy_seconds: of a step.
+        in_flight: most microbatches whose activations it holds at once, over its stages.
+        weight_versions: most versions of a stage's weights it holds.
+        held_bytes: weights, gradients, optimizer state, further versions of the weights.
+        activation_bytes: at the fullest moment, besides what is held.
+    """
+
+    rank: int
+    layers: tuple[tuple[int, int], ...]
+    busy_seconds: float
+    in_flight: int
+    weight_versions: int
+    held_bytes: float
+    activation_bytes: float
+
+    @property
+    def bytes(self) -> float:
+        """Everything at the fullest moment."""
+        return self.held_bytes + self.activation_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +163,7 @@ def forecasts(
     Raises:
         ConfigurationError: the counts do not suit the schedule.
     """
-    machines.check(ranks)
+    pipelines = machines.pipelines(ranks, config.parallelism.data)
     schedule = schedule_for(config, ranks, steps=steps)
     if schedule.stages > len(rows):
         reason = f"{schedule.stages} stages need as many layers; the profile has {len(rows)}. To fix: --ranks"
@@ -114,7 +173,11 @@ def forecasts(
     if max(replicas) > 1:
         start = exact_partition([1.0] * len(rows), schedule.stages, RankCapacity(speeds=replicas))
     microbatches = config.pipeline.microbatches // config.parallelism.data
-    speeds = stage_speeds(schedule, machines.pipelines(ranks, config.parallelism.data))
+    # How fast each stage is done with its layers: its replicas together, the slowest pipeline's.
+    speeds = [
+        min(len(holders) * min(speeds[rank] for rank in holders) for speeds in pipelines)
+        for holders in schedule.stage_ranks
+    ]
     balanced = exact_partition(
         [row.step_seconds(microbatches) for row in rows], schedule.stages, RankCapacity(speeds=speeds)
     )
@@ -129,9 +192,23 @@ def schedule_for(config: JobConfig, ranks: int, *, steps: int) -> Schedule:
     """The actions of one step; of ``steps`` steps where there is no flush.
 
     Raises:
-        ConfigurationError: the counts do not suit the schedule.
+        ConfigurationError: the counts do not suit the schedule, the ranks do not divide over the replicas, or
+            several ranks are to share layers.
     """
-    request = ScheduleRequest.of(config, positions_of(config, ranks))
+    parallelism = config.parallelism
+    if parallelism.tensor > 1:
+        raise ConfigurationError(
+            "parallelism.tensor",
+            f"{parallelism.tensor}: a profile has the seconds of whole layers. "
+            "To fix: --set parallelism.tensor=1",
+        )
+    if ranks % parallelism.data:
+        raise ConfigurationError(
+            "parallelism.data",
+            f"{ranks} ranks are no multiple of {parallelism.data} replicas. "
+            f"To fix: --ranks {math.lcm(ranks, parallelism.data)}, or another data",
+        )
+    request = ScheduleRequest.of(config, ranks // parallelism.data)
     if request.ranks == 1:
         # One rank alone goes through its microbatches one by one.
         return dataclasses.replace(request, name="1F1B", replicas=(), stages_per_rank=None).one_step()
@@ -154,10 +231,10 @@ def forecast(
         ConfigurationError: the counts do not suit the schedule.
         ScheduleError: the partition has another number of stages.
     """
-    machines.check(ranks)
     data = config.parallelism.data
+    pipelines = machines.pipelines(ranks, data)
     schedule = schedule_for(config, ranks, steps=steps)
-    costs = [_costs(partition, rows, machines, speeds) for speeds in machines.pipelines(ranks, data)]
+    costs = [_costs(partition, rows, machines, speeds) for speeds in pipelines]
     if schedule.split_backwards():
         costs = [_in_halves(of, repeats=config.training.recompute) for of in costs]
     traces = [simulate(schedule, of) for of in costs]
@@ -186,7 +263,7 @@ def forecast(
     return Forecast(
         name=name,
         schedule=schedule.name,
-        ranks=rank_forecasts(partition, schedule, rows, busy, config.parallelism),
+        ranks=_rank_forecasts(partition, schedule, rows, busy, config.parallelism),
         step_seconds=step_seconds,
         formula_seconds=formula,
         imbalance=max(busy) / (math.fsum(busy) / len(busy)) - 1 if any(busy) else 0.0,
@@ -209,7 +286,7 @@ def _with_flush(
         for rank in range(schedule.ranks)
     ]
     done = []
-    for holders, layers in zip(schedule.stage_ranks, cuts_of(partition), strict=True):
+    for holders, layers in zip(schedule.stage_ranks, itertools.pairwise(partition.bounds), strict=True):
         holding = len(holders) * data
         exchange = 0.0
         if machines.bandwidth is not None:
@@ -257,3 +334,38 @@ def _in_halves(costs: StageCosts, *, repeats: bool) -> StageCosts:
     again = costs.forward if repeats else (0.0,) * costs.stages
     halves = [(whole + more) / 2 for whole, more in zip(costs.backward[1:], again[1:], strict=True)]
     return dataclasses.replace(costs, backward_input=(0.0, *halves))
+
+
+def _rank_forecasts(
+    partition: Partition,
+    schedule: Schedule,
+    rows: Sequence[ProfiledLayer],
+    busy: Sequence[float],
+    parallelism: ParallelismConfig,
+) -> tuple[RankForecast, ...]:
+    facts, cuts = validate(schedule), list(itertools.pairwise(partition.bounds))
+    sizes = rank_bytes(
+        partition,
+        schedule,
+        facts,
+        rows,
+        averaged=parallelism.data > 1,
+        gradient_shares=parallelism.gradient_shares,
+        weights_shared=parallelism.weight_shares > 1,
+    )
+    stages = [
+        [stage for stage, holders in enumerate(schedule.stage_ranks) if rank in holders]
+        for rank in range(len(sizes))
+    ]
+    return tuple(
+        RankForecast(
+            rank=rank,
+            layers=tuple(cuts[stage] for stage in own),
+            busy_seconds=busy[rank],
+            in_flight=facts.in_flight[rank],
+            weight_versions=max(facts.versions_held[stage] for stage in own),
+            held_bytes=size.held,
+            activation_bytes=size.step,
+        )
+        for rank, (size, own) in enumerate(zip(sizes, stages, strict=True))
+    )

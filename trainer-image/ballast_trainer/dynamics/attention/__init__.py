@@ -1,1 +1,0 @@
-"""Attention over the keys that the content chooses."""
