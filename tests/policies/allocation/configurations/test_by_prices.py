@@ -9,7 +9,7 @@ from ballast_policies.allocation.solvers import methods
 from ballast_policies.configuration import Configuration
 from scipy.optimize import linprog
 
-from tests.policies.allocation.configurations.families import FAMILIES
+from tests.policies.allocation.families import ELASTIC as FAMILIES
 from tests.support.examples import first_daily
 
 JOBS = 130

@@ -61,20 +61,6 @@ def test_section_5_4_3_hierarchical_reaches_the_levels_of_the_staged_procedure(p
     assert levels_of(allocate("hierarchical", p), p) == pytest.approx(want, rel=5e-6, abs=1e-7)
 
 
-@examples(40)
-@given(p=problems(max_jobs=5), seed=st.integers(0, 2**32 - 1))
-def test_section_6_4_2_no_shares_have_a_better_sum_of_throughput_per_cost_than_min_cost(p, seed):
-    """Against random shares: each job's ratio is at most that of its cheapest type."""
-    book = Book(p)
-    answer = allocate("min-cost", p)
-    X = np.random.default_rng(seed).random(book.T.shape) * (book.T > 0)
-    for m, job in enumerate(p.jobs):
-        mine = np.array([answer.allocation[job.name][g] for g in p.gpu_types])
-        spent, other = book.gpus[m] * book.prices @ mine, book.gpus[m] * book.prices @ X[m]
-        if spent > 0:
-            assert book.T[m] @ mine / spent >= (book.T[m] @ X[m] / other if other > 0 else 0.0) * (1 - 1e-8)
-
-
 @examples(15)
 @given(p=where_all_run(max_jobs=4))
 def test_strategy_proof_shares_are_those_of_the_partial_allocation_mechanism(p):

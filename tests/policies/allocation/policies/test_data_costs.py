@@ -106,8 +106,20 @@ def test_what_costs_nothing_changes_nothing():
     assert classes.split(posed, None, {"job": {"east": 0.0, "west": 0.0}}) == classes.split(posed)
 
 
-@pytest.mark.parametrize("usd", [-1.0, float("nan"), float("inf")])
-def test_impossible_costs_are_refused(usd: float):
-    """With the field."""
-    with pytest.raises(ProblemError, match=r"usd_per_step.v100"):
-        Job(name="job", throughput={"v100": 1.0}, usd_per_step={"v100": usd})
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("usd_per_step.v100", {"v100": usd}) for usd in (-1.0, float("nan"), float("inf"))),
+        ("throughput.v100", {"v100": -1.0}),
+        ("gpus", 0),
+        ("weight", 0.0),
+        ("weight", float("nan")),
+        ("steps_remaining", -5.0),
+        ("budget", -1.0),
+    ],
+)
+def test_an_impossible_job_is_refused_with_its_field(field, value):
+    """Field, value, reason."""
+    fields = {"throughput": {"v100": 1.0}} | {field.partition(".")[0]: value}
+    with pytest.raises(ProblemError, match=rf"jobs\[a\]\.{field}: "):
+        Job(name="a", **fields)

@@ -6,6 +6,7 @@ from ballast_policies.allocation.fairness import water_levels, water_prices
 from ballast_policies.allocation.fairness.teams import FillStage, flat, tree
 from ballast_policies.allocation.fairness.water_levels import fill, fill_by_programs
 from ballast_policies.allocation.instance import from_arrays
+from ballast_policies.allocation.instance import instance as posed
 from ballast_policies.allocation.problem import Entity
 from ballast_policies.allocation.registry import solve
 from ballast_policies.allocation.solvers import methods
@@ -13,8 +14,10 @@ from ballast_policies.allocation.solvers.least_utilization import least_utilizat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.policies.allocation.families import FAMILIES
-from tests.support.examples import examples, first_daily
+from tests.policies.allocation.configurations.instances import FAMILIES as SMALL
+from tests.policies.allocation.configurations.instances import problem_of
+from tests.policies.allocation.families import ELASTIC, FAMILIES
+from tests.support.examples import examples, first_daily, first_fast
 
 ROOTS = {"water-filling": flat, "hierarchical": tree}
 
@@ -51,14 +54,8 @@ def drawn(seed):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ROOTS)
-@examples(30, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_levels_are_those_of_one_program_for_each_level(policy, seed):
+def assert_levels_of_programs(instance, root):
     """Every limit holds; programs answer where equal speeds leave a choice."""
-    instance = drawn(seed)
-    root = ROOTS[policy](instance)
     expected = fill_by_programs(instance, root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(methods, "STAGES", 0)
@@ -67,11 +64,32 @@ def test_levels_are_those_of_one_program_for_each_level(policy, seed):
     assert (instance.gpus_used(x) <= instance.capacity * (1 + 1e-9)).all()
     assert (instance.time_used(x) <= 1 + 1e-9).all()
     levels = instance.level_scale * instance.throughput(x)
-    assert levels == pytest.approx(found.levels, rel=1e-6, abs=1e-6 * max(1.0, levels.max()))
+    close = {"rel": 1e-6, "abs": 1e-6 * max(1.0, levels.max(initial=0.0))}
+    assert levels == pytest.approx(found.levels, **close)
     if (expected.answer.gap or 0.0) <= 1e-6:
-        assert found.levels == pytest.approx(expected.levels, rel=1e-6, abs=1e-6 * max(1.0, levels.max()))
+        assert found.levels == pytest.approx(expected.levels, **close)
     else:  # hundreds of stages that each stop a little early; never better
         assert (found.levels >= expected.levels - 1e-6).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ROOTS)
+@examples(30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_levels_are_those_of_one_program_for_each_level(policy, seed):
+    """Of gangs in nested teams."""
+    instance = drawn(seed)
+    assert_levels_of_programs(instance, ROOTS[policy](instance))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ROOTS)
+@pytest.mark.parametrize("family", first_daily(SMALL, 4))
+def test_levels_of_elastic_jobs_are_those_of_one_program_for_each_level(policy, family):
+    """Small random problems, also beside gangs."""
+    for seed in range(100, 110):
+        real = posed(problem_of(family, seed))
+        assert_levels_of_programs(real, ROOTS[policy](real))
 
 
 @pytest.mark.slow
@@ -143,3 +161,30 @@ def test_levels_of_some_jobs_along_a_stage_are_those_of_all():
     for s in np.linspace(0, filling.end, 7):
         assert filling.levels(s, some) == pytest.approx(filling.levels(s)[some])
     assert filling.levels(filling.end) == pytest.approx(np.linspace(0.1, 2.0, n))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", first_fast(["demand 5", "demand 0.25", "noisy", "beside gangs", "two types"], 2)
+)
+def test_hundreds_of_elastic_jobs_are_certified_without_a_program_of_all(name, monkeypatch):
+    """Also where GPUs idle, which took one linear program a level."""
+
+    def by_programs(*_):
+        raise AssertionError("one linear program for each level")
+
+    monkeypatch.setattr(water_levels, "fill_by_programs", by_programs)
+    real = ELASTIC[name].drawn(200)()
+    answer = solve("water-filling", real)
+    assert answer.gap <= 1e-6
+    least = solve("max-min-fairness", real).objective
+    assert answer.objective == pytest.approx(least, rel=1e-6)
+    assert (real.gpus_used(answer.x) <= real.capacity * (1 + 1e-9)).all()
+    # No job that is not at full speed has a configuration on GPUs that are idle.
+    idle = real.capacity - real.gpus_used(answer.x) > 1e-6 * real.capacity
+    slow = real.throughput(answer.x) < real.fastest * (1 - 1e-6)
+    column, kind, _ = real.columns.entries()
+    full = np.zeros(len(real.columns), dtype=bool)
+    np.logical_or.at(full, column, ~idle[kind])
+    waits = slow & (real.time_used(answer.x) < 1 - 1e-6)
+    assert not (~full & waits[real.columns.first]).any()
