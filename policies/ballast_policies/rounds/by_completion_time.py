@@ -145,24 +145,22 @@ def _choice(question: Question) -> dict[str, tuple[str, int]]:
     held = {
         name: at for name, at in question.state.running.items() if not at.parts and in_its_pools(at, nodes)
     }
-    kept = within_min_run(question, held)
-    found = [_state(job, question, held.get(job.name), job.name in kept, pools) for job in question.jobs]
-    states = [state for state in found if state is not None]
-    if question.settings.within_round:
-        return _by_name(states, policy.choice(states, BASE))
-    chosen = policy(states, question.now)
-    disturbed = {
-        state.job.name: held[state.job.name]
-        for state, to in zip(states, chosen, strict=True)
-        if state.job.name in held and (to is None or held[state.job.name].pool not in to.gpus)
-    }
-    limit = moves_left(question)
-    if len(disturbed) > limit:
-        stay = kept.keys() | exempt_newest(disturbed, question.state, limit, "").keys()
-        found = [_state(job, question, held.get(job.name), job.name in stay, pools) for job in question.jobs]
+    kept, limit = within_min_run(question, held), moves_left(question)
+    while True:
+        found = [_state(job, question, held.get(job.name), job.name in kept, pools) for job in question.jobs]
         states = [state for state in found if state is not None]
-        chosen = policy(states, question.now)
-    return _by_name(states, chosen)
+        if question.settings.within_round:
+            return _by_name(states, policy.choice(states, BASE))
+        chosen = _by_name(states, policy(states, question.now))
+        disturbed = {
+            state.job.name: held[state.job.name]
+            for state in states
+            if state.job.name in held and state.job.name not in kept
+            if chosen.get(state.job.name, ("", 0))[0] != held[state.job.name].pool
+        }
+        if len(disturbed) <= limit:
+            return chosen
+        kept |= exempt_newest(disturbed, question.state, limit, "")
 
 
 def _by_name(

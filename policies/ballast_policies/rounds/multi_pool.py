@@ -143,7 +143,7 @@ class _Backfill:
                     self._start(name, gang, now)
             elif now is None or self._grow(name, gang, now):
                 continue
-            elif gang.may_move and moves_left > 0 and not q.settings.within_round:
+            elif gang.may_move and moves_left > 0 and not within_min_run(q, [name]):
                 moves_left -= self._move(name, gang, now)
 
     def _kept_for_others(self, name: str) -> bool:

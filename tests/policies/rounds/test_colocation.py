@@ -1,8 +1,6 @@
 """Second jobs beside first ones on GPUs that may be shared."""
 
 import dataclasses
-import random
-from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
@@ -157,97 +155,3 @@ def test_no_second_job_is_started_on_a_closed_node_or_where_it_does_not_tolerate
     assert set(found.placements) == {"a"}
     found = decide("ab", (node,), shared, state=running(a="n", b="n"), within_round=True)
     assert set(found.extended) == {"a", "b"}
-
-
-def random_question(rng: random.Random):
-    names = [f"j{number}" for number in range(rng.randint(1, 10))]
-    nodes = [*gpus(*(f"s{n}" for n in range(rng.randint(1, 4))))]
-    whole = [Node(name=f"w{n}", pool="whole", gpu_type="v100", gpus=2) for n in range(rng.randint(0, 2))]
-    jobs = [job(name, rng.choice((1, 1, 1, 2))) for name in names]
-    sharing = {
-        one.name: SharingJob(
-            kind=rng.choice("xyz"),
-            memory=rng.choice((5, 10, 20)) * GB,
-            known_alone=KNOWN if rng.random() < 0.9 else frozenset(),
-        )
-        for one in jobs
-        if one.gpus == 1 and rng.random() < 0.7
-    }
-    pairs = {(a, b): rng.uniform(0.2, 1.0) for a in "xyz" for b in "xyz" if rng.random() < 0.5}
-    shared = SharedGpus(
-        jobs=sharing,
-        memory={node.name: rng.choice((16, 32)) * GB for node in nodes},
-        speeds=PairSpeeds({"v100": pairs} if pairs else {}),
-    )
-    state = RoundState(
-        received={name: {"v100": rng.uniform(0, 500)} for name in names},
-        moves=tuple(rng.uniform(0, 1000) for _ in range(rng.randint(0, 2))),
-    )
-    settings = RoundSettings(
-        round_seconds=100.0,
-        min_run_seconds=rng.choice((0.0, 300.0)),
-        max_moves_per_hour=rng.choice((None, 1, 2, 4)),
-    )
-    return jobs, [*nodes, *whole], shared, state, settings
-
-
-def check(found: Round, jobs: list[Job], nodes: list[Node], shared: SharedGpus, before: RoundState) -> None:
-    sizes = {one.name: one.gpus for one in jobs}
-    used = Counter(node for at in found.placements.values() for node in at.nodes)
-    for node in nodes:
-        there = [name for name, at in found.placements.items() if node.name in at.nodes]
-        if used[node.name] > node.gpus:
-            assert len(there) == 2 and node.name in shared.memory
-            (one, other), was = there, [before.running.get(name) for name in there]
-            assert shared.fit(one, other, node.name)
-            assert {found.beside[one].partner, found.beside[other].partner} == {one, other}
-            least = 1.0 if was[0] == was[1] is not None else 1.05
-            assert shared.together(one, other, "v100") >= least
-    assert all(len(at.nodes) == sizes[name] for name, at in found.placements.items())
-    groups = [found.extended, found.started, found.moved, found.stopped, found.waiting]
-    assert sorted(name for group in groups for name in group) == sorted(sizes)
-    for name in sizes:
-        was, at = before.running.get(name), found.placements.get(name)
-        group = {(True, True): "extended" if was == at else "moved", (True, False): "stopped"}
-        expected = group.get((was is not None, at is not None), "started" if at is not None else "waiting")
-        assert name in getattr(found, expected), (name, expected)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_rounds_one_after_the_other_keep_every_promise(seed: int):
-    """Random clusters: two jobs at most on a GPU and never on a whole one; least times; moves of the hour."""
-    rng = random.Random(seed)
-    jobs, nodes, shared, state, settings = random_question(rng)
-    now = 1000.0
-    for _ in range(8):
-        asked = dataclasses.replace(settings, within_round=rng.random() < 0.3)
-        shares = {one.name: {"v100": rng.random()} for one in jobs}
-        found = decide_round(
-            Question(
-                now=now, shares=shares, jobs=jobs, nodes=nodes, state=state, settings=asked, shared=shared
-            )
-        )
-        check(found, jobs, nodes, shared, state)
-        disturbed = {*found.moved, *found.stopped}
-        ran = {name: now - since for name, since in state.running_since.items()}
-        assert not disturbed or not asked.within_round
-        assert all(ran[name] >= asked.min_run_seconds for name in disturbed)
-        if asked.max_moves_per_hour is not None:
-            assert len(disturbed) <= max(0, asked.max_moves_per_hour - len(state.moves))
-        since = {
-            name: state.running_since[name] if name in found.extended else now for name in found.placements
-        }
-        gone = {name for name in found.placements if rng.random() < 0.1}  # ended, and there again as new jobs
-        state = RoundState(
-            received={
-                one.name: {
-                    "v100": state.received.get(one.name, {}).get("v100", 0.0)
-                    + (100.0 if one.name in found.placements else 0.0)
-                }
-                for one in jobs
-            },
-            running={name: at for name, at in found.placements.items() if name not in gone},
-            running_since={name: at for name, at in since.items() if name not in gone},
-            moves=(*state.moves, *([now] * len(disturbed))),
-        )
-        now += 100.0

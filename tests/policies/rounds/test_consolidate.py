@@ -1,15 +1,12 @@
 """Spread gangs at the end of a round: together where that pays and no other job is touched."""
 
 import dataclasses
-from collections import Counter
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.decide import LEAST_GAIN, decide_round
 from ballast_policies.rounds.gangs import SpreadGang
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def nodes_of(*gpus: int) -> list[Node]:
@@ -87,52 +84,3 @@ def test_a_gang_may_gather_on_a_node_of_its_own():
     """One rank is there already, and there is room for the other."""
     _, decided = decide(nodes_of(2, 1), {"one": at(0, 1)}, two_nodes(at=at(0, 1)))
     assert decided.placements == {"one": at(0, 0)}
-
-
-@st.composite
-def clusters(draw):
-    nodes = nodes_of(*draw(st.lists(st.integers(1, 8), min_size=2, max_size=6)))
-    left = {node.name: node.gpus for node in nodes}
-    running, spread = {}, {}
-    for name in ("a", "b", "c", "d"):
-        size = draw(st.integers(1, 4))
-        free = [node for node, count in left.items() for _ in range(count)]
-        if len(free) < size:
-            continue
-        chosen = tuple(draw(st.permutations(free))[:size])
-        for node in chosen:
-            left[node] -= 1
-        running[name] = Placement(gpu_type="v100", pool="p", nodes=chosen)
-        spread[name] = SpreadGang(
-            at=running[name],
-            fewest=draw(st.integers(1, 3)),
-            speed=draw(st.floats(0.5, 4.0)),
-            packed_speed=draw(st.floats(0.5, 4.0)),
-            may_move=draw(st.booleans()),
-        )
-    return nodes, running, spread
-
-
-@given(clusters(), st.sampled_from([None, 0, 1, 2]))
-def test_every_gang_keeps_its_size_and_none_moves_without_winning(case, moves):
-    """No node has more than it holds, while those that move have not left either; the hour's limit holds."""
-    nodes, running, spread = case
-    before, decided = decide(nodes, running, spread, max_moves_per_hour=moves)
-    assert decided.placements.keys() == before.placements.keys()
-    if moves is not None:
-        assert len(decided.moved) + len(decided.stopped) <= moves
-    has = {node.name: node.gpus for node in nodes}
-    used = Counter(name for place in decided.placements.values() for name in place.nodes)
-    assert all(used[name] <= has[name] for name in used)
-    others = {name: Counter(place.nodes) for name, place in running.items()}
-    for name, place in decided.placements.items():
-        assert len(place.nodes) == len(running[name].nodes)
-        if name not in decided.moved:
-            assert place == before.placements[name]
-            continue
-        assert len(set(place.nodes)) < len(set(running[name].nodes))
-        assert len(set(place.nodes)) <= spread[name].fewest
-        assert spread[name].may_move
-        assert spread[name].packed_speed > spread[name].speed * (1 + LEAST_GAIN)
-        rest = sum((use for other, use in others.items() if other != name), Counter())
-        assert all((rest + Counter(place.nodes))[node] <= has[node] for node in place.nodes)

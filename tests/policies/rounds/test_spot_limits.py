@@ -1,7 +1,6 @@
 """Limits of spot machines for a cluster: random clusters and rounds in a row."""
 
 import dataclasses
-import random
 from collections import Counter
 
 import pytest
@@ -9,10 +8,8 @@ from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.grants import grant_gpus
 from ballast_policies.rounds.question import Question, SpotLimits
-from ballast_policies.rounds.spot_limits import launches, nodes_by_place, within_spot_limits
+from ballast_policies.rounds.spot_limits import launches, within_spot_limits
 from ballast_policies.rounds.values import Node, Placement, PoolPart, RoundSettings
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.policies.rounds.played import one_round
 
@@ -46,109 +43,6 @@ def in_use(placements):
     for placement in placements.values():
         used[placement.pool] += len(placement.nodes)
     return used
-
-
-def hold(limits, placements, running, nodes=()):
-    """The promise: where something was started on spot machines, the limits hold afterwards."""
-    places, total = {one.name: one.place for one in nodes}, in_use(placements).total()
-    there = {job: nodes_by_place(at, places, limits.pools) for job, at in placements.items()}
-    used = Counter()
-    for of_job in there.values():
-        used.update({place: len(names) for place, names in of_job.items()})
-    spot = used.total()
-    started = launches(placements, running, limits.pools, places)
-    if started:
-        assert spot <= (1 - limits.on_demand_share) * total + 1e-6
-    for place in {launch.place for launch in started}:
-        sizes = [len(there[launch.job][place]) for launch in started if launch.place == place]
-        assert any(used[place] - size <= limits.most_in_one_pool * (spot - size) + 1e-6 for size in sizes), (
-            place,
-            used,
-        )
-
-
-@st.composite
-def clusters(draw):
-    pools = draw(st.lists(st.sampled_from("dstu"), min_size=1, max_size=8))
-    zones = draw(st.sampled_from((("",), ("", "a"), ("a", "b", "c"))))
-    nodes = [
-        node(f"n{at}", draw(st.integers(0, 8)), pool, draw(st.sampled_from(zones)))
-        for at, pool in enumerate(pools)
-    ]
-    limits = SpotLimits(
-        pools=SPOT,
-        on_demand_share=draw(st.sampled_from((0.0, 0.05, 0.25, 0.5, 0.9, 1.0))),
-        most_in_one_pool=draw(st.sampled_from((0.1, 0.34, 0.5, 0.75, 1.0))),
-    )
-    return nodes, limits, draw(st.integers(0, 2**32 - 1))
-
-
-def random_job(rng, name):
-    """(job, its sizes or None)."""
-    least = rng.choice((1, 1, 2, 2, 3, 4))
-    sizes = sorted({least, *(least + rng.randint(1, 4) for _ in range(rng.choice((0, 0, 1, 3))))})
-    speeds = {size: size**0.8 for size in sizes}
-    gang = ElasticGang(speeds={"v100": speeds}, may_shrink=True, may_grow=True) if len(sizes) > 1 else None
-    return job(name, least, weight=rng.choice((1.0, 1.0, 3.0))), gang
-
-
-@pytest.mark.slow
-@given(clusters())
-def test_launches_never_exceed_the_limits_over_rounds_in_a_row(cluster):
-    """Jobs come and go, gangs grow, shrink, are stopped and moved, nodes go: what is started stays below."""
-    nodes, limits, seed = cluster
-    rng = random.Random(seed)
-    jobs, elastic, running = {}, {}, {}
-    for number in range(8):
-        for one in range(rng.randint(0, 4)):
-            name = f"j{number}-{one}"
-            jobs[name], gang = random_job(rng, name)
-            elastic |= {name: gang} if gang else {}
-        for name in [name for name in jobs if rng.random() < 0.2]:
-            jobs.pop(name)
-            running.pop(name, None)
-            elastic.pop(name, None)
-        barred = {name: frozenset({""}) for name in jobs if rng.random() < 0.05}
-        decided = decide(
-            list(jobs.values()),
-            nodes,
-            limits,
-            running=running,
-            elastic=elastic,
-            shares={name: {"v100": rng.random()} for name in jobs},
-            within_round=rng.random() < 0.5,
-            not_tolerated=barred,
-        )
-        used = Counter(name for placement in decided.placements.values() for name in placement.nodes)
-        assert all(used[one.name] <= one.gpus for one in nodes)
-        hold(limits, decided.placements, running, nodes)
-        for name, why in decided.kept_off_spot.items():
-            at = decided.placements.get(name)
-            assert at is None or at.pool not in SPOT
-            assert why in decided.reasons[name]
-        running = dict(decided.placements)
-
-
-@given(clusters(), st.booleans())
-def test_limits_that_nothing_exceeds_change_nothing(cluster, within_round):
-    """The decision is the one without limits."""
-    nodes, limits, seed = cluster
-    rng = random.Random(seed)
-    made = [random_job(rng, f"j{at}") for at in range(rng.randint(1, 8))]
-    jobs, elastic = [one for one, _ in made], {one.name: gang for one, gang in made if gang}
-    wide = dataclasses.replace(limits, on_demand_share=0.0, most_in_one_pool=1.0)
-    free = decide(jobs, nodes, wide, elastic=elastic, within_round=within_round)
-    used, places = in_use(free.placements), {one.name: one.place for one in nodes}
-    spot, by_place = sum(used[pool] for pool in SPOT), Counter()
-    for placement in free.placements.values():
-        for place, names in nodes_by_place(placement, places, SPOT).items():
-            by_place[place] += len(names)
-    enough = SpotLimits(
-        pools=SPOT,
-        on_demand_share=(used.total() - spot) / used.total() if used else 0.0,
-        most_in_one_pool=max((count / spot for count in by_place.values()), default=1.0),
-    )
-    assert decide(jobs, nodes, enough, elastic=elastic, within_round=within_round) == free
 
 
 def test_gangs_that_exceed_the_share_run_on_other_machines():

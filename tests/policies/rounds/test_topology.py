@@ -58,41 +58,6 @@ def clusters(draw):
     ]
 
 
-@given(clusters(), st.data())
-def test_a_gang_is_never_over_several_domains_of_a_level_that_it_requires(nodes, data):
-    """In any two rounds in a row, elastic or not, whatever else asks for what; no node has too many."""
-    jobs, asked, per_pod, elastic, barred = [], {}, {}, {}, {}
-    for i in range(data.draw(st.integers(1, 6))):
-        each = data.draw(st.sampled_from([1, 1, 2]))
-        one = job(f"job-{i}", each * data.draw(st.integers(1, 4)))
-        jobs.append(one)
-        request = data.draw(st.sampled_from([None, BLOCK, RACK, RACK, NEAR]))
-        asked |= {} if request is None else {one.name: request}
-        per_pod |= {one.name: each} if each > 1 else {}
-        barred |= {one.name: frozenset("t")} if data.draw(st.booleans()) else {}
-        if data.draw(st.booleans()):
-            sizes = {size: float(size) ** 0.9 for size in range(one.gpus, one.gpus + 5, each)}
-            elastic[one.name] = ElasticGang(speeds={"v100": sizes}, together=each, per_pod=each)
-    state = RoundState()
-    for now in (0.0, 60.0):
-        settings = RoundSettings(round_seconds=60.0, min_run_seconds=data.draw(st.sampled_from([0.0, 90.0])))
-        options = {"topology": asked, "gpus_per_pod": per_pod, "elastic": elastic, "not_tolerated": barred}
-        decided = decide_round(
-            question(
-                nodes, data.draw(st.permutations(jobs)), now=now, state=state, settings=settings, **options
-            )
-        )
-        used = Counter(name for at in decided.placements.values() for name in at.nodes)
-        assert all(used[one.name] <= one.gpus for one in nodes)
-        for name in (*decided.started, *decided.moved):
-            there = [one for one in nodes if one.name in decided.placements[name].nodes]
-            assert not any(one.taints in barred.get(name, ()) or one.closed for one in there)
-        for name, request in asked.items():
-            if request.required and name in decided.placements:
-                assert len(domains(decided.placements[name], nodes, request.level)) == 1
-        state = RoundState(running=decided.placements, running_since=dict.fromkeys(decided.placements, now))
-
-
 @given(clusters(), st.integers(1, 12), st.sampled_from([1, 1, 2]))
 def test_domains_are_preferred_where_that_costs_no_node(nodes, gpus, per_pod):
     """Unasked: as many nodes as without a topology, in no more domains. Preferred: in one that has room."""

@@ -1,131 +1,13 @@
 """Sizes of elastic gangs on random clusters and by hand, and no thrashing."""
 
-import dataclasses
-import itertools
-from collections import Counter
-
 import pytest
 from ballast_policies.allocation.policy import Surplus
-from ballast_policies.rounds.values import RoundSettings, extra_nodes, kept_ranks, stays
-from hypothesis import given
-from hypothesis import strategies as st
+from ballast_policies.rounds.values import extra_nodes, kept_ranks
 
 from tests.policies.rounds.elastic.gangs import at, decide, gang, job, node, sizes_of
-from tests.policies.rounds.played import one_round
 
 BY_SHARES = [surplus for surplus in Surplus if surplus is not Surplus.COMPLETION_TIME]
 """Who runs is decided by shares; by completion time, with the sizes."""
-
-
-@st.composite
-def questions(draw):
-    """Nodes of two pools, elastic gangs and fixed ones, some of which run somewhere."""
-    nodes = [
-        node(f"n{i}", draw(st.integers(0, 4)), draw(st.sampled_from("pq")))
-        for i in range(draw(st.integers(1, 5)))
-    ]
-    free = {one.name: one.gpus for one in nodes}
-    jobs, elastic, running = [], {}, {}
-    for index in range(draw(st.integers(1, 6))):
-        name, together = f"j{index}", draw(st.sampled_from((1, 1, 1, 2)))
-        least = together * draw(st.integers(1, 2))
-        most = least + together * draw(st.integers(0, 3))
-        speeds = draw(st.lists(st.floats(0.1, 1.0), min_size=10, max_size=10))
-        table = dict(enumerate(itertools.accumulate(speeds), start=1))
-        if most > least:
-            elastic[name] = gang(
-                range(least, most + 1, together),
-                speeds=table,
-                together=together,
-                may_shrink=draw(st.booleans()),
-                may_grow=draw(st.booleans()),
-            )
-        jobs.append(job(name, least, weight=draw(st.sampled_from((1.0, 2.0))), steps_remaining=1e4))
-        pool = draw(st.sampled_from(("p", "q", "")))
-        places = [one.name for one in nodes if one.pool == pool for _ in range(free[one.name])]
-        size = draw(st.sampled_from(range(least, most + 1, together)))
-        if len(places) >= size:
-            running[name] = at(*places[:size], pool=pool)
-            for place in places[:size]:
-                free[place] -= 1
-    return jobs, nodes, elastic, running
-
-
-@given(questions(), st.sampled_from(Surplus), st.booleans())
-def test_sizes_are_allowed_within_the_nodes_and_reached_without_a_restart(question, surplus, within_round):
-    """Nodes are not overfull, gangs have a size of theirs, and each change is a shrink or a growth."""
-    jobs, nodes, elastic, running = question
-    decided = decide(jobs, nodes, elastic, running=running, surplus=surplus, within_round=within_round)
-    used = Counter(name for placement in decided.placements.values() for name in placement.nodes)
-    assert all(used[one.name] <= one.gpus for one in nodes)
-    for name, placement in decided.placements.items():
-        if name in elastic:
-            assert len(placement.nodes) in elastic[name].speeds["v100"]
-    for name in decided.resized:
-        one = elastic[name]
-        assert decided.placements[name] != running[name]
-        assert stays(running[name], decided.placements[name], one.together)
-        more = len(decided.placements[name].nodes) > len(running[name].nodes)
-        assert one.may_grow if more else one.may_shrink
-
-
-@given(questions(), st.booleans())
-def test_no_gpu_is_idle_that_a_gang_could_use(question, within_round):
-    """Every step of size that a gang may still take is one that its pool has no room for."""
-    jobs, nodes, elastic, running = question
-    elastic = {n: dataclasses.replace(g, may_shrink=True, may_grow=True) for n, g in elastic.items()}
-    decided = decide(jobs, nodes, elastic, running=running, within_round=within_round)
-    used = Counter(name for placement in decided.placements.values() for name in placement.nodes)
-    free = Counter()
-    for one in nodes:
-        free[one.pool] += one.gpus - used[one.name]
-    for name, placement in decided.placements.items():
-        if name not in elastic or (
-            name in decided.resized and set(running[name].nodes) - set(placement.nodes)
-        ):
-            continue
-        now, speeds = len(placement.nodes), elastic[name].speeds["v100"]
-        larger = [size for size in speeds if size > now and speeds[size] > speeds[now] * 1.03]
-        lost = name in decided.resized and now < len(running[name].nodes)
-        assert lost or not larger or min(larger) - now > free[placement.pool]
-
-
-@given(questions(), st.sampled_from(BY_SHARES))
-def test_who_runs_is_decided_at_the_least_sizes(question, surplus):
-    """A gang that waits at its least size is not kept out by another one's extra GPUs."""
-    jobs, nodes, elastic, running = question
-    elastic = {n: dataclasses.replace(g, may_shrink=True) for n, g in elastic.items()}
-    reduced = {
-        name: dataclasses.replace(place, nodes=place.nodes[: elastic[name].least])
-        if name in elastic
-        else place
-        for name, place in running.items()
-    }
-    at_least = one_round(
-        nodes,
-        jobs,
-        now=100.0,
-        shares={one.name: {"v100": 1.0} for one in jobs},
-        running=reduced,
-        settings=RoundSettings(round_seconds=60.0),
-    )
-    decided = decide(jobs, nodes, elastic, running=running, surplus=surplus)
-    assert decided.placements.keys() == at_least.placements.keys()
-
-
-@given(questions(), st.sampled_from(Surplus))
-def test_a_decision_that_is_carried_out_is_made_again(question, surplus):
-    """Once every gang has the size that it was given, the next round changes nothing more, or little:
-    after at most three rounds all is still."""
-    jobs, nodes, elastic, running = question
-    elastic = {n: dataclasses.replace(g, may_shrink=True, may_grow=True) for n, g in elastic.items()}
-    decided = decide(jobs, nodes, elastic, running=running, surplus=surplus)
-    for _ in range(3):
-        last, decided = (
-            decided,
-            decide(jobs, nodes, elastic, running=decided.placements, surplus=surplus),
-        )
-    assert sizes_of(decided) == sizes_of(last)
 
 
 def test_the_policy_says_who_is_served_first():

@@ -1,6 +1,5 @@
 """Which pool elastic gangs run in: by the sizes that they reach there, and what a restart costs."""
 
-import itertools
 from collections import Counter
 
 import pytest
@@ -10,11 +9,8 @@ from ballast_policies.rounds.decide import decide_round
 from ballast_policies.rounds.gangs import ElasticGang, SizeSettings
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from tests.policies.rounds.elastic.gangs import CONCAVE
-from tests.policies.rounds.played import one_round
 
 
 def gang(slow=0.5, sizes=range(2, 9), *, speeds=CONCAVE, **options):
@@ -181,96 +177,6 @@ def test_jobs_whose_shares_are_turns_take_turns_where_one_pool_is_far_slower():
             received[name][at.gpu_type] += 60.0
         now += 60.0
     assert all(row["v100"] >= 10 * 60.0 for row in received.values())
-
-
-@st.composite
-def clusters(draw, most_gpus=6):
-    """Two to four pools of three types, elastic gangs of unlike speeds, some of which run."""
-    types = draw(st.lists(st.sampled_from(("v100", "p100", "k80")), min_size=2, max_size=4))
-    nodes = [
-        Node(name=f"n{i}{k}", pool=f"p{i}", gpu_type=kind, gpus=draw(st.integers(0, most_gpus)))
-        for i, kind in enumerate(types)
-        for k in range(draw(st.integers(1, 2)))
-    ]
-    free = {node.name: node.gpus for node in nodes}
-    jobs, elastic, running = [], {}, {}
-    for index in range(draw(st.integers(1, 6))):
-        name, least = f"j{index}", draw(st.integers(1, 2))
-        most = least + draw(st.integers(1, 5))
-        steps = draw(st.lists(st.floats(0.1, 1.0), min_size=8, max_size=8))
-        table = dict(enumerate(itertools.accumulate(steps), start=1))
-        usable = draw(st.lists(st.sampled_from(("v100", "p100", "k80")), min_size=1, unique=True))
-        speeds = {}
-        for kind in usable:
-            rate = draw(st.floats(0.1, 1.0))
-            larger = draw(st.sets(st.integers(least + 1, most)))
-            speeds[kind] = {size: rate * table[size] for size in sorted({least, *larger})}
-        elastic[name] = ElasticGang(
-            speeds=speeds,
-            may_shrink=draw(st.booleans()),
-            may_move=draw(st.booleans()),
-            restart_seconds=draw(st.sampled_from((1.0, 40.0))),
-        )
-        rates = {kind: by_size[least] for kind, by_size in speeds.items()}
-        steps_left = draw(st.floats(1e2, 1e6))
-        jobs.append(Job(name=name, gpus=least, throughput=rates, steps_remaining=steps_left))
-        pool = draw(st.sampled_from(sorted({node.pool for node in nodes})))
-        kind = next(node.gpu_type for node in nodes if node.pool == pool)
-        places = [node.name for node in nodes if node.pool == pool for _ in range(free[node.name])]
-        size = draw(st.sampled_from(sorted(speeds.get(kind, {least: 0.0}))))
-        if kind in usable and len(places) >= size and draw(st.booleans()):
-            running[name] = Placement(gpu_type=kind, pool=pool, nodes=tuple(places[:size]))
-            for place in places[:size]:
-                free[place] -= 1
-    return jobs, nodes, elastic, running
-
-
-def decide_random(question, running, surplus, *, now=600.0, limit=None):
-    jobs, nodes, elastic, _ = question
-    return one_round(
-        nodes,
-        jobs,
-        now=now,
-        shares={one.name: dict.fromkeys(one.throughput, 1 / len(one.throughput)) for one in jobs},
-        running=running,
-        settings=RoundSettings(round_seconds=360.0, max_moves_per_hour=limit),
-        elastic=elastic,
-        sizes=SizeSettings(surplus=surplus),
-    )
-
-
-@given(clusters(), st.sampled_from(Surplus), st.sampled_from((None, 0, 1)))
-def test_every_gang_is_whole_on_one_pool_that_it_can_use(question, surplus, limit):
-    """No node is overfull; each has one of its sizes; gangs that cannot move do not, within the limit."""
-    _, nodes, elastic, running = question
-    decided = decide_random(question, running, surplus, limit=limit)
-    used = Counter(name for at in decided.placements.values() for name in at.nodes)
-    pool_of = {node.name: node.pool for node in nodes}
-    assert all(used[node.name] <= node.gpus for node in nodes)
-    for name, at in decided.placements.items():
-        assert len(at.nodes) in elastic[name].speeds[at.gpu_type]
-        assert {pool_of[node] for node in at.nodes} == {at.pool}
-    lists = (decided.extended, decided.started, decided.moved, decided.stopped, decided.waiting)
-    named = [*itertools.chain(*lists), *decided.resized]
-    assert sorted(named) == sorted(elastic)
-    assert limit is None or len(decided.moved) + len(decided.stopped) <= limit
-
-
-@pytest.mark.slow
-@given(clusters(most_gpus=12), st.sampled_from(Surplus))
-def test_where_no_pool_is_short_of_gpus_what_was_decided_comes_to_rest(question, surplus):
-    """With nothing else changing, no gang is moved back and forth between pools."""
-    jobs, nodes, _, running = question
-    by_pool = Counter()
-    for node in nodes:
-        by_pool[node.pool] += node.gpus
-    assume(sum(one.gpus for one in jobs) <= min(gpus for gpus in by_pool.values()))
-    moves = []
-    for number in range(8):
-        decided = decide_random(question, running, surplus, now=600.0 + 360.0 * number)
-        moves.append(len(decided.moved))
-        running = decided.placements
-    assert moves[-2:] == [0, 0]
 
 
 def test_a_gang_that_cannot_shrink_now_is_not_moved_to_a_type_that_its_size_is_none_of():
