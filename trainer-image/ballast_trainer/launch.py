@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import logging
 import os
@@ -261,7 +262,9 @@ def train(
         sides = _Sides(channel=channel, reporter=reporter, stop=stop, heartbeat=heartbeat, trace=trace)
         while True:
             try:
-                return _train(job, launch, machine, sides, in_place)
+                with contextlib.ExitStack() as ending:
+                    work = functools.partial(_train, job, launch, machine, sides, in_place, ending)
+                    return work() if in_place is None else in_place.attempt(work)
             except PeerLost as error:
                 if in_place is None:
                     raise
@@ -343,47 +346,53 @@ def _in_place(job: ValidatedJob, launch: RankLaunch, device: torch.device) -> In
 
 
 def _train(
-    job: ValidatedJob, launch: RankLaunch, machine: _Machine, sides: _Sides, in_place: InPlace | None
+    job: ValidatedJob,
+    launch: RankLaunch,
+    machine: _Machine,
+    sides: _Sides,
+    in_place: InPlace | None,
+    closing: contextlib.ExitStack,
 ) -> SessionOutcome:
-    """Join the plan's ranks and train, until a rank is lost."""
+    """Join the plan's ranks and train, until a rank is lost; what ``closing`` gets ends with that."""
     rank, trace, device = launch.rank, sides.trace, machine.device
-    with contextlib.ExitStack() as closing:
-        chosen: Reporter = SilentReporter()
-        if rank == 0:
-            chosen = closing.enter_context(
-                contextlib.closing(
-                    WritingReporter(sides.reporter, writers_of(job.config.metrics, job.config.to_dict()))
-                )
+    chosen: Reporter = SilentReporter()
+    if rank == 0:
+        chosen = closing.enter_context(
+            contextlib.closing(
+                WritingReporter(sides.reporter, writers_of(job.config.metrics, job.config.to_dict()))
             )
-        chosen, end_request = with_callback(chosen, job.config.callback, rank)
-        meter = _meter(job, device, machine.speed, trace)
-        run = RunState(plan=launch.plan, loss_scale=LossScale(job.config.training.precision))
-        model = _model_state(job, launch, machine, meter, sides.stop, in_place, run.loss_scale)
-        closing.callback(model.batches.close)
-        if in_place is not None:
-            in_place.model, in_place.run = model, run
-        channel_thread = None
-        if rank == 0:
-            renew_seconds = seconds_from(os.environ, RENEW_ENV) or RENEW_SECONDS
-            channel_thread = ChannelThread(sides.channel, launch.plan, renew_seconds=renew_seconds)
-            closing.callback(channel_thread.close)
-        profiler = StepProfiler(job.config.profiling, rank=rank, device=device)
-        closing.enter_context(profiler.on_out_of_memory())
-        outcome = Session(
-            model,
-            run,
-            channel_thread=channel_thread,
-            reporter=chosen,
-            stop=sides.stop,
-            heartbeat=sides.heartbeat,
-            in_place=in_place,
-            end_request=end_request,
-            profiler=profiler,
-        ).run(joining=launch.joining)
-        if trace is not None and isinstance(meter, RecordingMeter):
-            ranks = len(launch.plan.ranks)
-            write_trace(trace.path, meter, rank=rank, ranks=ranks, store=launch.store)
-        return outcome
+        )
+    chosen, end_request = with_callback(chosen, job.config.callback, rank)
+    meter = _meter(job, device, machine.speed, trace)
+    run = RunState(plan=launch.plan, loss_scale=LossScale(job.config.training.precision))
+    model = _model_state(job, launch, machine, meter, sides.stop, in_place, run.loss_scale)
+    closing.callback(model.batches.close)
+    if in_place is not None:
+        in_place.model, in_place.run = model, run
+    channel_thread = None
+    if rank == 0:
+        renew_seconds = seconds_from(os.environ, RENEW_ENV) or RENEW_SECONDS
+        channel_thread = ChannelThread(sides.channel, launch.plan, renew_seconds=renew_seconds)
+        closing.callback(channel_thread.close)
+    profiler = StepProfiler(job.config.profiling, rank=rank, device=device)
+    closing.enter_context(profiler.on_out_of_memory())
+    session = Session(
+        model,
+        run,
+        channel_thread=channel_thread,
+        reporter=chosen,
+        stop=sides.stop,
+        heartbeat=sides.heartbeat,
+        in_place=in_place,
+        end_request=end_request,
+        profiler=profiler,
+    )
+    closing.callback(session.close)
+    outcome = session.run(joining=launch.joining)
+    if trace is not None and isinstance(meter, RecordingMeter):
+        ranks = len(launch.plan.ranks)
+        write_trace(trace.path, meter, rank=rank, ranks=ranks, store=launch.store)
+    return outcome
 
 
 def _meter(

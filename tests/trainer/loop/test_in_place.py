@@ -8,6 +8,7 @@ import yaml
 from ballast_policies.contract import ExitCode
 from ballast_trainer.loop.in_place import best_copies, who_goes_on
 
+from tests.support.examples import first_daily
 from tests.support.gang import Gang
 from tests.support.held_data import Gates
 from tests.support.kills import struck
@@ -83,6 +84,21 @@ def test_a_killed_rank_is_started_again_and_joins(local_ranks, small_config, sin
     (grown,) = gang.events("grow", "run")
     assert (grown["ranks_before"], grown["ranks_after"]) == (2, 3)
     assert_undisturbed(gang, single_process_losses(small_config(totalSteps=20)), every=1)
+
+
+@pytest.mark.parametrize("copying", first_daily([False, True]))
+def test_a_rank_goes_on_that_has_a_half_of_a_message(
+    local_ranks, small_config, single_process_losses, copying
+):
+    """Of the one that is killed: it waits for the rest, in a step or for a copy, and nothing wakes it."""
+    model = {"name": "gpt", "layers": 4, "args": {"dim": 128, "heads": 2, "context": 256}}
+    config = in_memory(small_config(totalSteps=12, model=model), 1)
+    args = {"at": 5, "rank": 1, "copying": copying}
+    config["callback"] = {"name": "tests.support.kills:break_off", "everyRank": True, "args": args}
+    gang = local_ranks(config, ranks=3)
+    assert gang.exit_codes() == {"run": 0}, gang.errors()
+    assert [event["lost"] for event in gang.events("ranksLost", "run")] == [["rank-1"]]
+    assert_undisturbed(gang, single_process_losses(small_config(totalSteps=12, model=model)), every=1)
 
 
 def test_neighbours_lost_at_once_go_back_to_the_checkpoint(

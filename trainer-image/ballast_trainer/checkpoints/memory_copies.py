@@ -169,14 +169,15 @@ class MemoryCopies:
 
     def told(self) -> list[tuple[int, int, int, tuple[int, ...]]]:
         """Of each generation step, epoch, number of ranks, and the ranks whose tensors are here."""
-        return [(*name, one.ranks, one.parts) for name, one in self._held.items()]
+        return [(*name, one.ranks, one.parts) for name, one in list(self._held.items())]
 
     def go_on(self, name: tuple[int, int] | None, loss: Loss) -> None:
         """Go on from this generation; None: from none."""
         self.loss = loss
         self._held = {of: one for of, one in self._held.items() if of == name}
         self.source = None if name is None else self._held.get(name)
-        # What is held may be in either of those before.
+        # What is held may be in either of those before, or be under way on a thread that is left behind.
+        self._flight, self._group = None, (None, None)
         self._staging = [Staging(self._device), Staging(self._device)]
 
     def load(self, world: World, layers: LayerSet) -> None:

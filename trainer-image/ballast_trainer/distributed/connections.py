@@ -2,6 +2,8 @@
 
 A rank waits inside torch for another one, and neither destroying nor aborting a gloo group wakes it: an end
 of its connections does.  Gloo does not tell which sockets are its own: they are noted as a group is made.
+Nor does that wake a thread that has a part of a message (gloo's ``Pair::signalException`` leaves out the one
+that is being read), or that waits for a rank to connect: such a thread is left behind.
 """
 
 import contextlib
@@ -23,6 +25,7 @@ class Connections:
         self._lock = threading.Lock()
         self._noted: set[str] = set()
         self._before: set[str] | None = None
+        self._left_behind: set[int] = set()
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
@@ -33,6 +36,7 @@ class Connections:
         try:
             yield
         finally:
+            self.stay_if_left_behind()
             with self._lock:
                 self._noted |= set(_sockets().values()) - before
                 self._before = outer
@@ -48,6 +52,16 @@ class Connections:
         """The groups have ended."""
         with self._lock:
             self._noted.clear()
+            self._before = None
+
+    def leave_behind(self, thread: int) -> None:
+        """This thread is to do nothing more, should it come back from torch."""
+        self._left_behind.add(thread)
+
+    def stay_if_left_behind(self) -> None:
+        """Return in all other threads alone."""
+        while threading.get_ident() in self._left_behind:
+            threading.Event().wait()
 
 
 CONNECTIONS = Connections()

@@ -57,6 +57,7 @@ def peer_failures() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ConnectionError) as error:
+        CONNECTIONS.stay_if_left_behind()
         text = str(error)
         if _is_peer_failure(error):
             raise PeerLost(f"another rank is gone: {_said(text)}. Its own output has the reason") from error

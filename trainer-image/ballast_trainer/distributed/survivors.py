@@ -88,7 +88,11 @@ def _left(process: str) -> str:
 
 
 class Survivors:
-    """This process among those of a job that goes on without lost ranks."""
+    """This process among those of a job that goes on without lost ranks.
+
+    Attributes:
+        noticed: a loss after which its connections have been ended.
+    """
 
     def __init__(self, store: Any, process: str) -> None:
         """In no group yet; ``store`` outlives every rank."""
@@ -98,6 +102,7 @@ class Survivors:
         self._members: tuple[str, ...] = ()
         self._round = 1
         self._news = 0
+        self.noticed = False
 
     def enter(self, members: Sequence[str]) -> None:
         """These processes are about to form a group, or are in one."""
@@ -128,6 +133,7 @@ class Survivors:
             # Until the main thread has noticed: it may open more of them.
             if self._is_lost(store):
                 CONNECTIONS.shut()
+                self.noticed = True
             else:
                 self._news = news
 
@@ -155,7 +161,7 @@ class Survivors:
         while (decision := self._decision(decide)) is None:
             time.sleep(_POLL_SECONDS)
         with self._lock:
-            self._members = ()
+            self._members, self.noticed = (), False
         return decision
 
     def _decision(self, decide: Callable[[Mapping[str, str]], str]) -> str | None:

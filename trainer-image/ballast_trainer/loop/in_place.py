@@ -3,16 +3,19 @@
 import contextlib
 import json
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from ballast_policies.contract import Directive, Plan
 
 from ballast_trainer.causes import describe
 from ballast_trainer.channel.base import ChannelError
 from ballast_trainer.checkpoints.memory_copies import Loss, MemoryCopies
+from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.connections import CONNECTIONS
 from ballast_trainer.distributed.process_group import peer_failures
 from ballast_trainer.distributed.returning import next_epoch
@@ -23,6 +26,12 @@ from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.models.protocol import Model
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+_LOOK_SECONDS = 0.5
+_IDLE_SECONDS = 5.0
+"""Without any work after its connections have ended, a thread waits in vain."""
 
 
 class InPlace:
@@ -63,6 +72,34 @@ class InPlace:
         """This rank ends by an error of its own, which the others would meet, too."""
         with contextlib.suppress(RuntimeError, ConnectionError):  # the store is gone, too
             self.survivors.none_goes_on(f"{self._process} has ended: {describe(error)}")
+
+    def attempt(self, work: Callable[[], Result]) -> Result:
+        """``work`` on a thread of its own; left behind where the end of its connections does not wake it.
+
+        Raises:
+            PeerLost: it was left behind.
+        """
+        made, clocks = Future[Result](), list[int]()
+
+        def run() -> None:
+            clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
+            try:
+                made.set_result(work())
+            except BaseException as error:
+                made.set_exception(error)
+
+        thread = threading.Thread(target=run, name="training", daemon=True)
+        thread.start()
+        used, since = 0.0, time.monotonic()
+        while not wait([made], timeout=_LOOK_SECONDS).done:
+            before, used = used, time.clock_gettime(clocks[0]) if clocks else -1.0
+            # Work of its own ends by itself.
+            if used != before or ACTIVITY.now is not None or not self.survivors.noticed:
+                since = time.monotonic()
+            elif time.monotonic() - since > _IDLE_SECONDS:
+                CONNECTIONS.leave_behind(thread.ident or 0)
+                raise PeerLost("another rank is gone, and this one waited for the rest of a message")
+        return made.result()
 
     def next_plan(self, plan: Plan, error: PeerLost) -> Plan:
         """The plan of the ranks that are left, by which this one goes on.

@@ -165,6 +165,7 @@ class Saver:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Release the directory to other runs; a checkpoint that is being written is completed first."""
+        CONNECTIONS.stay_if_left_behind()
         if self._memory is not None and isinstance(error, PeerLost):
             # Whoever waits for this rank is to notice, too, and no thread is to be left behind.
             CONNECTIONS.shut()
@@ -174,6 +175,10 @@ class Saver:
         if self._in_flight is not None and isinstance(error, Exception) and not isinstance(error, PeerLost):
             # The others' parts are written as well: they wait for this rank.
             wait([self._in_flight.written])
+        self.close()
+
+    def close(self) -> None:
+        """Release the directory to other runs."""
         if self._checkpoints is not None:
             self._checkpoints.close()
 

@@ -30,6 +30,7 @@ class Session:
     Attributes:
         step: trains a step.
         progress: the job's figures.
+        close: releases what other runs wait for.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Session:
         self._plans = PlanFollower(model, run, self.progress, self._saver, heartbeat)
         self._evaluator = Evaluator(model, run, self.progress, self._plans, self._saver)
         self._end = JobEnd(model, run, end_request or EndRequest())
+        self.close = self._saver.close
         self.step = TrainingStep(model, run, self.progress, self._saver, self._plans, self._end)
 
     def run(self, *, joining: bool = False) -> SessionOutcome:
