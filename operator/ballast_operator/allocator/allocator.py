@@ -203,7 +203,7 @@ class Allocator:
         jobs = await asyncio.to_thread(in_todays_pools, jobs, policy, nodes, faults)
         newest = self._board.newest
         pools = pool_infos(policy.spec.node_pools, newest.pools, item.get("status"), at=started)
-        self._board.publish(dataclasses.replace(newest, pools=pools))  # prices count at once
+        self._board.newest = dataclasses.replace(newest, pools=pools)  # prices count at once
         spent = await asyncio.to_thread(
             self.decider.look, policy, jobs, seen=seen, started=started, item=item, pools=pools
         )
@@ -267,7 +267,7 @@ class Allocator:
         """Publish what is decided; jobs for which there is news get a pass."""
         old = self._board.newest
         uids = {view.key: view.uid for view in jobs}
-        self._board.publish(Decided(assignments=assignments, uids=uids, pools=pools))
+        self._board.newest = Decided(assignments=assignments, uids=uids, pools=pools)
         for view in jobs:
             assignment = assignments.get(view.key)
             waits = (

@@ -259,16 +259,6 @@ class Cluster:
         """Post a review, which the API server answers and does not keep; a follower may ask, too."""
         return await self._request("post", kind, kind.path(), body=body)
 
-    async def merge(
-        self, kind: Kind, namespace: str, name: str, patch: Object, *, subresource: str = ""
-    ) -> Object:
-        """JSON merge patch."""
-        path = kind.path(namespace, name, subresource)
-        query = {"fieldManager": FIELD_MANAGER}
-        return await self._write(
-            "patch", kind, path, body=patch, query=query, content_type="application/merge-patch+json"
-        )
-
     async def replace(self, kind: Kind, body: Object) -> Object:
         """Replace an object; Conflict where its resourceVersion is not the one in ``body``."""
         metadata = body["metadata"]

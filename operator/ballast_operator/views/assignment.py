@@ -139,20 +139,11 @@ class Decided:
         return self.assignments.get(key) if self.uids.get(key) == uid else None
 
 
+@dataclasses.dataclass(slots=True)
 class AssignmentBoard:
-    """Where the allocator publishes its decisions, each whole, and passes read the newest."""
+    """Where the allocator publishes its newest decision, whole, and passes read it; empty: there is none."""
 
-    def __init__(self) -> None:
-        self._newest = Decided()
-
-    @property
-    def newest(self) -> Decided:
-        """The newest decision; empty: there is none yet."""
-        return self._newest
-
-    def publish(self, decided: Decided) -> None:
-        """The allocator has decided."""
-        self._newest = decided
+    newest: Decided = dataclasses.field(default_factory=Decided)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ class ReadOnly(FakeCluster):
         return await super().list(kind, **arguments)
 
     def __getattribute__(self, name):
-        if name in ("apply", "write_status", "create", "merge", "replace", "delete"):
+        if name in ("apply", "write_status", "create", "replace", "delete"):
             raise NotLeader(name)
         return super().__getattribute__(name)
 

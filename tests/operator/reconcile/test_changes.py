@@ -175,7 +175,7 @@ async def test_what_gpus_wait_for_is_urgent(bench):
     """A job that has its GPUs before it runs; one that only waits is not."""
     assert bench.changes.lane(KEY) is Lane.BACKGROUND
     placed = Assignment(action=Action.PLACE, launches=0)
-    bench.board.publish(Decided(assignments={KEY: placed}))
+    bench.board.newest = Decided(assignments={KEY: placed})
     assert bench.changes.lane(KEY) is Lane.URGENT
 
 
