@@ -1,6 +1,10 @@
 """Valid inputs from which hostile ones are made."""
 
+import functools
 import json
+import tempfile
+import warnings
+from pathlib import Path
 from typing import Any
 
 from tests.contract.examples import EXAMPLES
@@ -8,12 +12,84 @@ from tests.operator.api import objects
 
 AT = "2026-01-01T12:00:00Z"
 
-JOB = objects.JOB
+JOB: dict[str, Any] = {
+    **objects.JOB,
+    "spec": {
+        **objects.JOB["spec"],
+        "mixedPools": "Allowed",
+        "memoryPerGpu": "16Gi",
+        "weight": 2.5,
+        "entity": "vision",
+        "deadline": AT,
+        "onDeadlineMissed": "Suspend",
+        "budget": 100.5,
+        "onBudgetExhausted": "Continue",
+        "spot": "Forbid",
+        "dataLocation": {"region": "us-east-1", "readPerStep": "200Mi", "checkpointSize": "4Gi"},
+        "grow": True,
+        "suspend": False,
+        "backoffLimit": 3,
+        "ttlSecondsAfterFinished": 60,
+    },
+}
+
+SCRIPT = objects.SCRIPT
+
+VM_SIZE = "Standard_NC6s_v3"
 
 POLICY: dict[str, Any] = {
     **objects.POLICY,
     "spec": {
         **objects.POLICY["spec"],
+        "nodePools": [
+            {
+                "name": "fast",
+                "nodeSelector": {"pool": "fast"},
+                "gpuType": "v100",
+                "gpuResource": "nvidia.com/gpu",
+                "memoryPerGpu": "16Gi",
+                "region": "us-east-1",
+                "maxNodes": 4,
+                "gpusPerNode": 8,
+                "startSeconds": 180,
+                "pricePerGpuHour": 2.5,
+                "priceFeed": {
+                    "aws": {"region": "us-east-1", "zone": "us-east-1a", "instanceType": "p3.2xlarge"}
+                },
+            },
+            {
+                "name": "slow",
+                "nodeSelector": {"pool": "slow"},
+                "gpuType": "k80",
+                "capacityType": "spot",
+                "priceFeed": {
+                    "azure": {"region": "eastus", "vmSize": VM_SIZE},
+                    "currency": "EUR",
+                    "rate": 1.1,
+                    "staleAfterSeconds": 900,
+                },
+            },
+            {
+                "name": "other",
+                "nodeSelector": {"pool": "other"},
+                "gpuType": "t4",
+                "priceFeed": {"gcp": {"skus": [{"id": "0000-AAAA-0001", "perGpu": 2}]}},
+            },
+            {
+                "name": "spot",
+                "nodeSelector": {"ballast.dev/pool": "spot"},
+                "gpuType": "v100",
+                "capacityType": "spot",
+                "pricePerGpuHour": 0.9,
+                "priceFeed": {"configMap": "prices", "key": "spot", "staleAfterSeconds": 900},
+            },
+        ],
+        "spot": {"onDemandShare": 0.25},
+        "budgets": {"vision": {"amount": 100, "period": "Month"}},
+        "dataPrices": [
+            {"fromRegion": "us-east-1", "toRegion": "*", "pricePerGb": 0.02},
+            {"fromRegion": "*", "toRegion": "eastus", "pricePerGb": 0.09},
+        ],
         "objective": {"policy": "hierarchical", "entities": {"a": {"weight": 2}, "b": {"parent": "a"}}},
         "roundSeconds": 60,
         "moves": {"minRunSeconds": 30, "maxMovesPerHour": 3},
@@ -39,7 +115,18 @@ STATUS: dict[str, Any] = {
     "allocation": {
         "gpuType": "v100",
         "pool": "fast",
-        "gpus": 2,
+        "gpus": 4,
+        "gpusPerPod": 2,
+        "parts": [
+            {"pool": "fast", "gpuType": "v100", "pods": ["a-1-0"]},
+            {"pool": "slow", "gpuType": "k80", "pods": ["a-1-1"]},
+        ],
+        "leaving": {"nodes": ["n"], "seen": [AT], "since": AT, "at": AT},
+        "ended": ["a-1-1"],
+        "resizedAt": AT,
+        "resizePauseMs": 5.5,
+        "failedGrowths": 1,
+        "masterAddress": "10.0.0.1",
         "pods": ["a-1-0", "a-1-1"],
         "nodes": ["n", "n"],
         "planId": "p",
@@ -71,6 +158,11 @@ STATUS: dict[str, Any] = {
     "isolated": {"seconds": 3.5, "step": 4},
     "suspendedSeconds": 0.5,
     "nextLaunchAt": AT,
+    "data": {"region": "eastus", "steps": 10, "gigabytes": 1.5, "cost": 0.5},
+    "lostSteps": 3,
+    "lostCost": 0.5,
+    "suspendedSince": AT,
+    "finishedAt": AT,
 }
 
 TEMPLATE: dict[str, Any] = {
@@ -139,6 +231,18 @@ PROBLEM: dict[str, Any] = {
     "jobs": [
         {"name": "a", "throughput": {"v100": 4.0, "k80": 1.0}, "gpus": 2, "weight": 2.0, "entity": "team"},
         {"name": "b", "throughput": {"v100": 1.0}, "steps_remaining": 100.0, "deadline": 50.0},
+        {
+            "name": "c",
+            "configurations": [
+                {"name": "one", "gpus": {"v100": 1}, "throughput": 4.0},
+                {"name": "mixed", "gpus": {"v100": 1, "k80": 2}, "throughput": 5.5},
+            ],
+        },
+        {
+            "name": "d",
+            "generate": {"throughput": {"v100": 4.0, "k80": 1.0}, "microbatches": 8, "mixed": True},
+        },
+        {"name": "e", "generate": {"throughput": {"k80": 1.0}, "speedup": {"2": 1.9}, "sizes": [1, 2]}},
     ],
     "pairs": [],
 }
@@ -204,6 +308,7 @@ SAVED_STATE: dict[str, Any] = {
     "jobs": {"team/a": [1, 10, [[0, 2, 5.5, 0.1, 2, 3]]]},
     "kinds": {"kind": [[1, 2, 5.5, 0.1, 2, 3]]},
     "names": ["v100", "k80", "reports"],
+    "layers": {"kind": ["team/a", [0.1, 0.2], [100, 200], [10, 20]]},
 }
 
 NODE: dict[str, Any] = {
@@ -251,3 +356,122 @@ POD: dict[str, Any] = {
         ],
     },
 }
+
+AWS_ROWS: list[dict[str, Any]] = [
+    {**row, "AvailabilityZone": zone}
+    for row in AWS_PRICES["SpotPriceHistory"]
+    for zone in ("us-east-1a", "us-east-1d")
+]
+
+AZURE_PAGE: dict[str, Any] = {
+    "Items": [
+        {
+            "armSkuName": VM_SIZE,
+            "armRegionName": "eastus2",
+            "type": "Consumption",
+            "meterName": "NC6s v3 Spot",
+            "productName": "Virtual Machines NCSv3 Series",
+            "unitOfMeasure": "1 Hour",
+            "currencyCode": "USD",
+            "retailPrice": 0.5,
+        }
+    ]
+}
+
+
+def gcp_page(sku: str) -> dict[str, Any]:
+    """One SKU at 0.35 USD an hour."""
+    price = {"currencyCode": "USD", "units": "0", "nanos": 350_000_000}
+    expression = {"usageUnit": "h", "tieredRates": [{"unitPrice": price}]}
+    return {
+        "skus": [{"skuId": sku, "pricingInfo": [{"pricingExpression": expression}]}],
+        "nextPageToken": "",
+    }
+
+
+ELASTIC_FILE: dict[str, Any] = {
+    "cluster": {"fast": {"nodes": 1, "gpus_per_node": 8, "gpu_counts": [1, 2, 4]}},
+    "option_columns": ["gpus", "samples_per_s"],
+    "job_columns": ["name", "arrival_s", "application", "batch_size", "requested_gpus", "work_samples"],
+    "models": {"vision@64": {"restart_s": 40.0, "types": {"fast": {"options": [[1, 40.0], [2, 76.19]]}}}},
+    "workloads": {"small": [["a", 0.0, "vision", 64, 1, 1000.0], ["b", 5.5, "vision", 64, 2, 10.0]]},
+}
+
+PRICE: dict[str, Any] = {"pricePerGpuHour": 0.75, "time": "2025-10-09T08:53:20Z"}
+
+AZURE_SIZES = [["Instance", "GPU", "count"], ["NC6", "K80", "1"], ["NC24s v3", "V100", "4"]]
+
+GPU_ROW: dict[str, Any] = {
+    "name": "v100-32gb",
+    "vendor": "nvidia",
+    "source": "data sheet",
+    "products": ["Tesla-V100-SXM2-32GB"],
+    "device_ids": ["1db5"],
+    "memory_gb": 32,
+    "memory_gb_per_second": 900,
+    "link_gb_per_second": 300.5,
+    "year": 2018,
+}
+
+GPU_LABELS: dict[str, Any] = {
+    "nvidia.com/gpu.product": "Tesla-V100-SXM2-32GB",
+    "beta.amd.com/gpu.product-name.AMD_Instinct_MI300X_OAM": "8",
+    "amd.com/gpu.device-id": "74a1",
+    "amd.com/compute-memory-partition": "spx_nps1",
+}
+
+LOADS = [
+    [json.dumps({"event": "loads", "step": step, "seconds": [0.1, 0.2, 0.05 * step]})] for step in (1, 5)
+]
+
+TRAINER_FILE: dict[str, Any] = {
+    "totalSteps": 30,
+    "model": {"name": "gpt", "layers": 8, "args": {"dim": 32, "started": "2030-11-30"}},
+    "pipeline": {"microbatches": 4, "globalBatchSize": 8},
+}
+
+NODES: dict[str, Any] = {
+    "nodes": [
+        {
+            "name": "a",
+            "gpus": 2,
+            "pool": "fast",
+            "capacity_type": "spot",
+            "labels": {"zone": "z"},
+            "taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}],
+            "slowdown": {"default": 1.5},
+        }
+    ]
+}
+
+MANIFEST: dict[str, Any] = {
+    "step": 10,
+    "layer_count": 4,
+    "seed": 7,
+    "files": {"__0_0.distcp": 123},
+    "loss_scale": [1.0, 0],
+    "optimizer": "adamw",
+}
+
+OWNER: dict[str, Any] = {
+    "token": "t",
+    "run": "team/a",
+    "launch": 3,
+    "host": "h",
+    "machine": "m",
+    "pid": 7,
+    "started": "12",
+}
+
+
+@functools.cache
+def index() -> bytes:
+    """The index of a checkpoint with two tensors."""
+    import torch
+    from torch.distributed import checkpoint
+
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        state = {"weight": torch.ones(2, 3), "mask": torch.tensor([True])}
+        checkpoint.save(state, checkpoint_id=folder, no_dist=True)
+        return (Path(folder) / ".metadata").read_bytes()
