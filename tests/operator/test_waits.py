@@ -204,7 +204,7 @@ async def test_an_operator_records_answers_of_the_api_server():
 async def test_a_missing_policy_is_waited_for_by_the_operator_and_by_its_jobs():
     """The operator's record and the jobs' conditions; both end with the policy."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
-    policy = simulation.world.get(POLICY, "", "default")
+    policy = simulation.policy()
     simulation.world.drop(POLICY, "", "default")
     simulation.add_job("one")
     await simulation.tick()
@@ -229,13 +229,12 @@ async def test_a_right_that_the_operator_lacks_is_a_condition_of_the_job_and_no_
         return await create(kind, body)
 
     simulation.cluster.create = no_pods
-    for _ in range(60):
-        await simulation.tick()
+    await simulation.ticks(60)
     condition = simulation.status("one").condition("Running")
     assert 'cannot create resource "pods". To fix: grant' in condition.message
     assert simulation.state("one") == "Starting"
     simulation.cluster.create = create
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.running("one")
 
 
 async def test_health_fails_while_decisions_fail():

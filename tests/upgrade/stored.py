@@ -22,8 +22,7 @@ KINDS = {kind.kind: kind for kind in vars(kinds).values() if isinstance(kind, Ki
 
 
 async def waiting(simulation: Simulation) -> None:
-    simulation.add_job("other", stages=(4, 4), gpuTypes=["fast"], trainer={"pace": 5})
-    await simulation.until(lambda: simulation.state("other") == "Running")
+    await simulation.run_job("other", stages=(4, 4), gpuTypes=["fast"], trainer={"pace": 5})
     simulation.add_job("one", stages=(4, 4), gpuTypes=["fast"])
     await simulation.until(lambda: simulation.state("one") == "Waiting")
 
@@ -71,8 +70,7 @@ async def succeeded(simulation: Simulation) -> None:
 
 
 async def failed(simulation: Simulation) -> None:
-    simulation.add_job("one", backoffLimit=0, trainer={"pace": 1})
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one", backoffLimit=0, trainer={"pace": 1})
     end_pod(simulation.world, NAMESPACE, simulation.pods("one")[0]["metadata"]["name"], 1)
     await simulation.until(lambda: simulation.state("one") == "Failed")
 

@@ -62,8 +62,7 @@ async def test_a_stored_job_continues_under_this_version(path):
     before = copy.deepcopy(next(job for job in jobs(recording) if job["metadata"]["name"] == "one"))
     simulation = restored(recording)
     if moment in at_its_end:
-        for _ in range(10):
-            await simulation.tick()
+        await simulation.ticks(10)
         assert simulation.world.get(JOB, NAMESPACE, "one")["status"] == before["status"]
         return
     if moment in ("stopping", "suspended"):
@@ -95,8 +94,7 @@ async def test_what_a_newer_operator_has_added_is_ignored_and_kept(path):
         await simulation.until(lambda: simulation.state("one") == "Suspended")
     elif path.stem != "failed":
         await simulation.until(lambda: simulation.state("one") == "Succeeded")
-    for _ in range(3):
-        await simulation.tick()
+    await simulation.ticks(3)
     for kind, key in ((JOB, (NAMESPACE, "one")), (POLICY, ("", "default"))):
         item = simulation.world.get(kind, *key)
         assert item["status"]["fromTheFuture"] == {"deep": [1, {"x": None}]}, kind.kind

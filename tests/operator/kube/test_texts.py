@@ -100,8 +100,7 @@ def test_whatever_a_job_and_its_pods_say_it_ends(control_plane, namespace, words
 async def failed_job(words, entity, report, end):
     """The status of a job with these texts once it has failed, in a cluster in memory."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
-    simulation.add_job("one", backoffLimit=0, entity=entity[:253], trainer={"total": 10**6})
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one", backoffLimit=0, entity=entity[:253], trainer={"total": 10**6})
     annotations = {REPORT_ANNOTATION: report, END_REASON_ANNOTATION: end}
     simulation.world.patch(LEASE, NAMESPACE, "one", {"metadata": {"annotations": annotations}})
     await simulation.tick()

@@ -129,17 +129,9 @@ class Stage:
             "totalSteps": script["total"],
             "model": {"name": "gpt"},
             "pipeline": {"minStages": stages, "maxStages": stages, "microbatches": 8, "globalBatchSize": 16},
-            "checkpoint": {"path": str(self._folder / self.namespace / name)},
             "repack": {"enabled": True, "minStages": 1},
-            "template": {"spec": {"terminationGracePeriodSeconds": 1, "containers": [trainer]}},
         }
-        body = {
-            "apiVersion": "ballast.dev/v1alpha1",
-            "kind": "TrainingJob",
-            "metadata": {"name": name, "labels": labels},
-            "spec": {**content, **spec},
-        }
-        self.custom.create_namespaced_custom_object(namespace=self.namespace, body=body, **JOBS)
+        self._create(name, labels, trainer, {**content, **spec})
 
     def add_command(self, name: str, *, ranks: int, total: int, **spec: Any) -> None:
         """A job without a model: its template's own command, with the client library."""
@@ -151,14 +143,21 @@ class Stage:
         content = {
             "totalSteps": total,
             "pipeline": {"minStages": ranks, "maxStages": ranks},
+        }
+        self._create(name, None, container, {**content, **spec})
+
+    def _create(
+        self, name: str, labels: dict[str, str] | None, container: dict[str, Any], spec: dict[str, Any]
+    ) -> None:
+        usual = {
             "checkpoint": {"path": str(self._folder / self.namespace / name)},
             "template": {"spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}},
         }
         body = {
             "apiVersion": "ballast.dev/v1alpha1",
             "kind": "TrainingJob",
-            "metadata": {"name": name},
-            "spec": {**content, **spec},
+            "metadata": {"name": name, "labels": labels},
+            "spec": {**usual, **spec},
         }
         self.custom.create_namespaced_custom_object(namespace=self.namespace, body=body, **JOBS)
 

@@ -83,7 +83,7 @@ async def test_a_job_that_cannot_run_says_why_and_the_others_run(case):
     simulation.add_job("bad", **case["job"])
     simulation.add_job("good")
     await simulation.until(lambda: simulation.state("good") == "Succeeded")
-    admitted = simulation.status("bad").condition("Admitted")
+    admitted = simulation.condition("bad", "Admitted")
     assert not admitted.is_true
     assert admitted.reason == case["want_reason"]
     assert case["want_words"] in admitted.message
@@ -93,11 +93,10 @@ async def test_a_job_that_cannot_run_says_why_and_the_others_run(case):
 async def test_a_job_waits_for_capacity_with_numbers():
     """A wait has another word than a refusal."""
     simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=600)
-    simulation.add_job("one", stages=(1, 1), totalSteps=1000, trainer={"total": 1000})
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one", stages=(1, 1), totalSteps=1000)
     simulation.add_job("two", stages=(1, 1))
     await simulation.tick()
-    admitted = simulation.status("two").condition("Admitted")
+    admitted = simulation.condition("two", "Admitted")
     assert admitted.reason == JobReason.WAITING_FOR_CAPACITY
     assert "0 of 1 fast free" in admitted.message
 
@@ -106,18 +105,15 @@ async def test_a_job_waits_for_capacity_with_numbers():
 async def test_a_node_that_matches_two_pools_takes_no_gangs_and_the_others_do():
     """The condition names node and pools; who runs there stays, and new jobs start on the other nodes."""
     simulation = Simulation(nodes={"a": ("fast", 4), "b": ("fast", 3)}, roundSeconds=5)
-    endless = {"totalSteps": 10_000, "trainer": {"total": 10_000}}
-    simulation.add_job("one", **endless)
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    endless = {"totalSteps": 10_000}
+    await simulation.run_job("one", **endless)
     (held,) = set(simulation.status("one").allocation.nodes)
     simulation.world.patch(NODE, "", held, {"metadata": {"labels": {"zone": "z"}}})
     twice = policy("fast", roundSeconds=5)
     twice["spec"]["nodePools"].append({"name": "all", "nodeSelector": {"zone": "z"}, "gpuType": "slow"})
     simulation.world.put(POLICY, twice)
-    simulation.add_job("two", stages=(1, 1), **endless)
-    await simulation.until(lambda: simulation.state("two") == "Running")
-    for _ in range(10):
-        await simulation.tick()
+    await simulation.run_job("two", stages=(1, 1), **endless)
+    await simulation.ticks(10)
     assert (held, simulation.status("two").allocation.nodes) == ("b", ("a",))
     assert (simulation.state("one"), simulation.status("one").launches) == ("Running", 1)
     valid, ready = policy_condition(simulation, "Valid"), policy_condition(simulation, "Ready")
@@ -129,8 +125,7 @@ async def test_a_node_that_matches_two_pools_takes_no_gangs_and_the_others_do():
 async def test_decisions_that_fail_twice_are_told_and_recover():
     """Ready becomes False with the error and the probes fail; the next decision that succeeds ends it."""
     simulation = cluster()
-    simulation.add_job("one", totalSteps=1000, trainer={"total": 1000})
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one", totalSteps=1000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             simulation.allocator.decider, "build_problem", mock.Mock(side_effect=KeyError("pool x"))
@@ -143,23 +138,12 @@ async def test_decisions_that_fail_twice_are_told_and_recover():
     assert (ready["status"], ready["reason"]) == ("False", PolicyReason.DECISIONS_FAIL)
     assert "the last 2 decisions failed" in ready["message"] and "KeyError: 'pool x'" in ready["message"]
     assert policy_condition(simulation, "Valid")["status"] == "True"
-    assert simulation.world.get(POLICY, "", "default")["status"]["gpus"] > 0
+    assert simulation.policy()["status"]["gpus"] > 0
     assert simulation.waits.broken and not simulation.waits.ready
     await simulation.look()
     await simulation.allocator.attempt()
     assert policy_condition(simulation, "Ready")["status"] == "True"
     assert not simulation.waits.broken
-
-
-async def test_without_a_policy_jobs_say_what_is_missing():
-    """The wait names its way out."""
-    simulation = cluster()
-    simulation.world.drop(POLICY, "", "default")
-    simulation.add_job("one")
-    await simulation.tick()
-    admitted = simulation.status("one").condition("Admitted")
-    assert admitted.reason == JobReason.WAITING_FOR_POLICY
-    assert "To fix: create one" in admitted.message
 
 
 async def test_the_older_of_two_policies_is_in_force():
@@ -179,13 +163,12 @@ async def test_a_dry_run_says_what_it_would_do_and_does_nothing():
     """status.proposed has the placement; no pod is made."""
     simulation = cluster(dryRun=True)
     simulation.add_job("one")
-    for _ in range(3):
-        await simulation.tick()
+    await simulation.ticks(3)
     assert simulation.pods("one") == []
-    admitted = simulation.status("one").condition("Admitted")
+    admitted = simulation.condition("one", "Admitted")
     assert admitted.reason == JobReason.DRY_RUN
     assert "would get 2 x" in admitted.message
-    (proposed,) = simulation.world.get(POLICY, "", "default")["status"]["proposed"]
+    (proposed,) = simulation.policy()["status"]["proposed"]
     assert proposed["job"] == f"{NAMESPACE}/one"
     assert proposed["gpus"] == 2
 
@@ -214,16 +197,14 @@ async def test_an_idle_operator_writes_nothing():
     for _ in range(2):  # the next round closes the account of the job that is done, and saves that
         await simulation.tick(seconds=60.0)
     before = simulation.world.writes
-    for _ in range(10):
-        await simulation.tick(seconds=60.0)
+    await simulation.ticks(10, seconds=60.0)
     assert simulation.world.writes == before, simulation.world.log[before:]
 
 
 async def test_a_job_deleted_under_way_is_forgotten_and_its_gpus_serve_the_next():
     """Deletion is the garbage collector's work; the allocator sees the GPUs come free."""
     simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=600)
-    simulation.add_job("one", totalSteps=1000, trainer={"total": 1000})
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one", totalSteps=1000)
     simulation.add_job("two")
     simulation.world.drop(JOB, NAMESPACE, "one")
     del simulation.trainers["one"]

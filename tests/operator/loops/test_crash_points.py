@@ -32,7 +32,7 @@ async def run_to_the_end(simulation: Simulation, *, followed: bool = False) -> N
         simulation.tick = follow_and_tick
     if "second" not in simulation.trainers and "first" in simulation.trainers:
         await simulation.until(lambda: simulation.status("first").allocation is not None, seconds=2.0)
-        simulation.add_job("second", stages=(1, 1), trainer={"total": 20}, totalSteps=20)
+        simulation.add_job("second", stages=(1, 1), totalSteps=20)
     await simulation.until(
         lambda: all(simulation.state(name) == "Succeeded" for name in simulation.trainers), seconds=2.0
     )
@@ -42,18 +42,6 @@ async def number_of_writes() -> int:
     simulation = shrinking_cluster()
     await run_to_the_end(simulation)
     return simulation.world.writes
-
-
-def die_after(number: int, simulation: Simulation) -> None:
-    """Die when the write has landed; for the world that is the same as dying before the next one."""
-
-    def die(write: int) -> None:
-        if write == number:
-            simulation.world.after_write = lambda _: None
-            simulation.died_at = f"died after write {number}: {simulation.world.log[-1]}"
-            raise Crash
-
-    simulation.world.after_write = die
 
 
 @pytest.mark.slow
@@ -66,7 +54,7 @@ async def test_a_death_at_any_write_of_a_launch_or_a_shrink_costs_nothing():
     assert total > 30
     for number in range(total):
         simulation = shrinking_cluster()
-        die_after(number, simulation)
+        simulation.die_at(number)
         await run_to_the_end(simulation, followed=number % 2 == 1)
         assert simulation.restarts == 1, f"write {number} was never reached"
         first, second = simulation.status("first"), simulation.status("second")
@@ -78,41 +66,26 @@ async def test_a_death_at_any_write_of_a_launch_or_a_shrink_costs_nothing():
 
 
 @pytest.mark.slow
-async def test_leaders_that_live_for_ten_writes_each_still_get_there():
-    """One dies after the other, and the jobs do not notice."""
-    simulation = shrinking_cluster()
-
-    def die(write: int) -> None:
-        if write % 10 == 9:
-            raise Crash
-
-    simulation.world.after_write = die
-    await run_to_the_end(simulation)
-    assert simulation.restarts >= 4
-    assert simulation.status("first").launches == 1 and not simulation.status("first").restarts
-
-
-@pytest.mark.slow
 async def test_a_death_at_any_write_of_a_preemption_loses_no_step():
     """Two jobs on one GPU take turns; whichever dies in between, each resumes from what it saved."""
 
     def taking_turns() -> Simulation:
         simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=20, moves={"maxMovesPerHour": 100})
         for name in ("one", "two"):
-            simulation.add_job(name, stages=(1, 1), totalSteps=120, trainer={"total": 120})
+            simulation.add_job(name, stages=(1, 1), totalSteps=120)
         return simulation
 
     reference = taking_turns()
-    await reference.until(lambda: reference.state("one") == "Running", seconds=2.0)
+    await reference.running("one", seconds=2.0)
     await reference.until(lambda: reference.state("one") == "Stopping", seconds=2.0)
     first = reference.world.writes - 3
-    await reference.until(lambda: reference.state("two") == "Running", seconds=2.0)
+    await reference.running("two", seconds=2.0)
     last = reference.world.writes
     await run_to_the_end(reference)
     assert last - first > 10
     for number in range(first, last):
         simulation = taking_turns()
-        die_after(number, simulation)
+        simulation.die_at(number)
         await run_to_the_end(simulation, followed=number % 2 == 0)
         assert simulation.restarts == 1
         for name in ("one", "two"):
@@ -137,7 +110,7 @@ async def test_a_plan_is_written_once_its_pods_may_read_it(error):
 
     def launched(number: int | None = None) -> Simulation:
         simulation = Simulation(nodes={"a": ("fast", 2)})
-        simulation.add_job("one", stages=(2, 2), totalSteps=20, trainer={"total": 20})
+        simulation.add_job("one", stages=(2, 2), totalSteps=20)
 
         def look(write: int) -> None:
             if simulation.world.get(CONFIG_MAP, NAMESPACE, "one-plan") is not None:
@@ -152,7 +125,7 @@ async def test_a_plan_is_written_once_its_pods_may_read_it(error):
         return simulation
 
     reference = launched()
-    await reference.until(lambda: reference.state("one") == "Running")
+    await reference.running("one")
     for number in range(reference.world.writes):
         simulation = launched(number)
         await simulation.until(lambda simulation=simulation: simulation.state("one") == "Succeeded")

@@ -48,8 +48,7 @@ def test_the_example_sets_every_field():
 async def test_every_field_of_a_training_job_arrives_at_its_trainer():
     """Tensor and data parallelism, stragglers, schedule, metrics and all the rest, as the user wrote them."""
     simulation = Simulation(nodes=dict.fromkeys("ab", ("fast", 8)), roundSeconds=600)
-    simulation.add_job("full", **{**FULL.to_dict(), "totalSteps": FULL.total_steps})
-    await simulation.until(lambda: simulation.state("full") == "Running")
+    await simulation.run_job("full", **{**FULL.to_dict(), "totalSteps": FULL.total_steps})
     config_map = simulation.world.get(CONFIG_MAP, NAMESPACE, "full-plan")
     assert JobConfig.from_json(config_map["data"][CONFIG_KEY]) == FULL
     allocation = simulation.status("full").allocation

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from ballast_operator.allocator import advice
 from ballast_operator.allocator.problem import admission, capacity, snapshot, snapshot_job, throughput
-from ballast_operator.kube.kinds import JOB, POLICY
+from ballast_operator.kube.kinds import JOB
 from ballast_policies.scheduling import assignments, decision
 
 from tests.operator.loops.sharing.shared_nodes import one_job, sharing_cluster
 from tests.operator.loops.simulated.simulation import NAMESPACE, InProcessSolver, Simulation
+from tests.support.examples import first_daily
 
 pytestmark = pytest.mark.slow
 
-ENDLESS = {"totalSteps": 100_000, "trainer": {"total": 100_000}}
+ENDLESS = {"totalSteps": 100_000}
 JOBS = 40
 GPUS = 20
 
@@ -126,7 +127,7 @@ async def test_a_running_gang_keeps_its_gpus_and_the_others_are_decided_on(place
         found = await decided(simulation)
         await decided(simulation)
         assert len(in_state(simulation, "Running")) == running
-        condition = simulation.status(bad).condition("Decided")
+        condition = simulation.condition(bad, "Decided")
         assert (condition.is_true, condition.reason) == (False, "InternalError")
         assert "it keeps its GPUs as they are: KeyError: 'no such thing'. To fix: " in condition.message
         assert bugs(simulation) >= 2
@@ -135,12 +136,12 @@ async def test_a_running_gang_keeps_its_gpus_and_the_others_are_decided_on(place
     }
     assert len([r for r in caplog.records if r.levelno == logging.ERROR and r.exc_info]) == 1
     await decided(simulation)
-    assert simulation.status(bad).condition("Decided") is None
+    assert simulation.condition(bad, "Decided") is None
     assert [pod["metadata"]["uid"] for pod in simulation.pods(bad)] == pods
     assert simulation.status(bad).launches == 1
 
 
-@pytest.mark.parametrize("place", [place for place in PLACES if place not in OF_RUNNING_GANGS])
+@pytest.mark.parametrize("place", first_daily([p for p in PLACES if p not in OF_RUNNING_GANGS], 3))
 async def test_a_waiting_job_waits_and_the_others_are_decided_on(place, monkeypatch):
     """The GPUs that it would get are another's, and its condition Admitted names the error."""
     simulation = await full_cluster()
@@ -150,12 +151,12 @@ async def test_a_waiting_job_waits_and_the_others_are_decided_on(place, monkeypa
     with monkeypatch.context() as patched:
         break_for(patched, place, bad)
         found = await decided(simulation)
-        condition = simulation.status(bad).condition("Admitted")
+        condition = simulation.condition(bad, "Admitted")
         assert (condition.is_true, condition.reason) == (False, "InternalError")
         assert "it waits: KeyError: 'no such thing'" in condition.message
     assert {name: at for name, at in found.items() if name != bad} == expected
     await decided(simulation)
-    assert simulation.status(bad).condition("Admitted").reason == "WaitingForCapacity"
+    assert simulation.condition(bad, "Admitted").reason == "WaitingForCapacity"
 
 
 @pytest.mark.parametrize("place", ["its snapshot", "the round"])
@@ -186,11 +187,7 @@ async def test_an_error_that_is_nobodys_fails_the_decision(monkeypatch):
         simulation.now += datetime.timedelta(seconds=61)
         await simulation.allocator.attempt()
     assert simulation.board.newest.assignments == before
-    ready = next(
-        one
-        for one in simulation.world.get(POLICY, "", "default")["status"]["conditions"]
-        if one["type"] == "Ready"
-    )
+    ready = simulation.policy_condition("Ready")
     assert (ready["status"], ready["reason"]) == ("False", "DecisionsFail")
     assert simulation.allocator.decider.memory.next_at == ends
 
@@ -210,11 +207,9 @@ async def test_a_gang_beside_one_at_fault_keeps_its_part_of_the_gpu(monkeypatch)
     with monkeypatch.context() as patched:
         break_for(patched, "its snapshot", "one")
         await decided(simulation)
-        assert simulation.status("one").condition("Decided").reason == "InternalError"
-        assert (
-            "it shares a GPU with one of team/one" in simulation.status(beside).condition("Decided").message
-        )
+        assert simulation.condition("one", "Decided").reason == "InternalError"
+        assert "it shares a GPU with one of team/one" in simulation.condition(beside, "Decided").message
         assert len(in_state(simulation, "Running")) == 4
     await decided(simulation)
-    assert simulation.status(beside).condition("Decided") is None
+    assert simulation.condition(beside, "Decided") is None
     assert all(simulation.status(name).launches == 1 for name in in_state(simulation, "Running"))

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from ballast_operator.kube.kinds import CONFIG_MAP
-from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Plan, plan_config_map_name
+from ballast_policies.contract import CONFIG_KEY, Plan, plan_config_map_name
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, trained_schedules
 from ballast_policies.planning.schedules.schedule import ScheduleError
 
@@ -19,10 +19,9 @@ BATCH = {"microbatches": 12, "globalBatchSize": 12}
 async def launched(**spec) -> tuple[Plan, dict]:
     """The plan and the configuration of a job that runs on a pool of four GPUs."""
     simulation = Simulation(nodes={"a": ("fast", 4)})
-    simulation.add_job("one", **spec)
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one", **spec)
     data = simulation.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name("one"))["data"]
-    return Plan.from_json(data[PLAN_KEY]), json.loads(data[CONFIG_KEY])
+    return simulation.plan("one"), json.loads(data[CONFIG_KEY])
 
 
 async def test_what_the_spec_says_about_changes_of_shape_reaches_the_pods():
@@ -143,9 +142,8 @@ def a_cluster(**spec):
 
 async def sizes_of(simulation, name):
     """Layers of each stage of the job's launch."""
-    await simulation.until(lambda: simulation.state(name) == "Running")
-    data = simulation.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name(name))["data"]
-    return [stage.end_layer - stage.first_layer for stage in Plan.from_json(data[PLAN_KEY]).stages]
+    await simulation.running(name)
+    return [stage.end_layer - stage.first_layer for stage in simulation.plan(name).stages]
 
 
 @pytest.mark.parametrize(
@@ -165,35 +163,19 @@ async def test_the_second_job_of_a_kind_starts_with_the_stages_of_the_first_ones
     simulation = a_cluster()
     simulation.add_job("first", model=MODEL, trainer={"total": 1000, "pace": 1})
     assert await sizes_of(simulation, "first") == [3, 3]
-    for _ in range(3):
-        await simulation.tick()
+    await simulation.ticks(3)
     simulation.add_job("second", **{"model": MODEL, **changes})
     assert await sizes_of(simulation, "second") == expected
-
-
-@pytest.mark.slow
-async def test_what_was_measured_outlives_the_operator(measured):
-    """It is saved once a round, with the measured speeds."""
-    simulation = a_cluster()
-    simulation.add_job("first", model=MODEL, trainer={"pace": 5})
-    await simulation.until(lambda: simulation.state("first") == "Succeeded")
-    for _ in range(2):
-        await simulation.tick(seconds=61)
-    simulation.start_operator()
-    simulation.add_job("second", model=MODEL)
-    assert await sizes_of(simulation, "second") == [4, 2]
 
 
 async def test_measured_bytes_keep_jobs_of_the_kind_from_gpus_that_they_do_not_fit(measured):
     """Two GPUs with 2.5 GB do not hold six layers of 1 GB; the gang that runs stays."""
     simulation = a_cluster(memoryPerGpu="2500M")
-    simulation.add_job("first", model=MODEL, trainer={"total": 1000, "pace": 1})
-    await simulation.until(lambda: simulation.state("first") == "Running")
-    for _ in range(3):
-        await simulation.tick()
+    await simulation.run_job("first", model=MODEL, trainer={"total": 1000, "pace": 1})
+    await simulation.ticks(3)
     simulation.add_job("second", model=MODEL)
-    await simulation.until(lambda: simulation.status("second").condition("Admitted") is not None)
-    refused = simulation.status("second").condition("Admitted")
+    await simulation.until(lambda: simulation.condition("second", "Admitted") is not None)
+    refused = simulation.condition("second", "Admitted")
     assert refused.reason == "ExceedsMemory"
     assert "on 2 GPUs its layers take at least 3 GB of the fullest one" in refused.message
     assert simulation.state("first") == "Running"

@@ -31,7 +31,7 @@ def kueue_says(simulation: Simulation, **conditions: str) -> None:
 
 
 def waits(simulation: Simulation) -> str:
-    admitted = simulation.status("one").condition("Admitted")
+    admitted = simulation.condition("one", "Admitted")
     return admitted.message if admitted is not None and admitted.reason == "Queued" else ""
 
 
@@ -48,7 +48,7 @@ async def test_a_job_in_a_queue_holds_gpus_while_kueue_admits_its_workload() -> 
     assert asked == {"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "1"}}
     assert simulation.status("one").launches == 0
     kueue_says(simulation, Admitted="fits")
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.running("one")
     simulation.start_operator()
     await simulation.tick()
     assert (simulation.state("one"), simulation.status("one").launches) == ("Running", 1)
@@ -61,7 +61,7 @@ async def test_a_job_in_a_queue_holds_gpus_while_kueue_admits_its_workload() -> 
     await simulation.until(lambda: "waits in queue vision" in waits(simulation))
     kueue_says(simulation, Admitted="fits again")
     await simulation.until(lambda: simulation.status("one").launches == 2)
-    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": True}})
+    simulation.change("one", suspend=True)
     await simulation.until(lambda: workload(simulation) is None)
     assert not simulation.pods("one")
 
@@ -71,8 +71,8 @@ async def test_a_job_of_another_size_queues_again() -> None:
     simulation = queued()
     await simulation.until(lambda: workload(simulation) is not None)
     kueue_says(simulation, Admitted="fits")
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"pipeline": {"maxStages": 4}}})
+    await simulation.running("one")
+    simulation.change("one", pipeline={"maxStages": 4})
 
     def counted() -> int:
         found = workload(simulation)
@@ -83,8 +83,7 @@ async def test_a_job_of_another_size_queues_again() -> None:
     simulation.world.patch(WORKLOAD, NAMESPACE, "trainingjob-one", {"spec": {"active": False}})
     kueue_says(simulation, Evicted="deactivated")
     await simulation.until(lambda: "deactivated" in waits(simulation))
-    for _ in range(3):
-        await simulation.tick()
+    await simulation.ticks(3)
     found = workload(simulation)
     assert found is not None and found["spec"]["active"] is False
 
@@ -95,8 +94,8 @@ async def test_a_queue_that_is_not_asked_is_said_on_the_job(asks_kueue: bool) ->
     simulation = queued(asks_kueue=asks_kueue)
     metadata = {"name": "trainingjob-one", "namespace": NAMESPACE}
     simulation.world.put(WORKLOAD, {"metadata": metadata, "spec": {}})
-    await simulation.until(lambda: simulation.status("one").condition("Admitted") is not None)
-    admitted = simulation.status("one").condition("Admitted")
+    await simulation.until(lambda: simulation.condition("one", "Admitted") is not None)
+    admitted = simulation.condition("one", "Admitted")
     assert admitted is not None
     want = ("NameTaken", "is not the job's") if asks_kueue else ("Queued", "kueue.enabled=true")
     assert admitted.reason == want[0] and want[1] in admitted.message

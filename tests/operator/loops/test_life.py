@@ -1,24 +1,18 @@
 """A job's life, from its creation to its end, over a cluster in memory."""
 
 import asyncio
-import json
 
 from ballast_operator.api.conditions import JobReason
-from ballast_operator.kube.kinds import LEASE
+from ballast_operator.kube.kinds import JOB
 from ballast_policies.contract import (
-    ACK_ANNOTATION,
-    FINISHED_ANNOTATION,
-    PROPOSAL_ANNOTATION,
-    REPORT_ANNOTATION,
     ExitCode,
     ExitReason,
-    Report,
     TerminationMessage,
 )
 from ballast_policies.protocol.cause import Cause
 
 from tests.operator.loops.simulated.machines import end_pod
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, template
 from tests.support.waiting import WAIT_SECONDS
 
 
@@ -29,8 +23,7 @@ def small_cluster(**policy) -> Simulation:
 async def test_a_job_is_launched_trains_and_succeeds():
     """Two GPUs, two pods, one plan; at the end the GPUs are free and the status says so."""
     simulation = small_cluster()
-    simulation.add_job("one")
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one")
     assert len(simulation.pods("one")) == 2
     allocation = simulation.status("one").allocation
     assert allocation is not None and allocation.launch == 1
@@ -43,11 +36,9 @@ async def test_a_job_is_launched_trains_and_succeeds():
 async def test_a_repack_releases_the_named_pods_and_the_waiting_job_starts_on_their_gpus():
     """Survivors keep their uids; the freed GPU goes to the job that waits."""
     simulation = Simulation(nodes={"a": ("fast", 2)})
-    simulation.add_job("first", trainer={"shrink_at": 30, "total": 1000}, totalSteps=1000)
-    await simulation.until(lambda: simulation.state("first") == "Running")
+    await simulation.run_job("first", trainer={"shrink_at": 30, "total": 1000}, totalSteps=1000)
     before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in simulation.pods("first")}
-    simulation.add_job("second", stages=(1, 1))
-    await simulation.until(lambda: simulation.state("second") == "Running")
+    await simulation.run_job("second", stages=(1, 1))
     status = simulation.status("first")
     (repack,) = status.repacks
     assert repack.released_pods == ("first-1-1",)
@@ -66,7 +57,7 @@ async def test_a_user_error_restarts_the_gang_and_counts_toward_the_limit():
     end_pod(simulation.world, NAMESPACE, "one-1-1", ExitCode.ERROR, message)
     await simulation.tick()
     assert simulation.status("one").restarts == {Cause.USER_ERROR: 1}
-    assert "loss is NaN" in simulation.status("one").condition("Running").message
+    assert "loss is NaN" in simulation.condition("one", "Running").message
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     assert simulation.trainers["one"].resumed_from == [0, 40]
     assert simulation.status("one").launches == 2
@@ -82,7 +73,7 @@ async def test_failures_beyond_the_backoff_limit_end_the_job():
         )
         end_pod(simulation.world, NAMESPACE, f"one-{launch}-0", ExitCode.ERROR)
     await simulation.until(lambda: simulation.state("one") == "Failed")
-    failed = simulation.status("one").condition("Failed")
+    failed = simulation.condition("one", "Failed")
     assert failed.reason == JobReason.BACKOFF_LIMIT_EXCEEDED
     assert simulation.pods("one") == []
 
@@ -98,43 +89,17 @@ async def test_a_killed_rank_restarts_the_gang_without_counting_toward_the_limit
     assert simulation.status("one").restarts == {Cause.POD_LOST: 1}
 
 
-async def test_a_rank_that_lost_its_peer_does_not_hide_the_one_that_failed():
-    """The rank that lost its peer is seen first; the blame goes to the one that failed a moment later."""
-    simulation = small_cluster()
-    simulation.add_job("one", trainer={"pace": 5})
-    await simulation.until(lambda: simulation.trainers["one"].step >= 30)
-    end_pod(simulation.world, NAMESPACE, "one-1-0", ExitCode.PEER_LOST)
-    await simulation.tick()
-    assert simulation.status("one").restarts == {}
-    end_pod(simulation.world, NAMESPACE, "one-1-1", ExitCode.ERROR)
-    await simulation.tick()
-    assert simulation.status("one").restarts == {Cause.USER_ERROR: 1}
-
-
-async def test_a_silent_gang_restarts():
-    """Pods run, but the lease is not renewed: after the heartbeat's limit the gang is replaced."""
-    simulation = small_cluster()
-    simulation.add_job("one")
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    simulation.trainers["one"].silent = True
-    await simulation.until(lambda: bool(simulation.status("one").restarts), seconds=10.0)
-    assert simulation.status("one").restarts == {Cause.HUNG: 1}
-    simulation.trainers["one"].silent = False
-    await simulation.until(lambda: simulation.state("one") == "Succeeded")
-
-
 async def test_a_lost_node_sends_the_job_elsewhere():
     """The node's pods never end by themselves; the job continues on other nodes."""
     simulation = small_cluster()
-    simulation.add_job("one", gpuTypes=["fast", "slow"])
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one", gpuTypes=["fast", "slow"])
     lost = simulation.status("one").allocation.nodes[0]
     simulation.set_node_ready(lost, False)
     simulation.trainers["one"].silent = True
     await simulation.until(lambda: bool(simulation.status("one").restarts), seconds=5.0)
     assert simulation.status("one").restarts == {Cause.NODE_LOST: 1}
     simulation.trainers["one"].silent = False
-    await simulation.until(lambda: simulation.state("one") == "Running", seconds=5.0)
+    await simulation.running("one", seconds=5.0)
     assert lost not in simulation.status("one").allocation.nodes
     await simulation.until(lambda: simulation.state("one") == "Succeeded", seconds=5.0)
 
@@ -144,12 +109,11 @@ async def test_suspending_saves_and_stops_and_resuming_continues():
     simulation = small_cluster()
     simulation.add_job("one", trainer={"pace": 5})
     await simulation.until(lambda: simulation.trainers["one"].step >= 30)
-    spec = simulation.world.get(*_job("one"))["spec"]
-    simulation.world.patch(*_job("one"), {"spec": {**spec, "suspend": True}})
+    simulation.change("one", suspend=True)
     await simulation.until(lambda: simulation.state("one") == "Suspended")
     stopped_at = simulation.trainers["one"].saved
     assert simulation.pods("one") == [] and simulation.status("one").allocation is None
-    simulation.world.patch(*_job("one"), {"spec": {**spec, "suspend": False}})
+    simulation.change("one", suspend=False)
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     assert simulation.trainers["one"].resumed_from == [0, stopped_at]
     assert not simulation.status("one").restarts
@@ -159,42 +123,14 @@ async def test_two_jobs_take_turns_on_one_gpu():
     """Rounds: the running gang saves, stops, and its successor starts on the freed GPU only then."""
     simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=20, moves={"maxMovesPerHour": 100})
     for name in ("one", "two"):
-        simulation.add_job(name, stages=(1, 1), totalSteps=600, trainer={"total": 600})
+        simulation.add_job(name, stages=(1, 1), totalSteps=600)
     await simulation.until(
         lambda: all(simulation.state(name) == "Succeeded" for name in ("one", "two")), ticks=600
     )
     restarts = [simulation.status(name).restarts.get(Cause.PREEMPTED, 0) for name in ("one", "two")]
     assert min(restarts) >= 1
     for name in ("one", "two"):
-        assert simulation.status(name).condition("Preempted").reason == JobReason.RESUMED
-
-
-async def test_a_gang_that_cannot_start_whole_is_taken_back_whole():
-    """One of two pods never runs: both go, and the reason says how many ran."""
-    simulation = small_cluster()
-    simulation.add_job("one", gpuTypes=["fast"])
-    await simulation.until(lambda: len(simulation.pods("one")) == 2)
-    simulation.set_node_ready("a", False)
-    await simulation.until(lambda: simulation.status("one").allocation is None, seconds=20.0)
-    assert simulation.status("one").condition("Running").reason == JobReason.NOT_BOUND
-    assert simulation.pods("one") == []
-    simulation.set_node_ready("a", True)
-    await simulation.until(lambda: simulation.state("one") == "Succeeded")
-
-
-async def test_a_shrink_without_acknowledgement_restarts_from_the_checkpoint():
-    """Nothing is counted free before its pod is gone; the restart says why."""
-    simulation = Simulation(nodes={"a": ("fast", 2)})
-    simulation.add_job("one", trainer={"shrink_at": 30, "total": 1000}, totalSteps=1000)
-    trainer = simulation.trainers["one"]
-    await simulation.until(lambda: trainer.step >= 30)
-    trainer.silent = True
-    await simulation.until(lambda: bool(simulation.status("one").restarts), seconds=10.0)
-    assert simulation.status("one").restarts == {Cause.SHRINK_TIMEOUT: 1}
-    assert simulation.status("one").repacks == ()
-    trainer.silent = False
-    trainer.shrink_at = None
-    await simulation.until(lambda: simulation.state("one") == "Running")
+        assert simulation.condition(name, "Preempted").reason == JobReason.RESUMED
 
 
 async def test_a_shrink_and_a_completion_without_an_operator_are_both_recorded():
@@ -202,34 +138,12 @@ async def test_a_shrink_and_a_completion_without_an_operator_are_both_recorded()
     simulation = Simulation(nodes={"a": ("fast", 2)})
     simulation.add_job("one", trainer={"shrink_at": 30})
     await simulation.until(lambda: simulation.state("one") == "Repacking")
-    for _ in range(30):
-        await simulation.tick(operator=False)
+    await simulation.ticks(30, operator=False)
     simulation.start_operator()
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     (repack,) = simulation.status("one").repacks
     assert repack.released_pods == ("one-1-1",)
     assert not simulation.status("one").restarts
-
-
-async def test_unreadable_messages_of_a_trainer_do_no_harm():
-    """Unreadable and impossible messages are left out or brought into range; the job continues to its end."""
-    simulation = small_cluster()
-    simulation.add_job("one", trainer={"pace": 5})
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    good = json.loads(Report(epoch=1, step=3, loss=0.5, steps_per_second=1.0).to_json())
-    impossible = {"step": -3, "stepsPerSecond": -1.0, "imbalance": -1e-9, "bubble": 1.5, "emulated": 0.1}
-    odd = json.dumps({**good, **impossible})
-    for annotations in (
-        {REPORT_ANNOTATION: odd},
-        {REPORT_ANNOTATION: odd.replace("0.5", "NaN")},
-        {REPORT_ANNOTATION: "no JSON", PROPOSAL_ANNOTATION: "{}", ACK_ANNOTATION: "[]"},
-        {FINISHED_ANNOTATION: "soon"},
-    ):
-        simulation.world.patch(LEASE, NAMESPACE, "one", {"metadata": {"annotations": annotations}})
-        await simulation.tick()
-    cleaned = {"metadata": {"annotations": {FINISHED_ANNOTATION: None}}}
-    simulation.world.patch(LEASE, NAMESPACE, "one", cleaned)
-    await simulation.until(lambda: simulation.state("one") == "Succeeded")
 
 
 async def test_a_finished_job_is_deleted_after_its_time_to_live():
@@ -241,12 +155,6 @@ async def test_a_finished_job_is_deleted_after_its_time_to_live():
     assert simulation.keys() == [(NAMESPACE, "one")]
     await simulation.tick(seconds=20)
     assert simulation.keys() == []
-
-
-def _job(name):
-    from ballast_operator.kube.kinds import JOB
-
-    return JOB, NAMESPACE, name
 
 
 async def test_an_allocator_that_is_cancelled_as_something_changes_ends():
@@ -269,31 +177,24 @@ async def test_a_decision_on_a_job_is_not_carried_out_for_another_of_its_name():
     simulation.add_job("one")
     await simulation.look()
     await simulation.decide()
-    simulation.world.drop(*_job("one"))
+    simulation.world.drop(JOB, NAMESPACE, "one")
     simulation.add_job("one")
     await simulation.look()
     await simulation.reconciler.reconcile((NAMESPACE, "one"))
     assert simulation.status("one").allocation is None
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.running("one")
 
 
 async def test_a_sidecar_that_never_ends_keeps_no_job_from_its_end() -> None:
     """Whether the trainer is done or fails by its own fault: then its pods are deleted."""
     simulation = Simulation(nodes={"fast-0": ("fast", 4)})
-    containers = [{"name": name, "image": f"{name}:1"} for name in ("trainer", "proxy")]
-    with_sidecar = {"template": {"spec": {"containers": containers}}}
+    with_sidecar = {"template": template({"name": "proxy", "image": "proxy:1"})}
     simulation.add_job("done", **with_sidecar)
-    simulation.add_job("wrong", totalSteps=1_000_000, backoffLimit=0, **with_sidecar)
-    await simulation.until(lambda: simulation.state("wrong") == "Running")
-    end_pod(
-        simulation.world,
-        NAMESPACE,
-        "wrong-1-1",
-        1,
-        TerminationMessage(reason=ExitReason.FAILED, message="no"),
-    )
+    await simulation.run_job("wrong", totalSteps=1_000_000, backoffLimit=0, **with_sidecar)
+    said = TerminationMessage(reason=ExitReason.FAILED, message="no")
+    end_pod(simulation.world, NAMESPACE, "wrong-1-1", 1, said)
     await simulation.until(lambda: simulation.state("wrong") == "Failed")
-    failed = simulation.status("wrong").condition("Failed")
+    failed = simulation.condition("wrong", "Failed")
     assert failed is not None and failed.reason == "BackoffLimitExceeded"
     await simulation.until(lambda: simulation.state("done") == "Succeeded")
     await simulation.until(lambda: not simulation.pods("done") + simulation.pods("wrong"))

@@ -8,13 +8,9 @@ from ballast_operator.errors import Forbidden, NotAllowed, Rejected, ServerInter
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POD, POLICY, Kind
 
 from tests.operator.loops.simulated.machines import node
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, template
 
 GPU = "nvidia.com/gpu"
-
-
-def template(*more: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    return {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}, *more], **spec}}
 
 
 def refusing(error: Exception, *, when: Callable[[Mapping[str, Any]], bool] = lambda body: True) -> Any:
@@ -75,35 +71,25 @@ async def test_what_the_api_server_refuses_is_found_before_gpus_are_reserved():
     words = 'HTTP 422 Pod "one-1-0" is invalid: spec.containers[0].image: Required value'
     simulation.world.admission = refusing(Rejected(words), when=lambda b: "bad" in b["spec"])
     simulation.add_job("one", template=template(bad=1))
-    for _ in range(10):
-        await simulation.tick()
+    await simulation.ticks(10)
     status = simulation.status("one")
     assert (status.condition("Admitted").reason, status.launches) == ("Misconfigured", 0)
     assert words in status.condition("Admitted").message
     item = simulation.world.items(JOB)[0]
     simulation.world.put(JOB, {**item, "spec": {**item["spec"], "template": template()}})
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.running("one")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        'HTTP 403 pods "one-1-0" is forbidden: exceeded quota: none, requested: pods=1, used: pods=0',
-        'HTTP 403 violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false',
-        'HTTP 403 no PriorityClass with name "urgent" was found',
-        'HTTP 400 admission webhook "images.example" denied the request: unsigned image',
-    ],
-)
-async def test_what_the_cluster_does_not_allow_is_waited_for(words):
+async def test_what_the_cluster_does_not_allow_is_waited_for():
     """No launch, no restart, no GPU; the condition quotes it; the job runs soon after it is allowed."""
+    words = 'HTTP 403 violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false'
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
     simulation.world.admission = refusing(NotAllowed(words), when=of("one"))
     simulation.add_job("one", backoffLimit=0)
-    simulation.add_job("two", totalSteps=20, trainer={"total": 20}, template=template(hostname="two"))
+    simulation.add_job("two", totalSteps=20, template=template(hostname="two"))
     await simulation.until(lambda: simulation.state("two") == "Succeeded")
-    for _ in range(300):
-        await simulation.tick()
+    await simulation.ticks(300)
     status = simulation.status("one")
     assert (status.condition("Admitted").reason, status.launches) == ("NotAllowed", 0)
     assert words in status.condition("Admitted").message
@@ -134,24 +120,12 @@ async def test_a_quota_that_the_gang_exceeds_gives_the_gpus_back_and_is_tried_ag
     await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
 
 
-@pytest.mark.slow
-async def test_jobs_with_one_template_share_one_answer():
-    """A thousand jobs that wait cost one dry run in ten minutes."""
-    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
-    for number in range(30):
-        simulation.add_job(f"job-{number}", totalSteps=10**6, trainer={"total": 10**6})
-    for _ in range(10):
-        await simulation.tick()
-    assert simulation.world.dry_runs == 1
-
-
 async def test_a_template_is_tried_again_once_the_pools_have_other_gpus():
     """An answer holds for the extended resources that the pools had."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
     for number in range(3):
-        simulation.add_job(f"job-{number}", totalSteps=10**6, trainer={"total": 10**6})
-    for _ in range(10):
-        await simulation.tick()
+        simulation.add_job(f"job-{number}", totalSteps=10**6)
+    await simulation.ticks(10)
     assert simulation.world.dry_runs == 1
     (policy,) = simulation.world.items(POLICY)
     pools = [{**pool, "gpuResource": "amd.com/gpu"} for pool in policy["spec"]["nodePools"]]
@@ -164,9 +138,8 @@ async def test_a_missing_right_is_not_the_templates_fault():
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
     simulation.world.admission = refusing(Forbidden("cannot create resource pods"))
     simulation.add_job("one")
-    for _ in range(5):
-        await simulation.tick()
-    admitted = simulation.status("one").condition("Admitted")
+    await simulation.ticks(5)
+    admitted = simulation.condition("one", "Admitted")
     assert admitted.reason == "NotAllowed"
     assert "cannot create resource pods" in admitted.message
 
@@ -174,11 +147,10 @@ async def test_a_missing_right_is_not_the_templates_fault():
 async def test_a_growth_that_is_not_allowed_does_not_touch_the_gang():
     """The new pods are given up; the ranks that train continue."""
     simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=600)
-    simulation.add_job("one", stages=(1, 4), grow=True, totalSteps=10**5, trainer={"total": 10**5})
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one", stages=(1, 4), grow=True, totalSteps=10**5)
     simulation.world.admission = refusing(NotAllowed("exceeded quota"))
     simulation.world.put(NODE, node("b", "fast", 2))
-    await simulation.until(lambda: simulation.status("one").condition("Grown") is not None)
+    await simulation.until(lambda: simulation.condition("one", "Grown") is not None)
     await simulation.tick()
     status = simulation.status("one")
     grown = status.condition("Grown")
@@ -203,12 +175,11 @@ async def test_gpus_that_admission_adds_are_named_and_none_is_held_for_them(reme
     """Nobody would count them; the job runs once they are no longer added."""
     simulation = Simulation(nodes={"fast-0": ("fast", 4)})
     if remembered:
-        simulation.add_job("before", totalSteps=20, trainer={"total": 20})
+        simulation.add_job("before", totalSteps=20)
         await simulation.until(lambda: simulation.state("before") == "Succeeded")
     simulation.world.admission = with_gpus(2)
     simulation.add_job("one", backoffLimit=0)
-    for _ in range(90):
-        await simulation.tick()
+    await simulation.ticks(90)
     status = simulation.status("one")
     admitted = status.condition("Admitted")
     assert (admitted.reason, status.launches, status.allocation) == ("NotAllowed", int(remembered), None)
@@ -230,13 +201,12 @@ async def test_gpus_that_admission_adds_are_named_and_none_is_held_for_them(reme
 async def test_what_stands_in_the_way_after_the_template_was_tried_costs_one_launch(error):
     """It is quoted; GPUs are not reserved again before it is gone."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
-    simulation.add_job("before", totalSteps=20, trainer={"total": 20})
+    simulation.add_job("before", totalSteps=20)
     await simulation.until(lambda: simulation.state("before") == "Succeeded")
     simulation.world.admission = refusing(error)
     simulation.add_job("one", backoffLimit=0)
     await simulation.until(lambda: bool(simulation.status("one").restarts))
-    for _ in range(60):
-        await simulation.tick()
+    await simulation.ticks(60)
     status = simulation.status("one")
     assert (status.launches, status.restarts, status.allocation) == (1, {"NotAllowed": 1}, None)
     admitted = status.condition("Admitted")
@@ -248,16 +218,14 @@ async def test_what_stands_in_the_way_after_the_template_was_tried_costs_one_lau
 async def test_a_webhook_that_fails_ends_no_gang_that_trains():
     """A plan that cannot be written is tried again."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
-    simulation.add_job("one")
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one")
 
     def failing(kind: Kind, body: Mapping[str, Any]) -> None:
         raise ServerInternalError("failed calling webhook")
 
     simulation.world.admission = failing
     simulation.world.drop(CONFIG_MAP, NAMESPACE, "one-plan")
-    for _ in range(5):
-        await simulation.tick()
+    await simulation.ticks(5)
     simulation.world.admission = lambda kind, body: None
     await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
     assert simulation.status("one").launches == 1

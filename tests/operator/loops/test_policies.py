@@ -1,18 +1,15 @@
 """Every policy, chosen by one line of the ClusterPolicy while jobs run."""
 
-import datetime
-
 import pytest
 from ballast_operator.allocator.problem.snapshot_job import as_job
 from ballast_operator.api.cluster_policy import CHOOSABLE
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.policy_conditions import PolicyReason
-from ballast_operator.kube.kinds import JOB, POLICY
+from ballast_operator.kube.kinds import POLICY
 
-from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation
-from tests.support.examples import first_daily
+from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation, at
 
-LONG = {"totalSteps": 100_000, "trainer": {"total": 100_000}}
+LONG = {"totalSteps": 100_000}
 
 
 def known(fast: float, slow: float, stages: int = 1) -> list[dict]:
@@ -26,19 +23,6 @@ def cluster(**policy_spec) -> Simulation:
     return Simulation(nodes={"a": ("fast", 2), "b": ("slow", 2)}, **policy_spec)
 
 
-def choose(simulation: Simulation, policy: str) -> None:
-    """The change of one line."""
-    simulation.world.patch(POLICY, "", "default", {"spec": {"objective": {"policy": policy}}})
-
-
-def policy_status(simulation: Simulation) -> dict:
-    return simulation.world.get(POLICY, "", "default")["status"]
-
-
-def policy_condition(simulation: Simulation, kind: str) -> dict:
-    return next(c for c in policy_status(simulation)["conditions"] if c["type"] == kind)
-
-
 @pytest.mark.slow
 async def test_all_policies_one_after_the_other_under_running_jobs():
     """Each decides at once, says what it has reached, and moves no job within the round."""
@@ -46,28 +30,16 @@ async def test_all_policies_one_after_the_other_under_running_jobs():
     simulation.add_job("one", stages=(2, 2), throughput=known(4, 1, 2), **LONG)
     simulation.add_job("two", stages=(1, 1), throughput=known(2, 1), entity="vision", **LONG)
     simulation.add_job("three", stages=(1, 1), deadline="2026-01-02T00:00:00Z", **LONG)
-    await simulation.until(lambda: all(simulation.state(n) == "Running" for n in ("one", "two", "three")))
+    await simulation.running("one", "two", "three")
     for policy in CHOOSABLE:
-        choose(simulation, policy)
+        simulation.change_policy(objective={"policy": policy})
         await simulation.tick()
-        status = policy_status(simulation)
+        status = simulation.policy()["status"]
         assert status["lastRound"]["policy"] == policy
         assert "solveSeconds" in status["lastRound"]
-        assert policy_condition(simulation, "Solved")["reason"] == PolicyReason.OPTIMAL
-        assert policy_condition(simulation, "Ready")["message"].endswith(f"by {policy}")
+        assert simulation.policy_condition("Solved")["reason"] == PolicyReason.OPTIMAL
+        assert simulation.policy_condition("Ready")["message"].endswith(f"by {policy}")
     assert [simulation.status(name).launches for name in ("one", "two", "three")] == [1, 1, 1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", first_daily(CHOOSABLE, 5))
-async def test_a_policy_sees_its_jobs_through(policy):
-    """Three jobs on four GPUs, one more than fits at a time, all succeed; no round falls back."""
-    simulation = cluster(roundSeconds=5, objective={"policy": policy})
-    for name in ("one", "two", "three"):
-        simulation.add_job(name, throughput=known(4, 1, 2))
-    await simulation.until(
-        lambda: all(simulation.state(name) == "Succeeded" for name in ("one", "two", "three")), ticks=120
-    )
 
 
 async def test_a_missing_input_is_named_and_the_other_jobs_run():
@@ -77,38 +49,26 @@ async def test_a_missing_input_is_named_and_the_other_jobs_run():
         objective={"policy": "hierarchical", "entities": {"vision": {"weight": 2}, "speech": {}}},
     )
     simulation.add_job("good", stages=(1, 1), entity="vision", **LONG)
-    simulation.add_job("stray", stages=(1, 1), entity="cooking", **LONG)
-    await simulation.until(lambda: simulation.state("stray") == "Running")
-    informed = simulation.status("stray").condition("InputsComplete")
+    await simulation.run_job("stray", stages=(1, 1), entity="cooking", **LONG)
+    informed = simulation.condition("stray", "InputsComplete")
     assert (informed.is_true, informed.reason) == (False, JobReason.DEFAULTS_USED)
     assert (
         "spec.entity: cooking is not one of the ClusterPolicy's entities (speech, vision)" in informed.message
     )
-    assert simulation.status("good").condition("InputsComplete") is None
-    overall = policy_condition(simulation, "InputsComplete")
+    assert simulation.condition("good", "InputsComplete") is None
+    overall = simulation.policy_condition("InputsComplete")
     assert (overall["status"], overall["reason"]) == ("False", PolicyReason.DEFAULTS_USED)
     assert f"{NAMESPACE}/stray" in overall["message"]
-    simulation.world.patch(JOB, NAMESPACE, "stray", {"spec": {"entity": "speech"}})
+    simulation.change("stray", entity="speech")
     await simulation.tick()
-    informed = simulation.status("stray").condition("InputsComplete")
+    informed = simulation.condition("stray", "InputsComplete")
     assert (informed.is_true, informed.reason) == (True, JobReason.COMPLETE)
-    assert policy_condition(simulation, "InputsComplete")["status"] == "True"
-
-
-async def test_pools_without_prices_do_not_stop_a_policy_of_costs():
-    """The default is named on the ClusterPolicy; the jobs run."""
-    simulation = cluster(objective={"policy": "min-cost"})
-    simulation.add_job("one", throughput=known(4, 1, 2))
-    await simulation.until(lambda: simulation.state("one") == "Succeeded")
-    assert policy_condition(simulation, "Solved")["reason"] != PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
+    assert simulation.policy_condition("InputsComplete")["status"] == "True"
 
 
 async def test_deadlines_that_cannot_be_kept_are_named_and_the_others_are_kept():
     """Over, out of reach, crowded out: each has its own word; another policy says nothing of deadlines."""
     simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=3600, objective={"policy": "min-cost-slo"})
-
-    def deadline(minutes: float) -> str:
-        return (START + datetime.timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     # 10 steps/s: a thousand steps take 100 s.
     rate = [{"gpuType": "fast", "stages": 1, "stepsPerSecond": 10.0}]
@@ -122,36 +82,34 @@ async def test_deadlines_that_cannot_be_kept_are_named_and_the_others_are_kept()
             name,
             stages=(1, 1),
             throughput=rate,
-            deadline=deadline(minutes),
+            deadline=at(60 * minutes),
             totalSteps=steps,
             trainer={"total": steps, "silent": True},
         )
     await simulation.tick()
-    reasons = {name: simulation.status(name).condition("OnTime") for name in ("over", "far", "kept", "late")}
+    reasons = {name: simulation.condition(name, "OnTime") for name in ("over", "far", "kept", "late")}
     assert {name: (c.is_true, c.reason) for name, c in reasons.items()} == {
         "over": (False, JobReason.DEADLINE_PASSED),
         "far": (False, JobReason.DEADLINE_OUT_OF_REACH),
         "kept": (True, JobReason.DEADLINE_WITHIN_REACH),
         "late": (False, JobReason.DEADLINE_CONTENDED),
     }
-    choose(simulation, "max-min-fairness")
+    simulation.change_policy(objective={"policy": "max-min-fairness"})
     await simulation.tick()
-    assert simulation.status("late").condition("OnTime") is None
+    assert simulation.condition("late", "OnTime") is None
 
 
 @pytest.mark.slow
 async def test_time_that_the_owner_suspended_is_not_time_that_the_job_waited():
     """Its clock stands still in suspension, also over an operator's death."""
     simulation = cluster(objective={"policy": "finish-time-fairness"})
-    simulation.add_job("one", **LONG)
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": True}})
+    await simulation.run_job("one", **LONG)
+    simulation.change("one", suspend=True)
     await simulation.until(lambda: simulation.state("one") == "Suspended")
     simulation.start_operator()
-    for _ in range(5):
-        await simulation.tick(seconds=1000.0)
-    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": False}})
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.ticks(5, seconds=1000.0)
+    simulation.change("one", suspend=False)
+    await simulation.running("one")
     status = simulation.status("one")
     assert status.suspended_since is None
     assert 5000 <= status.suspended_seconds <= 5000 + 60
@@ -166,15 +124,13 @@ async def test_the_isolated_time_of_finish_time_fairness_survives_the_operator()
     simulation = cluster(roundSeconds=3600, objective={"policy": "finish-time-fairness"})
     for name in ("one", "two"):
         simulation.add_job(name, stages=(2, 2), throughput=known(5, 5, 2), **LONG)
-    await simulation.until(lambda: simulation.state("two") == "Running")
-    for _ in range(20):
-        await simulation.tick()
+    await simulation.running("two")
+    await simulation.ticks(20)
     before = simulation.status("one").isolated
     # Each of two jobs has half of each type: for a gang of two 0.5 of the time on both types, so always one.
     assert before.seconds == pytest.approx(before.step / 5.0)
     simulation.start_operator()
-    for _ in range(20):
-        await simulation.tick()
+    await simulation.ticks(20)
     after = simulation.status("one").isolated
     assert after.step > before.step
     assert after.seconds == pytest.approx(after.step / 5.0)
@@ -192,16 +148,15 @@ async def test_a_policy_of_ones_own_decides_and_says_what_is_proven():
     await simulation.until(
         lambda: all(simulation.state(name) == "Succeeded" for name in ("one", "two", "three")), ticks=120
     )
-    assert policy_status(simulation)["lastRound"]["policy"].endswith(":least_level")
+    assert simulation.policy()["status"]["lastRound"]["policy"].endswith(":least_level")
 
 
 async def test_a_heterogeneity_agnostic_policy_is_chosen_by_one_field():
     """Blind to types it divides a job's time over them as the cluster is made up, which costs level here."""
     simulation = cluster(roundSeconds=3600)
-    simulation.add_job("one", stages=(1, 1), throughput=known(4, 1), **LONG)
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    aware = policy_status(simulation)["lastRound"]["objectiveValue"]
+    await simulation.run_job("one", stages=(1, 1), throughput=known(4, 1), **LONG)
+    aware = simulation.policy()["status"]["lastRound"]["objectiveValue"]
     blind = {"spec": {"objective": {"policy": "max-min-fairness", "heterogeneityAgnostic": True}}}
     simulation.world.patch(POLICY, "", "default", blind)
     await simulation.tick()
-    assert policy_status(simulation)["lastRound"]["objectiveValue"] < 0.9 * aware
+    assert simulation.policy()["status"]["lastRound"]["objectiveValue"] < 0.9 * aware

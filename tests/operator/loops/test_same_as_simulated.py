@@ -17,7 +17,7 @@ import pytest
 from ballast_operator.allocator.decider import scheduling_policy
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.read import read_cluster_policy
-from ballast_operator.kube.kinds import JOB, NODE, POLICY
+from ballast_operator.kube.kinds import JOB, NODE
 from ballast_policies.contract import Plan, Report
 from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling import ClusterJob
@@ -238,7 +238,7 @@ def arrivals(moments: Sequence[Moment]) -> Iterator[tuple[float, KnownGang]]:
 async def test_the_simulator_decides_as_the_loops_do(seed: int, objective: str):
     """At every moment: who runs, where, and when the round ends."""
     simulation, moments = await played(seed, objective)
-    policy = read_cluster_policy({**simulation.world.get(POLICY, "", "default"), "status": {}})
+    policy = read_cluster_policy({**simulation.policy(), "status": {}})
     decisions = OperatorDecisions[KnownGang](
         moments[0].snapshots[0], scheduling_policy(policy), began=START.timestamp()
     )

@@ -10,7 +10,7 @@ from ballast_operator.cli.live.twin import twin
 from ballast_operator.history.recording import TwinResult
 from ballast_operator.history.store import write_kept
 from ballast_operator.history.twin import read_recording
-from ballast_operator.kube.kinds import JOB, POLICY
+from ballast_operator.kube.kinds import JOB
 from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.simulator.replay import replay
 from click.testing import CliRunner
@@ -73,7 +73,7 @@ async def test_a_job_that_was_suspended_is_replayed_with_the_time_that_it_was(tm
     simulation.add_job("one", stages=(2, 2), totalSteps=500, throughput=SPEEDS, trainer={"total": 500})
     for number in range(400):
         if number in (20, 80):
-            simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": number == 20}})
+            simulation.change("one", suspend=number == 20)
         await simulation.tick()
         simulation.history.write()
         if simulation.state("one") == "Succeeded":
@@ -98,7 +98,7 @@ async def test_the_condition_says_whether_the_twin_agrees(tmp_path: Path) -> Non
     async def condition() -> dict[str, str]:
         simulation.asked = True
         await simulation.tick()
-        status = simulation.world.get(POLICY, "", "default")["status"]
+        status = simulation.policy()["status"]
         assert status["twin"]["jobs"] in (0, 1)
         return next(each for each in status["conditions"] if each["type"] == "TwinAgrees")
 

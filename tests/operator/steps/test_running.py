@@ -21,7 +21,6 @@ from tests.operator.steps.contexts import (
     a_report,
     a_running_view,
     after,
-    conditions,
     keep,
 )
 from tests.operator.views.builders import a_config, a_plan, a_spec, a_view
@@ -148,45 +147,11 @@ def test_a_proposal_is_checked_against_the_spec_and_the_plan(repack, changes, wa
     assert want_words in said if want_words else said == ""
 
 
-SHRUNK = a_plan(PODS[:2], epoch=2, directive=Directive.SHRINK)
-
-
-def shrinking(*, acknowledged, released=True):
-    lease = LeaseView(ack=Ack(epoch=acknowledged, step=41, pause_ms=12.5), proposal=PROPOSAL)
-    view = a_running_view(plan=SHRUNK, lease=lease)
-    return view if released else dataclasses.replace(view, pods=view.pods[:2])
-
-
-def test_a_shrink_is_recorded_when_the_released_pods_are_gone():
-    """Survivors with their uids, the pause, and the predicted step times."""
-    result = take_step(a_context(shrinking(acknowledged=2, released=False), seconds=5))
-    (entry,) = result.status.repacks
-    assert [(kept.name, kept.uid) for kept in entry.survivors] == [(pod, f"uid-{pod}") for pod in PODS[:2]]
-    assert (entry.epoch, entry.step, entry.pause_ms, entry.time) == (2, 41, 12.5, after(5))
-    assert (entry.released_pods, entry.step_seconds_after) == (PODS[2:], 1.05)
-    assert (result.status.allocation.pods, result.status.allocation.gpus) == (PODS[:2], 2)
-    assert conditions(result)["Repacked"] == (True, "PodsReleased")
-
-
 READABLE, REPORTING = JobCondition.MESSAGES_READABLE, JobCondition.REPORTING
 
 
 def refusing(text):
     return LeaseView(ack=Ack(epoch=1, step=0), refused=text)
-
-
-def test_a_refused_message_is_named_and_a_readable_one_takes_it_back():
-    """Without a refusal there is no condition at all."""
-    context = a_context(a_running_view(lease=refusing("")))
-    status = context.view.status
-    assert with_refused_messages(context, status) is status
-    context = a_context(a_running_view(lease=refusing("report.loss: NaN is not a number")))
-    refused = with_refused_messages(context, status)
-    condition = refused.condition(READABLE)
-    assert not condition.is_true
-    assert "report.loss" in condition.message
-    again = with_refused_messages(a_context(a_running_view(lease=refusing(""))), refused)
-    assert again.is_true(READABLE)
 
 
 def test_a_long_refusal_fits_into_a_condition():

@@ -1,12 +1,9 @@
 """A job's budget and deadline: what is said at once, and what happens when they are reached."""
 
-import datetime
-
 import pytest
-from ballast_operator.kube.kinds import JOB, POLICY
 from ballast_operator.report.explanation import explain_job
 
-from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, at
 
 SPEEDS = [
     {"gpuType": "fast", "stages": 2, "stepsPerSecond": 10.0},
@@ -19,43 +16,13 @@ def cluster(policy: str = "max-throughput", **nodes: int) -> Simulation:
     """Fast GPUs at 36 an hour, slow ones at 1.8: a hundred steps cost 0.2 on fast ones, 0.1 on slow ones."""
     found = nodes or {"fast": 2, "slow": 2}
     named = {f"n-{pool}": (pool, gpus) for pool, gpus in found.items()}
-    simulation = Simulation(nodes=named, roundSeconds=20)
-    item = simulation.world.get(POLICY, "", "default")
-    item["spec"]["objective"] = {"policy": policy}
-    for pool in item["spec"]["nodePools"]:
-        pool["pricePerGpuHour"] = {"fast": 36.0, "slow": 1.8}[pool["name"]]
-    simulation.world.put(POLICY, item)
-    return simulation
+    prices = {"fast": 36.0, "slow": 1.8}
+    pools = {pool: {"pricePerGpuHour": prices[pool]} for pool in found}
+    return Simulation(nodes=named, pools=pools, roundSeconds=20, objective={"policy": policy})
 
 
 def add(simulation: Simulation, steps: int = 100_000, **spec) -> None:
-    simulation.add_job("one", totalSteps=steps, trainer={"total": steps}, throughput=SPEEDS, **spec)
-
-
-def condition(simulation: Simulation, kind: str):
-    return simulation.status("one").condition(kind)
-
-
-def change(simulation: Simulation, **spec) -> None:
-    """The owner edits the job; None: a field is removed."""
-    item = simulation.world.get(JOB, NAMESPACE, "one")
-    changed = item["spec"] | spec
-    item["spec"] = {name: value for name, value in changed.items() if value is not None}
-    item["metadata"]["generation"] = item["metadata"].get("generation", 1) + 1
-    simulation.world.put(JOB, item)
-
-
-async def ticks(simulation: Simulation, count: int) -> None:
-    for _ in range(count):
-        await simulation.tick()
-
-
-def at(seconds: float) -> str:
-    return (START + datetime.timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def events(simulation: Simulation) -> list[str]:
-    return simulation.world.events
+    simulation.add_job("one", totalSteps=steps, throughput=SPEEDS, **spec)
 
 
 @pytest.mark.slow
@@ -66,20 +33,20 @@ async def test_a_spent_budget_suspends_the_job_after_a_checkpoint_and_raising_it
     await simulation.until(lambda: simulation.state("one") == "Suspended")
     status = simulation.status("one")
     assert 1.0 <= status.cost_so_far < 1.0 + 10 * PER_SECOND
-    assert condition(simulation, "BudgetExhausted").is_true
-    assert condition(simulation, "Admitted").reason == "BudgetSpent"
-    assert "raise spec.budget" in condition(simulation, "Admitted").message
-    assert "BudgetSpent" in events(simulation)
+    assert simulation.condition("one", "BudgetExhausted").is_true
+    assert simulation.condition("one", "Admitted").reason == "BudgetSpent"
+    assert "raise spec.budget" in simulation.condition("one", "Admitted").message
+    assert "BudgetSpent" in simulation.world.events
     assert not simulation.pods("one")
     assert status.lost_steps == 0
     saved = simulation.trainers["one"].saved
     assert saved > 0
-    await ticks(simulation, 30)
+    await simulation.ticks(30)
     assert simulation.status("one").cost_so_far == status.cost_so_far
-    change(simulation, budget=3.0)
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    simulation.change("one", budget=3.0)
+    await simulation.running("one")
     assert simulation.trainers["one"].resumed_from == [0, saved]
-    assert not condition(simulation, "BudgetExhausted").is_true
+    assert not simulation.condition("one", "BudgetExhausted").is_true
     assert simulation.status("one").suspended_seconds >= 30
     assert not simulation.status("one").restarts
 
@@ -91,10 +58,10 @@ async def test_a_spent_budget_fails_the_job_for_good_where_its_owner_wants_that(
     add(simulation, budget=1.0, onBudgetExhausted="Fail")
     await simulation.until(lambda: simulation.state("one") == "Failed")
     assert simulation.trainers["one"].saved > 0
-    assert condition(simulation, "Failed").reason == "BudgetSpent"
+    assert simulation.condition("one", "Failed").reason == "BudgetSpent"
     assert simulation.status("one").finished_at is not None
-    change(simulation, budget=100.0)
-    await ticks(simulation, 30)
+    simulation.change("one", budget=100.0)
+    await simulation.ticks(30)
     assert simulation.state("one") == "Failed"
     assert not simulation.pods("one")
 
@@ -104,12 +71,12 @@ async def test_a_spent_budget_is_only_said_where_its_owner_wants_that():
     """The job continues."""
     simulation = cluster(fast=2)
     add(simulation, budget=1.0, onBudgetExhausted="Continue")
-    await simulation.until(lambda: (c := condition(simulation, "BudgetExhausted")) is not None and c.is_true)
-    since = condition(simulation, "BudgetExhausted").last_transition_time
-    await ticks(simulation, 100)
+    await simulation.until(lambda: simulation.status("one").is_true("BudgetExhausted"))
+    since = simulation.condition("one", "BudgetExhausted").last_transition_time
+    await simulation.ticks(100)
     assert simulation.state("one") == "Running"
     assert simulation.status("one").cost_so_far > 2.0
-    assert condition(simulation, "BudgetExhausted").last_transition_time == since
+    assert simulation.condition("one", "BudgetExhausted").last_transition_time == since
 
 
 async def test_at_once_the_job_says_what_its_budget_and_deadline_would_need():
@@ -117,7 +84,10 @@ async def test_at_once_the_job_says_what_its_budget_and_deadline_would_need():
     simulation = cluster()
     add(simulation, steps=36_000, budget=10.0, deadline=at(7200))
     await simulation.tick()
-    budget, deadline = condition(simulation, "BudgetExhausted"), condition(simulation, "DeadlineAtRisk")
+    budget, deadline = (
+        simulation.condition("one", "BudgetExhausted"),
+        simulation.condition("one", "DeadlineAtRisk"),
+    )
     assert (budget.status, budget.reason) == ("False", "BudgetTooSmall")
     # 10 h on the slow ones are 36 USD; 1 h on the fast ones is 72 USD, and only that is in time.
     assert "about 36,000" in budget.message
@@ -135,10 +105,10 @@ async def test_a_budget_that_is_enough_says_so_and_the_job_ends_within_it():
     simulation = cluster(fast=2)
     add(simulation, steps=600, budget=5.0, deadline=at(3600))
     await simulation.tick()
-    assert condition(simulation, "BudgetExhausted").reason == "BudgetSufficient"
+    assert simulation.condition("one", "BudgetExhausted").reason == "BudgetSufficient"
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
-    assert condition(simulation, "DeadlineAtRisk").reason == "DeadlineMet"
-    assert not condition(simulation, "BudgetExhausted").is_true
+    assert simulation.condition("one", "DeadlineAtRisk").reason == "DeadlineMet"
+    assert not simulation.condition("one", "BudgetExhausted").is_true
 
 
 @pytest.mark.slow
@@ -154,17 +124,17 @@ async def test_a_deadline_that_passes_does_what_its_owner_wants(wanted, state, r
     """DeadlineAtRisk is True long before, since no GPUs are fast enough."""
     simulation = cluster(fast=2)
     add(simulation, deadline=at(60), onDeadlineMissed=wanted)
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    assert condition(simulation, "DeadlineAtRisk").reason == "DeadlineOutOfReach"
-    await ticks(simulation, 80)
+    await simulation.running("one")
+    assert simulation.condition("one", "DeadlineAtRisk").reason == "DeadlineOutOfReach"
+    await simulation.ticks(80)
     assert simulation.state("one") == state
-    assert condition(simulation, "Admitted").reason == reason
-    assert condition(simulation, "DeadlineAtRisk").reason == "DeadlinePassed"
-    assert "DeadlineOutOfReach" in events(simulation)
+    assert simulation.condition("one", "Admitted").reason == reason
+    assert simulation.condition("one", "DeadlineAtRisk").reason == "DeadlinePassed"
+    assert "DeadlineOutOfReach" in simulation.world.events
     if wanted == "Suspend":
-        assert "set a later spec.deadline" in condition(simulation, "Admitted").message
-        change(simulation, deadline=at(100_000))
-        await simulation.until(lambda: simulation.state("one") == "Running")
+        assert "set a later spec.deadline" in simulation.condition("one", "Admitted").message
+        simulation.change("one", deadline=at(100_000))
+        await simulation.running("one")
         assert simulation.trainers["one"].resumed_from[-1] > 0
 
 
@@ -172,9 +142,9 @@ async def test_a_job_on_gpus_that_are_too_slow_for_its_deadline_is_at_risk():
     """The policy min-cost reads no deadlines; faster GPUs would keep it."""
     simulation = cluster("min-cost")
     add(simulation, steps=3600, deadline=at(400))
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    await simulation.until(lambda: condition(simulation, "DeadlineAtRisk").is_true)
-    found = condition(simulation, "DeadlineAtRisk")
+    await simulation.running("one")
+    await simulation.until(lambda: simulation.condition("one", "DeadlineAtRisk").is_true)
+    found = simulation.condition("one", "DeadlineAtRisk")
     assert found.reason in ("DeadlineSpeedTooLow", "DeadlineOutOfReach")
 
 
@@ -183,15 +153,14 @@ async def test_a_job_of_unknown_speed_or_price_is_told_what_is_missing():
     simulation = cluster(fast=2)
     simulation.add_job("one", budget=5.0, deadline=at(3600))
     await simulation.tick()
-    assert condition(simulation, "BudgetExhausted").reason == "SpeedUnknown"
-    assert condition(simulation, "DeadlineAtRisk").reason == "SpeedUnknown"
+    assert simulation.condition("one", "BudgetExhausted").reason == "SpeedUnknown"
+    assert simulation.condition("one", "DeadlineAtRisk").reason == "SpeedUnknown"
     simulation = cluster(fast=2)
-    item = simulation.world.get(POLICY, "", "default")
-    del item["spec"]["nodePools"][0]["pricePerGpuHour"]
-    simulation.world.put(POLICY, item)
+    with simulation.changed_pools() as pools:
+        del pools["fast"]["pricePerGpuHour"]
     add(simulation, budget=5.0)
     await simulation.tick()
-    assert condition(simulation, "BudgetExhausted").reason == "PriceUnknown"
+    assert simulation.condition("one", "BudgetExhausted").reason == "PriceUnknown"
 
 
 @pytest.mark.slow
@@ -200,12 +169,12 @@ async def test_removing_budget_and_deadline_removes_what_they_have_done():
     simulation = cluster(fast=2)
     add(simulation, budget=0.5, deadline=at(40), onDeadlineMissed="Suspend")
     await simulation.until(lambda: simulation.state("one") == "Suspended")
-    await ticks(simulation, 60)
-    change(simulation, budget=None, deadline=None)
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    await ticks(simulation, 3)
-    assert condition(simulation, "BudgetExhausted") is None
-    assert condition(simulation, "DeadlineAtRisk") is None
+    await simulation.ticks(60)
+    simulation.change("one", budget=None, deadline=None)
+    await simulation.running("one")
+    await simulation.ticks(3)
+    assert simulation.condition("one", "BudgetExhausted") is None
+    assert simulation.condition("one", "DeadlineAtRisk") is None
 
 
 async def test_a_budget_of_the_least_number_never_lets_the_job_train_long():
@@ -213,7 +182,7 @@ async def test_a_budget_of_the_least_number_never_lets_the_job_train_long():
     simulation = cluster(fast=2)
     add(simulation, budget=1e-300)
     await simulation.until(lambda: simulation.state("one") == "Suspended")
-    await ticks(simulation, 50)
+    await simulation.ticks(50)
     assert simulation.status("one").launches <= 1
 
 
@@ -221,8 +190,7 @@ async def test_a_budget_of_the_least_number_never_lets_the_job_train_long():
 async def test_a_waiting_job_whose_deadline_passes_fails_without_ever_holding_gpus():
     """Another job has them."""
     simulation = cluster("fifo", fast=2)
-    simulation.add_job("first", totalSteps=100_000, trainer={"total": 100_000})
-    await simulation.until(lambda: simulation.state("first") == "Running")
+    await simulation.run_job("first", totalSteps=100_000)
     add(simulation, deadline=at(60), onDeadlineMissed="Fail")
     await simulation.until(lambda: simulation.state("one") == "Failed")
     assert simulation.status("one").launches <= 1
@@ -233,15 +201,15 @@ async def test_a_job_that_has_run_for_its_active_deadline_saves_and_has_failed()
     """Seconds with GPUs count, over all launches; those of a suspension do not; another job gets its GPUs."""
     simulation = cluster(fast=2)
     add(simulation, activeDeadlineSeconds=120)
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    await ticks(simulation, 10)
-    change(simulation, suspend=True)
+    await simulation.running("one")
+    await simulation.ticks(10)
+    simulation.change("one", suspend=True)
     await simulation.until(lambda: simulation.state("one") == "Suspended")
     had = simulation.status("one").active_seconds
-    await ticks(simulation, 100)
+    await simulation.ticks(100)
     assert simulation.status("one").active_seconds == had < 120
-    change(simulation, suspend=False)
-    simulation.add_job("next", totalSteps=20, trainer={"total": 20})
+    simulation.change("one", suspend=False)
+    simulation.add_job("next", totalSteps=20)
     await simulation.until(lambda: simulation.state("one") == "Failed", ticks=400)
     status = simulation.status("one")
     assert 120 <= status.active_seconds < 120 + 60

@@ -9,13 +9,11 @@ from ballast_operator.allocator.costs.cloud_prices import CloudPrices
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.policy_conditions import PolicyReason
-from ballast_operator.kube.kinds import POLICY
 from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice, GcpPrice
 from ballast_policies.prices.offers import PriceLogError
 
 from tests.operator.loops.simulated.simulation import Simulation
 
-SPEEDS = [{"gpuType": kind, "stages": 2, "stepsPerSecond": 1.0} for kind in ("sure", "spot")]
 AWS = {"aws": {"region": "us-east-1", "instanceType": "p3.8xlarge"}}
 
 
@@ -38,17 +36,13 @@ class Cluster(Simulation):
 
     def __init__(self, feed: dict[str, Any], **pool: Any) -> None:
         self.cloud = Cloud()
-        super().__init__(nodes={"a": ("sure", 2), "b": ("spot", 2)}, roundSeconds=10)
-        item = self.world.get(POLICY, "", "default")
-        item["spec"]["objective"] = {"policy": "min-cost"}
-        item["spec"]["nodePools"][0]["pricePerGpuHour"] = 2.0
-        item["spec"]["nodePools"][1] |= {
-            "pricePerGpuHour": 3.0,
-            "capacityType": "spot",
-            "priceFeed": feed,
-            **pool,
-        }
-        self.world.put(POLICY, item)
+        spot = {"pricePerGpuHour": 3.0, "capacityType": "spot", "priceFeed": feed, **pool}
+        super().__init__(
+            nodes={"a": ("sure", 2), "b": ("spot", 2)},
+            pools={"sure": {"pricePerGpuHour": 2.0}, "spot": spot},
+            roundSeconds=10,
+            objective={"policy": "min-cost"},
+        )
 
     def start_operator(self) -> None:
         super().start_operator()
@@ -64,7 +58,7 @@ class Cluster(Simulation):
         await self.tick()
 
     def policy_status(self) -> ClusterPolicyStatus:
-        return ClusterPolicyStatus.model_validate(self.world.get(POLICY, "", "default")["status"])
+        return ClusterPolicyStatus.model_validate(self.policy()["status"])
 
     def condition(self) -> Any:
         return next((c for c in self.policy_status().conditions if c.type == "PricesCurrent"), None)
@@ -91,18 +85,6 @@ async def test_a_machines_price_becomes_that_of_a_gpu_in_the_pools_currency(feed
     assert (cluster.price(), cluster.condition().reason) == (3.0, PolicyReason.PRICE_MISSING)
     await cluster.ask()
     assert (cluster.price(), cluster.condition().reason) == (price, PolicyReason.PRICES_READ)
-
-
-async def test_a_job_follows_the_cloud():
-    """To the pool that has become cheaper, and back."""
-    cluster = Cluster(AWS)
-    await cluster.ask()
-    cluster.add_job("one", totalSteps=100_000, throughput=SPEEDS)
-    await cluster.until(lambda: cluster.state("one") == "Running")
-    assert cluster.status("one").allocation.pool == "spot"
-    cluster.cloud.price = 11.6
-    await cluster.ask()
-    await cluster.until(lambda: (held := cluster.status("one").allocation) and held.pool == "sure")
 
 
 @pytest.mark.parametrize(

@@ -5,57 +5,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ballast_operator.kube.kinds import JOB, NODE, POLICY
+from ballast_operator.kube.kinds import NODE, POLICY
 from ballast_operator.report.costs import costs
 
 from tests.operator.loops.simulated.machines import node
-from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation
-
-PRICES = {"fast": 3.6, "slow": 0.36}
-
-
-def priced() -> Simulation:
-    """Two pools; a round is long enough that nothing else moves jobs."""
-    simulation = Simulation(nodes={"a": ("fast", 4), "b": ("slow", 4)}, roundSeconds=30)
-    for pool in (changed := simulation.world.get(POLICY, "", "default"))["spec"]["nodePools"]:
-        pool["pricePerGpuHour"] = PRICES[pool["name"]]
-    simulation.world.put(POLICY, changed)
-    return simulation
-
-
-def there(simulation: Simulation) -> list[str]:
-    """Names of the jobs that are not deleted."""
-    return [name for name in simulation.trainers if simulation.world.get(JOB, NAMESPACE, name) is not None]
-
-
-def found(simulation: Simulation):
-    jobs = [simulation.world.get(JOB, NAMESPACE, name) for name in there(simulation)]
-    policies = [simulation.world.get(POLICY, "", "default")]
-    return costs(jobs, policies, now=simulation.now)
-
-
-@pytest.mark.slow
-async def test_what_a_pool_costs_is_in_each_job_by_pool():
-    """And sums up to the job's cost."""
-    simulation = priced()
-    simulation.add_job("one", totalSteps=10_000, trainer={"total": 10_000})
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    for _ in range(50):
-        await simulation.tick()
-    status = simulation.status("one")
-    assert sum(entry.cost for entry in status.pool_costs) == pytest.approx(status.cost_so_far)
-    (job,) = found(simulation).jobs
-    assert sum(job.by_pool.values()) == pytest.approx(job.cost)
-    assert job.projected > job.cost
-    assert job.on_demand_cost == pytest.approx(job.cost)
+from tests.operator.loops.simulated.simulation import START, Simulation
 
 
 async def test_a_cluster_without_prices_has_hours_and_no_bill():
     """Nothing fails, and nothing is invented."""
     simulation = Simulation(nodes={"a": ("fast", 4)})
-    simulation.add_job("one")
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    result = found(simulation)
+    await simulation.run_job("one")
+    result = simulation.costs()
     assert result.to_dict()["total"]["bill"] == 0
     assert result.jobs[0].cost == 0
     assert result.jobs[0].on_demand_cost is None
@@ -98,24 +59,20 @@ def throughput(**by_type: float) -> list[dict]:
 async def test_a_job_runs_on_spot_where_that_is_the_cheapest(policy):
     """V100s at 0.74, not at 2.48 nor at their mean; status speaks of pool and GPU type."""
     simulation = shipped(policy)
-    simulation.add_job("one", throughput=throughput(a100=2.0, v100=1.0))
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one", throughput=throughput(a100=2.0, v100=1.0))
     allocation = simulation.status("one").allocation
     assert (allocation.pool, allocation.gpu_type) == ("v100-spot", "v100")
     assert " at " not in simulation.status("one").last_decision.why
-    shadow = simulation.world.get(POLICY, "", "default")["status"].get("shadowPrices", {})
+    shadow = simulation.policy()["status"].get("shadowPrices", {})
     assert set(shadow) <= {"a100", "v100"}
 
 
 async def test_a_change_of_policy_moves_the_job_to_the_cheap_pool_at_the_round_s_end():
     """From fast GPUs to spot ones, and the account of what it is owed is kept."""
     simulation = shipped("max-throughput")
-    simulation.add_job("one", totalSteps=100_000, throughput=throughput(a100=2.0, v100=1.0))
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one", totalSteps=100_000, throughput=throughput(a100=2.0, v100=1.0))
     assert simulation.status("one").allocation.pool == "a100"
-    changed = simulation.world.get(POLICY, "", "default")
-    changed["spec"]["objective"]["policy"] = "min-cost"
-    simulation.world.put(POLICY, changed)
+    simulation.change_policy(objective={"policy": "min-cost"})
     await simulation.until(
         lambda: (
             simulation.status("one").allocation is not None

@@ -3,8 +3,7 @@
 from typing import Any
 
 import pytest
-from ballast_operator.kube.kinds import JOB, NODE, POLICY
-from ballast_operator.report.costs import costs
+from ballast_operator.kube.kinds import JOB, NODE
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
@@ -15,14 +14,9 @@ BETWEEN = [{"fromRegion": "us-east-1", "toRegion": "us-west-2", "pricePerGb": 0.
 
 def cluster(policy: str = "min-cost", *, labels: bool = True, **spec: Any) -> Simulation:
     """Two pools of the same GPUs in two regions, the one far from the data at a third of the price."""
-    simulation = Simulation(
-        nodes={"a": ("east", 2), "b": ("west", 2)}, roundSeconds=20, **{"dataPrices": BETWEEN, **spec}
-    )
-    item = simulation.world.get(POLICY, "", "default")
-    item["spec"]["objective"] = {"policy": policy}
-    for pool in item["spec"]["nodePools"]:
-        pool |= {"gpuType": "v100", "pricePerGpuHour": PRICES[pool["name"]]}
-    simulation.world.put(POLICY, item)
+    pools = {pool: {"gpuType": "v100", "pricePerGpuHour": price} for pool, price in PRICES.items()}
+    spec = {"roundSeconds": 20, "dataPrices": BETWEEN, "objective": {"policy": policy}, **spec}
+    simulation = Simulation(nodes={"a": ("east", 2), "b": ("west", 2)}, pools=pools, **spec)
     if labels:
         for node in simulation.world.items(NODE):
             region = REGIONS[node["metadata"]["labels"]["pool"]]
@@ -33,42 +27,28 @@ def cluster(policy: str = "min-cost", *, labels: bool = True, **spec: Any) -> Si
 
 def add(simulation: Simulation, name: str, read: str | None, **spec: Any) -> None:
     """A job of two ranks at a step a second, whose data is in the east."""
-    more: dict[str, Any] = (
-        {} if read is None else {"dataLocation": {"region": "us-east-1", "readPerStep": read}}
-    )
-    more["dataLocation"] = more.get("dataLocation", {}) | spec.pop("data", {})
-    if not more["dataLocation"]:
-        del more["dataLocation"]
-    steps = spec.pop("totalSteps", 100_000)
+    if read is not None:
+        spec["dataLocation"] = {"region": "us-east-1", "readPerStep": read, **spec.pop("data", {})}
     speed = [{"gpuType": "v100", "stages": 2, "stepsPerSecond": 1.0}]
-    simulation.add_job(name, totalSteps=steps, trainer={"total": steps}, throughput=speed, **more, **spec)
-
-
-def pool_of(simulation: Simulation, name: str) -> str:
-    allocation = simulation.status(name).allocation
-    return "" if allocation is None else allocation.pool
-
-
-def found(simulation: Simulation):
-    jobs = [simulation.world.get(JOB, NAMESPACE, name) for name in simulation.trainers]
-    present = [job for job in jobs if job is not None]
-    return costs(present, [simulation.world.get(POLICY, "", "default")], now=simulation.now)
+    simulation.add_job(name, **{"totalSteps": 100_000, "throughput": speed, **spec})
 
 
 async def test_data_that_costs_more_than_the_gpus_save_keeps_the_job_where_it_is():
     """4 USD an hour saved, 72 for data: the explanation says both; without its data the job goes west."""
     simulation = cluster()
     add(simulation, "reads", "1Gi")
-    await simulation.until(lambda: simulation.state("reads") == "Running")
-    assert pool_of(simulation, "reads") == "east"
+    await simulation.running("reads")
+    assert simulation.pool("reads") == "east"
     why = simulation.status("reads").last_decision.why
     assert (
         "pool west is cheaper by its GPUs, but it costs 72 an hour to read its data there from us-east-1"
         in why
     )
     add(simulation, "plain", None)
-    await simulation.until(lambda: simulation.state("plain") == "Running")
-    assert pool_of(simulation, "plain") == "west"
+    await simulation.running("plain")
+    assert simulation.pool("plain") == "west"
+    assert simulation.status("plain").data is None
+    assert "data" not in simulation.status("plain").last_decision.why
 
 
 @pytest.mark.slow
@@ -77,12 +57,12 @@ async def test_data_that_costs_less_is_paid_for_and_counted_to_the_cent():
     simulation = cluster()
     add(simulation, "one", "10Mi", entity="vision")
     add(simulation, "two", "10Mi", totalSteps=60)
-    for second in range(300):
-        if second in (60, 200):
+    for second in range(150):
+        if second in (30, 100):
             simulation.start_operator()
-        if second == 120:
+        if second == 60:
             simulation.set_node_ready("b", False)
-        if second == 140:
+        if second == 80:
             simulation.set_node_ready("b", True)
         await simulation.tick()
     status = simulation.status("one")
@@ -97,8 +77,8 @@ async def test_data_that_costs_less_is_paid_for_and_counted_to_the_cent():
     assert status.cost_so_far == pytest.approx(sum(e.cost + e.data_cost for e in status.pool_costs))
     simulation.asked_to_decide()
     await simulation.tick()
-    total = found(simulation).to_dict()["total"]
-    assert total["data"] == pytest.approx(sum(job.data_cost for job in found(simulation).jobs))
+    total = simulation.costs().to_dict()["total"]
+    assert total["data"] == pytest.approx(sum(job.data_cost for job in simulation.costs().jobs))
     assert total["data"] > 0.01
     assert total["bill"] == pytest.approx(total["jobs"] + total["deleted_jobs"] + total["idle"], abs=1e-9)
     paid = total["jobs"]
@@ -106,9 +86,8 @@ async def test_data_that_costs_less_is_paid_for_and_counted_to_the_cent():
     simulation.asked_to_decide()
     await simulation.tick()
     simulation.start_operator()
-    for _ in range(3):
-        await simulation.tick()
-    after = found(simulation).to_dict()["total"]
+    await simulation.ticks(3)
+    after = simulation.costs().to_dict()["total"]
     assert after["data"] == pytest.approx(total["data"], abs=0.005)
     assert after["jobs"] + after["deleted_jobs"] >= paid - 0.005
 
@@ -117,19 +96,16 @@ async def test_a_job_whose_data_has_no_price_anywhere_is_refused_with_the_reason
     """Nothing is guessed; once the price is stated, it runs."""
     simulation = cluster(dataPrices=[], labels=False)
     add(simulation, "reads", "1Mi")
-    await simulation.until(lambda: simulation.status("reads").condition("Admitted") is not None)
-    for _ in range(5):
-        await simulation.tick()
-    admitted = simulation.status("reads").condition("Admitted")
+    await simulation.until(lambda: simulation.condition("reads", "Admitted") is not None)
+    await simulation.ticks(5)
+    admitted = simulation.condition("reads", "Admitted")
     assert admitted.reason == "NoDataPrice"
     assert "pool east has no region" in admitted.message
-    item = simulation.world.get(POLICY, "", "default")
-    for pool in item["spec"]["nodePools"]:
-        pool["region"] = REGIONS[pool["name"]]
-    item["metadata"]["generation"] = item["metadata"].get("generation", 1) + 1
-    simulation.world.put(POLICY, item)
-    await simulation.until(lambda: simulation.state("reads") == "Running")
-    assert pool_of(simulation, "reads") == "east"
+    with simulation.changed_pools() as pools:
+        for name, pool in pools.items():
+            pool["region"] = REGIONS[name]
+    await simulation.running("reads")
+    assert simulation.pool("reads") == "east"
     assert "spec.dataLocation: not offered west, no price of data from us-east-1 to us-west-2" in (
         simulation.status("reads").last_decision.why
     )
@@ -152,53 +128,10 @@ async def test_what_a_budget_has_to_be_is_told_with_the_data():
     simulation = cluster("max-min-fairness")
     simulation.world.drop(NODE, "", "a")
     add(simulation, "reads", "1Gi", budget=5.0, totalSteps=1000)
-    await simulation.until(lambda: simulation.status("reads").condition("BudgetExhausted") is not None)
-    told = simulation.status("reads").condition("BudgetExhausted")
+    await simulation.until(lambda: simulation.condition("reads", "BudgetExhausted") is not None)
+    told = simulation.condition("reads", "BudgetExhausted")
     assert told.reason == "BudgetTooSmall"
     assert "raise spec.budget to about 22" in told.message
-
-
-@pytest.mark.slow
-async def test_a_checkpoint_that_moves_to_another_region_is_paid_for_once():
-    """Its size is stated; the second launch is in the other region."""
-    between = [*BETWEEN, {"fromRegion": "us-west-2", "toRegion": "us-east-1", "pricePerGb": 0.1}]
-    simulation = cluster(dataPrices=between)
-    add(simulation, "moves", "1Mi", data={"checkpointSize": "5Gi"})
-    await simulation.until(
-        lambda: (
-            simulation.state("moves") == "Running"
-            and bool(
-                simulation.status("moves").progress and simulation.status("moves").progress.checkpoint_step
-            )
-        )
-    )
-    assert pool_of(simulation, "moves") == "west"
-    assert simulation.status("moves").data.region == "us-west-2"
-    item = simulation.world.get(POLICY, "", "default")
-    next(p for p in item["spec"]["nodePools"] if p["name"] == "west")["pricePerGpuHour"] = 9.0
-    item["metadata"]["generation"] = item["metadata"].get("generation", 1) + 1
-    simulation.world.put(POLICY, item)
-    await simulation.until(
-        lambda: simulation.state("moves") == "Running" and pool_of(simulation, "moves") == "east"
-    )
-    for _ in range(5):
-        await simulation.tick()
-    status = simulation.status("moves")
-    east = next(entry for entry in status.pool_costs if entry.pool == "east")
-    assert east.data_cost == pytest.approx(0.5)
-    assert status.data.region == "us-east-1"
-
-
-async def test_without_the_field_nothing_is_different():
-    """No data in the status, and none in the costs."""
-    simulation = cluster()
-    add(simulation, "plain", None)
-    await simulation.until(lambda: simulation.state("plain") == "Running")
-    for _ in range(10):
-        await simulation.tick()
-    assert simulation.status("plain").data is None
-    assert found(simulation).to_dict()["total"]["data"] == 0
-    assert "data" not in simulation.status("plain").last_decision.why
 
 
 @pytest.mark.parametrize("client", [True, False])
@@ -211,10 +144,6 @@ async def test_the_steps_of_a_script_are_paid_for_whether_it_tells_of_them_or_no
     item = simulation.world.get(JOB, NAMESPACE, "one")
     steps = item["spec"]["totalSteps"]
     status = simulation.status("one")
-    assert pool_of_cost(status) == "west"
+    assert [entry.pool for entry in status.pool_costs] == ["west"]
     assert status.data.gigabytes == pytest.approx(steps / 1024)
     assert status.cost_so_far == pytest.approx(sum(e.cost + e.data_cost for e in status.pool_costs))
-
-
-def pool_of_cost(status) -> str:
-    return "+".join(entry.pool for entry in status.pool_costs)

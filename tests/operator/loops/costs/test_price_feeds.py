@@ -1,7 +1,6 @@
 """Prices of a ConfigMap decide and are paid, and losing the ConfigMap loses no price."""
 
 import asyncio
-import copy
 import datetime
 import json
 
@@ -10,11 +9,10 @@ from ballast_operator.allocator.costs.price_feeds import READ_SECONDS
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.policy_conditions import PolicyReason
 from ballast_operator.cli.live.whatif import read_cluster
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POLICY
-from ballast_operator.report.costs import costs
+from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_operator.views.clock import show
 
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.simulation import Simulation
 
 SYSTEM = "ballast-system"
 SPEEDS = [{"gpuType": kind, "stages": 2, "stepsPerSecond": 1.0} for kind in ("sure", "spot")]
@@ -22,13 +20,10 @@ SPEEDS = [{"gpuType": kind, "stages": 2, "stepsPerSecond": 1.0} for kind in ("su
 
 def cluster(policy: str = "min-cost", **pool: object) -> Simulation:
     """Pool sure at 2.0; pool spot with a feed, and 3.0 until it is read."""
-    simulation = Simulation(nodes={"a": ("sure", 2), "b": ("spot", 2)}, roundSeconds=10)
-    item = simulation.world.get(POLICY, "", "default")
-    item["spec"]["objective"] = {"policy": policy}
-    item["spec"]["nodePools"][0]["pricePerGpuHour"] = 2.0
-    item["spec"]["nodePools"][1] |= {"pricePerGpuHour": 3.0, "priceFeed": {"configMap": "prices"}, **pool}
-    simulation.world.put(POLICY, item)
-    return simulation
+    spot = {"pricePerGpuHour": 3.0, "priceFeed": {"configMap": "prices"}, **pool}
+    pools = {"sure": {"pricePerGpuHour": 2.0}, "spot": spot}
+    nodes = {"a": ("sure", 2), "b": ("spot", 2)}
+    return Simulation(nodes=nodes, pools=pools, roundSeconds=10, objective={"policy": policy})
 
 
 def write(simulation: Simulation, price: object, *, key: str = "spot", **more: str) -> None:
@@ -41,21 +36,15 @@ def write_data(simulation: Simulation, data: dict[str, str]) -> None:
 
 
 async def after_a_read(simulation: Simulation) -> None:
-    for _ in range(int(READ_SECONDS) + 1):
-        await simulation.tick()
+    await simulation.ticks(int(READ_SECONDS) + 1)
 
 
 def status(simulation: Simulation) -> ClusterPolicyStatus:
-    return ClusterPolicyStatus.model_validate(simulation.world.get(POLICY, "", "default")["status"])
+    return ClusterPolicyStatus.model_validate(simulation.policy()["status"])
 
 
 def condition(simulation: Simulation):
     return next((c for c in status(simulation).conditions if c.type == "PricesCurrent"), None)
-
-
-def pool_of(simulation: Simulation) -> str:
-    allocation = simulation.status("one").allocation
-    return "" if allocation is None else allocation.pool
 
 
 @pytest.mark.slow
@@ -63,14 +52,13 @@ async def test_a_job_follows_the_price_of_the_feed():
     """To the pool that has become cheaper, and back; status has the price and its time."""
     simulation = cluster()
     write(simulation, 1.0)
-    simulation.add_job("one", totalSteps=100_000, throughput=SPEEDS)
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    assert pool_of(simulation) == "spot"
+    await simulation.run_job("one", totalSteps=100_000, throughput=SPEEDS)
+    assert simulation.pool("one") == "spot"
     assert condition(simulation).reason == PolicyReason.PRICES_READ
     (price,) = status(simulation).prices
     assert (price.pool, price.feed, price.price_per_gpu_hour) == ("spot", "prices/spot", 1.0)
     write(simulation, 2.9)
-    await simulation.until(lambda: pool_of(simulation) == "sure")
+    await simulation.until(lambda: simulation.pool("one") == "sure")
     assert status(simulation).prices[0].price_per_gpu_hour == 2.9
 
 
@@ -114,9 +102,8 @@ async def test_without_a_price_the_stated_one_counts_and_the_condition_says_why(
 async def test_the_last_good_price_outlives_the_configmap_and_the_operator(data, reason):
     """Another pool of the same feed is not affected by an entry that cannot be read."""
     simulation = cluster()
-    item = simulation.world.get(POLICY, "", "default")
-    item["spec"]["nodePools"][0]["priceFeed"] = {"configMap": "prices", "key": "other"}
-    simulation.world.put(POLICY, item)
+    with simulation.changed_pools() as pools:
+        pools["sure"]["priceFeed"] = {"configMap": "prices", "key": "other"}
     good = json.dumps({"pricePerGpuHour": 1.5, "time": show(simulation.now)})
     write(simulation, 1.0, other=good)
     await simulation.tick()
@@ -158,9 +145,8 @@ async def test_without_a_feed_there_is_no_such_condition():
     simulation = cluster()
     await simulation.tick()
     assert condition(simulation) is not None
-    item = copy.deepcopy(simulation.world.get(POLICY, "", "default"))
-    del item["spec"]["nodePools"][1]["priceFeed"]
-    simulation.world.put(POLICY, item)
+    with simulation.changed_pools() as pools:
+        del pools["spot"]["priceFeed"]
     await simulation.tick()
     assert condition(simulation) is None
 
@@ -171,9 +157,7 @@ async def test_a_policy_that_became_invalid_is_not_looked_at_for_its_feed():
     write(simulation, 1.0)
     await simulation.tick()
     assert simulation.now.timestamp() < simulation.allocator.next_at
-    item = simulation.world.get(POLICY, "", "default")
-    item["spec"]["roundSeconds"] = -1
-    simulation.world.put(POLICY, item)
+    simulation.change_policy(roundSeconds=-1)
     await simulation.tick(seconds=100)
     assert simulation.allocator.next_at is None
     assert status(simulation).prices[0].price_per_gpu_hour == 1.0
@@ -197,11 +181,7 @@ async def test_jobs_and_nodes_pay_each_price_for_the_time_that_it_held():
         price = {entry.pool: entry.price_per_gpu_hour for entry in status(simulation).bill}["spot"]
         expected += 2 * price / 3600
         await simulation.tick()
-    costs_now = costs(
-        [simulation.world.get(JOB, NAMESPACE, "one")],
-        [simulation.world.get(POLICY, "", "default")],
-        now=simulation.now,
-    )
+    costs_now = simulation.costs()
     spot = next(pool for pool in costs_now.to_dict()["pools"] if pool["pool"] == "spot")
     assert spot["price"] == 1.8
     assert costs_now.jobs[0].cost == pytest.approx(expected, abs=0.01)
@@ -212,9 +192,7 @@ async def test_jobs_and_nodes_pay_each_price_for_the_time_that_it_held():
 async def test_a_new_price_is_seen_while_nothing_else_happens():
     """The allocator's loop wakes up to read it, long before the round's end."""
     simulation = cluster()
-    item = simulation.world.get(POLICY, "", "default")
-    item["spec"]["roundSeconds"] = 86_400
-    simulation.world.put(POLICY, item)
+    simulation.change_policy(roundSeconds=86_400)
     write(simulation, 1.0)
     await simulation.tick()
     write(simulation, 1.7)

@@ -3,7 +3,7 @@
 import datetime
 
 import pytest
-from ballast_operator.kube.kinds import JOB, POLICY
+from ballast_operator.kube.kinds import JOB
 from ballast_operator.report.team_costs import team_costs
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
@@ -15,37 +15,18 @@ PER_SECOND = 2 * PRICE / 3600
 
 
 def cluster(**budgets: dict) -> Simulation:
-    simulation = Simulation(nodes={"a": ("fast", 4)}, roundSeconds=20, budgets=budgets)
-    item = simulation.world.get(POLICY, "", "default")
-    item["spec"]["nodePools"][0]["pricePerGpuHour"] = PRICE
-    simulation.world.put(POLICY, item)
-    return simulation
+    pools = {"fast": {"pricePerGpuHour": PRICE}}
+    return Simulation(nodes={"a": ("fast", 4)}, pools=pools, roundSeconds=20, budgets=budgets)
 
 
 def add(simulation: Simulation, name: str, team: str | None = "vision", **spec) -> None:
     more = {} if team is None else {"entity": team}
-    simulation.add_job(name, totalSteps=100_000, trainer={"total": 100_000}, **more, **spec)
+    simulation.add_job(name, totalSteps=100_000, **more, **spec)
 
 
 def spent(simulation: Simulation) -> dict[str, float]:
-    status = simulation.world.get(POLICY, "", "default").get("status")
+    status = simulation.policy().get("status")
     return {entry.team: entry.cost for entry in team_costs(status, simulation.now)}
-
-
-def set_budget(simulation: Simulation, **budgets: dict) -> None:
-    item = simulation.world.get(POLICY, "", "default")
-    item["spec"]["budgets"] = budgets
-    item["metadata"]["generation"] = item["metadata"].get("generation", 1) + 1
-    simulation.world.put(POLICY, item)
-
-
-async def ticks(simulation: Simulation, count: int) -> None:
-    for _ in range(count):
-        await simulation.tick()
-
-
-def condition(simulation: Simulation, name: str, kind: str):
-    return simulation.status(name).condition(kind)
 
 
 async def test_a_spent_budget_suspends_the_jobs_of_the_team_and_of_no_other():
@@ -55,22 +36,22 @@ async def test_a_spent_budget_suspends_the_jobs_of_the_team_and_of_no_other():
     add(simulation, "other", team="speech")
     await simulation.until(lambda: simulation.state("one") == "Suspended")
     assert spent(simulation)["vision"] == pytest.approx(1.0, abs=15 * PER_SECOND)
-    assert condition(simulation, "one", "Admitted").reason == "TeamBudgetSpent"
-    assert "raise budgets.vision.amount" in condition(simulation, "one", "Admitted").message
-    assert condition(simulation, "one", "BudgetExhausted").is_true
+    assert simulation.condition("one", "Admitted").reason == "TeamBudgetSpent"
+    assert "raise budgets.vision.amount" in simulation.condition("one", "Admitted").message
+    assert simulation.condition("one", "BudgetExhausted").is_true
     assert "TeamBudgetSpent" in simulation.world.events
     assert simulation.status("one").lost_steps == 0
     assert simulation.trainers["one"].saved > 0
     assert simulation.state("other") == "Running"
-    assert condition(simulation, "other", "BudgetExhausted") is None
-    await ticks(simulation, 3)
+    assert simulation.condition("other", "BudgetExhausted") is None
+    await simulation.ticks(3)
     before = spent(simulation)["vision"]
-    await ticks(simulation, 40)
+    await simulation.ticks(40)
     assert spent(simulation)["vision"] == pytest.approx(before)
-    set_budget(simulation, vision={"amount": 5.0})
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    simulation.change_policy(budgets={"vision": {"amount": 5.0}})
+    await simulation.running("one")
     assert simulation.trainers["one"].resumed_from[-1] > 0
-    assert condition(simulation, "one", "BudgetExhausted") is None
+    assert simulation.condition("one", "BudgetExhausted") is None
 
 
 async def test_deleting_jobs_brings_no_budget_back_and_neither_does_another_leader():
@@ -82,7 +63,7 @@ async def test_deleting_jobs_brings_no_budget_back_and_neither_does_another_lead
     del simulation.trainers["one"]
     simulation.start_operator()
     add(simulation, "two")
-    await ticks(simulation, 40)
+    await simulation.ticks(40)
     assert simulation.state("two") == "Suspended"
     assert simulation.status("two").launches == 0
 
@@ -92,18 +73,15 @@ async def test_a_job_that_changes_its_team_is_paid_for_once(operator_runs):
     """By the old team until then, and by the new one from then on, also where no operator runs meanwhile."""
     simulation = cluster()
     add(simulation, "one")
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    await ticks(simulation, 50)
-    item = simulation.world.get(JOB, NAMESPACE, "one")
-    item["spec"]["entity"] = "speech"
-    item["metadata"]["generation"] = item["metadata"].get("generation", 1) + 1
-    simulation.world.put(JOB, item)
+    await simulation.running("one")
+    await simulation.ticks(50)
+    simulation.change("one", entity="speech")
     if not operator_runs:
         simulation.start_operator()
     before = spent(simulation)["vision"]
-    await ticks(simulation, 100)
+    await simulation.ticks(100)
     simulation.start_operator()
-    await ticks(simulation, 100)
+    await simulation.ticks(100)
     status = simulation.status("one")
     assert [part.team for part in status.team_costs] == ["vision", "speech"]
     assert sum(part.cost for part in status.team_costs) == pytest.approx(status.cost_so_far)
@@ -118,12 +96,12 @@ async def test_a_monthly_budget_begins_again_with_the_month():
     simulation = cluster(vision={"amount": 1.0, "period": "Month"})
     add(simulation, "one")
     await simulation.until(lambda: simulation.state("one") == "Suspended")
-    assert "of this month" in condition(simulation, "one", "Admitted").message
+    assert "of this month" in simulation.condition("one", "Admitted").message
     left = (datetime.datetime(2026, 2, 1, tzinfo=datetime.UTC) - simulation.now).total_seconds()
     await simulation.tick(seconds=left - 60)
-    await ticks(simulation, 50)
+    await simulation.ticks(50)
     assert simulation.state("one") == "Suspended"
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.running("one")
     assert simulation.allocator.next_at is not None
 
 
@@ -131,19 +109,17 @@ async def test_a_budget_that_only_warns_lets_the_jobs_continue():
     """The condition says it."""
     simulation = cluster(vision={"amount": 1.0, "onExhausted": "Continue"})
     add(simulation, "one", budget=1000.0)
-    await simulation.until(
-        lambda: (c := condition(simulation, "one", "BudgetExhausted")) is not None and c.is_true
-    )
-    await ticks(simulation, 50)
+    await simulation.until(lambda: simulation.status("one").is_true("BudgetExhausted"))
+    await simulation.ticks(50)
     assert simulation.state("one") == "Running"
-    assert condition(simulation, "one", "BudgetExhausted").reason == "TeamBudgetSpent"
+    assert simulation.condition("one", "BudgetExhausted").reason == "TeamBudgetSpent"
 
 
 async def test_the_metrics_have_costs_by_pool_team_and_kind_of_waste():
     """They agree with the statuses, as of each decision."""
     simulation = cluster(vision={"amount": 1000.0})
     add(simulation, "one")
-    await ticks(simulation, 99)
+    await simulation.ticks(99)
     simulation.asked_to_decide()
     await simulation.tick()
 

@@ -2,22 +2,20 @@
 
 import pytest
 from ballast_operator.api.conditions import JobReason
-from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY
+from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 from ballast_policies.protocol.cause import Cause
 
 from tests.operator.loops.simulated.machines import end_pod, node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
-from tests.operator.loops.simulated.world import Crash
 
-ENDLESS = {"totalSteps": 100_000, "trainer": {"total": 100_000}}
+ENDLESS = {"totalSteps": 100_000}
 
 
 async def running_pair(**spec) -> Simulation:
     """A gang of two that would like to have four, on a pool of two."""
     simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=600)
-    simulation.add_job("one", stages=(1, 4), **{**ENDLESS, "grow": True, **spec})
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one", stages=(1, 4), **{**ENDLESS, "grow": True, **spec})
     assert len(simulation.pods("one")) == 2
     return simulation
 
@@ -41,8 +39,7 @@ async def test_a_gang_grows_onto_a_node_that_comes_later():
     assert "one-1-2, one-1-3 joined; 4 ranks train" in status.condition("Grown").message
     assert (status.launches, dict(status.restarts)) == (1, {})
     assert simulation.trainers["one"].step > step
-    for _ in range(100):
-        await simulation.tick()
+    await simulation.ticks(100)
     assert len(simulation.pods("one")) == 4
 
 
@@ -55,11 +52,9 @@ async def test_a_gang_grows_onto_a_node_that_comes_later():
 async def test_a_gang_that_does_not_want_more_does_not_grow(spec):
     """``spec.grow`` and the pipeline's limits decide."""
     simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=600)
-    simulation.add_job("one", **{"stages": (1, 4), **ENDLESS, "grow": True, **spec})
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one", **{"stages": (1, 4), **ENDLESS, "grow": True, **spec})
     simulation.world.put(NODE, node("b", "fast", 2))
-    for _ in range(20):
-        await simulation.tick()
+    await simulation.ticks(20)
     assert len(simulation.pods("one")) == 2
 
 
@@ -67,15 +62,13 @@ async def test_a_gang_that_does_not_want_more_does_not_grow(spec):
 async def test_a_gang_whose_recipe_has_changed_since_its_launch_does_not_grow():
     """Newcomers would train by another one; more stages alone are no other recipe."""
     simulation = Simulation(nodes={"a": ("fast", 4)}, roundSeconds=600)
-    simulation.add_job("one", stages=(1, 1), **ENDLESS, grow=True)
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one", stages=(1, 1), **ENDLESS, grow=True)
     pipeline = {"minStages": 1, "maxStages": 2, "microbatches": 8, "globalBatchSize": 16}
-    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"pipeline": pipeline}})
+    simulation.change("one", pipeline=pipeline)
     await simulation.until(lambda: simulation.status("one").is_true("Grown"))
     changed = {"pipeline": {**pipeline, "maxStages": 4}, "training": {"learningRate": 0.5}}
     simulation.world.patch(JOB, NAMESPACE, "one", {"spec": changed})
-    for _ in range(20):
-        await simulation.tick(seconds=10.0)
+    await simulation.ticks(20, seconds=10.0)
     assert len(simulation.pods("one")) == 2
 
 
@@ -88,7 +81,7 @@ async def test_gpus_that_are_too_few_for_a_waiting_job_are_used_until_it_has_its
     await simulation.until(lambda: len(simulation.pods("one")) == 4)
     assert simulation.state("two") == "Waiting"
     simulation.world.put(NODE, node("c", "fast", 1))
-    await simulation.until(lambda: simulation.state("two") == "Running")
+    await simulation.running("two")
     assert len(simulation.pods("one")) == 1
     assert (simulation.status("one").launches, dict(simulation.status("one").restarts)) == (1, {})
 
@@ -98,8 +91,7 @@ async def test_a_gang_that_has_repacked_does_not_grow_again():
     """Its model got smaller for good: what it released is for others."""
     simulation = await running_pair(trainer={"total": 100_000, "shrink_at": 30})
     await simulation.until(lambda: len(simulation.status("one").repacks) == 1)
-    for _ in range(100):
-        await simulation.tick()
+    await simulation.ticks(100)
     assert len(simulation.pods("one")) == 1
 
 
@@ -112,7 +104,7 @@ async def test_a_new_pod_that_fails_aborts_the_growth_and_not_the_gang():
     await simulation.until(lambda: simulation.world.get(POD, NAMESPACE, "one-1-2") is not None)
     message = TerminationMessage(reason=ExitReason.FAILED, message="no such library")
     end_pod(simulation.world, NAMESPACE, "one-1-2", ExitCode.ERROR, message)
-    await simulation.until(lambda: simulation.status("one").condition("Grown").reason == "GrowthGivenUp")
+    await simulation.until(lambda: simulation.condition("one", "Grown").reason == "GrowthGivenUp")
     await simulation.tick()
     status = simulation.status("one")
     assert "no such library" in status.condition("Grown").message
@@ -131,9 +123,9 @@ async def test_new_pods_that_never_run_are_deleted():
     await simulation.until(lambda: simulation.world.get(POD, NAMESPACE, "one-1-2") is not None)
     simulation.set_node_ready("b", False)
     await simulation.until(
-        lambda: simulation.status("one").condition("Grown").reason == JobReason.GROWTH_GIVEN_UP, seconds=5.0
+        lambda: simulation.condition("one", "Grown").reason == JobReason.GROWTH_GIVEN_UP, seconds=5.0
     )
-    assert "only 0 of 1 pods ran within 120 s" in simulation.status("one").condition("Grown").message
+    assert "only 0 of 1 pods ran within 120 s" in simulation.condition("one", "Grown").message
     assert simulation.status("one").launches == 1
 
 
@@ -148,7 +140,7 @@ async def test_a_growth_that_is_not_acknowledged_restarts_the_gang_from_its_chec
         lambda: simulation.status("one").restarts.get(Cause.GROW_TIMEOUT) == 1, seconds=20.0, ticks=40
     )
     simulation.trainers["one"].deaf = False
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.running("one")
     assert simulation.status("one").launches == 2
 
 
@@ -156,12 +148,12 @@ async def test_a_growth_that_is_not_acknowledged_restarts_the_gang_from_its_chec
 async def test_a_gang_that_is_to_go_finishes_its_growth_first():
     """Ranks that wait for each other are not asked to save."""
     simulation = await running_pair()
-    simulation.world.patch(POLICY, "", "default", {"spec": {"roundSeconds": 5}})
+    simulation.change_policy(roundSeconds=5)
     simulation.world.put(NODE, node("b", "fast", 2))
     await simulation.until(lambda: bool(simulation.status("one").allocation.joining))
     simulation.add_job("two", stages=(4, 4), **ENDLESS)
-    await simulation.until(lambda: simulation.state("two") == "Running", ticks=400)
-    await simulation.until(lambda: simulation.state("one") == "Running", ticks=400)
+    await simulation.running("two", ticks=400)
+    await simulation.running("one", ticks=400)
     assert set(simulation.status("one").restarts) == {Cause.PREEMPTED}
 
 
@@ -170,28 +162,10 @@ async def test_an_operator_that_dies_at_any_write_of_a_growth_is_succeeded_witho
     """One launch, four ranks, no pod of a name twice, whatever write was the last."""
     simulation = await running_pair()
     start = simulation.world.writes
-
-    def die(number: int) -> None:
-        if number == start + point:
-            raise Crash
-
-    simulation.world.after_write = die
+    simulation.die_at(start + point)
     simulation.world.put(NODE, node("b", "fast", 2))
     await simulation.until(lambda: simulation.status("one").is_true("Grown"))
     assert simulation.restarts == 1
     status = simulation.status("one")
     assert (status.launches, dict(status.restarts), len(status.allocation.pods)) == (1, {}, 4)
     assert all(len(found) == 1 for found in simulation.world.uids_of_pods.values())
-
-
-async def test_a_gang_grows_to_sizes_that_its_schedule_exists_for():
-    """Ten microbatches do not go into equal rounds over three ranks, but over four they do."""
-    pipeline = {"microbatches": 10, "globalBatchSize": 10, "minStages": 1, "maxStages": 4}
-    simulation = await running_pair(pipeline={**pipeline, "schedule": "Interleaved1F1B"})
-    simulation.world.put(NODE, node("b", "fast", 1))
-    for _ in range(20):
-        await simulation.tick()
-    assert len(simulation.pods("one")) == 2
-    simulation.world.put(NODE, node("c", "fast", 1))
-    await simulation.until(lambda: simulation.status("one").is_true("Grown"))
-    assert len(simulation.pods("one")) == 4

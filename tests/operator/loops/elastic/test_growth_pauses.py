@@ -26,8 +26,7 @@ async def one_gang(*, most: int, pause_ms: float | None = None, **nodes: tuple[s
     """A gang of 1 to ``most`` on the nodes; the round is an hour: no change waits for its end."""
     simulation = Simulation(nodes={"a": ("fast", 1), **nodes}, roundSeconds=3600)
     trainer = {"total": 100_000, "scales": True, "growth_pause_ms": pause_ms}
-    simulation.add_job("one", stages=(1, most), trainer=trainer, **ENDLESS)
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one", stages=(1, most), trainer=trainer, **ENDLESS)
     return simulation
 
 
@@ -41,15 +40,14 @@ def never_restarted(simulation: Simulation) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first_daily(range(4)))
 async def test_gpus_that_come_free_one_after_the_other_are_all_taken_soon(seed):
     """Whatever lies between them, the gang has the last one when it has settled; nothing restarts."""
     chance = random.Random(seed)
     simulation = await one_gang(most=4, pause_ms=chance.choice((None, 100.0, 900.0)))
     for number in range(3):
         simulation.world.put(NODE, node(f"late-{number}", "fast", 1))
-        for _ in range(chance.choice((0, 1, 3, 8, 30))):
-            await simulation.tick()
+        await simulation.ticks(chance.choice((0, 1, 3, 8, 30)))
     await simulation.until(
         lambda: size(simulation) == 4 and not simulation.status("one").allocation.joining,
         ticks=int(SETTLING_PAUSES) + 2 * TO_JOIN_SECONDS,
@@ -94,7 +92,7 @@ async def test_gpus_that_are_offered_and_wanted_back_again_and_again_do_not_wear
     """A short job that comes and goes gets its GPUs each time; the gang settles before each growth."""
     simulation = await one_gang(most=2, pause_ms=100.0, b=("fast", 1))
     await simulation.until(lambda: size(simulation) == 2)
-    growths, before, ticks = 0, 2, 150
+    growths, before, ticks = 0, 2, 90
     for tick in range(ticks):
         if tick % every == 0:
             simulation.add_job(f"short-{tick}", totalSteps=10, stages=(1, 1), trainer={"total": 10})
@@ -115,9 +113,7 @@ async def test_no_decision_is_made_for_a_gang_that_waits_where_no_gpu_is_free():
     simulation = await one_gang(most=4)
     simulation.world.put(NODE, node("b", "fast", 1))
     await simulation.until(lambda: simulation.status("one").is_true("Grown"))
-    for _ in range(3):
-        await simulation.tick()
+    await simulation.ticks(3)
     before = simulation.decisions
-    for _ in range(40):
-        await simulation.tick()
+    await simulation.ticks(40)
     assert simulation.decisions == before

@@ -15,7 +15,7 @@ from ballast_operator.kube.kinds import (
 )
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
-from tests.support.examples import first_fast
+from tests.support.examples import first_daily
 
 SECRETS = [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["*"]}]
 STRANGER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "w", "controller": True}
@@ -49,7 +49,7 @@ OWNERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("owner", first_fast(OWNERS.values()), ids=OWNERS.keys())
+@pytest.mark.parametrize("owner", first_daily(OWNERS.values()), ids=OWNERS.keys())
 @pytest.mark.parametrize(("kind", "name", "content"), IN_THE_WAY.values(), ids=IN_THE_WAY.keys())
 async def test_an_object_of_somebody_else_is_left_alone_and_named(kind, name, content, owner):
     """The job gives its GPUs back and says what is in the way; once that is gone, it runs."""
@@ -59,13 +59,13 @@ async def test_an_object_of_somebody_else_is_left_alone_and_named(kind, name, co
     await simulation.until(lambda: bool(simulation.status("one").restarts), ticks=30)
     await simulation.until(lambda: simulation.status("one").allocation is None, ticks=30)
     await simulation.tick()
-    admitted = simulation.status("one").condition("Admitted")
+    admitted = simulation.condition("one", "Admitted")
     assert admitted.reason == "NameTaken"
     assert f"{kind.kind} {name} is not the job's" in admitted.message
     assert simulation.world.get(kind, NAMESPACE, name) == before
     assert [line for line in simulation.world.log if line.startswith("create Event one")]
     # Another job uses the GPUs meanwhile.
-    simulation.add_job("two", totalSteps=20, trainer={"total": 20})
+    simulation.add_job("two", totalSteps=20)
     await simulation.until(lambda: simulation.state("two") == "Succeeded", ticks=60)
     assert simulation.world.get(kind, NAMESPACE, name) == before
     simulation.world.drop(kind, NAMESPACE, name)
@@ -82,16 +82,14 @@ async def test_a_job_that_goes_takes_nothing_of_others_with_it():
     simulation.add_job("one")
     await simulation.until(lambda: bool(simulation.status("one").restarts), ticks=30)
     simulation.world.drop(JOB, NAMESPACE, "one")
-    for _ in range(5):
-        await simulation.tick()
+    await simulation.ticks(5)
     assert simulation.world.get(SERVICE_ACCOUNT, NAMESPACE, "one-trainer") == account
 
 
 async def test_a_role_that_somebody_has_widened_is_set_back_at_the_next_launch():
     """The job's own role grants what it should, and no more."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
-    simulation.add_job("one")
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one")
     rules = simulation.world.get(ROLE, NAMESPACE, "one-trainer")["rules"]
     simulation.world.patch(ROLE, NAMESPACE, "one-trainer", {"rules": SECRETS})
     simulation.world.drop(POD, NAMESPACE, "one-1-0")
@@ -105,8 +103,7 @@ async def test_a_role_that_somebody_has_widened_is_set_back_at_the_next_launch()
 async def test_rights_that_somebody_deletes_are_put_back_when_the_trainer_falls_silent(kind):
     """Without them it cannot renew its Lease; the gang is not restarted for it."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
-    simulation.add_job("one")
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one")
     simulation.world.drop(kind, NAMESPACE, "one-trainer")
     simulation.trainers["one"].silent = True
     await simulation.until(lambda: simulation.world.get(kind, NAMESPACE, "one-trainer") is not None, ticks=60)
@@ -128,8 +125,7 @@ async def test_rights_that_somebody_deletes_are_put_back_when_the_trainer_falls_
 async def test_labels_that_somebody_edits_take_no_pod_out_of_its_gang(labels):
     """The gang trains on in its first launch, and no GPU is given twice."""
     simulation = Simulation(nodes={"fast-0": ("fast", 4)})
-    simulation.add_job("one")
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one")
     pod = simulation.pods("one")[0]["metadata"]["name"]
     simulation.world.patch(POD, NAMESPACE, pod, {"metadata": {"labels": labels}})
     await simulation.tick()

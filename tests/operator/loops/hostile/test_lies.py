@@ -17,7 +17,6 @@ from ballast_policies.contract import (
     PROPOSAL_ANNOTATION,
     REPORT_ANNOTATION,
     ExitReason,
-    Plan,
     Report,
     TerminationMessage,
     plan_config_map_name,
@@ -27,6 +26,7 @@ from tests.operator.loops.simulated.fake_cluster import FakeCluster
 from tests.operator.loops.simulated.machines import Trainer, end_pod
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 from tests.operator.loops.simulated.world import World
+from tests.support.examples import first_daily
 
 
 def report(**changes: Any) -> str:
@@ -72,23 +72,30 @@ class Liar(Trainer):
             )
 
 
+def worker_of(simulation: Simulation) -> tuple[ReconcileWorker, list[float]]:
+    """A worker of the operator's queue, and the pauses after which it asks to look again."""
+    later: list[float] = []
+    again = lambda key, seconds: later.append(seconds)  # noqa: E731
+    return ReconcileWorker(simulation.reconciler, metrics=simulation.metrics, again=again), later
+
+
 async def with_liar(**nodes: tuple[str, int]) -> tuple[Simulation, Liar]:
     """A job that runs, and does not lie yet."""
     simulation = Simulation(nodes=nodes)
     simulation.add_job("liar", totalSteps=10**6)
     simulation.trainers["liar"] = liar = Liar(NAMESPACE, "liar", total=10**6)
-    await simulation.until(lambda: simulation.state("liar") == "Running")
+    await simulation.running("liar")
     return simulation, liar
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("annotation", "text"), LIES.values(), ids=LIES.keys())
+@pytest.mark.parametrize(("annotation", "text"), first_daily(LIES.values(), 3), ids=LIES.keys())
 async def test_a_lie_does_not_delay_the_jobs_of_others(annotation, text):
     """Three jobs that arrive meanwhile run to their end, and the liar itself is still looked after."""
     simulation, liar = await with_liar(fast=("fast", 6))
     liar.annotation, liar.text = annotation, text
     for name in ("one", "two", "three"):
-        simulation.add_job(name, stages=(1, 1), totalSteps=40, trainer={"total": 40})
+        simulation.add_job(name, stages=(1, 1), totalSteps=40)
     for name in ("one", "two", "three"):
         await simulation.until(lambda name=name: simulation.state(name) == "Succeeded", ticks=30)
     assert simulation.status("liar").state == "Running"
@@ -100,9 +107,8 @@ async def test_a_refused_message_is_a_condition_and_one_event():
     simulation, liar = await with_liar(fast=("fast", 2))
     liar.annotation, liar.text = REPORT_ANNOTATION, report(stepsPerSecond=-1)
     simulation.world.log.clear()
-    for _ in range(50):
-        await simulation.tick()
-    condition = simulation.status("liar").condition("MessagesReadable")
+    await simulation.ticks(50)
+    condition = simulation.condition("liar", "MessagesReadable")
     assert (condition.is_true, condition.reason) == (False, "MessageRefused")
     assert "annotation ballast.dev/report: Report.stepsPerSecond: -1 is below 0" in condition.message
     assert len([line for line in simulation.world.log if line.startswith("create Event liar")]) == 1
@@ -128,11 +134,8 @@ async def test_a_status_that_cannot_be_read_hides_no_other_job(monkeypatch):
     simulation.add_job("two")
     healthy = [(NAMESPACE, "one"), (NAMESPACE, "two")]
     monkeypatch.setattr(simulation, "keys", lambda: healthy)  # passes that fail would end the test
-    await simulation.until(lambda: simulation.state("one") == simulation.state("two") == "Running")
-    later: list[float] = []
-    worker = ReconcileWorker(
-        simulation.reconciler, metrics=simulation.metrics, again=lambda key, seconds: later.append(seconds)
-    )
+    await simulation.running("one", "two")
+    worker, later = worker_of(simulation)
     for _ in range(3):
         await worker((NAMESPACE, "broken"))
     assert later == [5.0, 10.0, 20.0]
@@ -142,16 +145,13 @@ async def test_a_status_that_cannot_be_read_hides_no_other_job(monkeypatch):
 async def test_an_error_in_a_pass_is_shown_on_its_job(monkeypatch):
     """As a condition and an Event, until a pass succeeds."""
     simulation = Simulation(nodes={"fast-0": ("fast", 4)})
-    simulation.add_job("one")
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    worker = ReconcileWorker(
-        simulation.reconciler, metrics=simulation.metrics, again=lambda key, seconds: None
-    )
+    await simulation.run_job("one")
+    worker, _ = worker_of(simulation)
     with monkeypatch.context() as broken:
         broken.setattr(simulation.reconciler, "_decide", lambda view: {}["a bug"])
         for _ in range(5):
             await worker((NAMESPACE, "one"))
-    condition = simulation.status("one").condition("Reconciled")
+    condition = simulation.condition("one", "Reconciled")
     assert (condition.is_true, condition.reason) == (False, "InternalError")
     assert condition.message == "KeyError: 'a bug'"
     await simulation.tick()
@@ -163,8 +163,7 @@ async def test_an_error_in_a_pass_is_shown_on_its_job(monkeypatch):
 async def test_a_plan_that_someone_overwrites_is_written_again(text):
     """The same epoch with the same ranks; the gang is not stopped."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
-    simulation.add_job("one")
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one")
     name = plan_config_map_name("one")
     before = simulation.world.get(CONFIG_MAP, NAMESPACE, name)["data"][PLAN_KEY]
     simulation.world.patch(CONFIG_MAP, NAMESPACE, name, {"data": {PLAN_KEY: text, "config.json": "[["}})
@@ -192,24 +191,6 @@ async def test_an_object_of_a_running_job_that_someone_deletes_is_put_back(kind)
     assert simulation.status("one").launches == 1
 
 
-@pytest.mark.slow
-async def test_after_a_restart_a_lost_plan_is_followed_by_a_later_epoch():
-    """The new operator has never seen the plan: what the trainer acknowledged says where to continue."""
-    simulation = Simulation(nodes={"fast-0": ("fast", 4)})
-    simulation.add_job(
-        "one", stages=(2, 4), trainer={"shrink_at": 30, "shrink_to": 2, "total": 300}, totalSteps=300
-    )
-    await simulation.until(lambda: bool(simulation.status("one").repacks))
-    simulation.world.drop(CONFIG_MAP, NAMESPACE, plan_config_map_name("one"))
-    simulation.start_operator()
-    await simulation.until(
-        lambda: simulation.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name("one")) is not None
-    )
-    written = simulation.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name("one"))["data"][PLAN_KEY]
-    assert Plan.from_json(written).epoch == 3
-    await simulation.until(lambda: simulation.state("one") == "Succeeded")
-
-
 def refuse_texts(monkeypatch, part: str) -> None:
     """From now on the API server refuses every status of a job with ``part`` in it."""
     write = FakeCluster.write_status
@@ -229,7 +210,7 @@ async def test_a_status_that_is_refused_for_a_text_does_not_hold_the_gpus(monkey
     refuse_texts(monkeypatch, "\u2603")
     simulation.add_job("one", backoffLimit=0)
     simulation.add_job("two")
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.running("one")
     message = TerminationMessage(reason=ExitReason.FAILED, message="snow \u2603", step=3)
     end_pod(simulation.world, NAMESPACE, simulation.pods("one")[0]["metadata"]["name"], 1, message)
     await simulation.until(lambda: simulation.state("one") == "Failed")
@@ -239,18 +220,16 @@ async def test_a_status_that_is_refused_for_a_text_does_not_hold_the_gpus(monkey
     assert "HTTP 422 status is invalid: ?" in condition.message
     assert "snow ?" in status.condition("Failed").message
     assert (status.allocation, status.restarts) == (None, {"UserError": 1})
-    await simulation.until(lambda: simulation.state("two") == "Running")
+    await simulation.running("two")
     simulation.world.log.clear()
-    for _ in range(20):
-        await simulation.tick()
+    await simulation.ticks(20)
     assert simulation.world.log.count("apply TrainingJob one status") == 0
 
 
 async def test_a_deletion_that_is_refused_is_told_and_tried_ever_more_rarely(monkeypatch):
     """A webhook keeps the pods of a suspended job: its condition quotes the webhook, until it lets go."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
-    simulation.add_job("one", totalSteps=100_000, trainer={"total": 100_000})
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one", totalSteps=100_000)
     delete = FakeCluster.delete
 
     async def refuse(self: FakeCluster, kind: Kind, *args: Any, **how: Any) -> Any:
@@ -260,18 +239,13 @@ async def test_a_deletion_that_is_refused_is_told_and_tried_ever_more_rarely(mon
 
     with monkeypatch.context() as refusing:
         refusing.setattr(FakeCluster, "delete", refuse)
-        simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": True}})
-        await simulation.until(lambda: simulation.status("one").condition("Reconciled") is not None)
+        simulation.change("one", suspend=True)
+        await simulation.until(lambda: simulation.condition("one", "Reconciled") is not None)
         refusing.setattr(simulation, "keys", list)
-        later: list[float] = []
-        worker = ReconcileWorker(
-            simulation.reconciler,
-            metrics=simulation.metrics,
-            again=lambda key, seconds: later.append(seconds),
-        )
+        worker, later = worker_of(simulation)
         for _ in range(6):
             await worker((NAMESPACE, "one"))
-    condition = simulation.status("one").condition("Reconciled")
+    condition = simulation.condition("one", "Reconciled")
     assert (condition.is_true, condition.reason) == (False, "ActionRefused")
     assert 'admission webhook "keep.example" denied the request: pods stay' in condition.message
     assert later == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
@@ -286,14 +260,11 @@ async def test_a_job_of_which_no_status_is_taken_says_so_and_is_left_alone(monke
     simulation.add_job("one")
     refuse_texts(monkeypatch, '"allocation"')
     monkeypatch.setattr(simulation, "keys", list)  # passes that fail would end the test
-    later: list[float] = []
-    worker = ReconcileWorker(
-        simulation.reconciler, metrics=simulation.metrics, again=lambda key, seconds: later.append(seconds)
-    )
+    worker, later = worker_of(simulation)
     await simulation.tick()
     for _ in range(12):
         await worker((NAMESPACE, "one"))
-    condition = simulation.status("one").condition("Reconciled")
+    condition = simulation.condition("one", "Reconciled")
     assert (condition.is_true, condition.reason) == (False, "StatusRefused")
     assert (later[-1], worker.failing) == (3600.0, 1)
     assert simulation.pods("one") == []

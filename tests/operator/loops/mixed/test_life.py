@@ -1,9 +1,8 @@
-"""A gang in two pools from launch to end: stages, pods, costs, a new operator, a lost part."""
+"""A gang in two pools from launch to end: stages, pods, costs, a new operator, a lost part, nodes to come."""
 
 import pytest
 from ballast_operator.cli.live.explain import as_text
-from ballast_operator.kube.kinds import JOB, NODE, POD
-from ballast_operator.report.costs import costs
+from ballast_operator.kube.kinds import NODE, POD
 from ballast_operator.report.explanation import explanation
 from ballast_operator.report.overview import overview
 from ballast_policies.throughput.speed_key import SpeedKey
@@ -15,10 +14,10 @@ from tests.operator.loops.mixed.two_pools import (
     node_with,
     objects,
     parts_of,
-    plan_of,
     speeds,
     two_pools,
 )
+from tests.operator.loops.simulated.autoscaler import Autoscaler
 from tests.operator.loops.simulated.machines import Trainer
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
@@ -26,7 +25,7 @@ BOTH = ["2 x fast of pool fast", "2 x slow of pool slow"]
 
 
 async def running(simulation: Simulation, name: str = "wide") -> Simulation:
-    await simulation.until(lambda: simulation.state(name) == "Running")
+    await simulation.running(name)
     return simulation
 
 
@@ -37,20 +36,10 @@ async def test_a_gang_that_no_pool_holds_runs_in_two_with_stages_that_suit_their
     await running(simulation)
     assert parts_of(simulation) == BOTH
     assert layers_of(simulation) == [5, 5, 1, 1]
-    assert [rank.gpu_type for rank in plan_of(simulation).ranks] == ["fast", "fast", "slow", "slow"]
+    assert [rank.gpu_type for rank in simulation.plan("wide").ranks] == ["fast", "fast", "slow", "slow"]
     assert (
-        "2 x fast of pool fast and 2 x slow of pool slow"
-        in simulation.status("wide").condition("Admitted").message
+        "2 x fast of pool fast and 2 x slow of pool slow" in simulation.condition("wide", "Admitted").message
     )
-
-
-async def test_ranks_that_share_a_stage_are_in_one_pool():
-    """Two tensor-parallel ranks at each position: of five fast GPUs four are taken, two stages' worth."""
-    simulation = two_pools(fast=5, slow=4)
-    add_wide(simulation, parallelism={"tensor": 2})
-    await running(simulation)
-    assert parts_of(simulation) == ["4 x fast of pool fast", "4 x slow of pool slow"]
-    assert layers_of(simulation) == [5, 5, 1, 1]
 
 
 def planned(*, layers=(1, 2, 4, 5), **of_type):
@@ -78,26 +67,17 @@ async def test_a_plan_for_gpus_that_there_are_not_is_refused_with_what_there_is(
     simulation = two_pools(fast=4, slow=2)
     add_wide(simulation, plan=planned(slow=3, fast=1), repack={"enabled": False})
     await simulation.tick()
-    refusal = simulation.status("wide").condition("Admitted")
+    refusal = simulation.condition("wide", "Admitted")
     assert refusal.reason == "ExceedsCapacity"
     assert "plan.gpus needs 3 x slow, 1 x fast, each of one pool" in refusal.message
     assert "have room for: fast 4, slow 2. To fix: " in refusal.message
-
-
-async def test_without_mixed_pools_the_same_job_is_refused_as_ever():
-    simulation = two_pools()
-    add_wide(simulation, mixedPools="Never")
-    await simulation.tick()
-    refusal = simulation.status("wide").condition("Admitted")
-    assert refusal.reason == "ExceedsCapacity"
-    assert "needs 4 GPUs of one pool" in refusal.message
 
 
 async def test_pools_that_are_too_small_together_are_named_in_the_refusal():
     simulation = two_pools(slow=1)
     add_wide(simulation)
     await simulation.tick()
-    refusal = simulation.status("wide").condition("Admitted")
+    refusal = simulation.condition("wide", "Admitted")
     assert refusal.reason == "ExceedsCapacity"
     assert "needs 4 GPUs; its pools do not have them together" in refusal.message
     assert "fast 2, slow 1. To fix: " in refusal.message
@@ -136,9 +116,9 @@ async def test_the_memory_of_each_pool_limits_its_own_stages(measured):
     await running(simulation)
     assert layers_of(simulation) == [3, 3, 3, 3]
     await simulation.tick()
-    simulation.world.patch(JOB, NAMESPACE, "wide", {"spec": {"suspend": True}})
+    simulation.change("wide", suspend=True)
     await simulation.until(lambda: simulation.status("wide").allocation is None)
-    simulation.world.patch(JOB, NAMESPACE, "wide", {"spec": {"suspend": False}})
+    simulation.change("wide", suspend=False)
     await running(simulation)
     assert layers_of(simulation) == [5, 5, 1, 1]
 
@@ -149,10 +129,8 @@ async def test_costs_are_kept_by_part_and_add_up_to_the_bill():
     simulation = two_pools()
     add_wide(simulation)
     await running(simulation)
-    for _ in range(40):
-        await simulation.tick(seconds=37)
-    jobs, policies = objects(simulation)
-    found = costs(jobs, policies, now=simulation.now)
+    await simulation.ticks(40, seconds=37)
+    found = simulation.costs()
     (line,) = found.jobs
     seconds = (simulation.now - simulation.status("wide").allocation.since).total_seconds()
     for pool, price in PRICES.items():
@@ -184,11 +162,9 @@ async def test_a_new_operator_keeps_the_gang_and_books_its_time_on_both_types():
     simulation = two_pools()
     add_wide(simulation)
     await running(simulation)
-    for _ in range(3):
-        await simulation.tick(seconds=61)
+    await simulation.ticks(3, seconds=61)
     simulation.start_operator()
-    for _ in range(3):
-        await simulation.tick(seconds=61)
+    await simulation.ticks(3, seconds=61)
     status = simulation.status("wide")
     assert (status.launches, status.state) == (1, "Running")
     received = simulation.allocator.decider.memory.accounts.account.received[f"{NAMESPACE}/wide"]
@@ -200,8 +176,7 @@ async def test_the_speed_of_a_gang_in_two_pools_counts_for_neither_type():
     simulation = two_pools()
     add_wide(simulation)
     await running(simulation)
-    for _ in range(3):
-        await simulation.tick()
+    await simulation.ticks(3)
     measured = simulation.allocator.decider.measurements
     in_both = SpeedKey.of_types([("fast", 2), ("slow", 2)])
     assert set(measured.jobs[NAMESPACE, "wide"].speeds) == {in_both}
@@ -240,14 +215,53 @@ async def test_a_notice_for_one_part_shrinks_the_gang_live_onto_the_other():
     await simulation.until(lambda: parts_of(simulation) == BOTH[:1])
     status = simulation.status("wide")
     assert (status.launches, status.restarts, status.allocation.parts) == (1, {}, ())
-    assert len(plan_of(simulation).ranks) == 2
+    assert len(simulation.plan("wide").ranks) == 2
 
 
-async def test_a_job_that_one_pool_holds_best_has_no_parts():
-    """It may run in several, and four fast GPUs are faster than any mixture."""
-    simulation = two_pools(fast=4)
+TO_COME = {"maxNodes": 1, "gpusPerNode": 2, "startSeconds": 60.0}
+
+
+def scaled_from_zero(**autoscaler):
+    """A fast node of two GPUs, and a slow pool that has none yet and may have one of two."""
+    simulation = two_pools(pools={"slow": TO_COME})
+    simulation.world.drop(NODE, "", "slow-0")
+    return simulation, Autoscaler(simulation, pool="slow", **autoscaler)
+
+
+async def test_a_part_waits_for_the_nodes_of_its_own_pool():
+    """Its pods ask for the pool's labels, those of the other part are on their node; then it is a gang in
+    two pools as any other, and the status has the real nodes.
+    """
+    simulation, autoscaler = scaled_from_zero()
     add_wide(simulation)
-    await running(simulation)
-    (job,), _ = objects(simulation)
-    assert job["status"]["allocation"]["parts"] == []
-    assert job["status"]["allocation"]["pool"] == "fast"
+    await autoscaler.until(lambda: len(simulation.pods("wide")) == 4)
+    nodes = simulation.status("wide").allocation.nodes
+    assert sorted(nodes) == ["fast-0", "fast-0", "slow/new-0", "slow/new-0"]
+    waiting = [pod for pod in simulation.pods("wide") if pod["spec"].get("nodeSelector")]
+    assert [pod["spec"]["nodeSelector"] for pod in waiting] == [{"pool": "slow"}] * 2
+    await autoscaler.until(lambda: simulation.state("wide") == "Running")
+    assert parts_of(simulation) == BOTH
+    assert sorted(simulation.status("wide").allocation.nodes) == ["fast-0", "fast-0", "new-0", "new-0"]
+    assert layers_of(simulation) == [5, 5, 1, 1]
+    assert [rank.gpu_type for rank in simulation.plan("wide").ranks] == ["fast", "fast", "slow", "slow"]
+    assert (simulation.status("wide").launches, autoscaler.made) == (1, 1)
+
+
+async def test_only_nodes_that_exist_are_paid_while_the_others_are_awaited():
+    """The two fast GPUs are held and cost; the slow ones do not exist."""
+    simulation, autoscaler = scaled_from_zero(stock=0)
+    add_wide(simulation)
+    await autoscaler.until(lambda: simulation.status("wide").allocation is not None)
+    allocation = simulation.status("wide").allocation
+    assert [(part.pool, part.gpus) for part in allocation.on_nodes_by_pool] == [("fast", 2)]
+    assert allocation.pools_to_grow == ("slow",)
+
+
+async def test_nodes_that_do_not_come_are_given_up_and_tried_again():
+    """The cloud has none: the gang is taken back in time, and starts once one is to be had."""
+    simulation, autoscaler = scaled_from_zero(stock=0)
+    add_wide(simulation)
+    await autoscaler.until(lambda: "NotBound" in simulation.status("wide").restarts, ticks=300)
+    autoscaler.stock = 1
+    await autoscaler.until(lambda: simulation.state("wide") == "Running", ticks=300)
+    assert parts_of(simulation) == BOTH

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POLICY
-from ballast_policies.contract import PLAN_KEY, Plan, plan_config_map_name
+from ballast_operator.kube.kinds import JOB, POLICY
 
 from tests.operator.loops.simulated.machines import node
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.simulation import Simulation
 
 MODEL = {"name": "gpt", "layers": 12}
 PRICES = {"fast": 3.0, "slow": 0.7}
@@ -25,18 +24,11 @@ def two_pools(
     *, fast: int = 2, slow: int = 2, pools: dict[str, Any] | None = None, **policy: Any
 ) -> Simulation:
     """Nodes ``fast-0`` and ``slow-0``; ``pools``: pool -> more fields of it."""
-    listed = [
-        {
-            "name": name,
-            "nodeSelector": {"pool": name},
-            "gpuType": name,
-            "pricePerGpuHour": price,
-            **(pools or {}).get(name, {}),
-        }
-        for name, price in PRICES.items()
-    ]
+    fields = {
+        name: {"pricePerGpuHour": price, **(pools or {}).get(name, {})} for name, price in PRICES.items()
+    }
     nodes = {"fast-0": ("fast", fast), "slow-0": ("slow", slow)}
-    return Simulation(nodes=nodes, nodePools=listed, **policy)
+    return Simulation(nodes=nodes, pools=fields, **policy)
 
 
 def add_wide(
@@ -47,15 +39,9 @@ def add_wide(
     simulation.add_job(name, stages=stages, trainer={"total": 100_000, "pace": 1}, **{**given, **spec})
 
 
-def plan_of(simulation: Simulation, name: str = "wide") -> Plan:
-    item = simulation.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name(name))
-    assert item is not None
-    return Plan.from_json(item["data"][PLAN_KEY])
-
-
 def layers_of(simulation: Simulation, name: str = "wide") -> list[int]:
     """Layers of each rank."""
-    return [stage.end_layer - stage.first_layer for stage in plan_of(simulation, name).stages]
+    return [stage.end_layer - stage.first_layer for stage in simulation.plan(name).stages]
 
 
 def parts_of(simulation: Simulation, name: str = "wide") -> list[str]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, job
 from tests.support.examples import examples
 
-ENDLESS = {"totalSteps": 100_000, "trainer": {"total": 100_000}}
+ENDLESS = {"totalSteps": 100_000}
 ONE = {"stages": (1, 1), **ENDLESS}
 MOVES = st.fixed_dictionaries(
     {
@@ -26,7 +26,7 @@ MOVES = st.fixed_dictionaries(
 
 def named(simulation: Simulation, **names: str) -> None:
     """Rename pools, in the one edit of the ClusterPolicy that people make."""
-    policy = simulation.world.get(POLICY, "", "default")
+    policy = simulation.policy()
     for pool in policy["spec"]["nodePools"]:
         pool["name"] = names.get(pool["name"], pool["name"])
     simulation.world.put(POLICY, policy)
@@ -49,12 +49,11 @@ async def test_a_renamed_pool_keeps_its_gangs_and_takes_new_ones(moves):
     for name in ("one", "two"):
         simulation.add_job(name, gpuTypes=["a"], **ONE)
     simulation.add_job("other", gpuTypes=["b"], **ONE)
-    await simulation.until(lambda: all(simulation.state(n) == "Running" for n in simulation.trainers))
+    await simulation.running(*simulation.trainers)
     for number, (old, new) in enumerate([("a", "renamed"), ("renamed", "a")]):
         named(simulation, **{old: new})
         late = f"late-{number}"
-        simulation.add_job(late, gpuTypes=["a"], **ONE)
-        await simulation.until(lambda late=late: simulation.state(late) == "Running")
+        await simulation.run_job(late, gpuTypes=["a"], **ONE)
         await simulation.tick(seconds=11)
         assert pools_of(simulation) == {name: "b" if name == "other" else new for name in simulation.trainers}
     assert {simulation.status(name).launches for name in simulation.trainers} == {1}
@@ -63,7 +62,7 @@ async def test_a_renamed_pool_keeps_its_gangs_and_takes_new_ones(moves):
 
 
 def status(simulation: Simulation) -> dict:
-    return simulation.world.get(POLICY, "", "default")["status"]
+    return simulation.policy()["status"]
 
 
 @pytest.mark.slow
@@ -71,13 +70,11 @@ async def test_a_gang_on_both_sides_of_a_split_is_started_in_one_of_them():
     """Those on one side train on; the one on both is told why it moves, and new jobs are admitted."""
     nodes = {"n0": ("a", 2), "n1": ("a", 2), "n2": ("a", 3)}
     simulation = Simulation(nodes=nodes, roundSeconds=10, moves={"minRunSeconds": 900})
-    simulation.add_job("both", stages=(4, 4), **ENDLESS)
-    await simulation.until(lambda: simulation.state("both") == "Running")
-    simulation.add_job("side", stages=(1, 1), **ENDLESS)
-    await simulation.until(lambda: simulation.state("side") == "Running")
+    await simulation.run_job("both", stages=(4, 4), **ENDLESS)
+    await simulation.run_job("side", stages=(1, 1), **ENDLESS)
     apart = next(name for name in simulation.status("both").allocation.nodes if name != "n2")
     simulation.world.patch(NODE, "", apart, {"metadata": {"labels": {"pool": "a2"}}})
-    policy = simulation.world.get(POLICY, "", "default")
+    policy = simulation.policy()
     policy["spec"]["nodePools"].append({"name": "a2", "nodeSelector": {"pool": "a2"}, "gpuType": "a"})
     simulation.world.put(POLICY, policy)
     simulation.add_job("new", stages=(1, 1), **ENDLESS)
@@ -111,7 +108,7 @@ class Pools:
         self.write()
 
     def policy(self) -> dict:
-        return copy.deepcopy(self.simulation.world.get(POLICY, "", "default"))
+        return copy.deepcopy(self.simulation.policy())
 
     def write(self) -> None:
         """What there is, as the API server has it."""

@@ -4,14 +4,14 @@ import datetime
 from typing import Any
 
 import pytest
-from ballast_operator.kube.kinds import JOB, NODE, POLICY
+from ballast_operator.kube.kinds import NODE
 from ballast_policies.contract import ExitReason, TerminationMessage
 
 from tests.operator.loops.simulated.machines import end_pod
-from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation
+from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation, template
 
 HEALTH = {"withinSeconds": 600, "avoidSeconds": 200}
-LONG = {"trainer": {"total": 100_000}, "totalSteps": 100_000, "stages": (1, 1)}
+LONG = {"totalSteps": 100_000, "stages": (1, 1)}
 
 
 def conditions(simulation: Simulation, name: str, *found: tuple[str, str]) -> None:
@@ -19,20 +19,14 @@ def conditions(simulation: Simulation, name: str, *found: tuple[str, str]) -> No
     simulation.world.patch(NODE, "", name, {"status": {"conditions": listed}})
 
 
-def nodes_of(simulation: Simulation, name: str) -> set[str]:
-    return {pod["spec"]["nodeName"] for pod in simulation.pods(name) if "nodeName" in pod["spec"]}
-
-
 def told(simulation: Simulation) -> str:
     """What the ClusterPolicy says of sick nodes; empty: nothing."""
-    item = simulation.world.get(POLICY, "", "default")
-    assert item is not None
-    found = {one["type"]: one["message"] for one in item["status"]["conditions"]}
-    return found.get("NodesHealthy", "")
+    found = simulation.policy_condition("NodesHealthy")
+    return "" if found is None else found["message"]
 
 
 async def running(simulation: Simulation, *names: str) -> None:
-    await simulation.until(lambda: all(simulation.state(name) == "Running" for name in names))
+    await simulation.running(*names)
 
 
 def fail(simulation: Simulation, name: str, reason: ExitReason = ExitReason.FAILED) -> None:
@@ -62,15 +56,15 @@ async def test_nothing_is_started_on_a_node_with_a_condition_of_broken_gpus(cond
     """What runs there stays; the policy and the job that waits say it, until the condition is gone."""
     simulation = Simulation(nodes={"fast-0": ("fast", 1)}, **spec)
     conditions(simulation, "fast-0", (condition[0], {"True": "False", "False": "True"}[condition[1]]))
-    simulation.add_job("one", stages=(1, 1), totalSteps=400, trainer={"total": 400})
+    simulation.add_job("one", stages=(1, 1), totalSteps=400)
     await running(simulation, "one")
     assert not told(simulation)
     conditions(simulation, "fast-0", condition)
     simulation.add_job("two", stages=(1, 1))
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
-    await simulation.until(lambda: simulation.status("two").condition("Admitted") is not None)
+    await simulation.until(lambda: simulation.condition("two", "Admitted") is not None)
     why = f"sick, by condition {condition[0]}={condition[1]}"
-    await simulation.until(lambda: why in simulation.status("two").condition("Admitted").message)
+    await simulation.until(lambda: why in simulation.condition("two", "Admitted").message)
     assert (simulation.status("one").launches, simulation.status("two").launches) == (1, 0)
     assert told(simulation).startswith(f"node fast-0 is {why}. To fix: ")
     assert "SickNodes" in simulation.world.events
@@ -82,60 +76,59 @@ async def test_nothing_is_started_on_a_node_with_a_condition_of_broken_gpus(cond
 def on_first(simulation: Simulation) -> dict[str, Any]:
     """A template for the node fast-0 alone."""
     simulation.world.patch(NODE, "", "fast-0", {"metadata": {"labels": {"name": "fast-0"}}})
-    containers = [{"name": "trainer", "image": "trainer:1"}]
-    return {"spec": {"containers": containers, "nodeSelector": {"name": "fast-0"}}}
+    return template(nodeSelector={"name": "fast-0"})
 
 
 async def test_a_node_on_which_two_jobs_failed_is_avoided_for_a_time():
     """Others start elsewhere, or wait although it is free; then it is used again."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2), "fast-1": ("fast", 1)}, nodeHealth=HEALTH)
-    template = on_first(simulation)
+    there = on_first(simulation)
     for name in ("a", "b"):
-        simulation.add_job(name, **LONG, template=template)
+        simulation.add_job(name, **LONG, template=there)
     await running(simulation, "a", "b")
     await fail_again(simulation, "a")
     assert not told(simulation)
     await fail_again(simulation, "b")
     # Their template allows no other: better an avoided node than none.
-    assert nodes_of(simulation, "a") == nodes_of(simulation, "b") == {"fast-0"}
+    assert simulation.nodes("a") == simulation.nodes("b") == {"fast-0"}
     assert told(simulation).startswith("node fast-0 is avoided until 2026-01-01T00:")
     assert "Z: pods of team/a, team/b failed there. To fix: " in told(simulation)
     for name in ("a", "b"):
-        simulation.world.patch(JOB, NAMESPACE, name, {"spec": {"suspend": True}})
+        simulation.change(name, suspend=True)
     await simulation.until(lambda: not simulation.pods("a") and not simulation.pods("b"))
     for name in ("c", "d"):
         simulation.add_job(name, **LONG)
     used: set[str] = set()
     while told(simulation):  # they take turns
-        used |= nodes_of(simulation, "c") | nodes_of(simulation, "d")
+        used |= simulation.nodes("c") | simulation.nodes("d")
         assert simulation.now < START + datetime.timedelta(hours=1)
         await simulation.tick(seconds=5)
     assert used == {"fast-1"}
     await running(simulation, "c", "d")
-    assert nodes_of(simulation, "c") | nodes_of(simulation, "d") == {"fast-0", "fast-1"}
+    assert simulation.nodes("c") | simulation.nodes("d") == {"fast-0", "fast-1"}
 
 
 @pytest.mark.parametrize("others", ["none", "other node", "own fault"])
 async def test_a_node_is_not_avoided_for_one_job_that_fails(others: str):
     """However often it does; nor for another that failed elsewhere before, or names its own fault."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2), "fast-1": ("fast", 1)}, nodeHealth=HEALTH)
-    template = on_first(simulation)
-    simulation.add_job("a", **LONG, template=template, backoffLimit=10)
+    there = on_first(simulation)
+    simulation.add_job("a", **LONG, template=there, backoffLimit=10)
     await running(simulation, "a")
     for _ in range(3):
         await fail_again(simulation, "a")
     if others == "own fault":
-        simulation.add_job("b", **LONG, template=template)
+        simulation.add_job("b", **LONG, template=there)
         await running(simulation, "b")
         await fail_again(simulation, "b", ExitReason.CONFIGURATION)
     if others == "other node":
-        other = {**template["spec"], "nodeSelector": {"name": "fast-1"}}
+        other = {**there["spec"], "nodeSelector": {"name": "fast-1"}}
         simulation.world.patch(NODE, "", "fast-1", {"metadata": {"labels": {"name": "fast-1"}}})
         simulation.add_job("b", **LONG, template={"spec": other})
         await running(simulation, "b")
         fail(simulation, "b")
         await simulation.until(lambda: bool(simulation.status("b").restarts))
-        simulation.world.patch(JOB, NAMESPACE, "b", {"spec": {"template": template}})
+        simulation.change("b", template=there)
         await running(simulation, "b")
         await fail_again(simulation, "b")
     assert not told(simulation)

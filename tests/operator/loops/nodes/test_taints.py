@@ -9,16 +9,11 @@ from ballast_operator.views import node_constraints as taints
 from ballast_operator.views.nodes import read_node
 
 from tests.operator.loops.simulated.machines import node
-from tests.operator.loops.simulated.simulation import START, Simulation, policy
+from tests.operator.loops.simulated.simulation import START, Simulation, policy, template
 from tests.operator.views.builders import a_spec, a_view
 
 TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}
 TOLERATION = {"key": "team", "operator": "Exists"}
-
-
-def template(*tolerations: dict) -> dict:
-    containers = [{"name": "trainer", "image": "trainer:1"}]
-    return {"spec": {"containers": containers, "tolerations": list(tolerations)}}
 
 
 def taint(simulation: Simulation, name: str, *taints: dict) -> None:
@@ -41,10 +36,10 @@ async def test_nothing_is_started_on_a_node_with_a_taint_that_the_template_does_
     taint(simulation, "fast-0", found)
     simulation.add_job("one")
     simulation.add_job("two")
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    assert {pod["spec"]["nodeName"] for pod in simulation.pods("one")} == {"fast-1"}
+    await simulation.running("one")
+    assert simulation.nodes("one") == {"fast-1"}
     assert simulation.pods("two") == []
-    message = simulation.status("two").condition("Admitted").message
+    message = simulation.condition("two", "Admitted").message
     assert found["key"] in message
     assert "1 node of pool fast" in message
 
@@ -54,33 +49,15 @@ async def test_a_template_that_tolerates_the_taint_is_started_there():
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
     taint(simulation, "fast-0", TAINT, {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"})
     simulation.add_job("intolerant")
-    simulation.add_job("one", template=template(TOLERATION))
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.run_job("one", template=template(tolerations=[TOLERATION]))
     own = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     assert all(pod["spec"]["tolerations"] == [TOLERATION, own] for pod in simulation.pods("one"))
-    admitted = simulation.status("intolerant").condition("Admitted")
+    admitted = simulation.condition("intolerant", "Admitted")
     assert admitted.reason == "ExceedsCapacity"
     assert (
         "1 node of pool fast has taint team=vision:NoSchedule, which the template does not tolerate. "
         "To fix: add the tolerations to spec.template, or " in admitted.message
     )
-
-
-@pytest.mark.slow
-async def test_a_gang_continues_where_a_taint_is_added():
-    """Nothing is stopped for it, round after round; when its job is done, no other is started there."""
-    simulation = Simulation(nodes={"fast-0": ("fast", 2)}, roundSeconds=10)
-    simulation.add_job("one")
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    taint(simulation, "fast-0", {"key": "karpenter.sh/disrupted", "effect": "NoSchedule"})
-    simulation.add_job("two", totalSteps=5)
-    await simulation.until(lambda: simulation.state("one") == "Succeeded")
-    assert sum(simulation.status("one").restarts.values()) == 0
-    for _ in range(30):
-        await simulation.tick()
-    assert simulation.pods("two") == []
-    taint(simulation, "fast-0")
-    await simulation.until(lambda: simulation.state("two") == "Running")
 
 
 async def test_a_grant_is_taken_back_when_its_node_gets_a_taint_before_the_launch():
@@ -92,8 +69,8 @@ async def test_a_grant_is_taken_back_when_its_node_gets_a_taint_before_the_launc
     taint(simulation, "fast-0", {"key": "karpenter.sh/disrupted", "effect": "NoSchedule"})
     simulation.world.put(NODE, node("fast-1", "fast", 2))
     simulation.reconciler.reconcile = launch
-    await simulation.until(lambda: simulation.state("one") == "Running", ticks=20)
-    assert {pod["spec"]["nodeName"] for pod in simulation.pods("one")} == {"fast-1"}
+    await simulation.running("one", ticks=20)
+    assert simulation.nodes("one") == {"fast-1"}
 
 
 async def _nothing(_key: object) -> None:
@@ -110,7 +87,7 @@ def test_a_snapshot_of_thousands_of_tainted_nodes_and_jobs_looks_at_each_kind_on
         item["spec"] = {"taints": [{"key": f"k{index % 5}", "effect": "NoSchedule"}]}
         nodes[item["metadata"]["name"]] = read_node(item)
     specs = [
-        a_spec(template=template(*({"key": f"k{k}", "operator": "Exists"} for k in range(count))))
+        a_spec(template=template(tolerations=[{"key": f"k{k}", "operator": "Exists"} for k in range(count)]))
         for count in range(1, 5)
     ]
     jobs = [

@@ -1,12 +1,12 @@
 """Racks by labels of nodes: gangs that require one, and what they are told."""
 
-from ballast_operator.kube.kinds import JOB, NODE, POLICY
+from ballast_operator.kube.kinds import NODE
 
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.simulation import Simulation
 
 BLOCK, RACK = "example.com/block", "example.com/rack"
 LEVELS = {"topology": {"levels": [{"nodeLabel": BLOCK}, {"nodeLabel": RACK}]}}
-LONG = {"trainer": {"total": 100_000}, "totalSteps": 100_000}
+LONG = {"totalSteps": 100_000}
 
 
 def racks(*gpus: int) -> Simulation:
@@ -26,21 +26,19 @@ def racks_of(simulation: Simulation, name: str) -> set[str]:
 
 
 def waits(simulation: Simulation, name: str, words: str) -> bool:
-    found = simulation.status(name).condition("Admitted")
+    found = simulation.condition(name, "Admitted")
     return found is not None and not found.is_true and words in found.message
 
 
 async def test_a_gang_starts_and_grows_in_one_rack():
     """Another job has the other rack for a while: the gang does not grow there when it is free."""
     simulation = racks(2, 2)
-    simulation.add_job("other", stages=(2, 2), **LONG)
-    await simulation.until(lambda: simulation.state("other") == "Running")
-    simulation.add_job("near", stages=(2, 8), topology={"required": RACK}, **LONG)
-    await simulation.until(lambda: simulation.state("near") == "Running")
+    await simulation.run_job("other", stages=(2, 2), **LONG)
+    await simulation.run_job("near", stages=(2, 8), topology={"required": RACK}, **LONG)
     first = racks_of(simulation, "near")
     assert len(first) == 1 and first != racks_of(simulation, "other")
     await simulation.until(lambda: len(simulation.status("near").allocation.nodes) == 4)
-    simulation.world.patch(JOB, NAMESPACE, "other", {"spec": {"suspend": True}})
+    simulation.change("other", suspend=True)
     await simulation.until(lambda: simulation.state("other") == "Suspended")
     for _ in range(40):
         await simulation.tick()
@@ -61,12 +59,12 @@ async def test_who_waits_for_a_domain_is_told_of_the_largest():
             "fast 4. To fix: lower pipeline.minStages, topology.preferred in place of required, or add nodes",
         )
     )
-    assert simulation.status("wide").condition("Admitted").reason == "ExceedsCapacity"
+    assert simulation.condition("wide", "Admitted").reason == "ExceedsCapacity"
     unknown = f"topology.preferred=rack is none of the ClusterPolicy's topology.levels ({BLOCK}, {RACK})"
     await simulation.until(lambda: waits(simulation, "lost", unknown))
-    simulation.world.patch(JOB, NAMESPACE, "lost", {"spec": {"topology": {"preferred": RACK}}})
-    simulation.world.patch(JOB, NAMESPACE, "wide", {"spec": {"topology": {"required": BLOCK}}})
-    await simulation.until(lambda: simulation.state("wide") == "Running")
+    simulation.change("lost", topology={"preferred": RACK})
+    simulation.change("wide", topology={"required": BLOCK})
+    await simulation.running("wide")
     assert racks_of(simulation, "wide") == {"r0", "r1"}
 
 
@@ -76,7 +74,7 @@ async def test_a_level_that_no_node_has_is_told():
     simulation.world.patch(NODE, "", "a", {"metadata": {"labels": {BLOCK: "b0"}}})
 
     def said() -> str:
-        conditions = simulation.world.get(POLICY, "", "default").get("status", {}).get("conditions", ())
+        conditions = simulation.policy().get("status", {}).get("conditions", ())
         return next((one["message"] for one in conditions if one["type"] == "Valid"), "")
 
     await simulation.until(lambda: said() == f"no node has label {RACK} of topology.levels")
@@ -89,11 +87,11 @@ async def test_a_gang_waits_until_a_rack_is_free():
     simulation = racks(2, 2)
     for name in ("a", "b"):
         simulation.add_job(name, stages=(3, 3), topology={"required": RACK}, **LONG)
-    await simulation.until(lambda: all(simulation.state(name) == "Running" for name in "ab"))
+    await simulation.running(*"ab")
     simulation.add_job("near", stages=(2, 2), topology={"required": RACK}, weight=1e-3, **LONG)
     words = "2 of 8 fast free in pool fast, at most 1 of them in one domain, b0/r1"
     await simulation.until(lambda: waits(simulation, "near", words))
     free = racks_of(simulation, "a")
-    simulation.world.patch(JOB, NAMESPACE, "a", {"spec": {"suspend": True}})
-    await simulation.until(lambda: simulation.state("near") == "Running")
+    simulation.change("a", suspend=True)
+    await simulation.running("near")
     assert racks_of(simulation, "near") == free

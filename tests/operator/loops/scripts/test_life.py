@@ -1,7 +1,7 @@
 """Jobs without a model, from their creation to their end, over a cluster in memory."""
 
 import pytest
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, POD
+from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, POD
 from ballast_policies.contract import FINISHED_ANNOTATION
 from ballast_policies.protocol.cause import Cause
 
@@ -16,7 +16,7 @@ def small_cluster(**policy) -> Simulation:
 async def running(**command) -> Simulation:
     simulation = small_cluster()
     simulation.add_script("one", command={"total": 1000, **command}, totalSteps=1000)
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.running("one")
     return simulation
 
 
@@ -79,9 +79,9 @@ async def test_the_last_step_counts_of_a_client_that_has_read_no_plan():
 async def test_without_the_client_the_status_says_what_is_lost():
     """After a while, since the client has to be imported first."""
     simulation = await running(total=10_000)
-    assert simulation.status("one").condition("Reporting") is None
-    await simulation.until(lambda: simulation.status("one").condition("Reporting") is not None)
-    condition = simulation.status("one").condition("Reporting")
+    assert simulation.condition("one", "Reporting") is None
+    await simulation.until(lambda: simulation.condition("one", "Reporting") is not None)
+    condition = simulation.condition("one", "Reporting")
     assert (condition.is_true, condition.reason) == (False, "NoClient")
     assert "since spec.throughput does not have" in condition.message
     assert simulation.state("one") == "Running"
@@ -91,10 +91,10 @@ async def test_without_the_client_the_status_says_what_is_lost():
 async def test_a_script_without_the_client_is_deleted_at_once_and_resumes_by_itself():
     """No process would hear a request to save: its pods get SIGTERM."""
     simulation = await running()
-    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": True}})
+    simulation.change("one", suspend=True)
     ticks = await simulation.until(lambda: simulation.state("one") == "Suspended")
     assert ticks < 10 and not simulation.pods("one")
-    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": False}})
+    simulation.change("one", suspend=False)
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     assert simulation.status("one").launches == 2
 
@@ -105,10 +105,10 @@ async def test_a_script_with_the_client_saves_before_it_stops():
     simulation = await running(client=True)
     command = simulation.trainers["one"]
     await simulation.until(lambda: command.step > 20)
-    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": True}})
+    simulation.change("one", suspend=True)
     await simulation.until(lambda: simulation.state("one") == "Suspended")
     saved = command.step
-    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": False}})
+    simulation.change("one", suspend=False)
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     assert command.resumed_from == [0, saved]
 
@@ -117,7 +117,7 @@ async def test_an_exit_with_success_after_the_order_to_stop_is_no_success():
     """A script that leaves its loop when it is told to, and falls off its end, is not done."""
     simulation = await running(client=True)
     simulation.trainers["one"].silent = True
-    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": True}})
+    simulation.change("one", suspend=True)
     await simulation.tick()
     await simulation.tick()
     for pod in simulation.pods("one"):
@@ -139,7 +139,7 @@ async def test_an_error_counts_once_a_lost_peer_would_have_been_seen():
     """All ranks of a wrong script fail, and it fails for good after backoffLimit."""
     simulation = small_cluster()
     simulation.add_script("one", command={"total": 1000}, totalSteps=1000, backoffLimit=0)
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.running("one")
     end_pod(simulation.world, NAMESPACE, "one-1-1", 1)
     await simulation.until(lambda: simulation.state("one") == "Failed")
     assert simulation.status("one").restarts == {Cause.USER_ERROR: 1}
@@ -149,12 +149,11 @@ async def test_a_lost_node_under_a_script_is_no_failure_of_its_own():
     """Its peers fail at once; the node is known to be lost much later."""
     simulation = Simulation(nodes={"a": ("fast", 1), "b": ("fast", 1)})
     simulation.add_script("one", command={"total": 1000}, totalSteps=1000)
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.running("one")
     command = simulation.trainers["one"]
     command.silent = True
     end_pod(simulation.world, NAMESPACE, "one-1-1", 1, at=simulation.now)
-    for _ in range(40):
-        await simulation.tick()
+    await simulation.ticks(40)
     assert simulation.status("one").restarts == {}
     simulation.set_node_ready("a", False)
     await simulation.until(lambda: simulation.status("one").restarts != {})

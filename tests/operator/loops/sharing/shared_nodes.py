@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ballast_operator.kube.kinds import NODE, POLICY
+from ballast_operator.kube.kinds import NODE
 
 from tests.operator.loops.simulated.simulation import Simulation
 
@@ -15,16 +15,11 @@ def sharing_cluster(*shared: str, whole: dict[str, int] | None = None, **spec: A
     nodes = dict.fromkeys(shared, ("fast", 2)) | {
         name: ("whole", gpus) for name, gpus in (whole or {}).items()
     }
-    simulation = Simulation(nodes=nodes, **spec)
+    alike = {"pricePerGpuHour": PRICE, "memoryPerGpu": "32G"}
+    pools = {"fast": {**alike, "sharing": {"kind": "TimeSlicing", "jobsPerGpu": 2}}}
+    simulation = Simulation(nodes=nodes, pools=pools | ({"whole": alike} if whole else {}), **spec)
     for name in shared:
         simulation.world.patch(NODE, "", name, {"metadata": {"labels": LABELS}})
-    policy = simulation.world.get(POLICY, "", "default")
-    for pool in policy["spec"]["nodePools"]:
-        pool["pricePerGpuHour"], pool["memoryPerGpu"] = PRICE, "32G"
-        if pool["name"] == "fast":
-            pool["sharing"] = {"kind": "TimeSlicing", "jobsPerGpu": 2}
-    simulation.world.put(POLICY, policy)
-    simulation.start_operator()
     return simulation
 
 
@@ -32,4 +27,4 @@ def one_job(steps: int = 100_000, **spec: Any) -> dict[str, Any]:
     """A job of one GPU that may share it, with its speed alone."""
     known = [{"gpuType": "fast", "stages": 1, "stepsPerSecond": 5.0}]
     fields = {"sharesGpu": "Allowed", "memoryPerGpu": "10G", "totalSteps": steps, "throughput": known, **spec}
-    return {"stages": (1, 1), "trainer": {"total": fields["totalSteps"]}, **fields}
+    return {"stages": (1, 1), "trainer": {}, **fields}

@@ -4,8 +4,7 @@ import random
 from collections import defaultdict
 
 import pytest
-from ballast_operator.kube.kinds import JOB, POD, POLICY
-from ballast_operator.report.costs import costs
+from ballast_operator.kube.kinds import JOB, POD
 from ballast_policies.contract import JOB_LABEL
 
 from tests.operator.loops.sharing.shared_nodes import PRICE, one_job, sharing_cluster
@@ -13,14 +12,10 @@ from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 from tests.support.examples import first_daily
 
 
-def present(simulation: Simulation) -> list[str]:
-    return [name for name in simulation.trainers if simulation.world.get(JOB, NAMESPACE, name) is not None]
-
-
 def holders(simulation: Simulation) -> dict[str, dict[str, int]]:
     """Node -> job -> GPUs or replicas of it that the job holds."""
     found: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for name in present(simulation):
+    for name in simulation.present():
         held = simulation.status(name).allocation
         for pod, node in held.node_of.items() if held is not None else ():
             if pod not in held.ended:
@@ -36,8 +31,7 @@ def per_hour(simulation: Simulation, shared: tuple[str, ...]) -> float:
 
 
 def of_jobs(simulation: Simulation) -> float:
-    jobs = [simulation.world.get(JOB, NAMESPACE, name) for name in present(simulation)]
-    total = costs(jobs, [simulation.world.get(POLICY, "", "default")], now=simulation.now).to_dict()["total"]
+    total = simulation.costs().to_dict()["total"]
     return total["jobs"] + total["deleted_jobs"]
 
 
@@ -73,10 +67,10 @@ async def test_each_gpu_second_is_paid_once_and_no_gpu_has_more_than_two_jobs(se
             add(number)
         if rng.random() < 0.04:
             simulation.start_operator()
-        if rng.random() < 0.05 and present(simulation):
-            name = rng.choice(present(simulation))
+        if rng.random() < 0.05 and simulation.present():
+            name = rng.choice(simulation.present())
             suspended = simulation.world.get(JOB, NAMESPACE, name)["spec"].get("suspend", False)
-            simulation.world.patch(JOB, NAMESPACE, name, {"spec": {"suspend": not suspended}})
+            simulation.change(name, suspend=not suspended)
         for node in ("n", "m", "w"):
             if rng.random() < 0.02:
                 simulation.set_node_ready(node, False)
@@ -98,7 +92,7 @@ async def test_each_gpu_second_is_paid_once_and_no_gpu_has_more_than_two_jobs(se
         for pod in simulation.world.items(POD):
             if pod["status"]["phase"] == "Running":
                 job = pod["metadata"]["labels"][JOB_LABEL]
-                assert job not in present(simulation) or job in held[pod["spec"]["nodeName"]]
+                assert job not in simulation.present() or job in held[pod["spec"]["nodeName"]]
         before = per_hour(simulation, shared)
         assert of_jobs(simulation) == pytest.approx(metered, abs=1e-6)
     assert min(pairs, handovers) >= 5, (pairs, handovers)

@@ -3,7 +3,6 @@
 import pytest
 from ballast_operator.cli.live.explain import as_text
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
-from ballast_operator.report.costs import costs
 from ballast_operator.report.explanation import explanation
 from ballast_operator.report.overview import overview
 from ballast_policies.throughput.speed_key import SpeedKey
@@ -23,15 +22,14 @@ async def test_two_jobs_share_a_gpu_and_the_third_waits():
     simulation = sharing_cluster("n", roundSeconds=3600)
     for name in ("a", "b", "c"):
         simulation.add_job(name, **one_job())
-    await simulation.until(lambda: simulation.state("a") == simulation.state("b") == "Running")
+    await simulation.running("a", "b")
     assert partners(simulation) == {"a": "team/b", "b": "team/a"}
     for name in ("a", "b"):
         (pod,) = simulation.pods(name)
         assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    for _ in range(5):
-        await simulation.tick()
+    await simulation.ticks(5)
     assert simulation.status("c").launches == 0
-    policy = simulation.world.get(POLICY, "", "default")
+    policy = simulation.policy()
     (pool,) = policy["status"]["capacity"]
     assert (pool["gpus"], pool["gpusHeld"]) == (1, 1)
     gauges = simulation.metrics.registry
@@ -43,7 +41,7 @@ async def test_two_jobs_share_a_gpu_and_the_third_waits():
     assert "team/a is on its GPU as well" in told
     assert "shares it with team/a, at 0.60 of its speed alone (estimated)" in told
     assert [line.partner for line in overview(jobs, [policy]).jobs] == ["team/b", "team/a", ""]
-    assert [line.partner for line in costs(jobs, [policy], now=simulation.now).jobs] == [
+    assert [line.partner for line in simulation.costs().jobs] == [
         "team/b",
         "team/a",
         "",
@@ -53,7 +51,7 @@ async def test_two_jobs_share_a_gpu_and_the_third_waits():
 async def test_the_resource_may_have_the_plugins_other_name():
     """With ``renameByDefault`` nodes offer, and pods ask for, nvidia.com/gpu.shared."""
     simulation = sharing_cluster("n")
-    policy = simulation.world.get(POLICY, "", "default")
+    policy = simulation.policy()
     policy["spec"]["nodePools"][0]["gpuResource"] = "nvidia.com/gpu.shared"
     simulation.world.put(POLICY, policy)
     item = simulation.world.get(NODE, "", "n")
@@ -78,8 +76,7 @@ async def test_a_job_that_is_left_alone_trains_on_and_is_given_another_partner()
     await simulation.until(lambda: partners(simulation) == {"a": ""})
     simulation.add_job("alone", stages=(1, 1), memoryPerGpu="1G")
     simulation.add_job("large", **one_job(memoryPerGpu="23G"))
-    for _ in range(10):
-        await simulation.tick()
+    await simulation.ticks(10)
     assert partners(simulation) == {"a": ""}
     simulation.add_job("c", **one_job())
     await simulation.until(lambda: partners(simulation) == {"a": "team/c", "c": "team/a"})
@@ -110,7 +107,7 @@ async def test_a_job_shares_only_once_its_speed_alone_is_known():
     simulation = sharing_cluster("n", roundSeconds=20, moves={"minRunSeconds": 1000})
     simulation.add_job("a", **one_job(throughput=[]))
     simulation.add_job("b", **one_job(throughput=[]))
-    await simulation.until(lambda: simulation.state("a") == "Running")
+    await simulation.running("a")
     assert partners(simulation) == {"a": ""}
     await simulation.until(lambda: partners(simulation) == {"a": "team/b", "b": "team/a"})
 
@@ -122,13 +119,12 @@ async def test_a_job_that_allows_to_share_and_cannot_says_why_and_runs_alone():
     simulation.add_job("unknown", **{k: v for k, v in one_job().items() if k != "memoryPerGpu"})
     simulation.add_job("large", **one_job(memoryPerGpu="32G"))
     names = ("elastic", "unknown", "large")
-    await simulation.until(lambda: all(simulation.state(name) == "Running" for name in names))
+    await simulation.running(*names)
     why = {name: simulation.status(name).last_decision.why for name in names}
     assert "sharesGpu: it may have 1 to 2 GPUs" in why["elastic"]
     assert "neither stated nor measured" in why["unknown"]
     assert "it needs 32 GB of GPUs that are shared, and the largest has 32 GB" in why["large"]
     plain = Simulation(nodes={"n": ("fast", 1)})
-    plain.add_job("a", **one_job())
-    await plain.until(lambda: plain.state("a") == "Running")
+    await plain.run_job("a", **one_job())
     assert "sharesGpu: no pool has a node whose GPU two jobs may share" in plain.status("a").last_decision.why
     assert plain.status("a").allocation.shared_gpu is None

@@ -1,8 +1,9 @@
 """The real operator's loops over a cluster in memory, with a clock that only moves when told."""
 
 import asyncio
+import contextlib
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ballast_operator.errors import ActionRefused, Conflict, NotFound, Unavailab
 from ballast_operator.history.recent import Recent
 from ballast_operator.history.store import HistoryWriter, Keep
 from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
-from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY, Key
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POD, POLICY, Key
 from ballast_operator.kube.queue import KeyQueue
 from ballast_operator.metrics import Metrics
 from ballast_operator.observation.decoded import DecodedJobs
@@ -28,15 +29,17 @@ from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
 from ballast_operator.reconcile.changes import Changes
 from ballast_operator.reconcile.reconciler import Reconciler
+from ballast_operator.report.costs import Costs, costs
 from ballast_operator.settings import JobSettings, SolverSettings
+from ballast_operator.views.clock import show
 from ballast_operator.waits import Waits
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.contract import JOB_LABEL
+from ballast_policies.contract import JOB_LABEL, PLAN_KEY, Plan, plan_config_map_name
 
 from tests.operator.loops.simulated.commands import Command
 from tests.operator.loops.simulated.fake_cluster import FakeCluster
 from tests.operator.loops.simulated.machines import Trainer, node, run_pods
-from tests.operator.loops.simulated.world import Crash, World
+from tests.operator.loops.simulated.world import Crash, World, as_sent
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 NAMESPACE = "team"
@@ -65,6 +68,16 @@ class InProcessSolver:
         return Solve(allocation=allocation, outcome=PolicyReason.OPTIMAL, message="", seconds=0.0)
 
 
+def at(seconds: float) -> str:
+    """The time after so many seconds of a simulation, as specs have it."""
+    return show(START + datetime.timedelta(seconds=seconds))
+
+
+def template(*more: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    """Of a job's pods: the trainer's container and ``more``."""
+    return {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}, *more], **spec}}
+
+
 def job(name: str, *, stages: tuple[int, int] = (2, 2), **spec: Any) -> dict[str, Any]:
     """A TrainingJob as the API server stores it."""
     content = {
@@ -78,7 +91,7 @@ def job(name: str, *, stages: tuple[int, int] = (2, 2), **spec: Any) -> dict[str
         },
         "checkpoint": {"path": "/checkpoints"},
         "repack": {"enabled": True, "minStages": 1, "maxSlowdown": 0.1},
-        "template": {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}]}},
+        "template": template(),
     }
     return {
         "apiVersion": "ballast.dev/v1alpha1",
@@ -88,9 +101,12 @@ def job(name: str, *, stages: tuple[int, int] = (2, 2), **spec: Any) -> dict[str
     }
 
 
-def policy(*pools: str, **spec: Any) -> dict[str, Any]:
-    """A ClusterPolicy over pools that are named as their label and their GPU type."""
-    listed = [{"name": pool, "nodeSelector": {"pool": pool}, "gpuType": pool} for pool in pools]
+def policy(*pools: str, pool_fields: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    """A ClusterPolicy over pools that are named as their label and their GPU type; ``pool_fields``: more."""
+    listed = [
+        {"name": pool, "nodeSelector": {"pool": pool}, "gpuType": pool, **(pool_fields or {}).get(pool, {})}
+        for pool in pools
+    ]
     return {
         "apiVersion": "ballast.dev/v1alpha1",
         "kind": "ClusterPolicy",
@@ -108,13 +124,19 @@ class Simulation:
     Attributes:
         follower: caches of a replica that follows; the next operator starts with them. None: with nothing.
         history: of an operator that keeps it, in ``history_file``; written when a test says so.
+        pools: of a pool that has no nodes yet, or more fields than its name as label and GPU type.
     """
 
     follower: Caches | None = None
     asks_kueue = False
 
     def __init__(
-        self, *, nodes: dict[str, tuple[str, int]], history_file: Path | None = None, **policy_spec: Any
+        self,
+        *,
+        nodes: dict[str, tuple[str, int]],
+        pools: Mapping[str, Any] | None = None,
+        history_file: Path | None = None,
+        **policy_spec: Any,
     ) -> None:
         self.world, self.history_file = World(), history_file
         self.now = START
@@ -123,13 +145,21 @@ class Simulation:
         self.died_at = ""
         for name, (pool, gpus) in nodes.items():
             self.world.put(NODE, node(name, pool, gpus))
-        pools = list(dict.fromkeys(pool for pool, _ in nodes.values()))
-        self.world.put(POLICY, policy(*pools, **policy_spec))
+        names = dict.fromkeys([pool for pool, _ in nodes.values()] + list(pools or ()))
+        self.world.put(POLICY, policy(*names, pool_fields=pools, **policy_spec))
         self.start_operator()
 
     def add_job(self, name: str, *, trainer: dict[str, Any] | None = None, **spec: Any) -> None:
-        self.world.put(JOB, job(name, **spec))
-        self.trainers[name] = Trainer(NAMESPACE, name, **(trainer or {}))
+        """A job, and its trainer, which does all of its steps."""
+        item = job(name, **spec)
+        self.world.put(JOB, item)
+        steps = {"total": item["spec"]["totalSteps"]}
+        self.trainers[name] = Trainer(NAMESPACE, name, **{**steps, **(trainer or {})})
+
+    async def run_job(self, name: str, **spec: Any) -> None:
+        """Add a job, and tick until it runs."""
+        self.add_job(name, **spec)
+        await self.running(name)
 
     def add_script(
         self,
@@ -144,7 +174,8 @@ class Simulation:
         own = {key: item["spec"][key] for key in ("totalSteps", "template", *spec)}
         sizes = {"pipeline": {"minStages": ranks[0], "maxStages": ranks[1]}}
         self.world.put(JOB, {**item, "spec": {**own, **sizes}})
-        self.trainers[name] = Command(NAMESPACE, name, **(command or {}))
+        steps = {"total": own["totalSteps"]}
+        self.trainers[name] = Command(NAMESPACE, name, **{**steps, **(command or {})})
 
     def start_operator(self) -> None:
         """A fresh process, or the follower: what it has seen is as old as its last look."""
@@ -285,10 +316,78 @@ class Simulation:
             await self.tick(**how)
         raise AssertionError(f"not reached within {ticks} ticks; statuses: {self.all_statuses()}")
 
+    def change(self, name: str, **spec: Any) -> None:
+        """The job's owner edits it; None: a field is removed."""
+        self.world.patch(JOB, NAMESPACE, name, {"spec": spec})
+
+    def change_policy(self, **spec: Any) -> None:
+        """The same of the ClusterPolicy."""
+        self.world.patch(POLICY, "", "default", {"spec": spec})
+
+    @contextlib.contextmanager
+    def changed_pools(self) -> Iterator[dict[str, dict[str, Any]]]:
+        """The policy's pools by name, to be changed in one edit."""
+        pools = as_sent(self.policy()["spec"]["nodePools"])
+        yield {pool["name"]: pool for pool in pools}
+        self.change_policy(nodePools=pools)
+
+    def policy(self) -> dict[str, Any]:
+        item = self.world.get(POLICY, "", "default")
+        assert item is not None
+        return item
+
+    async def running(self, *names: str, **how: Any) -> int:
+        """Tick until all of these jobs run; how many ticks it took."""
+        return await self.until(lambda: all(self.state(name) == "Running" for name in names), **how)
+
+    async def ticks(self, count: int, **how: Any) -> None:
+        for _ in range(count):
+            await self.tick(**how)
+
     def status(self, name: str) -> TrainingJobStatus:
         item = self.world.get(JOB, NAMESPACE, name)
         assert item is not None
         return read_job_status(item)
+
+    def condition(self, name: str, kind: str) -> Any:
+        """Of the job; None: it has none of the kind."""
+        return self.status(name).condition(kind)
+
+    def plan(self, name: str) -> Plan:
+        item = self.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name(name))
+        assert item is not None
+        return Plan.from_json(item["data"][PLAN_KEY])
+
+    def pool(self, name: str) -> str:
+        """Where the job holds GPUs; empty: it holds none."""
+        allocation = self.status(name).allocation
+        return "" if allocation is None else allocation.pool
+
+    def nodes(self, name: str) -> set[str]:
+        """On which pods of the job are bound."""
+        return {pod["spec"]["nodeName"] for pod in self.pods(name) if "nodeName" in pod["spec"]}
+
+    def present(self) -> list[str]:
+        """Names of the jobs that are not deleted."""
+        return [item["metadata"]["name"] for item in self.world.items(JOB)]
+
+    def costs(self) -> Costs:
+        """As ``ballast cost`` has them now."""
+        return costs(self.world.items(JOB), [self.policy()], now=self.now)
+
+    def policy_condition(self, kind: str) -> dict[str, Any] | None:
+        conditions = self.policy().get("status", {}).get("conditions", ())
+        return next((each for each in conditions if each["type"] == kind), None)
+
+    def die_at(self, write: int) -> None:
+        """The operator dies when this write has landed; for the world that is before the next one."""
+
+        def die(number: int) -> None:
+            if number == write:
+                self.died_at = f"died after write {number}: {self.world.log[-1]}"
+                raise Crash
+
+        self.world.after_write = die
 
     def state(self, name: str) -> str:
         item = self.world.get(JOB, NAMESPACE, name)

@@ -1,24 +1,21 @@
 """Spot node groups are recognised by the labels that clouds and autoscalers give their nodes."""
 
 import pytest
-from ballast_operator.kube.kinds import NODE, POLICY
+from ballast_operator.kube.kinds import NODE
 
 from tests.operator.loops.simulated.machines import node
-from tests.operator.loops.simulated.simulation import Simulation, policy
+from tests.operator.loops.simulated.simulation import Simulation
 
 
 async def pool_status(labels_by_node, **pool):
     """What the ClusterPolicy says of a pool whose nodes have these labels."""
-    simulation = Simulation(nodes={})
+    simulation = Simulation(nodes={}, pools={"gpus": pool})
     for name, labels in labels_by_node.items():
         found = node(name, "gpus", 1)
         found["metadata"]["labels"] |= labels
         simulation.world.put(NODE, found)
-    body = policy("gpus")
-    body["spec"]["nodePools"][0] |= pool
-    simulation.world.put(POLICY, body)
     await simulation.tick()
-    status = simulation.world.get(POLICY, "", "default")["status"]
+    status = simulation.policy()["status"]
     differ = [c for c in status["conditions"] if c["type"] == "CapacityTypesAgree"]
     return status["capacity"][0]["capacityType"], differ[0]["message"] if differ else ""
 

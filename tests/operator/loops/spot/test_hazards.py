@@ -3,40 +3,36 @@
 import pytest
 from ballast_operator.allocator.problem.hazards import at_useful_prices
 from ballast_operator.api.node_pool import NodePool
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POLICY
+from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_policies.allocation.price_classes import PricedPool
-from ballast_policies.contract import Plan
 
-from tests.operator.loops.simulated.machines import node
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, policy
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
 ITN = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
 
 
 def cluster(count=4, **pool):
-    simulation = Simulation(nodes={f"n{i}": ("spot", 1) for i in range(count)})
-    body = policy("spot")
-    body["spec"]["nodePools"][0] |= {"capacityType": "spot", "pricePerGpuHour": 1.0, **pool}
-    simulation.world.put(POLICY, body)
-    simulation.add_job("a", stages=(1, 2), totalSteps=100_000, trainer={"total": 100_000})
+    spot = {"capacityType": "spot", "pricePerGpuHour": 1.0, **pool}
+    simulation = Simulation(nodes={f"n{i}": ("spot", 1) for i in range(count)}, pools={"spot": spot})
+    simulation.add_job("a", stages=(1, 2), totalSteps=100_000)
     return simulation
 
 
 async def running():
     """A gang that a decision has seen on its machines."""
     simulation = cluster()
-    await simulation.until(lambda: simulation.state("a") == "Running")
+    await simulation.running("a")
     simulation.asked_to_decide()
     await simulation.tick()
     return simulation
 
 
 def hazard(simulation):
-    return simulation.world.get(POLICY, "", "default")["status"]["hazard"][0]
+    return simulation.policy()["status"]["hazard"][0]
 
 
 def on(simulation):
-    return sorted({pod["spec"]["nodeName"] for pod in simulation.pods("a")})
+    return sorted(simulation.nodes("a"))
 
 
 @pytest.mark.slow
@@ -48,8 +44,7 @@ async def test_a_machine_that_is_taken_from_under_a_gang_counts_once():
     await simulation.until(lambda: hazard(simulation)["preemptions"] == 1, ticks=60)
     await simulation.until(lambda: first not in on(simulation), ticks=20)
     simulation.world.drop(NODE, "", first)
-    for _ in range(10):
-        await simulation.tick()
+    await simulation.ticks(10)
     assert hazard(simulation)["preemptions"] == 1
     simulation.set_node_ready(on(simulation)[0], False)
     await simulation.until(lambda: hazard(simulation)["preemptions"] == 2, ticks=60)
@@ -62,7 +57,7 @@ async def test_a_machine_that_is_taken_from_under_a_gang_counts_once():
 async def test_a_machine_that_goes_before_the_next_decision_counts(notice: bool):
     """No decision has seen the gang there: it was launched since the last one."""
     simulation = cluster()
-    await simulation.until(lambda: simulation.state("a") == "Running")
+    await simulation.running("a")
     first = on(simulation)[-1]
     if notice:
         simulation.world.patch(NODE, "", first, {"spec": {"taints": [ITN]}})
@@ -95,34 +90,19 @@ async def test_a_machine_that_is_about_to_go_is_counted_by_one_operator_alone():
 async def test_idle_nodes_that_go_are_no_preemptions():
     """An autoscaler removes them to save money."""
     simulation = cluster(8)
-    await simulation.until(lambda: simulation.state("a") == "Running")
+    await simulation.running("a")
     idle = sorted({f"n{i}" for i in range(8)} - set(on(simulation)))
     simulation.world.patch(NODE, "", idle[0], {"spec": {"taints": [ITN]}})
     simulation.world.drop(NODE, "", idle[1])
-    for _ in range(5):
-        await simulation.tick()
+    await simulation.ticks(5)
     assert hazard(simulation).get("preemptions", 0) == 0
 
 
 async def test_pools_on_demand_have_no_hazard():
     """Their nodes go for other reasons."""
     simulation = cluster(capacityType="onDemand")
-    await simulation.until(lambda: simulation.state("a") == "Running")
-    assert "hazard" not in simulation.world.get(POLICY, "", "default")["status"]
-
-
-@pytest.mark.slow
-async def test_what_was_counted_survives_the_operator():
-    """It is in the ClusterPolicy's status, with the hours that nodes held gangs."""
-    simulation = await running()
-    simulation.world.patch(NODE, "", on(simulation)[-1], {"spec": {"taints": [ITN]}})
-    await simulation.until(lambda: hazard(simulation)["preemptions"] == 1, ticks=60)
-    simulation.start_operator()
-    simulation.world.put(NODE, node("n9", "spot", 1))
-    for _ in range(60):
-        await simulation.tick()
-    assert hazard(simulation)["preemptions"] == 1
-    assert hazard(simulation)["nodeHours"] > 0
+    await simulation.running("a")
+    assert "hazard" not in simulation.policy()["status"]
 
 
 @pytest.mark.parametrize(
@@ -144,29 +124,24 @@ def test_policies_weigh_the_price_of_an_hour_in_which_a_job_gets_on(entry, price
     assert found.price == pytest.approx(price, abs=0.1)
 
 
-def plan_of(simulation):
-    return Plan.from_json(simulation.world.get(CONFIG_MAP, NAMESPACE, "a-plan")["data"]["plan.json"])
-
-
 @pytest.mark.slow
 async def test_the_trainer_is_told_how_often_its_machines_are_lost():
     """Summed over its machines; another rate is told within the epoch, without a restart."""
     simulation = cluster()
     await simulation.until(
-        lambda: simulation.state("a") == "Running" and bool(plan_of(simulation).failures_per_hour)
+        lambda: simulation.state("a") == "Running" and bool(simulation.plan("a").failures_per_hour)
     )
-    first, rate = plan_of(simulation), hazard(simulation)["perHour"]
+    first, rate = simulation.plan("a"), hazard(simulation)["perHour"]
     assert first.failures_per_hour == pytest.approx(rate * len(on(simulation)), rel=0.1)
-    item = simulation.world.get(POLICY, "", "default")
+    item = simulation.policy()
     item["status"]["hazard"][0]["perHour"] = 100 * rate
     simulation.world.put(POLICY, item)
     await simulation.until(
-        lambda: plan_of(simulation).failures_per_hour > 50 * first.failures_per_hour, ticks=200
+        lambda: simulation.plan("a").failures_per_hour > 50 * first.failures_per_hour, ticks=200
     )
-    assert plan_of(simulation).epoch == first.epoch
+    assert simulation.plan("a").epoch == first.epoch
     assert simulation.status("a").launches == 1
-    for _ in range(10):
-        await simulation.tick()
+    await simulation.ticks(10)
     assert simulation.state("a") == "Running"
 
 
@@ -177,7 +152,6 @@ async def test_a_stated_interval_and_machines_that_stay_have_no_rate(kind, steps
     item = simulation.world.get(JOB, NAMESPACE, "a")
     item["spec"]["checkpoint"] |= {} if steps is None else {"everySteps": steps}
     simulation.world.put(JOB, item)
-    await simulation.until(lambda: simulation.state("a") == "Running")
-    for _ in range(20):
-        await simulation.tick()
-    assert plan_of(simulation).failures_per_hour is None
+    await simulation.running("a")
+    await simulation.ticks(20)
+    assert simulation.plan("a").failures_per_hour is None

@@ -1,30 +1,25 @@
 """Pools whose nodes do not exist yet: gangs are placed there, and an autoscaler makes nodes for the pods."""
 
 import pytest
-from ballast_operator.kube.kinds import NODE, POLICY
+from ballast_operator.kube.kinds import NODE
 from ballast_operator.views.clock import show
 from ballast_operator.views.node_constraints import read_requirements
 
 from tests.operator.loops.simulated.autoscaler import Autoscaler
 from tests.operator.loops.simulated.machines import node
-from tests.operator.loops.simulated.simulation import Simulation, policy
-
-GPU = "nvidia.com/gpu"
+from tests.operator.loops.simulated.simulation import Simulation
 
 
 def cluster(nodes=None, *, most=2, gpus=2, seconds=60.0, pools=("spot",), **autoscaler):
-    simulation = Simulation(nodes=nodes or {})
-    body = policy(*pools)
-    spot = next(pool for pool in body["spec"]["nodePools"] if pool["name"] == "spot")
-    spot |= {"maxNodes": most, "gpusPerNode": gpus, "startSeconds": seconds, "pricePerGpuHour": 1.0}
-    simulation.world.put(POLICY, body)
+    spot = {"maxNodes": most, "gpusPerNode": gpus, "startSeconds": seconds, "pricePerGpuHour": 1.0}
+    simulation = Simulation(nodes=nodes or {}, pools={pool: {} for pool in pools} | {"spot": spot})
     return simulation, Autoscaler(simulation, gpus=gpus, **autoscaler)
 
 
 async def test_a_gang_starts_on_nodes_that_did_not_exist_when_it_was_made():
     """Its pods wait, unpinned, with the pool's labels; once they run the status has the real nodes."""
     simulation, autoscaler = cluster()
-    simulation.add_job("a", stages=(4, 4), totalSteps=100_000, trainer={"total": 100_000})
+    simulation.add_job("a", stages=(4, 4), totalSteps=100_000)
     await autoscaler.until(lambda: simulation.status("a").allocation is not None)
     assert set(simulation.status("a").allocation.nodes) == {"spot/new-0", "spot/new-1"}
     await autoscaler.until(lambda: simulation.state("a") == "Running")
@@ -68,9 +63,9 @@ async def test_a_second_gang_gets_nodes_of_its_own_beside_those_of_the_first(kar
     if karpenter:
         old["metadata"]["labels"]["karpenter.sh/nodepool"] = "spot"
     simulation.world.put(NODE, old)
-    simulation.add_job("b", totalSteps=100_000, trainer={"total": 100_000})
+    simulation.add_job("b", totalSteps=100_000)
     await autoscaler.until(lambda: simulation.state("b") == "Running")
-    simulation.add_job("a", totalSteps=100_000, trainer={"total": 100_000})
+    simulation.add_job("a", totalSteps=100_000)
     await autoscaler.until(lambda: simulation.pods("a"))
     allowed = {read_requirements(pod).allow("old", {"pool": "spot"}) for pod in simulation.pods("a")}
     assert allowed == {karpenter}
@@ -82,7 +77,7 @@ async def test_two_gangs_whose_pods_are_bound_in_turn_both_run():
     """Each has a pod on each node then: the nodes that come suffice for all, and the status has the truth."""
     simulation, autoscaler = cluster(interleaves=True)
     for name in "ab":
-        simulation.add_job(name, totalSteps=100_000, trainer={"total": 100_000})
+        simulation.add_job(name, totalSteps=100_000)
     await autoscaler.until(lambda: {simulation.state(name) for name in "ab"} == {"Running"})
     for name in "ab":
         status = simulation.status(name)
@@ -95,7 +90,7 @@ async def test_two_gangs_that_hold_half_of_a_node_each_do_not_wait_for_each_othe
     """Only one of two nodes comes: both are taken back in time, and then one has the node for itself."""
     simulation, autoscaler = cluster(interleaves=True, stock=1, seconds=60)
     for name in "ab":
-        simulation.add_job(name, totalSteps=100_000, trainer={"total": 100_000})
+        simulation.add_job(name, totalSteps=100_000)
     bound = lambda name: [pod for pod in simulation.pods(name) if pod["spec"].get("nodeName")]  # noqa: E731
     await autoscaler.until(lambda: len(bound("a")) == len(bound("b")) == 1)
     running = lambda: [name for name in "ab" if simulation.state(name) == "Running"]  # noqa: E731
@@ -110,7 +105,7 @@ async def test_a_pool_never_has_more_nodes_than_it_may():
     """Three jobs of two GPUs, two nodes at most: the third waits, and says so."""
     simulation, autoscaler = cluster()
     for name in "abc":
-        simulation.add_job(name, totalSteps=100_000, trainer={"total": 100_000})
+        simulation.add_job(name, totalSteps=100_000)
     running = lambda: sorted(simulation.state(name) for name in "abc")  # noqa: E731
     await autoscaler.until(lambda: running() == ["Running", "Running", "Waiting"])
     for _ in range(20):
@@ -130,9 +125,8 @@ async def test_nodes_that_do_not_come_are_given_up_for_the_next_choice():
             {"gpuType": "slow", "stages": 2, "stepsPerSecond": 1.0},
         ],
         totalSteps=100_000,
-        trainer={"total": 100_000},
     )
-    simulation.add_job("filler", gpuTypes=["slow"], totalSteps=60, trainer={"total": 60})
+    simulation.add_job("filler", gpuTypes=["slow"], totalSteps=60)
     await autoscaler.until(lambda: simulation.status("a").allocation is not None)
     if simulation.status("a").allocation.pool == "spot":
         await autoscaler.until(lambda: "NotBound" in simulation.status("a").restarts, ticks=200)
@@ -172,12 +166,12 @@ async def test_gpus_are_asked_for_at_the_notice_and_not_after_the_loss(stages):
 async def test_a_node_that_has_come_for_one_gang_is_not_given_to_another():
     """Between the node and the binding of its pods there is time for a decision."""
     simulation, autoscaler = cluster(most=1)
-    simulation.add_job("a", totalSteps=100_000, trainer={"total": 100_000})
+    simulation.add_job("a", totalSteps=100_000)
     await autoscaler.until(lambda: simulation.pods("a"))
     made = node("new-0", "spot", 2)
     made["metadata"]["creationTimestamp"] = show(simulation.now)
     simulation.world.put(NODE, made)
-    simulation.add_job("b", totalSteps=100_000, trainer={"total": 100_000})
+    simulation.add_job("b", totalSteps=100_000)
     for _ in range(5):
         await simulation.tick()  # kube-scheduler is slow
     assert simulation.state("b") == "Waiting"
@@ -190,7 +184,7 @@ async def test_a_node_that_has_come_for_one_gang_is_not_given_to_another():
 async def test_an_operator_that_dies_while_nodes_come_makes_nothing_twice():
     """Everything is in the status: the next one waits for the same pods."""
     simulation, autoscaler = cluster()
-    simulation.add_job("a", stages=(4, 4), totalSteps=100_000, trainer={"total": 100_000})
+    simulation.add_job("a", stages=(4, 4), totalSteps=100_000)
     await autoscaler.until(lambda: simulation.pods("a"))
     for _ in range(12):
         simulation.start_operator()

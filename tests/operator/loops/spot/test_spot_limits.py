@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.kube.kinds import NODE, POLICY
+from ballast_operator.kube.kinds import NODE
 
 from tests.operator.loops.simulated.simulation import Simulation
 
@@ -14,51 +14,38 @@ PRICES = {"sure": 3.0, "east": 1.0, "west": 1.1}
 def cluster(spot: dict[str, Any], policy: str = "min-cost", **gpus: int) -> Simulation:
     """Pools ``sure`` (on demand), ``east`` and ``west`` (spot) of one GPU type."""
     gpus = gpus or {"sure": 8, "east": 8, "west": 8}
-    simulation = Simulation(nodes={pool: (pool, count) for pool, count in gpus.items()}, roundSeconds=10)
-    item = simulation.world.get(POLICY, "", "default")
-    item["spec"]["objective"] = {"policy": policy}
-    item["spec"]["spot"] = spot
-    for pool in item["spec"]["nodePools"]:
-        kind = "onDemand" if pool["name"] == "sure" else "spot"
-        pool |= {"gpuType": "v100", "capacityType": kind, "pricePerGpuHour": PRICES[pool["name"]]}
-    simulation.world.put(POLICY, item)
-    return simulation
+    pools = {
+        pool: {
+            "gpuType": "v100",
+            "capacityType": "onDemand" if pool == "sure" else "spot",
+            "pricePerGpuHour": PRICES[pool],
+        }
+        for pool in gpus
+    }
+    nodes = {pool: (pool, count) for pool, count in gpus.items()}
+    return Simulation(nodes=nodes, pools=pools, roundSeconds=10, objective={"policy": policy}, spot=spot)
 
 
 def add(simulation: Simulation, *names: str, **spec: Any) -> None:
     speeds = [{"gpuType": "v100", "stages": 2, "stepsPerSecond": 1.0}]
     for name in names:
-        simulation.add_job(
-            name, **{"trainer": {"total": 100_000}, "totalSteps": 100_000, "throughput": speeds, **spec}
-        )
+        simulation.add_job(name, **{"totalSteps": 100_000, "throughput": speeds, **spec})
 
 
 def pools(simulation: Simulation, *names: str) -> list[str]:
-    allocations = [simulation.status(name).allocation for name in names]
-    return sorted("" if one is None else one.pool for one in allocations)
+    return sorted(simulation.pool(name) for name in names)
 
 
 def condition(simulation: Simulation) -> tuple[str, str, str]:
-    conditions = simulation.world.get(POLICY, "", "default")["status"]["conditions"]
-    found = next(one for one in conditions if one["type"] == "WithinSpotLimits")
+    found = simulation.policy_condition("WithinSpotLimits")
     return found["status"], found["reason"], found["message"]
-
-
-@pytest.mark.parametrize("policy", ["min-cost", "max-min-fairness", "fifo", "max-throughput"])
-async def test_half_on_demand_under_every_policy(policy: str):
-    """Four gangs: no more of them are on spot machines than beside."""
-    simulation = cluster({"onDemandShare": 0.5}, policy)
-    names = ("a", "b", "c", "d")
-    add(simulation, *names)
-    await simulation.until(lambda: all(simulation.state(name) == "Running" for name in names))
-    assert sum(pool != "sure" for pool in pools(simulation, *names)) <= 2
 
 
 async def test_the_cheap_part_is_used_as_far_as_it_is_allowed():
     """The policy that reads prices takes the half that it may have, and the condition counts it."""
     simulation = cluster({"onDemandShare": 0.5})
     add(simulation, "a", "b", "c", "d")
-    await simulation.until(lambda: all(simulation.state(name) == "Running" for name in "abcd"))
+    await simulation.running(*"abcd")
     assert pools(simulation, *"abcd") == ["east", "east", "sure", "sure"]
     status, reason, message = condition(simulation)
     assert "4 of 8 GPUs in use are spot (4 of pool east)" in message
@@ -70,7 +57,7 @@ async def test_a_job_for_spot_machines_alone_waits_with_the_limit_as_its_reason(
     simulation = cluster({"onDemandShare": 0.5})
     add(simulation, "one", spot="Require")
     await simulation.tick()
-    found = simulation.status("one").condition(JobCondition.ADMITTED)
+    found = simulation.condition("one", JobCondition.ADMITTED)
     assert (found.is_true, found.reason) == (False, JobReason.SPOT_LIMIT)
     assert "onDemandShare=0.5 of the ClusterPolicy" in found.message
     assert "onDemandShare=0.5" in simulation.status("one").last_decision.why
@@ -79,7 +66,7 @@ async def test_a_job_for_spot_machines_alone_waits_with_the_limit_as_its_reason(
     assert "0 of 0 GPUs in use are spot; kept off spot machines: team/one" in message
     assert simulation.metrics.registry.get_sample_value("ballast_jobs_kept_off_spot") == 1
     add(simulation, "sure", spot="Forbid")
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.running("one")
     assert condition(simulation)[:2] == ("True", "SpotAsAllowed")
 
 
@@ -88,42 +75,29 @@ async def test_a_limit_that_is_lowered_stops_nothing():
     """What runs stays, the condition says so, and the next job runs elsewhere."""
     simulation = cluster({})
     add(simulation, "a", "b")
-    await simulation.until(lambda: all(simulation.state(name) == "Running" for name in "ab"))
+    await simulation.running(*"ab")
     assert pools(simulation, "a", "b") == ["east", "east"]
-    item = simulation.world.get(POLICY, "", "default")
-    item["spec"]["spot"] = {"onDemandShare": 0.9}
-    simulation.world.put(POLICY, item)
-    for _ in range(30):
-        await simulation.tick()
+    simulation.change_policy(spot={"onDemandShare": 0.9})
+    await simulation.ticks(30)
     assert pools(simulation, "a", "b") == ["east", "east"]
     assert [simulation.status(name).launches for name in "ab"] == [1, 1]
     assert condition(simulation)[:2] == ("False", "SpotLimitExceeded")
     add(simulation, "c")
-    await simulation.until(lambda: simulation.state("c") == "Running")
+    await simulation.running("c")
     assert pools(simulation, "c") == ["sure"]
-
-
-async def test_gangs_are_spread_over_the_spot_pools():
-    """At most half in each, though one is cheaper."""
-    simulation = cluster({"mostInOnePool": 0.5}, east=8, west=8)
-    add(simulation, "a", "b", "c", "d")
-    await simulation.until(lambda: all(simulation.state(name) == "Running" for name in "abcd"))
-    assert pools(simulation, *"abcd") == ["east", "east", "west", "west"]
 
 
 async def test_gangs_are_spread_over_the_zones_of_one_pool():
     """By the label of its nodes; the condition counts each zone."""
-    simulation = Simulation(nodes={f"n{at}": ("east", 2) for at in range(8)}, roundSeconds=10)
-    item = simulation.world.get(POLICY, "", "default")
-    item["spec"]["spot"] = {"mostInOnePool": 0.5}
-    item["spec"]["nodePools"][0] |= {"gpuType": "v100", "capacityType": "spot"}
-    simulation.world.put(POLICY, item)
+    nodes = {f"n{at}": ("east", 2) for at in range(8)}
+    pools = {"east": {"gpuType": "v100", "capacityType": "spot"}}
+    simulation = Simulation(nodes=nodes, pools=pools, roundSeconds=10, spot={"mostInOnePool": 0.5})
     for node in simulation.world.items(NODE):
         zone = "a" if node["metadata"]["name"] < "n4" else "b"
         node["metadata"]["labels"]["topology.kubernetes.io/zone"] = f"us-east-1{zone}"
         simulation.world.put(NODE, node)
     add(simulation, *"abcd")
-    await simulation.until(lambda: all(simulation.state(name) == "Running" for name in "abcd"))
+    await simulation.running(*"abcd")
     nodes = [node for name in "abcd" for node in simulation.status(name).allocation.nodes]
     assert sum(node < "n4" for node in nodes) == 4
     assert "4 of pool east in zone us-east-1a, 4 of pool east in zone us-east-1b" in condition(simulation)[2]

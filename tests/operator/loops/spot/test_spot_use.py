@@ -1,53 +1,44 @@
-"""spec.spot of a job: which machines it may run on, under every policy, and why it waits."""
+"""spec.spot of a job: which machines it may run on, by each policy, beside a deadline, and why it waits."""
 
 from typing import Any
 
 import pytest
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.kube.kinds import JOB, POLICY
 
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.simulation import START, Simulation, at
+from tests.support.examples import first_daily
 
 SPEEDS = [{"gpuType": "v100", "stages": 2, "stepsPerSecond": 1.0}]
 
 
 def cluster(policy: str = "min-cost", nodes: dict[str, Any] | None = None) -> Simulation:
     """Pools ``sure`` and ``spot`` of one GPU type; spot costs a third."""
-    simulation = Simulation(nodes=nodes or {"a": ("sure", 2), "b": ("spot", 2)}, roundSeconds=10)
-    item = simulation.world.get(POLICY, "", "default")
-    item["spec"]["objective"] = {"policy": policy}
-    for pool in item["spec"]["nodePools"]:
-        spot = pool["name"] == "spot"
-        price, kind = (1.0, "spot") if spot else (3.0, "onDemand")
-        pool |= {"gpuType": "v100", "capacityType": kind, "pricePerGpuHour": price}
-    simulation.world.put(POLICY, item)
-    return simulation
+    nodes = nodes or {"a": ("sure", 2), "b": ("spot", 2)}
+    pools = {
+        "sure": {"gpuType": "v100", "capacityType": "onDemand", "pricePerGpuHour": 3.0},
+        "spot": {"gpuType": "v100", "capacityType": "spot", "pricePerGpuHour": 1.0},
+    }
+    pools = {name: pools[name] for name, _ in nodes.values()}
+    return Simulation(nodes=nodes, pools=pools, roundSeconds=10, objective={"policy": policy})
 
 
 def add(simulation: Simulation, name: str, **spec: Any) -> None:
-    simulation.add_job(
-        name, **{"trainer": {"total": 100_000}, "totalSteps": 100_000, "throughput": SPEEDS, **spec}
-    )
+    simulation.add_job(name, **{"totalSteps": 100_000, "throughput": SPEEDS, **spec})
 
 
-def pool_of(simulation: Simulation, name: str) -> str:
-    allocation = simulation.status(name).allocation
-    return "" if allocation is None else allocation.pool
-
-
-@pytest.mark.parametrize("policy", ["min-cost", "max-min-fairness", "fifo", "max-throughput"])
+@pytest.mark.parametrize("policy", first_daily(["min-cost", "max-min-fairness", "fifo"]))
 @pytest.mark.parametrize(("spot", "pool"), [("Forbid", "sure"), ("Require", "spot")])
 async def test_the_job_runs_on_the_machines_that_it_may_use(policy: str, spot: str, pool: str):
     """Whatever they cost, and whatever the policy reads; explain names what was left out."""
     simulation = cluster(policy)
     add(simulation, "one", spot=spot)
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    assert pool_of(simulation, "one") == pool
+    await simulation.running("one")
+    assert simulation.pool("one") == pool
     other = "spot" if pool == "sure" else "sure"
     assert f"spec.spot is {spot}: not offered {other}" in simulation.status("one").last_decision.why
 
 
-@pytest.mark.parametrize("policy", ["min-cost", "max-min-fairness", "fifo"])
+@pytest.mark.parametrize("policy", first_daily(["min-cost", "max-min-fairness", "fifo"]))
 async def test_a_job_that_may_use_both_leaves_the_place_that_the_other_needs(policy: str):
     """Both run, each whole, in whatever order they came."""
     for order in (("picky", "any"), ("any", "picky")):
@@ -56,7 +47,7 @@ async def test_a_job_that_may_use_both_leaves_the_place_that_the_other_needs(pol
             add(simulation, name, **({"spot": "Forbid"} if name == "picky" else {}))
         await simulation.until(
             lambda simulation=simulation: (
-                [pool_of(simulation, name) for name in ("picky", "any")] == ["sure", "spot"]
+                [simulation.pool(name) for name in ("picky", "any")] == ["sure", "spot"]
             )
         )
 
@@ -67,12 +58,12 @@ async def test_without_such_a_pool_the_job_waits_and_says_why(spot: str, pool: s
     simulation = cluster(nodes={"a": (pool, 2)})
     add(simulation, "one", spot=spot)
     await simulation.tick()
-    found = simulation.status("one").condition(JobCondition.ADMITTED)
+    found = simulation.condition("one", JobCondition.ADMITTED)
     assert (found.is_true, found.reason) == (False, JobReason.NO_MATCHING_CAPACITY_TYPE)
     assert f"spec.spot is {spot}" in found.message
     assert f": {pool}. To fix: set spec.spot to Allow" in found.message
-    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"spot": "Allow"}})
-    await simulation.until(lambda: simulation.state("one") == "Running")
+    simulation.change("one", spot="Allow")
+    await simulation.running("one")
 
 
 async def test_a_job_waits_for_its_machines_while_others_are_free():
@@ -80,7 +71,7 @@ async def test_a_job_waits_for_its_machines_while_others_are_free():
     simulation = cluster(nodes={"a": ("sure", 1), "b": ("spot", 4)})
     add(simulation, "one", spot="Forbid")
     await simulation.tick()
-    found = simulation.status("one").condition(JobCondition.ADMITTED)
+    found = simulation.condition("one", JobCondition.ADMITTED)
     assert (found.is_true, found.reason) == (False, JobReason.EXCEEDS_CAPACITY)
 
 
@@ -89,14 +80,34 @@ async def test_a_running_job_stays_until_its_next_launch():
     """As a change of the template does: nothing is stopped for it."""
     simulation = cluster()
     add(simulation, "one")
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    assert pool_of(simulation, "one") == "spot"
-    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"spot": "Forbid"}})
-    for _ in range(30):
-        await simulation.tick()
-    assert pool_of(simulation, "one") == "spot"
-    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": True}})
+    await simulation.running("one")
+    assert simulation.pool("one") == "spot"
+    simulation.change("one", spot="Forbid")
+    await simulation.ticks(30)
+    assert simulation.pool("one") == "spot"
+    simulation.change("one", suspend=True)
     await simulation.until(lambda: simulation.status("one").allocation is None)
-    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": False}})
-    await simulation.until(lambda: simulation.state("one") == "Running")
-    assert pool_of(simulation, "one") == "sure"
+    simulation.change("one", suspend=False)
+    await simulation.running("one")
+    assert simulation.pool("one") == "sure"
+
+
+async def test_a_job_waits_for_spot_machines_until_only_on_demand_ones_are_sure():
+    """The spot node is too small for its gang; those on demand idle until the last moment."""
+    simulation = cluster("min-cost-slo", nodes={"a": ("sure", 2), "b": ("spot", 1)})
+    add(simulation, "one", totalSteps=1000, trainer={"silent": True}, deadline=at(2000))
+    await simulation.tick(seconds=10)
+    assert simulation.pool("one") == ""
+    assert "waits for spot machines" in simulation.status("one").last_decision.why
+    await simulation.until(lambda: simulation.pool("one") == "sure", seconds=10)
+    waited = (simulation.now - START).total_seconds()
+    assert 500 < waited < 1000 - 180  # a start takes three minutes
+
+
+async def test_a_job_goes_on_demand_at_the_last_moment_and_stays():
+    """What is left just fits before the deadline: spot machines are not sure enough, cheap as they are."""
+    simulation = cluster("min-cost-slo")
+    add(simulation, "one", totalSteps=3000, trainer={"silent": True}, deadline=at(3300))
+    await simulation.until(lambda: simulation.pool("one") == "sure")
+    await simulation.ticks(3, seconds=10)
+    assert simulation.pool("one") == "sure"
