@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ballast_policies.contract import Plan
+from ballast_trainer.channel.base import DirectoryChannel
 
 from tests.support.ports import free_port
 from tests.support.waiting import WAIT_SECONDS, eventually
@@ -90,6 +92,21 @@ class Gang:
         common = {"BALLAST_JOB": "job", "BALLAST_POD_NAME": pod, "BALLAST_CHANNEL": os.fspath(channel)}
         common["BALLAST_TERMINATION_LOG"] = os.fspath(log)
         self.start(pod, ["pod"], {**common, **(environment or {})})
+
+    def start_job(
+        self,
+        channel: Path,
+        config: Mapping[str, Any],
+        plan: Plan,
+        environment: Mapping[str, str] | None = None,
+    ) -> DirectoryChannel:
+        """The pods of a plan, on a directory channel that is made for them."""
+        made = DirectoryChannel(channel)
+        made.publish(plan)
+        (channel / "config.json").write_text(json.dumps(config))
+        for pod in plan.pods:
+            self.start_pod(pod, channel, environment)
+        return made
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to one process."""

@@ -1,7 +1,6 @@
 """Checkpoints are whole or not there, verified when read, and never lost by a run that cannot read them."""
 
 import datetime
-import json
 import resource
 import threading
 
@@ -192,14 +191,6 @@ def test_all_ranks_verify_their_share_and_wait_for_slow_storage_without_a_limit(
     assert [rank["step"] for rank in ranks] == [5, 5]
     assert sorted(ranks[0]["read"] + ranks[1]["read"]) == ranks[0]["files"]
     assert all(rank["read"] for rank in ranks)
-
-
-def test_a_manifest_of_a_newer_release_is_read(store):
-    """Fields that this release does not know are no damage."""
-    make, _, folder = saved(store, 5)
-    path = step_folder(folder, 5) / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "colour": "blue"}))
-    assert make().newest(ALONE).step == 5
 
 
 def test_a_corrupt_checkpoint_is_written_again_when_its_step_comes_again(store, caplog):

@@ -1,11 +1,15 @@
 """Checkpoints: resumed by any number of ranks, whole or skipped, few."""
 
+import shutil
 import signal
 
 import pytest
 from ballast_policies.contract import ExitCode
+from ballast_trainer.errors import CheckpointError
 
 from tests.support.examples import first_daily
+from tests.support.gang import assert_same_curve
+from tests.support.one_process import train_here
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.processes
@@ -21,29 +25,25 @@ def with_checkpoints(config, folder, **fields):
     return {**config, "checkpoint": {"path": str(folder), "everySteps": 5, **fields}}
 
 
-def assert_resumes(losses, reference, *, after, total):
-    assert sorted(losses) == list(range(after + 1, total + 1))
-    assert max(abs(losses[step] - reference[step]) for step in losses) < 1e-5
-
-
 @pytest.mark.parametrize("dynamics", first_daily([CHANGES, []]), ids=["freezing+pruning", "plain"])
-def test_four_ranks_save_and_two_three_or_one_resume(
+def test_three_ranks_save_and_four_two_or_one_resume(
     gang, small_config, single_process_losses, tmp_path, dynamics
 ):
-    """The curve continues with another number of ranks, optimizer state, masks and data position kept."""
-    config = small_config(totalSteps=16, dynamics=dynamics)
+    """The curve continues with other ranks: optimizer state, learning rate, masks and data position kept."""
+    decay = {"warmupSteps": 3, "decay": "cosine", "decaySteps": 16, "learningRate": 0.005}
+    config = small_config(totalSteps=16, dynamics=dynamics, training=decay)
     reference = single_process_losses(config)
     first = with_checkpoints(config, tmp_path / "saved")
-    assert set(gang({**first, "totalSteps": 10}, ranks=4).exit_codes().values()) == {0}
+    assert set(gang({**first, "totalSteps": 10}, ranks=3).exit_codes().values()) == {0}
     resumed = []
-    for ranks in (2, 3, 1):
+    for ranks in (4, 2, 1):
         copy = tmp_path / f"copy-{ranks}"
-        copy_tree(tmp_path / "saved", copy)
+        shutil.copytree(tmp_path / "saved", copy)
         resumed.append(gang(with_checkpoints(config, copy), ranks=ranks))
     for running in resumed:
         assert set(running.exit_codes().values()) == {0}, running.errors()
         assert running.events("launch")[0]["resumed_from_step"] == 10
-        assert_resumes(running.losses(), reference, after=10, total=16)
+        assert_same_curve(running.losses(), {step: reference[step] for step in range(11, 17)})
 
 
 @pytest.mark.parametrize("killed", first_daily(["rank-0", "rank-1"]))
@@ -69,37 +69,21 @@ def test_a_rank_killed_while_a_checkpoint_is_written_costs_that_checkpoint(
     assert not list(folder.glob(".step-*.partial"))
 
 
-def test_a_checkpoint_of_another_model_is_refused(gang, small_config, tmp_path):
-    """It says what differs and what to change, and does not train on."""
-    config = with_checkpoints(small_config(totalSteps=5), tmp_path / "saved")
-    assert gang(config, ranks=1).exit_codes() == {"rank-0": 0}
-    other = {**config, "model": {"name": "gpt", "layers": 6, "args": {"dim": 32, "heads": 2}}}
-    running = gang(other, ranks=1)
-    assert running.exit_codes() == {"rank-0": ExitCode.ERROR}
-    assert "checkpoint of 8 layers, the model has 6" in running.errors()
+OTHERS = [
+    ({"model": {"name": "gpt", "layers": 6}}, "checkpoint of 8 layers, the model has 6"),
+    ({"training": {"optimizer": "sgd"}}, "of the optimizer adamw, training.optimizer is sgd"),
+    ({"model": {"name": "gpt", "layers": 8, "args": {"dim": 64, "heads": 2}}}, "not fit layer 0"),
+    ({"training": {"seed": 5}}, "a checkpoint of seed 0, the job has 5"),
+]
 
 
-def test_a_checkpoint_of_another_optimizer_is_refused(gang, small_config, tmp_path):
-    """Its moments are not the other's: neither dropped in silence nor found missing at the first step."""
-    config = with_checkpoints(small_config(totalSteps=5), tmp_path / "saved")
-    assert gang(config, ranks=1).exit_codes() == {"rank-0": 0}
-    other = {**config, "training": {**config.get("training", {}), "optimizer": "sgd"}}
-    running = gang(other, ranks=2)
-    assert set(running.exit_codes().values()) == {ExitCode.ERROR}
-    assert "checkpoint of the optimizer adamw, training.optimizer is sgd" in running.errors()
-    assert "Traceback" not in running.errors()
-
-
-def test_a_checkpoint_of_other_shapes_is_refused_with_the_reason(gang, small_config, tmp_path):
-    """As many layers, but wider ones: the layer, the tensor and what to change, without a traceback."""
-    config = with_checkpoints(small_config(totalSteps=5), tmp_path / "saved")
-    assert gang(config, ranks=1).exit_codes() == {"rank-0": 0}
-    running = gang(
-        {**config, "model": {"name": "gpt", "layers": 8, "args": {"dim": 64, "heads": 2}}}, ranks=1
-    )
-    assert running.exit_codes() == {"rank-0": ExitCode.ERROR}
-    assert "does not fit layer 0" in running.errors()
-    assert "Traceback" not in running.errors()
+def test_a_checkpoint_of_another_job_is_refused(small_config, tmp_path):
+    """Before the first step, with what differs and what to change: nothing of it is dropped in silence."""
+    config = with_checkpoints(small_config(totalSteps=1), tmp_path / "saved")
+    train_here(config)
+    for fields, words in OTHERS:
+        with pytest.raises(CheckpointError, match=f"{words}.*To fix: "):
+            train_here(config | fields | {"totalSteps": 5})
 
 
 def test_a_place_that_cannot_be_written_is_found_before_the_first_step(gang, small_config, tmp_path):
@@ -110,9 +94,3 @@ def test_a_place_that_cannot_be_written_is_found_before_the_first_step(gang, sma
     assert running.losses() == {}
     assert "To fix: let checkpoint.path be a directory" in running.errors()
     assert "Traceback" not in running.errors()
-
-
-def copy_tree(source, target):
-    import shutil
-
-    shutil.copytree(source, target)

@@ -2,7 +2,13 @@
 
 import pytest
 from ballast_policies.contract import HANDOVER_ENV
-from ballast_trainer.distributed.stopping import LEAVE_SECONDS, StopSignal, handover_seconds
+from ballast_trainer.distributed.stopping import (
+    LEAVE_SECONDS,
+    STOP_SECONDS_ENV,
+    StopSignal,
+    handover_seconds,
+    stop_seconds,
+)
 from ballast_trainer.errors import ConfigurationError
 
 RANKS = 4
@@ -74,3 +80,11 @@ def test_the_time_to_wait_comes_from_the_environment():
     assert handover_seconds({HANDOVER_ENV: "15"}) == 15.0
     with pytest.raises(ConfigurationError, match=HANDOVER_ENV):
         handover_seconds({HANDOVER_ENV: "soon"})
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan"])
+def test_a_deadline_that_is_none_is_refused(text):
+    """With the variable's name."""
+    with pytest.raises(ConfigurationError, match=STOP_SECONDS_ENV):
+        stop_seconds({STOP_SECONDS_ENV: text})
+    assert (stop_seconds({}), stop_seconds({STOP_SECONDS_ENV: "30"})) == (None, 30.0)

@@ -1,21 +1,19 @@
 """A move that fails leaves every rank with the layers, the optimizer state and the plan that it had."""
 
-import itertools
-import json
 import signal
 
 import pytest
 import torch
-from ballast_policies.contract import Ack, Directive, ExitCode, Stage
+from ballast_policies.contract import Ack, Directive, ExitCode
 from ballast_policies.contract.job.model import ModelConfig
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.stages import stages_over
-from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.loop import migrate as moving
 from ballast_trainer.models.registry import build_model
 
 from tests.support.plans import local_plan
+from tests.support.replans import stages_at
 from tests.support.waiting import eventually
 from tests.trainer.tensor_parallel.ranks import held_layers, on_ranks
 
@@ -86,13 +84,6 @@ def test_a_message_that_does_not_arrive_whole_moves_nothing_anywhere(name, fault
     assert [rank["held"] for rank in ranks] == [(0, 1, 2, 3), (4, 5), (6, 7)]
 
 
-def stages_at(bounds):
-    return tuple(
-        Stage(rank=rank, first_layer=first, end_layer=end)
-        for rank, (first, end) in enumerate(itertools.pairwise(bounds))
-    )
-
-
 @pytest.fixture
 def picky(pods, tmp_path):
     """Start pods of an endless job whose layers cannot be loaded; the channel, the first plan, the file."""
@@ -100,7 +91,6 @@ def picky(pods, tmp_path):
     def start(names, *, network):
         refusing, folder = tmp_path / "refusing", tmp_path / "channel"
         refusing.touch()
-        folder.mkdir()
         config = {
             "totalSteps": 100_000,
             "model": {"name": "tests.trainer.models.picky_model:build", "args": {"refusing": str(refusing)}},
@@ -108,11 +98,8 @@ def picky(pods, tmp_path):
             "pipeline": {"microbatches": 4, "globalBatchSize": 8},
             "rebalance": {"enabled": False},
         }
-        (folder / "config.json").write_text(json.dumps(config))
-        channel, plan = DirectoryChannel(folder), local_plan(names, network=network)
-        channel.publish(plan)
-        for pod in names:
-            pods.start_pod(pod, folder)
+        plan = local_plan(names, network=network)
+        channel = pods.start_job(folder, config, plan)
         pods.wait_for_step(3, names[0])
         return channel, plan, refusing, config
 
@@ -144,7 +131,8 @@ def test_training_continues_under_the_old_plan_until_a_move_succeeds(
     channel, plan, refusing, config = picky(PODS, network=41)
     names = PODS if directive is Directive.RUN else PODS[:2]
     bounds = (0, 6, 7, 8) if directive is Directive.RUN else (0, 6, 8)
-    wanted = local_plan(names, network=41).replace(epoch=2, directive=directive, stages=stages_at(bounds))
+    stages = stages_at(bounds, range(len(names)))
+    wanted = local_plan(names, network=41).replace(epoch=2, directive=directive, stages=stages)
     channel.publish(wanted)
     eventually(lambda: "plan 2 is not followed" in pods.errors(), "the plan is refused", pods.errors)
     trains_on(pods)

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 from ballast_policies.contract import Ack, Directive, ExitCode
-from ballast_trainer.channel.base import DirectoryChannel
+from ballast_trainer.distributed.stopping import LEAVE_SECONDS
 
 from tests.support.examples import first_daily
 from tests.support.plans import local_plan
@@ -19,16 +19,12 @@ PODS = ["job-1-0", "job-1-1", "job-1-2"]
 
 @pytest.fixture
 def launch(pods, tmp_path):
-    """Start the three pods of a job on the directory channel."""
+    """Start the three pods of a job on the directory channel, and wait until it trains."""
 
     def start(config, *, network, environment=None):
-        folder = tmp_path / "channel"
-        folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config))
-        channel = DirectoryChannel(folder)
-        channel.publish(local_plan(PODS, network=network))
-        for pod in PODS:
-            pods.start_pod(pod, folder, environment)
+        plan = local_plan(PODS, network=network)
+        channel = pods.start_job(tmp_path / "channel", config, plan, environment)
+        pods.wait_for_step(3, "job-1-0")
         return channel
 
     return start
@@ -42,7 +38,6 @@ def saving(config, tmp_path):
 def test_a_killed_rank_ends_the_others_as_healthy(pods, launch, small_config, victim, tmp_path):
     """The survivors exit PEER_LOST and say so in their termination message."""
     launch(small_config(totalSteps=100_000), network=21)
-    pods.wait_for_step(3, "job-1-0")
     pods.signal(victim, signal.SIGKILL)
     codes = pods.exit_codes()
     assert codes.pop(victim) == -signal.SIGKILL
@@ -55,7 +50,6 @@ def test_a_killed_rank_ends_the_others_as_healthy(pods, launch, small_config, vi
 def test_a_hung_rank_is_noticed_by_its_heartbeat(pods, launch, small_config, victim):
     """A stopped process, whose connections stay open, costs seconds and not gloo's time-out."""
     launch(small_config(totalSteps=100_000), network=23, environment={"BALLAST_HANG_SECONDS": "6"})
-    pods.wait_for_step(3, "job-1-0")
     pods.signal(victim, signal.SIGSTOP)
     survivors = [pod for pod in PODS if pod != victim]
     assert {pods.exit_code(pod) for pod in survivors} == {ExitCode.PEER_LOST}, pods.errors()
@@ -65,9 +59,9 @@ def test_a_hung_rank_is_noticed_by_its_heartbeat(pods, launch, small_config, vic
 
 @pytest.mark.parametrize("told", first_daily(PODS[::-1]))
 def test_sigterm_to_one_rank_saves_and_stops_all(pods, launch, small_config, told, tmp_path):
-    """All ranks leave after the same step, which is saved, with exit code STOPPED."""
-    launch(saving(small_config(totalSteps=100_000), tmp_path), network=24)
-    pods.wait_for_step(3, "job-1-0")
+    """All ranks leave after the same step, which is saved, with exit code STOPPED; with time enough."""
+    config = saving(small_config(totalSteps=100_000), tmp_path)
+    launch(config, network=24, environment={"BALLAST_STOP_SECONDS": "60"})
     pods.signal(told, signal.SIGTERM)
     assert set(pods.exit_codes().values()) == {ExitCode.STOPPED}, pods.errors()
     messages = [pods.termination(pod) for pod in PODS]
@@ -76,10 +70,21 @@ def test_sigterm_to_one_rank_saves_and_stops_all(pods, launch, small_config, tol
     assert (tmp_path / f"saved/step-{step:08d}/manifest.json").exists()
 
 
+def test_a_state_that_cannot_be_saved_in_time_is_told_before_the_kill(pods, launch, small_config, tmp_path):
+    """One rank hangs, another waits inside torch when told to stop: it exits by itself with a message."""
+    environment = {"BALLAST_STOP_SECONDS": str(LEAVE_SECONDS + 1), "BALLAST_HANG_SECONDS": "80"}
+    launch(saving(small_config(totalSteps=100_000), tmp_path), network=32, environment=environment)
+    pods.signal("job-1-2", signal.SIGSTOP)
+    pods.signal("job-1-1", signal.SIGTERM)
+    assert pods.exit_code("job-1-1") == ExitCode.PEER_LOST, pods.errors()
+    message = pods.termination("job-1-1")
+    assert "told to stop, but the state is not saved 1 s later" in message["message"]
+    assert "terminationGracePeriodSeconds" in message["message"]
+
+
 def test_a_plan_with_checkpoint_and_stop_ends_the_job(pods, launch, small_config, tmp_path):
     """The acknowledgement names the step that was saved."""
     channel = launch(saving(small_config(totalSteps=100_000), tmp_path), network=25)
-    pods.wait_for_step(3, "job-1-0")
     channel.publish(local_plan(PODS, epoch=2, directive=Directive.CHECKPOINT_AND_STOP, network=25))
     assert set(pods.exit_codes().values()) == {ExitCode.STOPPED}, pods.errors()
     ack = Ack.from_json((tmp_path / "channel/ack.json").read_text())
@@ -116,11 +121,8 @@ def test_sigterm_before_the_plan_stops_at_once(pods, tmp_path):
 )
 def test_a_wrong_configuration_ends_with_its_field_named(pods, small_config, change, field, tmp_path):
     """Exit code USAGE, reason ConfigurationError, and the field that is wrong."""
-    (tmp_path / "channel").mkdir()
-    (tmp_path / "channel/config.json").write_text(json.dumps({**small_config(totalSteps=2), **change}))
-    names = PODS[:1]
-    DirectoryChannel(tmp_path / "channel").publish(local_plan(names, network=26))
-    pods.start_pod(names[0], tmp_path / "channel")
+    config, names = {**small_config(totalSteps=2), **change}, PODS[:1]
+    pods.start_job(tmp_path / "channel", config, local_plan(names, network=26))
     if field is None:
         assert pods.exit_code(names[0]) == ExitCode.OK, pods.errors()
         return

@@ -1,19 +1,15 @@
 """Ranks that join a running job, under each layout and schedule, know and do what the others do."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
-from ballast_policies.contract import RENDEZVOUS_PORT, Directive
-from ballast_trainer.channel.base import DirectoryChannel
-from ballast_trainer.distributed.joining import new_ranks_ready
-from ballast_trainer.distributed.process_group import reach_store
 
 from tests.support.changes import SHORT, change
 from tests.support.examples import first_daily
+from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
 from tests.support.plans import local_plan
-from tests.support.waiting import WAIT_SECONDS, eventually
+from tests.support.replans import grow
 
 pytestmark = pytest.mark.processes
 
@@ -30,23 +26,6 @@ ALONE = {"dynamics": [{"kind": "mixtureOfExperts"}]}
 """The experts of a job with one replica cannot be shared; they compute the same."""
 
 
-def assert_same_curve(losses, reference, total):
-    assert sorted(losses) == list(range(1, total + 1))
-    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
-
-
-def grow(pods, channel, before, plan, folder, environment=None):
-    """Start the pods that are new in a plan, and wait until rank 0 has read it and they are there."""
-    grown = plan.replace(directive=Directive.GROW)
-    channel.publish(grown)
-    for pod in sorted(set(grown.pods) - set(before.pods)):
-        pods.start_pod(pod, folder, environment)
-    store = reach_store(before.ranks[0].address, RENDEZVOUS_PORT, WAIT_SECONDS)
-    running = SimpleNamespace(processes=[rank.process for rank in before.ranks], store=store)
-    eventually(lambda: new_ranks_ready(running, grown), "the new ranks are there", pods.errors)
-    pods.wait_for_plan(grown.epoch, before.pods[0])
-
-
 @pytest.mark.parametrize(
     ("fields", "reference"),
     first_daily([(TENSOR, TENSOR), (EXPERTS, ALONE), (SHARED, {})]),
@@ -61,22 +40,47 @@ def test_a_job_that_grows_keeps_the_curve(
     config["pipeline"] = {"microbatches": 4, "globalBatchSize": 4}
     names = ["job-1-0", "job-1-1"]
     gates = Gates(tmp_path / "gates", 3)
-    folder = tmp_path / "channel"
-    folder.mkdir()
-    channel = DirectoryChannel(folder)
-    (folder / "config.json").write_text(json.dumps(gates.hold(config)))
-    first = local_plan(names[:1], network=18, ranks_per_pod=2)
-    channel.publish(first)
-    several = {"BALLAST_POD_RANKS": "2"}
-    for pod in names[:1]:
-        pods.start_pod(pod, folder, several)
+    folder, several = tmp_path / "channel", {"BALLAST_POD_RANKS": "2"}
+    first, grown = (local_plan(names[:n], epoch=n, network=18, ranks_per_pod=2) for n in (1, 2))
+    pods.start_job(folder, gates.hold(config), first, several)
     pods.wait_for_step(2, names[0])
-    grow(pods, channel, first, local_plan(names, epoch=2, network=18, ranks_per_pod=2), folder, several)
+    grow(pods, folder, grown, several)
     gates.open()
     assert set(pods.exit_codes().values()) == {0}, pods.errors()
     (grew,) = pods.events("grow", names[0])
     assert (grew["ranks_before"], grew["ranks_after"]) == (2, 4)
-    assert_same_curve(pods.losses(names[0]), single_process_losses({**config, **reference}), 6)
+    assert_same_curve(pods.losses(names[0]), single_process_losses({**config, **reference}))
+
+
+EVALUATED = {
+    "everySteps": 1,
+    "batches": 1,
+    "data": {"name": "tests.support.held_data:text", "args": {"context": 16}},
+}
+
+
+def test_ranks_that_join_keep_the_curve(pods, small_config, single_process_losses, tmp_path):
+    """A pod joins where a rebalance, evaluation and checkpoint are due, and saves its part from there on."""
+    config = small_config(totalSteps=12, rebalance={"enabled": True, "everySteps": 1})
+    saved = {"checkpoint": {"path": str(tmp_path / "saved"), "everySteps": 1, "keep": 12}}
+    gates = Gates(tmp_path / "gates", 5)
+    folder, names = tmp_path / "channel", ["job-1-0", "job-1-1", "job-1-2"]
+    held = gates.hold(config | saved | {"evaluation": EVALUATED})
+    pods.start_job(folder, held, local_plan(names[:2], network=17))
+    pods.wait_for_step(3, "job-1-0")
+    grow(pods, folder, local_plan(names, epoch=2, network=17))
+    gates.open()
+    assert set(pods.exit_codes().values()) == {0}, pods.errors()
+    (grew,) = pods.events("grow", "job-1-0")
+    assert (grew["ranks_before"], grew["ranks_after"]) == (2, 3)
+    evaluated = [event["step"] for event in pods.events("evaluation", "job-1-0")]
+    assert evaluated == list(range(1, 13))
+    for step in range(grew["step"], 13):
+        checkpoint = tmp_path / "saved" / f"step-{step:08}"
+        listed = json.loads((checkpoint / "manifest.json").read_text())["files"]
+        assert {f"__{rank}_0.distcp" for rank in range(3)} <= set(listed)
+        assert all((checkpoint / name).exists() for name in listed)
+    assert_same_curve(pods.losses("job-1-0"), single_process_losses(config))
 
 
 STEPS = {"startStep": 1, "endStep": 10, "everySteps": 2}
@@ -104,24 +108,19 @@ def test_a_job_that_gives_ranks_back_and_takes_more_keeps_the_curve(
     names = [f"job-1-{number}" for number in range(4)]
     gates = Gates(tmp_path / "gates", 3, 6)
     folder = tmp_path / "channel"
-    folder.mkdir()
-    channel = DirectoryChannel(folder)
-    (folder / "config.json").write_text(json.dumps(gates.hold(config)))
-    channel.publish(local_plan(names[:3], network=19, ranks_per_pod=each))
-    for pod in names[:3]:
-        pods.start_pod(pod, folder, several)
+    first = local_plan(names[:3], network=19, ranks_per_pod=each)
+    channel = pods.start_job(folder, gates.hold(config), first, several)
     pods.wait_for_step(2, names[0])
-    fewer = channel.read_plan().keep((names[0], names[2]), "another job waits")
-    channel.publish(fewer)
+    channel.publish(first.keep((names[0], names[2]), "another job waits"))
     pods.wait_for_plan(2, names[0])
     gates.open()
     assert pods.exit_code(names[1]) == 0, pods.errors()
     pods.wait_for_step(5, names[0])
     order = [names[0], names[2], names[1], names[3]]
-    grow(pods, channel, fewer, local_plan(order, epoch=3, network=19, ranks_per_pod=each), folder, several)
+    grow(pods, folder, local_plan(order, epoch=3, network=19, ranks_per_pod=each), several)
     gates.open()
     assert set(pods.exit_codes().values()) == {0}, pods.errors()
     changes = [pods.events(kind, names[0])[0] for kind in ("repack", "grow")]
     assert [(one["ranks_before"] // each, one["ranks_after"] // each) for one in changes] == [(3, 2), (2, 4)]
     alone = {key: value for key, value in config.items() if key != "parallelism"}
-    assert_same_curve(pods.losses(names[0]), single_process_losses(alone), 12)
+    assert_same_curve(pods.losses(names[0]), single_process_losses(alone))

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from ballast_policies.contract.job.model import ModelConfig
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.stages import stages_over
-from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.layers.packing import pack
 from ballast_trainer.loop.migrate import migrate, plan_moves
@@ -17,8 +16,9 @@ from ballast_trainer.models.registry import build_model
 from ballast_trainer.profiling.link_times import TRIALS, link_seconds
 
 from tests.support.examples import first_daily
+from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
-from tests.support.replans import has_acked, stages_at, until
+from tests.support.replans import has_acked, replan, stages_at, until
 from tests.trainer.tensor_parallel.ranks import held_layers, on_ranks
 
 pytestmark = pytest.mark.processes
@@ -163,11 +163,6 @@ EVALUATED = {
 TOTAL = 9
 
 
-def assert_same_curve(losses, reference, first=1):
-    assert sorted(losses) == list(range(first, TOTAL + 1))
-    assert max(abs(losses[step] - reference[step]) for step in losses) < 1e-5
-
-
 PRUNING = {"kind": "pruning", "startStep": 3, "endStep": 7, "everySteps": 1, "target": 0.95}
 
 
@@ -188,7 +183,6 @@ def test_a_shrink_in_the_step_after_a_rebalance_keeps_curve_and_checkpoints(
     saved = tmp_path / "saved"
     held = config | {"evaluation": EVALUATED, "checkpoint": {"path": str(saved), "everySteps": 1, "keep": 20}}
     gates = Gates(tmp_path / "gates", 3, 4)
-    channel = DirectoryChannel(tmp_path / "channel")
     running = gang(gates.hold(held), ranks=3, options=["--channel", str(tmp_path / "channel")])
     # Before, an evaluation is under way, between two batches of which a plan takes effect, too.
     until(running, gates.waiting)
@@ -196,15 +190,10 @@ def test_a_shrink_in_the_step_after_a_rebalance_keeps_curve_and_checkpoints(
     if schedule == "ZeroBubbleV":
         moved = stages_at((0, 1, 2, 4, 6, 7, 8), (0, 1, 2, 2, 1, 0))
         fewer = stages_at((0, 2, 4, 6, 8), (0, 1, 1, 0))
-    channel.publish(channel.read_plan().replace(epoch=2, stages=moved))
-    until(running, functools.partial(running.has_read, 2))
-    gates.open()
+    replan(running, tmp_path, gates, lambda plan: plan.replace(epoch=2, stages=moved))
     until(running, functools.partial(has_acked, tmp_path, 2))
     until(running, gates.waiting)
-    kept = channel.read_plan().keep(channel.read_plan().pods[:2], "another job waits")
-    channel.publish(kept.replace(stages=fewer))
-    until(running, functools.partial(running.has_read, 3))
-    gates.open()
+    replan(running, tmp_path, gates, lambda plan: plan.keep(plan.pods[:2], "to go").replace(stages=fewer))
     assert set(running.exit_codes().values()) == {0}, running.errors()
     reference = single_process_losses(config)
     assert_same_curve(running.losses(), reference)
@@ -214,4 +203,4 @@ def test_a_shrink_in_the_step_after_a_rebalance_keeps_curve_and_checkpoints(
         shutil.rmtree(saved / f"step-{newer:08}")
     again = gang(config | {"checkpoint": {"path": str(saved), "everySteps": 20}}, ranks=1)
     assert set(again.exit_codes().values()) == {0}, again.errors()
-    assert_same_curve(again.losses(), reference, first=6)
+    assert_same_curve(again.losses(), {step: reference[step] for step in range(6, TOTAL + 1)})

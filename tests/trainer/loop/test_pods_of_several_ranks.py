@@ -1,11 +1,9 @@
 """Pods with several ranks: they train as single processes do, and are released whole."""
 
-import json
-
 import pytest
 from ballast_policies.contract import Ack, Proposal
-from ballast_trainer.channel.base import DirectoryChannel
 
+from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
 from tests.support.plans import local_plan
 from tests.support.waiting import eventually
@@ -26,13 +24,9 @@ def test_two_pods_of_two_ranks_repack_to_one_and_keep_the_curve(
         repack={"enabled": True, "everySteps": 5, "maxSlowdown": 9.0},
     )
     folder = tmp_path / "channel"
-    channel = DirectoryChannel(folder)
-    folder.mkdir()
     gates = Gates(tmp_path / "gates", 30)
-    (folder / "config.json").write_text(json.dumps(gates.hold(config)))
-    channel.publish(local_plan(["job-1-0", "job-1-1"], network=40, ranks_per_pod=2))
-    for pod in ("job-1-0", "job-1-1"):
-        pods.start_pod(pod, folder, {"BALLAST_POD_RANKS": "2"})
+    plan = local_plan(["job-1-0", "job-1-1"], network=40, ranks_per_pod=2)
+    channel = pods.start_job(folder, gates.hold(config), plan, {"BALLAST_POD_RANKS": "2"})
     eventually((folder / "proposal.json").exists, "a repack is proposed", pods.errors)
     proposal = Proposal.from_json((folder / "proposal.json").read_text())
     assert (proposal.kept_pods, proposal.released_pods) == (("job-1-0",), ("job-1-1",))
@@ -45,9 +39,7 @@ def test_two_pods_of_two_ranks_repack_to_one_and_keep_the_curve(
     assert (repacked["ranks_before"], repacked["ranks_after"]) == (4, 2)
     assert repacked["released"] == ["job-1-1"]
     assert Ack.from_json((folder / "ack.json").read_text()).epoch == 2
-    losses, reference = pods.losses("job-1-0"), single_process_losses(config)
-    assert sorted(losses) == list(range(1, 41))
-    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
+    assert_same_curve(pods.losses("job-1-0"), single_process_losses(config))
 
 
 def test_local_ranks_that_fill_no_pods_are_refused(gang, small_config):

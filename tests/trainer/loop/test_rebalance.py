@@ -9,6 +9,7 @@ import pytest
 import torch
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.reshaping import BalanceBy
+from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.stages import partition_of, stages_over
@@ -17,11 +18,15 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.loop.progress import Progress, idle_seconds
+from ballast_trainer.loop.rebalance_monitor import RebalanceMonitor
 from ballast_trainer.loop.replanning import (
     LayerSizes,
+    best_stages,
     layer_sizes,
+    predicted_step_seconds,
     rebalance_decision,
     repack_proposal,
+    staged_pipeline,
     within_memory,
 )
 from ballast_trainer.loop.state import ModelState, RunState
@@ -105,13 +110,7 @@ def test_layers_keep_away_from_a_slow_link():
     """
     blind = decided(job((0, 5, 6, 8)))
     links = [0.0, 0.2]
-    aware = decided(
-        job((0, 5, 6, 8), balancer="network", minGain=0.0),
-        SIZES,
-        steps_left=1000,
-        move_seconds=0.01,
-        link_seconds=links,
-    )
+    aware = decided(job((0, 5, 6, 8), balancer="network", minGain=0.0), link_seconds=links)
     assert blind.partition.bounds == (0, 5, 6, 8)
     loads = aware.partition.loads(SECONDS)
     assert loads[1] + loads[2] < blind.partition.loads(SECONDS)[1:].sum()
@@ -133,11 +132,7 @@ def test_activations_alone_change_what_fits():
     without = decided(job((0, 2, 8), memoryBytes=900))
     assert without.partition.bounds == (0, 5, 8)
     measured = job((0, 2, 8), memoryBytes=900, activation_bytes=(50.0,) * LAYERS)
-    assert decided(measured).partition.bounds == (
-        0,
-        4,
-        8,
-    )
+    assert decided(measured).partition.bounds == (0, 4, 8)
 
 
 def test_activations_alone_prevent_a_repack():
@@ -167,9 +162,7 @@ def test_a_ranks_bytes_are_those_of_the_schedule(schedule, activations, versions
     taken = capacity.bytes_taken(partition_of(training.stages))
     for rank, layers in enumerate((2, 3, 3)):
         step = activations[rank] * (10 * layers + 7)
-        if schedule == "GPipe":
-            step -= min(30 * layers, 10 * layers + 7)
-        if schedule == "PipeDream":
+        if schedule in ("GPipe", "PipeDream"):
             step -= min(30 * layers, 10 * layers + 7)
         further = (versions[rank] - 1) * 30 * layers
         assert taken[rank] == 100 * layers + step + 7 * 2 + further
@@ -308,3 +301,52 @@ def test_a_gang_that_has_grown_is_not_repacked_to_its_old_size():
     train(0.4)
     reference = progress.reference_step_seconds
     assert repack_proposal(training, run, SIZES, reference_step_seconds=reference) is not None
+
+
+def staged_job(bounds, *, schedule="ZeroBubbleV", seconds=SECONDS):
+    """Two ranks with two stages each, whose layers were measured in eight steps."""
+    training = job((0, 4, LAYERS), schedule=schedule, minGain=0.0)
+    placement = training.placement(2)
+    assert len(placement) == 4
+    partition = dataclasses.replace(exact_partition(seconds, 4), bounds=bounds)
+    training.stages = stages_over(partition, placement)
+    training.profile.forget()
+    for _ in range(8):
+        training.profile.add([*(s / 3 for s in seconds), *(s * 2 / 3 for s in seconds), *[0.0] * LAYERS])
+    return training
+
+
+@pytest.mark.parametrize("schedule", ["ZeroBubbleV", "Interleaved1F1B"])
+def test_a_look_is_due_only_where_the_balancer_moves_layers(schedule):
+    """The same judge says what a step loses and what a move gains."""
+    training = staged_job((0, 1, 2, 3, 8), schedule=schedule)
+    monitor = RebalanceMonitor(training, Progress(training, run_of(training)))
+    for _ in range(50):
+        monitor.step_done()
+    assert monitor.due()
+    decision = decided(training, move_seconds=0.0)
+    assert decision.rebalance
+    training.stages = stages_over(decision.partition, training.placement(2))
+    settled = RebalanceMonitor(training, Progress(training, run_of(training)))
+    for _ in range(50):
+        settled.step_done()
+    assert not settled.due()
+
+
+@pytest.mark.parametrize("schedule", ["ZeroBubbleV", "Interleaved1F1B", "LoopedBFS"])
+def test_first_stages_over_other_ranks_have_the_shortest_step_played(schedule):
+    """After a growth or a repack: never longer than that of the most even stages."""
+    training = staged_job((0, 2, 4, 6, 8), schedule=schedule)
+    costs, placement = training.profile.costs(), training.placement(2)
+    played = staged_pipeline(training, costs, placement)
+    stages = best_stages(training, costs, placement)
+    assert tuple(stage.rank for stage in stages) == placement
+    by_stage = exact_partition(costs.total, len(placement))
+    assert played.step_seconds(partition_of(stages)) <= played.step_seconds(by_stage)
+    assert predicted_step_seconds(training, costs, stages) == played.step_seconds(partition_of(stages))
+
+
+def test_one_stage_a_rank_needs_no_schedule_played():
+    """The closed form is exact enough, and at no cost."""
+    training = job((0, 4, 8))
+    assert staged_pipeline(training, training.profile.costs(), (0, 1)) is None

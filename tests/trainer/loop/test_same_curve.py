@@ -1,22 +1,16 @@
 """However the layers move, the loss curve is that of the uninterrupted single process."""
 
-import json
-from types import SimpleNamespace
-
 import pytest
-from ballast_policies.contract import RENDEZVOUS_PORT, Ack, Directive, Proposal
+from ballast_policies.contract import Ack, Proposal
 from ballast_policies.planning.schedules.registry import trained_schedules
-from ballast_trainer.channel.base import DirectoryChannel
-from ballast_trainer.distributed.joining import new_ranks_ready
-from ballast_trainer.distributed.process_group import reach_store
 from ballast_trainer.pipeline.layout import ScheduleRequest
 
 from tests.support.changes import SHORT, change
 from tests.support.examples import first_daily
+from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
-from tests.support.plans import local_plan
-from tests.support.replans import replan_at_random, stages_at
-from tests.support.waiting import WAIT_SECONDS, eventually
+from tests.support.replans import replan, replan_at_random, stages_at
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.processes
 
@@ -27,11 +21,6 @@ EVALUATED = {
 }
 FREEZING = {"kind": "freezing", "startStep": 4, "endStep": 12, "everySteps": 4, "target": 0.5}
 PRUNING = {"kind": "pruning", "startStep": 4, "endStep": 12, "everySteps": 2, "target": 0.95}
-
-
-def assert_same_curve(losses, reference, total):
-    assert sorted(losses) == list(range(1, total + 1))
-    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
 
 
 @pytest.mark.parametrize("schedule", trained_schedules(asynchronous=False))
@@ -48,7 +37,7 @@ def test_a_pipeline_learns_as_one_process_does(gang, small_config, single_proces
         config["model"] = {"name": "recurrent", "layers": 6, "args": {"dim": 24, "context": 8}}
     running = gang(config, ranks=2)
     assert running.exit_codes() == {"rank-0": 0, "rank-1": 0}, running.errors()
-    assert_same_curve(running.losses(), single_process_losses(config), 6)
+    assert_same_curve(running.losses(), single_process_losses(config))
 
 
 @pytest.mark.parametrize("schedule", first_daily(["InterleavedZeroBubble", "Interleaved1F1B", "LoopedBFS"]))
@@ -60,13 +49,12 @@ def test_three_stages_a_rank_learn_as_one_process_does(
     config["pipeline"] |= {"schedule": schedule, "stagesPerRank": 3}
     placement = ScheduleRequest(name=schedule, ranks=2, microbatches=4, stages_per_rank=3).placement()
     assert placement == (0, 1, 0, 1, 0, 1)
-    channel = DirectoryChannel(tmp_path / "channel")
     gates = Gates(tmp_path / "gates", 3, 6)
     running = gang(gates.hold(config), ranks=2, options=["--channel", str(tmp_path / "channel")])
-    replan_at_random(running, channel, tmp_path, gates=gates, seed=5, epochs=2, placement=placement)
+    replan_at_random(running, tmp_path, gates, seed=5, epochs=2, placement=placement)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert {len(line["stages"]) for line in running.lines("rank-0") if "event" not in line} == {6}
-    assert_same_curve(running.losses(), single_process_losses(config), 12)
+    assert_same_curve(running.losses(), single_process_losses(config))
 
 
 @pytest.mark.parametrize("dynamic", first_daily([FREEZING, PRUNING]), ids=["freezing", "pruning"])
@@ -79,21 +67,15 @@ def test_rebalance_and_repack_keep_the_curve(gang, small_config, single_process_
         # Not when layers move, whose times are then measured anew: noise may move some at each look.
         repack={"enabled": True, "minStages": 2, "everySteps": 9, "maxSlowdown": 5.0},
     )
-    channel = DirectoryChannel(tmp_path / "channel")
     gates = Gates(tmp_path / "gates", 3, 24)
     held = gates.hold(config) | {"evaluation": EVALUATED | {"everySteps": 7}}
     running = gang(held, ranks=4, options=["--channel", str(tmp_path / "channel")])
-    eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
     lopsided = stages_at((0, 5, 6, 7, 8), (0, 1, 2, 3))
-    channel.publish(channel.read_plan().replace(epoch=2, stages=lopsided))
-    running.wait_for_plan(2)
-    gates.open()
+    replan(running, tmp_path, gates, lambda plan: plan.replace(epoch=2, stages=lopsided))
     eventually(lambda: running.events("rebalance"), "layers are rebalanced", running.errors)
     eventually(lambda: proposed(tmp_path) is not None, "a repack is proposed", running.errors)
     proposal = proposed(tmp_path)
-    channel.publish(channel.read_plan().shrink(proposal))
-    running.wait_for_plan(3)
-    gates.open()
+    replan(running, tmp_path, gates, lambda plan: plan.shrink(proposal))
     codes = running.exit_codes()
     assert set(codes.values()) == {0}, running.errors()
     (repacked,) = running.events("repack")
@@ -104,25 +86,7 @@ def test_rebalance_and_repack_keep_the_curve(gang, small_config, single_process_
     assert (ack.epoch, ack.step) == (3, repacked["step"])
     assert ack.pause_ms == pytest.approx(repacked["pause_ms"])
     assert [event["step"] for event in running.events("evaluation")] == [7, 14, 21, 28, 30]
-    assert_same_curve(running.losses(), single_process_losses(config), 30)
-
-
-def test_an_asked_shrink_keeps_the_curve(gang, small_config, single_process_losses, tmp_path):
-    """The operator names pods that stay, the trainer cuts the layers for them: no restart, equal losses."""
-    config = small_config(totalSteps=12)
-    channel = DirectoryChannel(tmp_path / "channel")
-    gates = Gates(tmp_path / "gates", 3)
-    running = gang(gates.hold(config), ranks=3, options=["--channel", str(tmp_path / "channel")])
-    eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
-    first, _, last = channel.read_plan().pods
-    channel.publish(channel.read_plan().keep((first, last), "another job waits"))
-    running.wait_for_plan(2)
-    gates.open()
-    assert set(running.exit_codes().values()) == {0}, running.errors()
-    (shrunk,) = running.events("repack")
-    assert (shrunk["ranks_before"], shrunk["ranks_after"]) == (3, 2)
-    assert Ack.from_json((tmp_path / "channel/ack.json").read_text()).pause_ms > 0
-    assert_same_curve(running.losses(), single_process_losses(config), 12)
+    assert_same_curve(running.losses(), single_process_losses(config))
 
 
 def test_layers_balanced_over_measured_links_keep_the_curve(
@@ -132,19 +96,15 @@ def test_layers_balanced_over_measured_links_keep_the_curve(
     config = small_config(
         totalSteps=16, rebalance={"enabled": True, "everySteps": 5, "minGain": 0.0, "balancer": "network"}
     )
-    channel = DirectoryChannel(tmp_path / "channel")
     gates = Gates(tmp_path / "gates", 3)
     running = gang(gates.hold(config), ranks=3, options=["--channel", str(tmp_path / "channel")])
-    eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
     lopsided = stages_at((0, 6, 7, 8), (0, 1, 2))
-    channel.publish(channel.read_plan().replace(epoch=2, stages=lopsided))
-    running.wait_for_plan(2)
-    gates.open()
+    replan(running, tmp_path, gates, lambda plan: plan.replace(epoch=2, stages=lopsided))
     assert set(running.exit_codes().values()) == {0}, running.errors()
     rebalanced = running.events("rebalance")[-1]
     assert len(rebalanced["link_seconds"]) == 2
     assert min(rebalanced["link_seconds"]) > 0
-    assert_same_curve(running.losses(), single_process_losses(config), 16)
+    assert_same_curve(running.losses(), single_process_losses(config))
 
 
 def proposed(folder):
@@ -167,13 +127,12 @@ def test_heads_plasticity_and_exits_by_softmax_keep_the_curve(
         {"kind": "earlyExit", "target": 0.6, "exits": exits},
     ]
     config = small_config(totalSteps=24, dynamics=changes)
-    channel = DirectoryChannel(tmp_path / "channel")
     gates = Gates(tmp_path / "gates", 3, 9)
     running = gang(gates.hold(config), ranks=3, options=["--channel", str(tmp_path / "channel")])
-    replan_at_random(running, channel, tmp_path, seed=4, epochs=4, gates=gates)
+    replan_at_random(running, tmp_path, gates, seed=4, epochs=4)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert running.events("migrate")
-    assert_same_curve(running.losses(), single_process_losses(config), 24)
+    assert_same_curve(running.losses(), single_process_losses(config))
 
 
 @pytest.mark.parametrize(
@@ -198,48 +157,10 @@ def test_every_schedule_keeps_the_curve_with_all_dynamic_cases_and_random_replan
     config = small_config(totalSteps=16, dynamics=changes)
     config["model"]["args"]["context"] = 32
     config["pipeline"]["schedule"] = schedule
-    channel = DirectoryChannel(tmp_path / "channel")
     gates = Gates(tmp_path / "gates", 3, 8)
     running = gang(gates.hold(config), ranks=2, options=["--channel", str(tmp_path / "channel")])
     placement = ScheduleRequest(name=schedule, ranks=2, microbatches=4).placement()
-    replan_at_random(running, channel, tmp_path, gates=gates, seed=3, epochs=4, placement=placement)
+    replan_at_random(running, tmp_path, gates, seed=3, epochs=4, placement=placement)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert running.events("migrate")
-    assert_same_curve(running.losses(), single_process_losses(config), 16)
-
-
-def test_ranks_that_join_keep_the_curve(pods, small_config, single_process_losses, tmp_path):
-    """A pod joins where a rebalance, evaluation and checkpoint are due, and saves its part from there on."""
-    config = small_config(totalSteps=12, rebalance={"enabled": True, "everySteps": 1})
-    saved = {"checkpoint": {"path": str(tmp_path / "saved"), "everySteps": 1, "keep": 12}}
-    gates = Gates(tmp_path / "gates", 5)
-    folder = tmp_path / "channel"
-    folder.mkdir()
-    channel = DirectoryChannel(folder)
-    (folder / "config.json").write_text(json.dumps(gates.hold(config | saved | {"evaluation": EVALUATED})))
-    first = local_plan(["job-1-0", "job-1-1"], network=17)
-    channel.publish(first)
-    for pod in ("job-1-0", "job-1-1"):
-        pods.start_pod(pod, folder)
-    pods.wait_for_step(3, "job-1-0")
-    grown = local_plan(["job-1-0", "job-1-1", "job-1-2"], network=17).replace(
-        epoch=2, directive=Directive.GROW
-    )
-    channel.publish(grown)
-    pods.start_pod("job-1-2", folder)
-    store = reach_store(first.ranks[0].address, RENDEZVOUS_PORT, WAIT_SECONDS)
-    running = SimpleNamespace(processes=first.pods, store=store)
-    eventually(lambda: new_ranks_ready(running, grown), "the new rank is there", pods.errors)
-    pods.wait_for_plan(2, "job-1-0")
-    gates.open()
-    assert set(pods.exit_codes().values()) == {0}, pods.errors()
-    (grew,) = pods.events("grow", "job-1-0")
-    assert (grew["ranks_before"], grew["ranks_after"]) == (2, 3)
-    evaluated = [event["step"] for event in pods.events("evaluation", "job-1-0")]
-    assert evaluated == list(range(1, 13))
-    for step in range(grew["step"], 13):
-        checkpoint = tmp_path / "saved" / f"step-{step:08}"
-        listed = json.loads((checkpoint / "manifest.json").read_text())["files"]
-        assert {f"__{rank}_0.distcp" for rank in range(3)} <= set(listed)
-        assert all((checkpoint / name).exists() for name in listed)
-    assert_same_curve(pods.losses("job-1-0"), single_process_losses(config), 12)
+    assert_same_curve(running.losses(), single_process_losses(config))

@@ -1,15 +1,10 @@
 """A parameter that several stages share learns as the one parameter that it is, wherever layers move."""
 
-import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from ballast_policies.contract import RENDEZVOUS_PORT, Directive, ExitCode
-from ballast_trainer.channel.base import DirectoryChannel
-from ballast_trainer.distributed.joining import new_ranks_ready
-from ballast_trainer.distributed.process_group import reach_store
+from ballast_policies.contract import ExitCode
 from ballast_trainer.models.registry import load_callable
 from ballast_trainer.seeding import host_seeded, seed_build
 from safetensors.torch import load_file
@@ -20,8 +15,7 @@ from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
 from tests.support.one_process import train_here
 from tests.support.plans import local_plan
-from tests.support.replans import replan_at_random
-from tests.support.waiting import WAIT_SECONDS, eventually
+from tests.support.replans import grow, replan_at_random
 from tests.trainer.models import tied_models
 
 MODULE = "tests.trainer.models.tied_models"
@@ -114,12 +108,11 @@ def test_copies_stay_equal_wherever_the_layers_move(
     )
     config["pipeline"]["schedule"] = schedule
     ranks, placement = (3, (0, 1, 2)) if schedule == "1F1B" else (2, (0, 1, 1, 0))
-    channel = DirectoryChannel(tmp_path / "channel")
     gates = Gates(tmp_path / "gates", 3, 8)
     held = gates.hold(config)
     held["evaluation"] |= {"data": {"name": "tests.support.held_data:text", "args": {"context": 16}}}
     running = gang(held, ranks=ranks, options=["--channel", str(tmp_path / "channel")])
-    replan_at_random(running, channel, tmp_path, gates=gates, seed=7, epochs=4, placement=placement)
+    replan_at_random(running, tmp_path, gates, seed=7, epochs=4, placement=placement)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert running.events("migrate")
     assert_same_curve(running.losses(), single_process_losses(without_evaluation(config)))
@@ -189,23 +182,11 @@ def test_a_job_that_grows_and_shrinks_keeps_the_tie(
         config["data"] = {"name": f"{MODULE}:batches", "args": {}}
     gates = Gates(tmp_path / "gates", 4, 8)
     folder = tmp_path / "channel"
-    folder.mkdir()
-    channel = DirectoryChannel(folder)
     held = gates.hold(config) if model == "gpt" else gates.hold_own(config)
-    (folder / "config.json").write_text(json.dumps(held))
     names = ["job-1-0", "job-1-1", "job-1-2"]
-    first = local_plan(names[:2], network=61)
-    channel.publish(first)
-    for pod in names[:2]:
-        pods.start_pod(pod, folder)
+    channel = pods.start_job(folder, held, local_plan(names[:2], network=61))
     pods.wait_for_step(3, names[0])
-    grown = local_plan(names, network=61).replace(epoch=2, directive=Directive.GROW)
-    channel.publish(grown)
-    pods.start_pod(names[2], folder)
-    store = reach_store(first.ranks[0].address, RENDEZVOUS_PORT, WAIT_SECONDS)
-    running = SimpleNamespace(processes=first.pods, store=store)
-    eventually(lambda: new_ranks_ready(running, grown), "the new rank is there", pods.errors)
-    pods.wait_for_plan(2, names[0])
+    grow(pods, folder, local_plan(names, epoch=2, network=61))
     gates.open()
     pods.wait_for_step(7, names[0])
     channel.publish(channel.read_plan().keep(tuple(names[:2]), "another job waits"))
