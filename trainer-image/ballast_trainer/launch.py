@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import json
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ from ballast_trainer.distributed.connections import check_connections
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.joining import announce_ready, wait_until_called
 from ballast_trainer.distributed.mesh import Mesh
-from ballast_trainer.distributed.process_group import join
+from ballast_trainer.distributed.process_group import join, peer_failures
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.registry import build_dynamics, check_dynamics, warn_without_effect
 from ballast_trainer.environment import DeviceChoice, seconds_from
@@ -47,6 +48,7 @@ from ballast_trainer.loop.session import Session
 from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
+from ballast_trainer.models.tied_search import with_ties
 from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import Profile
@@ -58,7 +60,7 @@ from ballast_trainer.reporting.writers import WritingReporter, writers_of
 from ballast_trainer.seeding import deterministic_kernels
 from ballast_trainer.tensor_parallel.check import check_tensor_parallel
 from ballast_trainer.tensor_parallel.layers import split_layer
-from ballast_trainer.tied_model import shared_ties, tied_model
+from ballast_trainer.tied_model import tied_model
 
 logger = logging.getLogger(__name__)
 
@@ -415,7 +417,7 @@ def _model_state(
 ) -> ModelState:
     """Join the process group, and the model before its layers are made; collective over the plan's ranks."""
     device = machine.device
-    config, plan, model = job.config, launch.plan, shared_ties(job.model, launch, job.config.training.seed)
+    config, plan, model = job.config, launch.plan, _shared_ties(job.model, launch, job.config.training.seed)
     if launch.joining:
         announce_ready(launch.store, plan, launch.process)
         logger.info("%s waits to be called by the ranks that train", launch.process)
@@ -459,6 +461,22 @@ def _model_state(
         stages=_launched_stages(job, plan, placement),
         loss=loss_scale.scaled(model.loss),
     )
+
+
+def _shared_ties(model: Model, launch: RankLaunch, seed: int) -> Model:
+    """The model with the ties that rank 0 has found as the job was launched; rank 0 has them already.
+
+    Raises:
+        PeerLost: that rank is gone.
+    """
+    if launch.store is None:
+        return model
+    key = f"tied/launch-{launch.plan.launch}"
+    with peer_failures():
+        if launch.rank == 0 and not launch.joining:
+            launch.store.set(key, json.dumps(model.tied))
+            return model
+        return with_ties(model, json.loads(launch.store.get(key)), seed=seed)
 
 
 def _launched_stages(job: ValidatedJob, plan: Plan, placement: tuple[int, ...]) -> tuple[Stage, ...]:

@@ -1,15 +1,12 @@
 """Tied weights of a job: found before the first step, refused where they cannot be right."""
 
-import json
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from ballast_policies.contract import Plan
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.dynamics import DYNAMICS
 
 from ballast_trainer.distributed.axis import Axis
-from ballast_trainer.distributed.process_group import peer_failures
 from ballast_trainer.dynamics.freezing import Freezing, most_frozen
 from ballast_trainer.dynamics.protocol import Dynamic, is_built_in
 from ballast_trainer.dynamics.pruning.pruning import GradualPruning
@@ -34,42 +31,6 @@ def tied_model(model: Model, config: JobConfig) -> Model:
     found = with_ties(model, find_ties(model, seed=config.training.seed), seed=config.training.seed)
     check_ties(found, config)
     return found
-
-
-class Launched(Protocol):
-    """This process among the ranks of a plan, see ``launch.RankLaunch``."""
-
-    @property
-    def plan(self) -> Plan:
-        """The ranks."""
-
-    @property
-    def store(self) -> Any:
-        """Where ranks meet; None for one rank that never grows."""
-
-    @property
-    def joining(self) -> bool:
-        """Whether this process is new in a job that runs."""
-
-    @property
-    def rank(self) -> int:
-        """This process's rank."""
-
-
-def shared_ties(model: Model, launched: Launched, seed: int) -> Model:
-    """The model with the ties that rank 0 has found as the job was launched; rank 0 has them already.
-
-    Raises:
-        PeerLost: that rank is gone.
-    """
-    if launched.store is None:
-        return model
-    key = f"tied/launch-{launched.plan.launch}"
-    with peer_failures():
-        if launched.rank == 0 and not launched.joining:
-            launched.store.set(key, json.dumps(model.tied))
-            return model
-        return with_ties(model, json.loads(launched.store.get(key)), seed=seed)
 
 
 def check_ties(model: Model, config: JobConfig) -> None:

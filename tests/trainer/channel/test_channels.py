@@ -1,37 +1,69 @@
-"""Both channels carry the contract's bytes."""
+"""Channels carry the contract's bytes; what Kubernetes holds is followed by a watch that hides no change."""
 
+import contextlib
 import http.server
 import json
+import queue
 import threading
+import urllib.parse
 
 import pytest
 from ballast_policies.contract import Ack, Directive, Proposal, Report
 from ballast_trainer.channel.api_server import ApiServer
 from ballast_trainer.channel.base import ChannelError, DirectoryChannel, Messages, StandaloneChannel
-from ballast_trainer.channel.kubernetes import KubernetesChannel
+from ballast_trainer.channel.kubernetes import CHECK_SECONDS, KubernetesChannel, WatchedObject
 from ballast_trainer.errors import ConfigurationError
 
+from tests.support.waiting import WAIT_SECONDS, eventually
 from tests.trainer.channel.messages import ACK, PLAN, PROPOSAL, REPORT
+
+COLLECTION, NAME = "/api/v1/namespaces/team/configmaps", "a-plan"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/team/leases/a"
+CONFIG_MAP = f"{COLLECTION}/{NAME}"
+END = None
 
 
 class FakeApiServer(http.server.ThreadingHTTPServer):
-    """One ConfigMap and one Lease over HTTP; keeps what it was asked."""
+    """Objects over HTTP, and watches that the test speaks through; keeps what it was asked."""
+
+    daemon_threads = True
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), FakeHandler)
-        self.objects = {}
-        self.requests = []
-        self.failures = 0
+        self.objects, self.requests, self.watches = {}, [], []
+        self.refuse_watch, self.down = 0, False
+
+    def set(self, version, *, tell=True):
+        """A new version of the ConfigMap; ``tell``: to those who watch."""
+        item = {"metadata": {"resourceVersion": str(version)}, "data": {"version": str(version)}}
+        self.objects[CONFIG_MAP] = item
+        if tell:
+            self.send({"type": "MODIFIED", "object": item})
+
+    def send(self, event):
+        """To all watches: one that was replaced may have reached the server last."""
+        for _, events in self.watches:
+            events.put(event)
+
+    def gets(self):
+        """Requests that are no watch."""
+        return sum("?" not in path for _, path, _ in self.requests)
 
 
 class FakeHandler(http.server.BaseHTTPRequestHandler):
-    """Get and merge-patch."""
+    """Get, watch and merge-patch."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
-        """An object, or 404."""
-        self._answer(lambda: self.server.objects.get(self.path))
+        """An object or 404, or a watch."""
+        query = urllib.parse.parse_qs(self.path.partition("?")[2])
+        if not query:
+            self._answer(lambda: self.server.objects.get(self.path))
+        elif self.server.down or self.server.refuse_watch:
+            self._answer(lambda: {}, self.server.refuse_watch)
+        else:
+            self._watch(query)
 
     def do_PATCH(self):
         """Merge annotations and spec."""
@@ -46,22 +78,40 @@ class FakeHandler(http.server.BaseHTTPRequestHandler):
 
         self._answer(patch)
 
-    def _answer(self, action):
+    def _answer(self, action, status=0):
         self.server.requests.append((self.command, self.path, dict(self.headers)))
-        if self.server.failures:
-            self.server.failures -= 1
-            status, value = 503, {"message": "try later"}
-        else:
-            value = action()
-            status = 404 if value is None else 200
+        value = {"message": "try later"} if self.server.down else action()
         data = json.dumps(value).encode()
-        self.send_response(status)
+        self.send_response(503 if self.server.down else status or (404 if value is None else 200))
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
+    def _watch(self, query):
+        events = queue.Queue()
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.flush()
+        self.server.watches.append((query, events))
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            while (event := events.get(timeout=WAIT_SECONDS)) is not END:
+                line = json.dumps(event).encode() + b"\n"
+                self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+            self.wfile.write(b"0\r\n\r\n")
+
     def log_message(self, *args):
         """Silent."""
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
 
 
 def merge(target, patch):
@@ -73,27 +123,24 @@ def merge(target, patch):
 
 
 @pytest.fixture
-def api():
-    server = FakeApiServer()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+def server():
+    made = FakeApiServer()
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield server
-    server.shutdown()
+    yield made
+    made.send(END)
+    made.shutdown()
     thread.join()
-    server.server_close()
-
-
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/team/leases/a"
-CONFIG_MAP = "/api/v1/namespaces/team/configmaps/a-plan"
+    made.server_close()
 
 
 @pytest.fixture
-def kubeconfig(api, tmp_path):
+def kubeconfig(server, tmp_path):
     path = tmp_path / "kubeconfig"
     config = {
         "current-context": "pod",
         "contexts": [{"name": "pod", "context": {"cluster": "local", "user": "trainer"}}],
-        "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{api.server_port}"}}],
+        "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
         "users": [{"name": "trainer", "user": {"token": "secret"}}],
     }
     path.write_text(json.dumps(config))
@@ -101,32 +148,33 @@ def kubeconfig(api, tmp_path):
 
 
 @pytest.fixture
-def kubernetes_channel(kubeconfig):
-    server = ApiServer.from_environment(kubeconfig)
-    channel = KubernetesChannel(server, namespace="team", job="a", pod="a-1-0")
+def kubernetes_channel(server, kubeconfig):
+    server.refuse_watch = 404
+    api = ApiServer.from_environment(kubeconfig)
+    channel = KubernetesChannel(api, namespace="team", job="a", pod="a-1-0")
     yield channel
     channel.close()
-    server.close()
+    api.close()
 
 
-def test_plan_and_configuration_come_from_the_config_map(api, kubernetes_channel):
+def test_plan_and_configuration_come_from_the_config_map(server, kubernetes_channel):
     """Nothing there yet means wait; then the contract's bytes, asked for with the pod's own token."""
     assert kubernetes_channel.read_plan() is None
     assert kubernetes_channel.read_config() is None
-    api.objects[CONFIG_MAP] = {"data": {"plan.json": PLAN.to_json(), "config.json": '{"totalSteps": 3}'}}
+    server.objects[CONFIG_MAP] = {"data": {"plan.json": PLAN.to_json(), "config.json": '{"totalSteps": 3}'}}
     assert kubernetes_channel.read_plan() == PLAN
     assert kubernetes_channel.read_config() == {"totalSteps": 3}
-    assert {headers["Authorization"] for _, _, headers in api.requests} == {"Bearer secret"}
+    assert {headers["Authorization"] for _, _, headers in server.requests} == {"Bearer secret"}
 
 
-def test_messages_become_annotations_of_the_lease(api, kubernetes_channel):
+def test_messages_become_annotations_of_the_lease(server, kubernetes_channel):
     """Report, proposal, acknowledgement, finished step; holder and renewal time; the rest untouched."""
-    api.objects[LEASE] = {
+    server.objects[LEASE] = {
         "metadata": {"annotations": {"mine": "stays"}},
         "spec": {"leaseDurationSeconds": 15},
     }
     kubernetes_channel.write(Messages(report=REPORT, proposal=PROPOSAL, ack=ACK, finished_step=9))
-    lease = api.objects[LEASE]
+    lease = server.objects[LEASE]
     annotations = lease["metadata"]["annotations"]
     assert Report.from_json(annotations["ballast.dev/report"]) == REPORT
     assert Proposal.from_json(annotations["ballast.dev/proposal"]) == PROPOSAL
@@ -141,17 +189,17 @@ def test_messages_become_annotations_of_the_lease(api, kubernetes_channel):
 
 
 @pytest.mark.parametrize("missing", ["lease", "server"])
-def test_what_cannot_be_reached_is_a_channel_error(api, kubernetes_channel, missing):
+def test_what_cannot_be_reached_is_a_channel_error(server, kubernetes_channel, missing):
     """The caller tries again; it never sees an HTTP library's own exception."""
     if missing == "server":
-        api.failures = 1
+        server.down = True
     with pytest.raises(ChannelError):
         kubernetes_channel.write(Messages(report=REPORT))
 
 
-def test_a_broken_plan_names_its_field(api, kubernetes_channel):
+def test_a_broken_plan_names_its_field(server, kubernetes_channel):
     """The other side's mistake is said in its words."""
-    api.objects[CONFIG_MAP] = {"data": {"plan.json": '{"job": "a"}'}}
+    server.objects[CONFIG_MAP] = {"data": {"plan.json": '{"job": "a"}'}}
     with pytest.raises(ChannelError, match=r"Plan\.epoch: missing"):
         kubernetes_channel.read_plan()
 
@@ -189,3 +237,137 @@ def test_without_an_operator_a_proposal_is_granted_once():
     assert granted.stages == PROPOSAL.stages
     channel.write(Messages(proposal=PROPOSAL))
     assert channel.read_plan() == granted
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def watched(server, clock):
+    server.set(1)
+    api = ApiServer(f"http://127.0.0.1:{server.server_port}", None, None, "secret")
+    made = WatchedObject(api, COLLECTION, NAME, clock=clock)
+    yield made
+    made.close()
+    api.close()
+
+
+def version(watched):
+    item = watched.newest()
+    return item and item["data"]["version"]
+
+
+def runs(watched, clock, server):
+    """Read until reads cost no request: a watch runs."""
+
+    def free():
+        before = server.gets()
+        watched.newest()
+        if server.gets() == before:
+            return True
+        clock.now += 1.0
+        return False
+
+    eventually(free, "a watch that runs")
+
+
+def test_a_change_is_seen_without_a_request(server, watched, clock):
+    """Any number of reads, one watch of this object alone, from the version that was read."""
+    assert version(watched) == "1"
+    runs(watched, clock, server)
+    before = server.gets()
+    for number in range(2, 6):
+        server.set(number)
+        eventually(lambda number=number: version(watched) == str(number), "the change")
+    assert server.gets() == before
+    query, _ = server.watches[-1]
+    assert query["fieldSelector"] == [f"metadata.name={NAME}"]
+    assert query["resourceVersion"] == ["1"]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [END, {"type": "ERROR", "object": {"kind": "Status", "code": 410}}, {"type": "BOOKMARK"}, {"type": 3}],
+    ids=["ended", "410", "unasked", "broken"],
+)
+def test_a_watch_that_is_over_is_replaced(server, watched, clock, last):
+    """What changed in between is read; later changes come through the new watch."""
+    runs(watched, clock, server)
+    first = len(server.watches)
+    server.set(2, tell=False)
+    server.send(last)
+    eventually(lambda: version(watched) == "2", "the change that no watch told of")
+    runs(watched, clock, server)
+    assert len(server.watches) > first
+    server.set(3)
+    eventually(lambda: version(watched) == "3", "the change after it")
+
+
+def test_a_silent_watch_hides_nothing_for_long(server, watched, clock):
+    """The connection is open, the server tells nothing: a check finds the change, and watches again."""
+    runs(watched, clock, server)
+    first = len(server.watches)
+    server.set(2, tell=False)
+    assert version(watched) == "1"
+    clock.now += CHECK_SECONDS
+    assert version(watched) == "2"
+    eventually(lambda: len(server.watches) > first, "another watch")
+    runs(watched, clock, server)
+    server.set(3)
+    eventually(lambda: version(watched) == "3", "the change after it")
+
+
+@pytest.mark.parametrize("status", [403, 410, 500])
+def test_where_a_watch_is_refused_every_read_is_a_request(server, watched, clock, status):
+    """By a Role of an older operator, say; it asks for one less and less often."""
+    server.refuse_watch = status
+    for number in range(2, 8):
+        server.set(number)
+        assert version(watched) == str(number)
+        clock.now += 0.5
+    assert not server.watches
+    server.refuse_watch = 0
+    clock.now += 600.0
+    runs(watched, clock, server)
+
+
+def test_a_server_that_is_away_is_a_channel_error_and_comes_back(server, watched, clock):
+    """As when an API server restarts: its watches end, requests fail for a while."""
+    runs(watched, clock, server)
+    server.down = True
+    server.send(END)
+
+    def away():
+        try:
+            watched.newest()
+        except ChannelError:
+            return True
+        return False
+
+    eventually(away, "reads to fail")
+    server.set(2, tell=False)
+    server.down = False
+    assert version(watched) == "2"
+    runs(watched, clock, server)
+
+
+def test_an_object_that_is_deleted_and_made_again(server, watched, clock):
+    """No object is no error: it is waited for."""
+    runs(watched, clock, server)
+    server.send({"type": "DELETED", "object": server.objects[CONFIG_MAP]})
+    eventually(lambda: version(watched) is None, "the object to be gone")
+    server.set(9, tell=False)
+    server.send({"type": "ADDED", "object": server.objects[CONFIG_MAP]})
+    eventually(lambda: version(watched) == "9", "the object to be back")
+
+
+def test_a_closed_one_reads_by_requests(server, watched, clock):
+    """Ranks other than the first have no further use for plans, and keep no connection open."""
+    runs(watched, clock, server)
+    watched.close()
+    server.set(2, tell=False)
+    assert version(watched) == "2"
+    server.set(3, tell=False)
+    assert version(watched) == "3"

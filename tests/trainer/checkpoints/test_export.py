@@ -15,13 +15,23 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.support.examples import first_fast
+from tests.support.examples import first_daily, first_fast
 from tests.support.one_process import train_here
-from tests.trainer.checkpoints.small_families import GPT2, LLAMA
 
 PRUNED = {"kind": "pruning", "startStep": 1, "endStep": 3, "everySteps": 1, "target": 0.95}
 SLIGHTLY = PRUNED | {"target": 0.5}
 FROZEN = {"kind": "freezing", "everySteps": 1, "target": 0.5, "freezing": {"criterion": "plasticity"}}
+TEXT = {"name": "tests.support.held_data:text", "args": {"context": 8}}
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
 
 
 @pytest.fixture
@@ -31,14 +41,20 @@ def job(small_config, tmp_path):
     def make(**fields):
         arguments = {"dim": 16, "heads": 2, "context": 8, "dropout": 0.1}
         fields = {"model": {"name": "gpt", "layers": 5, "args": arguments}, **fields}
-        return small_config(
-            totalSteps=4,
-            checkpoint={"path": str(tmp_path / "saved")},
-            evaluation={"batches": 2},
-            **fields,
-        )
+        evaluation = {"batches": 2} | ({"data": fields["data"]} if "data" in fields else {})
+        saved = {"path": str(tmp_path / "saved")}
+        return small_config(totalSteps=4, checkpoint=saved, evaluation=evaluation, **fields)
 
     return make
+
+
+def hugging_face(arguments, function="from_config"):
+    """The job's fields for a model of that library, trained on text."""
+    pytest.importorskip("transformers")
+    return {
+        "model": {"name": f"ballast_trainer.models.hugging_face:{function}", "args": arguments},
+        "data": TEXT,
+    }
 
 
 def loss_of(config, module):
@@ -154,43 +170,44 @@ def test_tied_weights_have_all_the_names_of_the_user_s_module(job, tmp_path):
     assert float(loss.detach()) == pytest.approx(told.evaluations()[4], abs=1e-6)
 
 
+class Logits(nn.Module):
+    def __init__(self, whole):
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, tokens):
+        return self.whole(tokens).logits
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "changes"),
-    [
-        (LLAMA, True),
-        (LLAMA | {"tie_word_embeddings": True}, False),
-        (GPT2, False),
-        (GPT2 | {"tie_word_embeddings": False}, True),
-    ],
-    ids=["llama", "tied llama", "gpt2", "pruned gpt2"],
+    first_daily(
+        [
+            (LLAMA | {"tie_word_embeddings": True}, False),
+            (GPT2 | {"tie_word_embeddings": False}, True),
+            (LLAMA, True),
+            (GPT2, False),
+        ],
+        2,
+    ),
+    ids=["tied llama", "pruned gpt2", "pruned llama", "gpt2"],
 )
 def test_a_hugging_face_model_is_saved_for_from_pretrained(job, tmp_path, arguments, changes):
     """A folder that transformers loads by itself, with the job's loss; tied weights stay tied."""
     transformers = pytest.importorskip("transformers")
     folder = tmp_path / "llama"
     config = job(
-        model={"name": "ballast_trainer.models.hugging_face:from_config", "args": arguments},
-        data={"name": "tests.support.held_data:text", "args": {"context": 8}},
+        **hugging_face(arguments),
         dynamics=[SLIGHTLY] if changes else [],
         export={"path": str(folder), "format": "huggingFace"},
     )
-    config["evaluation"]["data"] = config["data"]
     told = train_here(config)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
 
     tied = loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight
     assert tied == (not changes)
-
-    class Logits(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.whole = loaded
-
-        def forward(self, tokens):
-            return self.whole(tokens).logits
-
-    assert loss_of(config, Logits()) == pytest.approx(told.evaluations()[4], abs=1e-5)
+    assert loss_of(config, Logits(loaded)) == pytest.approx(told.evaluations()[4], abs=1e-5)
     # Again, over what is there.
     assert export(tmp_path, config, "--format", "huggingFace", "--output", folder).exit_code == 0
     (folder / "notes.txt").write_text("mine")
@@ -215,27 +232,13 @@ def test_adapters_are_saved_for_peft_s_from_pretrained(job, tmp_path):
         "target_modules": ["q_proj", "up_proj"],
     }
     config = job(
-        model={
-            "name": "ballast_trainer.models.hugging_face:pretrained",
-            "args": {"checkpoint": str(base), "peft": adapters},
-        },
-        data={"name": "tests.support.held_data:text", "args": {"context": 8}},
+        **hugging_face({"checkpoint": str(base), "peft": adapters}, "pretrained"),
         training={"learningRate": 0.05},
         export={"path": str(folder), "format": "huggingFace"},
     )
-    config["evaluation"]["data"] = config["data"]
     told = train_here(config)
     whole = transformers.AutoModelForCausalLM.from_pretrained(base)
     before = {name: value.clone() for name, value in whole.state_dict().items()}
-
-    class Logits(nn.Module):
-        def __init__(self, of):
-            super().__init__()
-            self.whole = of
-
-        def forward(self, tokens):
-            return self.whole(tokens).logits
-
     untrained = loss_of(config, Logits(whole))
     loaded = peft.PeftModel.from_pretrained(whole, folder)
     assert loss_of(config, Logits(loaded)) == pytest.approx(told.evaluations()[4], abs=1e-5)
@@ -336,3 +339,37 @@ def test_a_model_that_cannot_be_written_ends_the_job_and_is_exported_by_the_next
     blocked.unlink()
     told = train_here(config)
     assert told.losses == {} and (blocked / "model").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kind": "mixtureOfExperts", "experts": {"everyBlocks": 1}}, "mixtureOfExperts adds 'layer.mlp"),
+        ({"kind": "mixtureOfDepths", "target": 0.5, "depths": {"everyBlocks": 1}}, "mixtureOfDepths adds"),
+        ({"kind": "earlyExit", "exits": {"confidence": "head"}}, "earlyExit adds"),
+        ({"kind": "pruning", "target": 0.5, "pruning": {"structure": "heads"}}, "pruning removes heads"),
+    ],
+)
+def test_a_folder_of_a_model_with_other_tensors_is_refused_before_the_first_step(
+    job, tmp_path, change, words
+):
+    """``from_pretrained`` could not load it; what changes no tensors is no obstacle."""
+    wanted = {"path": str(tmp_path / "model"), "format": "huggingFace"}
+    with pytest.raises(ConfigurationError, match=rf"export.format: .*{words}.*To fix: safetensors"):
+        ValidatedJob.from_mapping(job(**hugging_face(LLAMA), export=wanted, dynamics=[change]))
+    harmless = [SLIGHTLY, FROZEN, {"kind": "sparseAttention"}, {"kind": "earlyExit"}]
+    ValidatedJob.from_mapping(job(**hugging_face(LLAMA), export=wanted, dynamics=harmless))
+
+
+@pytest.mark.slow
+def test_cut_maps_of_gpt2_are_exported_as_it_has_them(job, tmp_path):
+    """Under its names, inputs first; as many neurons less in one as in the other."""
+    change = SLIGHTLY | {"pruning": {"structure": "neurons"}}
+    train_here(job(**hugging_face(GPT2), dynamics=[change], export={"path": str(tmp_path / "model")}))
+    found = load_file(tmp_path / "model")
+    for block in range(2):
+        into = found[f"transformer.h.{block}.mlp.c_fc.weight"].shape
+        away = found[f"transformer.h.{block}.mlp.c_proj.weight"].shape
+        assert into == away[::-1]
+        assert into[0] == 16 and into[1] < 64

@@ -7,15 +7,10 @@ from pathlib import Path
 
 import pytest
 from ballast_operator.cli.main import main as ballast
-from ballast_trainer.cli.main import LAZY, main
+from ballast_trainer.cli.main import main
 from click.testing import CliRunner
 
 from tests.support.examples import first_daily
-
-
-def test_the_commands_are_these():
-    """A new one is a decision."""
-    assert sorted(LAZY) == ["export", "pod", "profile", "run", "simulate", "trace"]
 
 
 def test_profile_gives_each_layer_in_the_planners_form(tmp_path):
@@ -99,16 +94,6 @@ def test_local_ranks_say_once_what_is_wrong_with_their_configuration(options, wo
     assert said.count("ballast-train: ConfigurationError") == 1
     assert words in said
     assert "Traceback" not in said
-
-
-@pytest.mark.processes
-def test_a_configuration_that_is_not_there_is_a_usage_error(pods):
-    """Of every command that reads one; it says which file."""
-    for command in ("run", "simulate"):
-        # The command ends its process.
-        pods.start(command, [command, "--config", str(pods.folder / "none.yaml")], {})
-        assert pods.exit_code(command) == 2
-        assert "none.yaml" in (pods.folder / f"{command}.err").read_text()
 
 
 @pytest.mark.processes

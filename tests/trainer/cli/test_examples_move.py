@@ -17,6 +17,8 @@ from ballast_trainer.models.registry import build_model
 from ballast_trainer.seeding import seed_build
 from click.testing import CliRunner
 
+from tests.support.examples import first_daily
+
 CURVES = sorted((Path(__file__).parent / "load_curves").glob("*.jsonl"))
 EXAMPLES = Path(__file__).parents[3] / "examples/trainer"
 
@@ -55,7 +57,7 @@ def test_layers_move_three_times_as_the_recorded_load_changes(curve, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", first_daily(range(5)))
 def test_what_the_routers_read_sets_the_load_of_the_experts_example(monkeypatch, seed):
     """Of the same weights: prose and programs are spread over the experts, a map fills one."""
     monkeypatch.syspath_prepend(EXAMPLES)

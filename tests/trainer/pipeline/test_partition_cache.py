@@ -1,11 +1,9 @@
 """A move runs only what no trial of an earlier partition has run; all ranks decide alike."""
 
 import collections
-import itertools
 
 import pytest
 import torch
-from ballast_policies.contract import Stage
 from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.layer import LayerSet
@@ -16,15 +14,14 @@ from ballast_trainer.pipeline.stages import PipelineBuilder
 from ballast_trainer.pipeline.trial import TrialFailed
 from ballast_trainer.profiling.meter import Meter
 
+from tests.support import replans
+
 LAYERS = 6
 BEFORE, AFTER = (0, 2, 4, 6), (0, 2, 5, 6)
 
 
-def stages_at(bounds, ranks=None):
-    return tuple(
-        Stage(rank=rank if ranks is None else ranks[rank], first_layer=first, end_layer=end)
-        for rank, (first, end) in enumerate(itertools.pairwise(bounds))
-    )
+def stages_at(bounds, ranks=range(3)):
+    return replans.stages_at(bounds, ranks[: len(bounds) - 1])
 
 
 class Job:
@@ -68,59 +65,36 @@ class Job:
             self.known.add(stages_at(bounds), [])
 
 
-@pytest.mark.parametrize(("rank", "ran"), [(0, []), (1, [2, 3, 4]), (2, [5])])
-def test_a_new_stage_runs_once_and_the_others_do_not(rank, ran):
-    """Between boundaries that are known, so that no rank waits for another's forward."""
-    job = Job()
-    job.learn(BEFORE)
-    gradients = [parameter.grad for parameter in job.layers.parameters()]
-    boundaries, forwards = job.probe_partition(AFTER, rank=rank, in_force=BEFORE)
-    assert forwards == ran
-    assert [boundary.tensors[0].shape for boundary in boundaries] == [(1, 4, 8), (1, 4, 8)]
-    assert [parameter.grad for parameter in job.layers.parameters()] == gradients
+EVEN = (0, 2, 4, 6)
+TRIALS = {
+    "a new stage": ((BEFORE,), AFTER, {"in_force": BEFORE}, [[], [2, 3, 4], [5]]),
+    "every cut has run": ((EVEN, (0, 1, 5, 6)), (0, 2, 5, 6), {"in_force": EVEN}, [[], [], []]),
+    "independent layers": ((BEFORE,), AFTER, {"in_force": BEFORE, "independent": True}, [[], [], []]),
+    "ranks that join": ((EVEN,), EVEN, {"in_force": (0, 2, 6), "joined": {1, 2}}, [[], [2, 3], [4, 5]]),
+    "independent layers of ranks that join": (
+        (EVEN,),
+        EVEN,
+        {"in_force": (0, 2, 6), "joined": {1, 2}, "independent": True},
+        [[], [2, 3], [4, 5]],
+    ),
+    "fewer ranks": ((EVEN,), (0, 4, 6), {"in_force": EVEN}, [[]]),
+}
 
 
-@pytest.mark.parametrize("rank", range(3))
-def test_where_every_cut_has_run_nothing_runs_again(rank):
-    """Also for stages that are new: each cut has separated all layers before it from all behind it."""
-    job = Job()
-    job.learn((0, 2, 4, 6), (0, 1, 5, 6))
-    boundaries, forwards = job.probe_partition((0, 2, 5, 6), rank=rank, in_force=(0, 2, 4, 6))
-    assert forwards == []
-    assert len(boundaries) == 2
+@pytest.mark.parametrize(("known", "tried", "how", "runs"), TRIALS.values(), ids=TRIALS)
+def test_what_has_run_does_not_run_again(known, tried, how, runs):
+    """By rank, the layers that run, between boundaries that are known: no rank waits for another's forward.
 
-
-def test_independent_layers_move_without_a_trial():
-    """What they send is known from the first one; layers that may read one another's leavings are tried."""
-    job = Job()
-    job.learn(BEFORE)
-    boundaries, forwards = job.probe_partition(AFTER, rank=1, in_force=BEFORE, independent=True)
-    assert forwards == []
-    assert [boundary.tensors[0].shape for boundary in boundaries] == [(1, 4, 8), (1, 4, 8)]
-    _, forwards = job.probe_partition(AFTER, rank=1, in_force=BEFORE)
-    assert forwards == [2, 3, 4]
-
-
-@pytest.mark.parametrize("independent", [True, False])
-@pytest.mark.parametrize(("rank", "ran"), [(0, []), (1, [2, 3]), (2, [4, 5])])
-def test_ranks_that_join_try_their_stages(rank, ran, independent):
-    """Side by side, also where every cut has run or layers are independent; what they send is known."""
-    job = Job()
-    job.learn((0, 2, 4, 6))
-    boundaries, forwards = job.probe_partition(
-        (0, 2, 4, 6), rank=rank, in_force=(0, 2, 6), joined={1, 2}, independent=independent
-    )
-    assert forwards == ran
-    assert [boundary.tensors[0].shape for boundary in boundaries] == [(1, 4, 8), (1, 4, 8)]
-
-
-def test_fewer_ranks_take_over_without_a_trial():
-    """Ranks 0 and 2 stay: each cut was one before, and what they send is known."""
-    job = Job()
-    job.learn((0, 2, 4, 6))
-    boundaries, forwards = job.probe_partition((0, 4, 6), in_force=(0, 2, 4, 6))
-    assert forwards == []
-    assert [boundary.tensors[0].shape for boundary in boundaries] == [(1, 4, 8)]
+    Where every cut has run, each has separated all layers before it from all behind it.
+    """
+    for rank, ran in enumerate(runs):
+        job = Job()
+        job.learn(*known)
+        gradients = [parameter.grad for parameter in job.layers.parameters()]
+        boundaries, forwards = job.probe_partition(tried, rank=rank, **how)
+        assert forwards == ran
+        assert [one.tensors[0].shape for one in boundaries] == [(1, 4, 8)] * (len(tried) - 2)
+        assert [parameter.grad for parameter in job.layers.parameters()] == gradients
 
 
 def test_a_new_stage_that_cannot_run_is_refused():

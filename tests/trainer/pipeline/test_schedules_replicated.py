@@ -1,9 +1,7 @@
 """Stages on several ranks, round-robin, on real ranks; and what is refused before any rank starts."""
 
 import pytest
-from ballast_policies.contract import Stage
 from ballast_policies.planning.stages import first_stages
-from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.loop.migrate import LayerMove, plan_moves
@@ -12,7 +10,10 @@ from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
-from tests.support.waiting import eventually
+from tests.support.replans import replan, stages_at
+
+PLACES = (0, 1, 3)
+"""First ranks of 1-2-1."""
 
 
 @pytest.fixture
@@ -79,31 +80,19 @@ def test_layers_of_replicated_stages_move_and_freeze(gang, replicated, single_pr
     """A new partition of 1-2-1, and freezing: a layer reaches every replica, and leaves every one it must."""
     freezing = {"kind": "freezing", "startStep": 4, "endStep": 12, "everySteps": 4, "target": 0.5}
     config = replicated([1, 2, 1], totalSteps=20, dynamics=[freezing])
-    folder = tmp_path / "channel"
-    channel = DirectoryChannel(folder)
     gates = Gates(tmp_path / "gates", 3)
-    running = gang(gates.hold(config), ranks=4, options=["--channel", str(folder)])
-    eventually((folder / "ack.json").exists, "the ranks train", running.errors)
-    moved = stages_at((0, 4, 5, 8))
-    channel.publish(channel.read_plan().replace(epoch=2, stages=moved))
-    running.wait_for_plan(2)
-    gates.open()
+    running = gang(gates.hold(config), ranks=4, options=["--channel", str(tmp_path / "channel")])
+    moved = stages_at((0, 4, 5, 8), PLACES)
+    replan(running, tmp_path, gates, lambda plan: plan.replace(epoch=2, stages=moved))
     assert set(running.exit_codes().values()) == {0}, running.errors()
     (migrated,) = running.events("migrate")
     assert migrated["layers"] == [2, 3, 5]
     assert_same_curve(running.losses(), single_process_losses(alone(config)))
 
 
-def stages_at(bounds):
-    """The stages of 1-2-1 with these bounds."""
-    return tuple(
-        Stage(rank=rank, first_layer=bounds[i], end_layer=bounds[i + 1]) for i, rank in enumerate((0, 1, 3))
-    )
-
-
 def test_a_layer_comes_to_every_replica_that_does_not_have_it_yet():
     """From the first rank that holds it; a replica that keeps it gets nothing."""
-    old, new = stages_at((0, 2, 6, 8)), stages_at((0, 4, 5, 8))
+    old, new = (stages_at(bounds, PLACES) for bounds in ((0, 2, 6, 8), (0, 4, 5, 8)))
     assert holders_of(old, [1, 2, 1]) == ((0,), (1, 2), (3,))
     assert plan_moves(old, new, [1, 2, 1]) == (
         LayerMove(layer=2, source=1, target=0),

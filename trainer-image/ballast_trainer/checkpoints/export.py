@@ -6,30 +6,31 @@ has added, e.g. experts and their router, keeps the name that it has in the trai
 """
 
 import contextlib
-import os
+import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from ballast_policies.contract.job.dynamics import DynamicConfig
+from ballast_policies.contract.job.dynamics import DynamicConfig, Structure
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.output import ExportConfig, ExportFormat
 from ballast_policies.contract.job.training import TrainingConfig
 from torch import nn
 
 from ballast_trainer.checkpoints import tensors
-from ballast_trainer.checkpoints.folder import CheckpointFolder
-from ballast_trainer.checkpoints.manifest import MANIFEST, Flaw, Manifest, Patience, flaws, read_manifest
-from ballast_trainer.checkpoints.plain_names import PlainNames, check_unchanged_names
+from ballast_trainer.checkpoints.folder import CheckpointFolder, sound_or_flaw, sync
+from ballast_trainer.checkpoints.manifest import MANIFEST, Manifest, Patience
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import REMEMBERED
 from ballast_trainer.dynamics.protocol import Dynamic
+from ballast_trainer.dynamics.pruning.neurons import origin_of
 from ballast_trainer.dynamics.pruning.sparse_linear import PrunableLinear
-from ballast_trainer.dynamics.registry import build_dynamics
+from ballast_trainer.dynamics.registry import build_dynamic, build_dynamics
 from ballast_trainer.errors import CheckpointError, ConfigurationError
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.without_memory import layer_without_memory
 from ballast_trainer.seeding import host_seeded
 
 _AGAIN = "To fix: name a directory with a whole checkpoint, as checkpoint.path has them"
@@ -85,7 +86,33 @@ def check_export(model: Model, wanted: ExportConfig | None, changes: Sequence[Dy
             "export.format",
             "huggingFace is for models of ballast_trainer.models.hugging_face. To fix: safetensors or torch",
         )
-    check_unchanged_names(model, changes)
+    _check_unchanged_names(model, changes)
+
+
+def _check_unchanged_names(model: Model, configs: Sequence[DynamicConfig]) -> None:
+    """Refuse to export a model of Hugging Face's as a folder where it gets or loses tensors.
+
+    Raises:
+        ConfigurationError: names the change and a tensor.
+    """
+    for config in configs:
+        what = ""
+        if config.pruning is not None and config.pruning.structure is not Structure.WEIGHTS:
+            what = f"removes {config.pruning.structure}"
+        change = build_dynamic(config, model.layer_count)
+        for index in range(0 if what else model.layer_count):
+            module = layer_without_memory(model, index)
+            plain = _PlainNames.of(module)
+            added = plain.added(change.prepare(index, module))
+            if added:
+                what = f"adds {added[0]!r} to layer {index}"
+                break
+        if what:
+            raise ConfigurationError(
+                "export.format",
+                f"huggingFace is a folder of the model as it was, and {config.kind} {what}. "
+                "To fix: safetensors or torch",
+            )
 
 
 def check_place(wanted: ExportConfig) -> None:
@@ -125,16 +152,51 @@ def newest_sound(folder: Path, patience: Patience) -> tuple[Path, Manifest]:
         paths = [folder / name for name in names]
     problems = []
     for path in paths:
-        manifest = read_manifest(path, patience)
-        wrong = manifest if isinstance(manifest, Flaw) else None
-        if isinstance(manifest, Manifest):
-            wrong = next(flaws(path, manifest, sorted(manifest.files), patience), None)
-            if wrong is None:
-                return path, manifest
-        assert wrong is not None
-        problems.append(f"{path.name}: {wrong.reason}")
-    found = f"none can be used: {'; '.join(problems)}" if problems else "it has none"
-    raise CheckpointError(f"{folder} has no checkpoint to export ({found}). {_AGAIN}")
+        found = sound_or_flaw(path, patience)
+        if isinstance(found, Manifest):
+            return path, found
+        problems.append(f"{path.name}: {found.reason}")
+    why = f"none can be used: {'; '.join(problems)}" if problems else "it has none"
+    raise CheckpointError(f"{folder} has no checkpoint to export ({why}). {_AGAIN}")
+
+
+@dataclasses.dataclass(slots=True)
+class _PlainNames:
+    """The tensors of a layer before changes prepared it.
+
+    Attributes:
+        tensors: by name; held, so that no other tensor gets the identity of one that a change has replaced.
+    """
+
+    tensors: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "_PlainNames":
+        """Before any change."""
+        return cls(module.state_dict(keep_vars=True))
+
+    def now(self, module: nn.Module) -> tuple[dict[str, str], set[str]]:
+        """Of the prepared layer's tensors: plain name by the present one, and those that are transposed now.
+
+        A tensor that a change has added keeps its name.
+        """
+        plain = {id(value): name for name, value in self.tensors.items()}
+        names, transposed = {}, set()
+        for name, value in module.state_dict(keep_vars=True).items():
+            origin = origin_of(value)
+            names[name] = plain.get(id(value if origin is None else origin), name)
+            if origin is not None and value.dim() > 1:
+                transposed.add(name)
+        return names, transposed
+
+    def added(self, module: nn.Module) -> list[str]:
+        """Names of the prepared layer's parameters that it did not have."""
+        known = {id(value) for value in self.tensors.values()}
+        return [
+            name
+            for name, value in module.named_parameters()
+            if id(value) not in known and id(origin_of(value)) not in known
+        ]
 
 
 def whole_model(
@@ -153,10 +215,10 @@ def whole_model(
         )
     device = torch.device("cpu")
     world = World(epoch=1, rank=0, size=1, processes=("local",), device=device)
-    plain = PlainNames()
+    plain = _PlainNames()
 
     def prepare(index: int, module: nn.Module) -> nn.Module:
-        plain.tensors = PlainNames.of(module).tensors
+        plain.tensors = _PlainNames.of(module).tensors
         for dynamic in dynamics:
             module = dynamic.prepare(index, module)
         return module
@@ -283,8 +345,4 @@ def _remove(path: Path) -> None:
 def _last(path: Path) -> None:
     """Make what was written last through a loss of power."""
     for part in [path, *path.rglob("*")] if path.is_dir() else [path]:
-        handle = os.open(part, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync(part)

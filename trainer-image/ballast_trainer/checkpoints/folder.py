@@ -130,13 +130,10 @@ class CheckpointFolder:
             return False
         if final.name in self._sound:
             return True
-        found = read_manifest(final, self._patience())
+        found = sound_or_flaw(final, self._patience())
         if isinstance(found, Manifest):
-            wrong = next(flaws(final, found, found.files, self._patience()), None)
-            if wrong is None:
-                self._sound.add(final.name)
-                return True
-            found = wrong
+            self._sound.add(final.name)
+            return True
         self.set_aside(final.name, corrupt=found.corrupt)
         return False
 
@@ -151,7 +148,7 @@ class CheckpointFolder:
         manifest = dataclasses.replace(manifest, files=files)
         write_durably(temporary / MANIFEST, manifest.to_json())
         temporary.rename(final)
-        _sync_folder(self.path)
+        sync(self.path)
         self._sound.add(final.name)
         self._prune()
 
@@ -218,10 +215,22 @@ def write_durably(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(path: Path) -> None:
-    """Make a rename last through a loss of power."""
-    folder = os.open(path, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, last through a loss of power.
+
+    Raises:
+        OSError: that failed.
+    """
+    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
+
+
+def sound_or_flaw(path: Path, patience: Patience) -> Manifest | Flaw:
+    """The manifest of a checkpoint whose files are as they were written, or what is wrong with it."""
+    found = read_manifest(path, patience)
+    if isinstance(found, Flaw):
+        return found
+    return next(flaws(path, found, sorted(found.files), patience), found)

@@ -123,21 +123,13 @@ class Progress:
         self._passing_bytes: tuple[tuple[int, ...], ...] = ((), (), ())
         self._loss: float | None = None
         self._finite_loss = True
-        self._rebalances = 0
-        self._last_rebalance_step: int | None = None
-        self._imbalance_before: float | None = None
-        self._imbalance_after: float | None = None
-        self._rebalance_pause_ms: float | None = None
-        self._checkpoint_seconds: tuple[float, float] | None = None
-        self._checkpoint_every_steps: int | None = None
+        self._told: dict[str, Any] = {"rebalances": 0}
+        """Fields of the report that events set."""
         self.move_seconds: float | None = None
         self.look_seconds = 0.0
         self.reference_step_seconds: float | None = None
         self.resumed_from_step: int | None = None
-        self._validation: tuple[int, float] | None = None
         self._told_bad: set[int] = set()
-        self._flops_per_second: float | None = None
-        self._part_of_peak: float | None = None
         self.deciding_seconds = self.moving_seconds = 0.0
         self._began = time.monotonic()
         self._trained_seconds = 0.0
@@ -178,9 +170,9 @@ class Progress:
             costs = model.profile.costs()
             assert costs is not None
             self.reference_step_seconds = best_step_seconds(model, costs)
-        awaited = self._last_rebalance_step is not None and self._imbalance_after is None
+        awaited = self._told["rebalances"] and self._told["imbalance_after"] is None
         if awaited and len(model.profile) >= _MEASURED_STEPS:
-            self._imbalance_after = self.imbalance()
+            self._told["imbalance_after"] = self.imbalance()
         fields: dict[str, Any] = {
             "step": self._run.step,
             "loss": loss,
@@ -263,9 +255,12 @@ class Progress:
             return {"flops_per_second": None, "part_of_peak": None}
         mean = sum(self._step_seconds) / len(self._step_seconds)
         whole = self._step_flops / mean
-        self._flops_per_second = whole / model.world.size
-        self._part_of_peak = whole / peak if peak > 0 else None
-        return {"flops_per_second": self._flops_per_second, "part_of_peak": self._part_of_peak}
+        achieved = {
+            "flops_per_second": whole / model.world.size,
+            "part_of_peak": whole / peak if peak > 0 else None,
+        }
+        self._told |= achieved
+        return achieved
 
     def looked(self, seconds: float) -> None:
         """A decision on a rebalance took so long, including the wait for rank 0's."""
@@ -275,16 +270,20 @@ class Progress:
     def rebalanced(self, before: float, pause_ms: float) -> None:
         """Layers have moved."""
         self.moving_seconds += pause_ms / 1000
-        self._rebalances += 1
-        self._last_rebalance_step = self._run.step
-        self._imbalance_before, self._imbalance_after = before, None
-        self._rebalance_pause_ms = pause_ms
+        self._told |= {
+            "rebalances": self._told["rebalances"] + 1,
+            "last_rebalance_step": self._run.step,
+            "imbalance_before": before,
+            "imbalance_after": None,
+            "rebalance_pause_ms": pause_ms,
+        }
         self.move_seconds = pause_ms / 1000
         self._step_seconds.clear()
 
     def evaluated(self, loss: float | None) -> None:
         """The loss on the validation data was measured; None: it is not finite."""
-        self._validation = (self._run.step, loss) if loss is not None else None
+        step = self._run.step if loss is not None else None
+        self._told |= {"validation_loss": loss, "validation_step": step}
         # The speed of model, without the evaluation.
         self._done.clear()
 
@@ -301,7 +300,11 @@ class Progress:
 
     def saved(self, seconds: float, every_steps: int | None, *, write_seconds: float) -> None:
         """A checkpoint was written: how long steps wait, the next one's steps, how long it takes to write."""
-        self._checkpoint_seconds, self._checkpoint_every_steps = (seconds, write_seconds), every_steps
+        self._told |= {
+            "checkpoint_seconds": seconds,
+            "checkpoint_write_seconds": write_seconds,
+            "checkpoint_every_steps": every_steps,
+        }
 
     def steps_per_second(self) -> float | None:
         """Over the last steps, pauses included."""
@@ -312,42 +315,31 @@ class Progress:
 
     def report(self) -> Report:
         """The report for the operator."""
-        model = self._model
+        model, costs, sizes = self._model, self._costs, self.sizes
         outputs, gradients, repeated = self._passing_bytes
         return Report(
             epoch=self._run.plan.epoch,
             step=self._run.step,
             loss=self._loss,
             steps_per_second=self.steps_per_second(),
-            layer_seconds=self._costs.total if self._costs is not None else (),
-            layer_forward_seconds=self._costs.forward if self._costs is not None else (),
-            layer_optimizer_seconds=self._costs.optimizer if self._costs is not None else (),
-            layer_bytes=self.sizes.bytes if self.sizes is not None else (),
-            layer_weight_bytes=self.sizes.weight_bytes if self.sizes is not None else (),
+            layer_seconds=costs.total if costs is not None else (),
+            layer_forward_seconds=costs.forward if costs is not None else (),
+            layer_optimizer_seconds=costs.optimizer if costs is not None else (),
+            layer_bytes=sizes.bytes if sizes is not None else (),
+            layer_weight_bytes=sizes.weight_bytes if sizes is not None else (),
             layer_activation_bytes=self._activation_bytes or (),
             layer_output_bytes=outputs,
             layer_gradient_bytes=gradients,
             layer_repeated_bytes=repeated,
             stages=model.stages,
-            imbalance=self.imbalance() if self._costs is not None else None,
+            imbalance=self.imbalance() if costs is not None else None,
             bubble=self.bubble(),
-            rebalances=self._rebalances,
-            last_rebalance_step=self._last_rebalance_step,
-            imbalance_before=self._imbalance_before,
-            imbalance_after=self._imbalance_after,
-            rebalance_pause_ms=self._rebalance_pause_ms,
             checkpoint_step=self._run.checkpoint_step,
             resumed_from_step=self.resumed_from_step,
             emulated=model.speed.factor if model.speed is not None else None,
-            validation_loss=self._validation[1] if self._validation is not None else None,
-            validation_step=self._validation[0] if self._validation is not None else None,
-            checkpoint_every_steps=self._checkpoint_every_steps,
-            checkpoint_seconds=self._checkpoint_seconds[0] if self._checkpoint_seconds else None,
-            checkpoint_write_seconds=self._checkpoint_seconds[1] if self._checkpoint_seconds else None,
             bad_samples=len(model.batches.bad_samples),
-            flops_per_second=self._flops_per_second,
-            part_of_peak=self._part_of_peak,
             goodput=self.goodput(),
+            **self._told,
         )
 
     def event(self, name: str, **fields: Any) -> None:

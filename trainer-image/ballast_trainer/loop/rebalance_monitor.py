@@ -1,6 +1,7 @@
 """Rank 0's view of whether the partition is worth a look, and whether the last move kept its promise."""
 
 import dataclasses
+import functools
 import statistics
 
 from ballast_policies.contract import Stage
@@ -46,8 +47,9 @@ class RebalanceMonitor:
         self._waiting = CheckTimer()
         self._moved: _Moved | None = None
         self._reverted: dict[tuple[Stage, ...], tuple[float, ...]] = {}
-        self._lost_by: tuple[tuple[Stage, ...], LayerCosts, float] | None = None
-        self._played: dict[tuple[tuple[Stage, ...], LayerCosts], float] = {}
+        # Costs change with a measured step alone, and playing a schedule takes milliseconds.
+        self._lost = functools.lru_cache(1)(self._lost_seconds)
+        self._predicted = functools.lru_cache(_PLAYED)(self._step_seconds)
 
     def step_done(self) -> None:
         """A step is done under the partition in force."""
@@ -56,7 +58,9 @@ class RebalanceMonitor:
             return
         costs = model.profile.expected(coming=True)
         if costs is not None:
-            self._waiting = self._waiting.after_step(self.stretch() * self._lost(costs))
+            measured = len(model.profile) >= _FEWEST_MEASURED
+            lost = self._lost(model.stages, costs) if measured else 0.0
+            self._waiting = self._waiting.after_step(self.stretch() * lost)
 
     def due(self) -> bool:
         """Whether rank 0 wants to look, or to revert the last move."""
@@ -124,26 +128,18 @@ class RebalanceMonitor:
         alike = [abs(a - b) <= CHANGED * max(a, b) for a, b in zip(then, now.total, strict=True)]
         return all(alike)
 
-    def _lost(self, costs: LayerCosts) -> float:
-        model = self._model
-        if len(model.profile) < _FEWEST_MEASURED:
-            return 0.0
-        # Costs change with a measured step alone, and playing a schedule takes milliseconds.
-        if self._lost_by is None or self._lost_by[:2] != (model.stages, costs):
-            self._lost_by = model.stages, costs, self._lost_now(costs)
-        return self._lost_by[2]
-
-    def _lost_now(self, costs: LayerCosts) -> float:
+    def _lost_seconds(self, stages: tuple[Stage, ...], costs: LayerCosts) -> float:
+        """What a step of the stages in force loses."""
         model, capacity = self._model, rank_capacity(self._model)
         costs = unit_costs(model, costs)
         try:
             return lost_seconds(
-                partition_of(model.stages),
+                partition_of(stages),
                 costs.total,
                 microbatches=model.microbatches_per_drain,
                 min_gain=least_gain_now(model),
                 capacity=capacity,
-                staged=staged_pipeline(model, costs, _placement(model.stages), capacity),
+                staged=staged_pipeline(model, costs, [stage.rank for stage in stages], capacity),
             )
         except PlanningError:
             return 0.0
@@ -161,23 +157,12 @@ class RebalanceMonitor:
         """Of the layers by now; right after they were reset, the last measured."""
         return self._model.profile.expected() or self._progress.costs
 
-    def _predicted(self, stages: tuple[Stage, ...], costs: LayerCosts) -> float:
-        known = self._played.get((stages, costs))
-        if known is None:
-            while len(self._played) >= _PLAYED:
-                del self._played[next(iter(self._played))]
-            known = self._played[stages, costs] = self._predicted_now(stages, costs)
-        return known
-
-    def _predicted_now(self, stages: tuple[Stage, ...], costs: LayerCosts) -> float:
+    def _step_seconds(self, stages: tuple[Stage, ...], costs: LayerCosts) -> float:
+        """Of a predicted step."""
         model, capacity = self._model, rank_capacity(self._model)
         costs = unit_costs(model, costs)
-        staged = staged_pipeline(model, costs, _placement(stages), capacity)
+        staged = staged_pipeline(model, costs, [stage.rank for stage in stages], capacity)
         if staged is not None:
             return staged.step_seconds(partition_of(stages))
         loads = partition_of(stages).loads(costs.total, capacity.speeds)
         return predict_step_seconds(loads, model.microbatches_per_drain)
-
-
-def _placement(stages: tuple[Stage, ...]) -> list[int]:
-    return [stage.rank for stage in stages]

@@ -1,11 +1,14 @@
 """Pipelines that use the executor: replicas of stages with a flush, and schedules without one."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from ballast_policies.planning.schedules.schedule import Schedule, ScheduleError
 from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
+from torch import nn
 
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.layers.buffers import StepBuffers
@@ -13,7 +16,6 @@ from ballast_trainer.pipeline.executor.executor import ApplyGradients, Executor,
 from ballast_trainer.pipeline.executor.groups import link_groups, replica_group
 from ballast_trainer.pipeline.executor.links import ProcessTransport
 from ballast_trainer.pipeline.executor.order import RankOrder
-from ballast_trainer.pipeline.executor.replicas import gather_rows, sum_gradients
 
 
 def _never(stage: int, *, step: int, microbatches: int) -> None:
@@ -65,9 +67,9 @@ class ExecutedPipeline:
         executor.finish()
         parameters = [parameter for stack in self._stacks.values() for parameter in stack.parameters()]
         if self._group is not None:
-            sum_gradients(parameters, self._group)
+            _sum_gradients(parameters, self._group)
         if buffers is not None:
-            buffers.merge(functools.partial(gather_rows, group=self._group))
+            buffers.merge(functools.partial(_gather_rows, group=self._group))
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients:
             torch._foreach_div_(gradients, float(self._flush.microbatches))
@@ -148,8 +150,38 @@ class AsynchronousPipeline(ExecutedPipeline):
     def sum_over_replicas(self, stage: int) -> None:
         """Sum the gradients of a stage over its replicas; collective over them."""
         if self._group is not None:
-            sum_gradients(self._stacks[stage].parameters(), self._group)
+            _sum_gradients(self._stacks[stage].parameters(), self._group)
 
     def lead(self, steps: int) -> int:
         """How many steps past the one that it finishes a rank may have begun, in a run of ``steps``."""
         return self._orders[steps][0].lead
+
+
+def _sum_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:
+    """Replace gradients by their sum over the replicas, as one message; collective over the group.
+
+    A replica that has no gradient of a parameter counts as zero.
+    """
+    learning = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in learning:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [parameter.grad for parameter in learning if parameter.grad is not None]
+    if not gradients:
+        return
+    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        by_type.setdefault(gradient.dtype, []).append(gradient)
+    for same in by_type.values():
+        flat = torch.cat([gradient.reshape(-1) for gradient in same])
+        dist.all_reduce(flat, group=group)
+        offset = 0
+        for gradient in same:
+            gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
+            offset += gradient.numel()
+
+
+def _gather_rows(flat: torch.Tensor, *, group: Any) -> list[torch.Tensor]:
+    rows = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, flat, group=group)
+    return rows
