@@ -89,12 +89,6 @@ class Operator:
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def _take_signals(self) -> None:
-        """SIGTERM and SIGINT end this operator gracefully."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
-
     def stop(self) -> None:
         """End gracefully: finish what is under way, give the lease back. From any thread."""
         if self._loop is None:
@@ -110,8 +104,8 @@ class Operator:
             NotLeader: another replica has taken the lease over; the process should exit and restart.
         """
         self._loop = asyncio.get_running_loop()
-        if signals:
-            self._take_signals()
+        for number in (signal.SIGTERM, signal.SIGINT) if signals else ():
+            self._loop.add_signal_handler(number, self.stop)
         limit = self._settings.api.request_seconds
         async with (
             LoopThread("lease-and-pages") as side,

@@ -123,8 +123,12 @@ class LeaderTerm:
             ("events", self._events.run),
             ("reports", self._reporter.run),
             *[("worker", lambda: self._queue.work(self._worker))] * self._settings.workers,
-            *[("background worker", self._background)] * self._settings.background_workers,
-            *[("urgent worker", self._urgent)] * self._settings.urgent_workers,
+            # Write why jobs wait: of the API server's time each request under way gets an equal part.
+            *[("background worker", lambda: self._queue.work(self._worker, most=Lane.BACKGROUND))]
+            * self._settings.background_workers,
+            # Launch, stop and answer, whatever else is due.
+            *[("urgent worker", lambda: self._queue.work(self._worker, Lane.URGENT))]
+            * self._settings.urgent_workers,
         ]
         tasks = [asyncio.create_task(keep_running(name, part, metrics=self._metrics)) for name, part in parts]
         try:
@@ -151,14 +155,6 @@ class LeaderTerm:
         """Count a write that landed."""
         self._metrics.api_writes.labels(verb, kind.kind).inc()
         self._writes.append(time.monotonic())
-
-    async def _urgent(self) -> None:
-        """Launch, stop and answer, whatever else is due."""
-        await self._queue.work(self._worker, Lane.URGENT)
-
-    async def _background(self) -> None:
-        """Write why jobs wait: of the API server's time each request under way gets an equal part."""
-        await self._queue.work(self._worker, most=Lane.BACKGROUND)
 
     async def _gauges(self) -> None:
         while True:

@@ -13,7 +13,7 @@ import pytest
 from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.components import Settings
 from ballast_localcluster.nodes.node import default_nodes
-from ballast_operator.demo.manifests import demo_manifests, read_manifests
+from ballast_operator.demo.report import demo_manifests, read_manifests
 from ballast_operator.demo.run import running_operator
 from ballast_operator.kube.slim import LEAVES_AT_ANNOTATION
 from ballast_operator.local_operator import (

@@ -3,9 +3,8 @@
 import importlib.metadata
 
 import pytest
-from ballast_operator.cli.laboratory import SIMULATIONS
+from ballast_operator.cli.laboratory import SIMULATIONS, reproduce
 from ballast_operator.cli.live.whatif import whatif
-from ballast_operator.cli.reproduce import reproduce
 from ballast_operator.cli.simulate.command import simulate
 from ballast_policies.elastic.registry import ELASTIC_POLICIES
 from click.testing import CliRunner

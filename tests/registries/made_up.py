@@ -73,7 +73,7 @@ def _docs(files: Mapping[str, str], rows: Mapping[str, Any]) -> list[str]:
 
 
 def _operator(name: str) -> dict[str, Any]:
-    from ballast_operator.api import InvalidObject, read_cluster_policy, read_training_job
+    from ballast_operator.api.read import InvalidObject, read_cluster_policy, read_training_job
 
     from tests.operator.api.objects import JOB as FULL
     from tests.operator.api.objects import POLICY, changed

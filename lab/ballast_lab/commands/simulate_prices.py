@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.simulate import input as workload_input
-from ballast_operator.cli.simulate.input import WorkloadOptions, read_amounts, table_of, window_of
+from ballast_operator.cli.simulate.input import (
+    EXCERPT,
+    WorkloadOptions,
+    read_amounts,
+    table_of,
+    window_of,
+)
 from ballast_operator.cli.simulate.progress import progress_bar
-from ballast_operator.cli.simulate.spot import BUILT_IN
 
 if TYPE_CHECKING:
     from ballast_policies.simulator.workloads.workload import Workload
@@ -81,7 +86,7 @@ def simulate_spot(options: Mapping[str, Any], *, given: set[str]) -> None:
             chosen["start"] = seconds_of(options["start"], where="--start")
         settings = SpotSettings(policy=options["policy"], seed=jobs.seed, oracle=options["oracle"], **chosen)
         table = table_of(options["throughputs"])
-        market = excerpt() if prices == BUILT_IN and not Path(prices).is_dir() else read_market(Path(prices))
+        market = excerpt() if prices == EXCERPT and not Path(prices).is_dir() else read_market(Path(prices))
         workload = list(_jobs(jobs.workload(table), table, market, options["measure"]))
         with progress_bar(options["output"]) as progress:
             result = replay(market, workload, settings, progress=progress)

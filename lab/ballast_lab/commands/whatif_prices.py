@@ -20,7 +20,7 @@ def replay_cluster(
     Raises:
         UsageError: logs or options cannot be used.
     """
-    from ballast_operator.cli.simulate.spot import BUILT_IN
+    from ballast_operator.cli.simulate.input import EXCERPT
     from ballast_policies.prices.offers import PriceLogError, seconds_of
     from ballast_policies.simulator.settings import SettingsError
 
@@ -31,7 +31,7 @@ def replay_cluster(
     from ballast_lab.spot.settings import SpotSettings
 
     try:
-        market = excerpt() if prices == BUILT_IN and not Path(prices).is_dir() else read_market(Path(prices))
+        market = excerpt() if prices == EXCERPT and not Path(prices).is_dir() else read_market(Path(prices))
         begin = None if start is None else seconds_of(start, where="--start")
         settings = SpotSettings(policy=policy, start=begin, oracle=False)
     except PriceLogError as error:

@@ -33,7 +33,7 @@ from ballast_operator.api.cluster_policy import ClusterPolicy, Objective
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.metrics import Metrics
-from ballast_operator.report.team_costs import team_costs
+from ballast_operator.report.paid import team_costs
 from ballast_operator.views.assignment import Advice, Assignment, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView

@@ -12,7 +12,7 @@ from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.training_job_status import WASTE
 from ballast_operator.metrics import Metrics, replace_series
-from ballast_operator.report.team_costs import team_costs
+from ballast_operator.report.paid import team_costs
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.shared_gpus import once_a_gpu

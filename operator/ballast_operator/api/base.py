@@ -4,12 +4,11 @@ A :class:`Rule` stands once and is checked twice: by the API server (CEL) and on
 A docstring under a field is its description; it is read when a schema is made, not when the operator starts.
 """
 
-import dataclasses
 import datetime
 import math
 import sys
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 from ballast_policies.contract.conditions import Cel, Rule, json_path
 from ballast_policies.contract.model import Settings
@@ -36,9 +35,18 @@ def immutable(what: str, why: str) -> Rule:
     )
 
 
-def cel_list(names: Iterable[str]) -> str:
-    """The names as a list in CEL."""
-    return f"[{', '.join(repr(name) for name in names)}]"
+def literal(value: Any) -> str:
+    """The value in CEL."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return str(value)
+
+
+def cel_list(values: Iterable[Any]) -> str:
+    """The values as a list in CEL."""
+    return f"[{', '.join(literal(value) for value in values)}]"
 
 
 def registered(
@@ -83,50 +91,8 @@ def listed(most: int, *keys: str, least: int | None = None, unique: bool = False
     return Field(min_length=least, max_length=most, json_schema_extra=extra)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Refused:
-    """A planned field that is refused until it is implemented.
-
-    Without it, the API server would drop the field in silence.
-
-    Attributes:
-        name: the field, camelCase.
-        type: its JSON type.
-        reason: why.
-        fix: what to do instead.
-    """
-
-    name: str
-    type: str
-    reason: str
-    fix: str
-
-    @property
-    def message(self) -> str:
-        """For the person who set it."""
-        return f"{self.reason}. To fix: {self.fix}"
-
-    @property
-    def rule(self) -> Rule:
-        """What refuses it."""
-        condition = Cel(f"!has(self.{self.name})")
-        return Rule(condition=condition, field=self.name, reason=f"{self.name}: {self.reason}", fix=self.fix)
-
-    def to_schema(self) -> dict[str, Any]:
-        """The field, so that the API server does not drop it before the rule sees it."""
-        anything = {"type": "object", "additionalProperties": True}
-        part: dict[str, Any] = {"description": f"Refused: {self.message}.", "type": self.type}
-        if self.type == "object":
-            part |= anything
-        if self.type == "array":
-            part["items"] = anything
-        return part
-
-
 class ApiModel(Settings):
     """A part of an object."""
-
-    REFUSED: ClassVar[tuple[Refused, ...]] = ()
 
 
 def storable(content: Any) -> Any:

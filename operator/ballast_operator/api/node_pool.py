@@ -7,7 +7,7 @@ from ballast_policies.contract import GPU_RESOURCE
 from ballast_policies.contract.conditions import Cel, Rule, absent, at, given
 from pydantic import Field
 
-from ballast_operator.api.base import ApiModel, DnsLabel, GpuType, MemoryQuantity, Refused
+from ballast_operator.api.base import ApiModel, DnsLabel, GpuType, MemoryQuantity
 from ballast_operator.api.costs import PriceFeed, Region
 
 
@@ -63,14 +63,6 @@ class CapacityType(enum.StrEnum):
 class NodePool(ApiModel):
     """Nodes whose GPUs are alike."""
 
-    REFUSED = (
-        Refused(
-            "minNodes",
-            "integer",
-            "nodes that stay while they are idle are a setting of the autoscaler",
-            "set it there",
-        ),
-    )
     RULES = (
         Rule(
             condition=absent("max_nodes") | given("gpus_per_node"),
@@ -110,6 +102,12 @@ class NodePool(ApiModel):
             field="price_feed",
             reason="priceFeed.aws has prices of spot machines",
             fix="state pricePerGpuHour of machines on demand",
+        ),
+        Rule(
+            condition=absent("min_nodes"),
+            field="min_nodes",
+            reason="minNodes: nodes that stay while they are idle are a setting of the autoscaler",
+            fix="set it there",
         ),
     )
 
@@ -156,3 +154,5 @@ class NodePool(ApiModel):
     price_feed: PriceFeed | None = None
     """Where a price that changes is read. A price below a fiftieth or above twice of the GPU type's
     highest ``pricePerGpuHour`` is not used. Absent: ``pricePerGpuHour`` holds."""
+    min_nodes: int | None = None
+    """Refused: nodes that stay while they are idle are a setting of the autoscaler. To fix: set it there."""

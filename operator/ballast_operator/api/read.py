@@ -9,19 +9,11 @@ from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.model import cluster_problems
 
 from ballast_operator.api.base import ApiModel
-from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec, Objective
-from ballast_operator.api.node_pool import NodePool
-from ballast_operator.api.training_job import TrainingJob, TrainingJobSpec
+from ballast_operator.api.cluster_policy import ClusterPolicy
+from ballast_operator.api.training_job import TrainingJob
 from ballast_operator.api.training_job_status import TrainingJobStatus
 
 M = TypeVar("M", bound=ApiModel)
-
-REFUSED = {
-    refused.name: refused.message
-    for model in (TrainingJobSpec, ClusterPolicySpec, NodePool, Objective)
-    for refused in model.REFUSED
-}
-"""Fields that are planned and refused until then -> what to do instead."""
 
 
 class InvalidObject(ValueError):  # noqa: N818 - reads as a sentence where it is raised
@@ -79,10 +71,5 @@ def _read(model: type[M], item: Mapping[str, Any], problems: Iterable[Problem] =
         found = {problem.path for problem in error.problems}
         problems = [*error.problems, *(problem for problem in problems if problem.path not in found)]
     if problems:
-        raise InvalidObject(tuple(map(_shown, problems)))
+        raise InvalidObject(tuple(map(str, problems)))
     return read
-
-
-def _shown(problem: Problem) -> str:
-    refusal = REFUSED.get(problem.path.rpartition(".")[2])
-    return f"{problem.path}: {refusal}" if refusal is not None else str(problem)

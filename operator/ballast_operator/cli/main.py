@@ -27,7 +27,7 @@ COMMANDS = {
     "operator": ("ballast_operator.cli.operator:operator", "Run the operator (as its image does)."),
     "plan": ("ballast_operator.cli.plan.command:plan", "Plan a pipeline: layers to stages to ranks."),
     "policy": ("ballast_operator.cli.live.policy_diff:policy", "Show what a changed ClusterPolicy would do."),
-    "reproduce": ("ballast_operator.cli.reproduce:reproduce", "Make a published figure again, by name."),
+    "reproduce": ("ballast_operator.cli.laboratory:reproduce", "Make a published figure again, by name."),
     "resume": ("ballast_operator.cli.live.jobs:resume", "Have a suspended job take part again."),
     "simulate": (
         "ballast_operator.cli.simulate.command:simulate",
@@ -40,10 +40,7 @@ COMMANDS = {
     ),
     "suspend": ("ballast_operator.cli.live.jobs:suspend", "Have a job save and give its GPUs back."),
     "top": ("ballast_operator.cli.live.top:top", "Watch pools and jobs of a live cluster."),
-    "twin": (
-        "ballast_operator.cli.live.twin:twin",
-        "Replay the last day in the simulator.",
-    ),
+    "twin": ("ballast_operator.cli.live.history:twin", "Replay the last day in the simulator."),
     "ui": ("ballast_operator.cli.live.ui:ui", "Look at a cluster, or at a simulation, in a browser."),
     "up": ("ballast_operator.cli.local.up:up", "Start a local cluster with an operator."),
     "whatif": ("ballast_operator.cli.live.whatif:whatif", "Try another policy on a live cluster's snapshot."),

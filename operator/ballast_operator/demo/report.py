@@ -1,9 +1,12 @@
-"""The demo's live view, and its result as one value and as tables for a terminal."""
+"""The demo's manifests, its live view, and its result as one value and as tables for a terminal."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from ballast_policies.allocation.problem import Allocation
+import yaml
+from ballast_policies.allocation.problem import Allocation, Job, Problem
+from ballast_policies.allocation.registry import allocate
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -67,8 +70,6 @@ def _allocations(summary: dict[str, Any]) -> Table:
         "gain",
     )
     aware, agnostic = summary["allocation"], summary["type_blind_allocation"]
-    if aware is None or agnostic is None:
-        return table
     for job, row in aware["fractions"].items():
         speed = aware["effective_steps_per_second"][job]
         agnostic_speed = agnostic["effective_steps_per_second"][job]
@@ -85,10 +86,8 @@ def _allocations(summary: dict[str, Any]) -> Table:
 
 def _sentences(summary: dict[str, Any]) -> Text:
     over = summary["max_gpus_in_use_over_capacity"]
-    waited, proposed = (
-        summary["waiting_job_started_after_repack_s"],
-        summary["waiting_job_started_after_proposal_s"],
-    )
+    waited = summary["waiting_job_started_after_repack_s"]
+    proposed = summary["waiting_job_started_after_proposal_s"]
     lines = [
         "From the release of the pods to the waiting job's first step: "
         + (f"{waited:.1f} s" if waited is not None else "no job waited for one"),
@@ -167,12 +166,51 @@ REPACKING = "Repacking"
 """State of a job whose proposal to hand pods back has been taken up."""
 
 
-def summarise(story: Story, *, aware: Allocation | None, agnostic: Allocation | None) -> JsonObject:
-    """Summary of a finished (or broken off) demo.
+def demo_manifests() -> Path:
+    """The folder of the demo's manifests."""
+    return Path(__file__).with_name("examples")
 
-    ``aware``, ``agnostic``: the policy's allocation of the jobs over the pools, and that when all GPU types
-    count as equal.
-    """
+
+def read_manifests(folder: Path) -> list[dict[str, Any]]:
+    """All objects of all files, in the order of the files' names."""
+    return [
+        manifest
+        for path in sorted(folder.glob("*.yaml"))
+        for manifest in yaml.safe_load_all(path.read_text())
+    ]
+
+
+def compare_with_agnostic(pool_gpus: Mapping[str, int]) -> tuple[Allocation, Allocation]:
+    """The policy's allocation of the demo's jobs, and its heterogeneity-agnostic one; pool -> GPUs."""
+    manifests = read_manifests(demo_manifests())
+    (policy,) = [m for m in manifests if m["kind"] == "ClusterPolicy"]
+    capacity: dict[str, int] = {}
+    for pool in policy["spec"]["nodePools"]:
+        capacity[pool["gpuType"]] = capacity.get(pool["gpuType"], 0) + pool_gpus.get(pool["name"], 0)
+    jobs = tuple(_posed(m["metadata"]["name"], m["spec"]) for m in manifests if m["kind"] == "TrainingJob")
+    problem = Problem(gpu_types=tuple(capacity), capacity=capacity, jobs=jobs)
+    name = policy["spec"]["objective"]["policy"]
+    return allocate(name, problem), allocate(name, problem, agnostic=True)
+
+
+def _posed(name: str, spec: Mapping[str, Any]) -> Job:
+    stages = spec["pipeline"]["maxStages"]
+    allowed = spec.get("gpuTypes") or [known["gpuType"] for known in spec["throughput"]]
+    return Job(
+        name=name,
+        gpus=stages,
+        weight=spec.get("weight", 1.0),
+        throughput={
+            known["gpuType"]: known["stepsPerSecond"]
+            for known in spec["throughput"]
+            if known["stages"] == stages and known["gpuType"] in allowed
+        },
+    )
+
+
+def summarise(story: Story) -> JsonObject:
+    """Summary of a finished (or broken off) demo."""
+    aware, agnostic = compare_with_agnostic(story.pool_gpus())
     repacks = [repack for name in sorted(story.job_objects) for repack in _repacks(story, name)]
     after_release, after_proposal = _waiting(story, repacks)
     return {
@@ -296,9 +334,7 @@ def _waiting(story: Story, repacks: list[JsonObject]) -> tuple[float | None, flo
     return best or (None, None)
 
 
-def _allocation(allocation: Allocation | None) -> JsonObject | None:
-    if allocation is None:
-        return None
+def _allocation(allocation: Allocation) -> JsonObject:
     return {
         "policy": allocation.policy,
         "fractions": {job: dict(row) for job, row in allocation.allocation.items()},

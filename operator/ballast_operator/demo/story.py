@@ -13,6 +13,9 @@ from typing import Any
 from ballast_policies.contract import GPU_RESOURCE, JOB_LABEL, REPORT_ANNOTATION, ContractError, Report
 from kubernetes import client, watch
 
+POOL_LABEL = "ballast.dev/pool"
+"""On nodes: the name of their pool. Written with the nodes; read for display only."""
+
 TERMINAL_PHASES = ("Succeeded", "Failed")
 
 
@@ -69,14 +72,14 @@ class Story:
     max_gpus_over_capacity: int | None = None
     _told_why: set[str] = dataclasses.field(default_factory=set)
 
-    def see_node(self, node: Mapping[str, Any], pool_label: str) -> None:
+    def see_node(self, node: Mapping[str, Any]) -> None:
         """Take in a Node object."""
         name = node["metadata"]["name"]
         allocatable = (node.get("status") or {}).get("allocatable") or {}
         self.node_gpus[name] = int(allocatable.get(GPU_RESOURCE, 0))
-        self.node_pools[name] = (node["metadata"].get("labels") or {}).get(pool_label, "")
+        self.node_pools[name] = (node["metadata"].get("labels") or {}).get(POOL_LABEL, "")
 
-    def see_pod(self, at: float, pod: Mapping[str, Any], *, deleted: bool, job_label: str) -> None:
+    def see_pod(self, at: float, pod: Mapping[str, Any], *, deleted: bool) -> None:
         """Take in a Pod object of a watch event."""
         metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
         before = self.pods.get(metadata["uid"])
@@ -84,7 +87,7 @@ class Story:
         self.pods[metadata["uid"]] = PodSeen(
             name=metadata["name"],
             uid=metadata["uid"],
-            job=(metadata.get("labels") or {}).get(job_label, ""),
+            job=(metadata.get("labels") or {}).get(JOB_LABEL, ""),
             node=spec.get("nodeName"),
             gpus=sum(_gpus(container) for container in spec["containers"]),
             phase=status.get("phase", "Pending"),
@@ -177,9 +180,6 @@ def _rebalance_words(report: Report) -> str:
 WATCH_SECONDS = 300
 """After this long the API server ends a watch; it is opened again at once."""
 
-POOL_LABEL = "ballast.dev/pool"
-"""On nodes: the name of their pool. Written with the nodes; read for display only."""
-
 
 class Recorder:
     """Follows one namespace from now on; use as a context manager.
@@ -199,7 +199,6 @@ class Recorder:
         self._namespace = namespace
         self._began = time.monotonic()
         self._stopped = threading.Event()
-        self._threads: list[threading.Thread] = []
 
     @property
     def now(self) -> float:
@@ -208,7 +207,7 @@ class Recorder:
 
     def __enter__(self) -> "Recorder":
         for node in self._core.list_node().items:
-            self.story.see_node(self._api.sanitize_for_serialization(node), POOL_LABEL)
+            self.story.see_node(self._api.sanitize_for_serialization(node))
         self._follow(self._core.list_namespaced_pod, self._see_pod, label_selector=JOB_LABEL)
         self._follow(self._coordination.list_namespaced_lease, self._see_lease)
         self._follow(
@@ -241,12 +240,10 @@ class Recorder:
                         self.story.narration.append((self.now, f"watch broke ({error}); opening it again"))
                     self._stopped.wait(1.0)
 
-        thread = threading.Thread(target=loop, daemon=True, name=f"watch-{see.__name__}")
-        thread.start()
-        self._threads.append(thread)
+        threading.Thread(target=loop, daemon=True, name=f"watch-{see.__name__}").start()
 
     def _see_pod(self, kind: str, pod: Any) -> None:
-        self.story.see_pod(self.now, pod, deleted=kind == "DELETED", job_label=JOB_LABEL)
+        self.story.see_pod(self.now, pod, deleted=kind == "DELETED")
 
     def _see_lease(self, kind: str, lease: Any) -> None:
         if kind != "DELETED":

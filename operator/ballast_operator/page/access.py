@@ -12,7 +12,7 @@ import hmac
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ballast_operator.api import meta
 from ballast_operator.kube.kinds import SUBJECT_ACCESS_REVIEW, TOKEN_REVIEW, Kind, Object
@@ -50,32 +50,6 @@ class Person:
     extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
-class Access(Protocol):
-    """What the page asks of whoever lets people in."""
-
-    async def person(self, token: str) -> Person | None:
-        """Whose token it is; None: nobody's.
-
-        Raises:
-            TooManyLoginsError: not asked for, for now.
-            OperatorError: the API server does not answer.
-        """
-
-    async def namespaces(self, person: Person, there_are: Iterable[str]) -> frozenset[str]:
-        """Those of ``there_are`` whose jobs the person may get.
-
-        Raises:
-            OperatorError: the API server does not answer.
-        """
-
-    async def sees_policies(self, person: Person) -> bool:
-        """Whether the person may get ClusterPolicies: what pools and teams have.
-
-        Raises:
-            OperatorError: the API server does not answer.
-        """
-
-
 class Kept(Generic[K, V]):
     """Answers that count for a while, so many at most."""
 
@@ -111,13 +85,18 @@ class Reviews:
     def __init__(self, ask: Ask, *, clock: Callable[[], float]) -> None:
         self._ask, self._clock = ask, clock
         self._people: Kept[bytes, Person | bool] = Kept(MOST_TOKENS, clock)
-        self._may: Kept[tuple[Person, str, str, str], bool] = Kept(MOST_ANSWERS, clock)
+        self._may: Kept[tuple[Person, str, str], bool] = Kept(MOST_ANSWERS, clock)
         self._left, self._left_at = MOST_LOGINS, clock()
         self._seen: Kept[bytes, bool] = Kept(MOST_TOKENS, clock)
         self._turn = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def person(self, token: str) -> Person | None:
-        """See :class:`Access`."""
+        """Whose token it is; None: nobody's.
+
+        Raises:
+            TooManyLoginsError: not asked for, for now.
+            OperatorError: the API server does not answer.
+        """
         if not token or len(token) > LONGEST_TOKEN or not token.isascii() or not token.isprintable():
             return None
         digest = hashlib.sha256(token.encode()).digest()
@@ -136,25 +115,33 @@ class Reviews:
         return person
 
     async def namespaces(self, person: Person, there_are: Iterable[str]) -> frozenset[str]:
-        """See :class:`Access`; of more than :data:`MOST_NAMESPACES` the first by name."""
+        """Those of ``there_are`` whose jobs the person may get; of very many the first by name are asked for.
+
+        Raises:
+            OperatorError: the API server does not answer.
+        """
         asked = sorted(there_are)[:MOST_NAMESPACES]
-        if await self._allowed(person, "get", meta.TRAINING_JOB_PLURAL, ""):
+        if await self._allowed(person, meta.TRAINING_JOB_PLURAL, ""):
             return frozenset(asked)
         answers = await asyncio.gather(
-            *(self._allowed(person, "get", meta.TRAINING_JOB_PLURAL, name) for name in asked)
+            *(self._allowed(person, meta.TRAINING_JOB_PLURAL, name) for name in asked)
         )
         return frozenset(name for name, allowed in zip(asked, answers, strict=True) if allowed)
 
     async def sees_policies(self, person: Person) -> bool:
-        """See :class:`Access`."""
-        return await self._allowed(person, "get", meta.CLUSTER_POLICY_PLURAL, "")
+        """Whether the person may get ClusterPolicies: what pools and teams have.
 
-    async def _allowed(self, person: Person, verb: str, resource: str, namespace: str) -> bool:
-        key = (person, verb, resource, namespace)
+        Raises:
+            OperatorError: the API server does not answer.
+        """
+        return await self._allowed(person, meta.CLUSTER_POLICY_PLURAL, "")
+
+    async def _allowed(self, person: Person, resource: str, namespace: str) -> bool:
+        key = (person, resource, namespace)
         known = self._may.get(key)
         if known is not None:
             return known
-        what = {"group": meta.GROUP, "resource": resource, "verb": verb, "namespace": namespace}
+        what = {"group": meta.GROUP, "resource": resource, "verb": "get", "namespace": namespace}
         spec = {
             "resourceAttributes": what,
             "user": person.name,
@@ -184,17 +171,21 @@ class OneKey:
         self.key = secrets.token_urlsafe(32)
 
     async def person(self, token: str) -> Person | None:
-        """See :class:`Access`."""
+        """As of :class:`Reviews`."""
         given = token.encode("utf-8", "replace")
         return Person(name="this machine") if hmac.compare_digest(given, self.key.encode()) else None
 
     async def namespaces(self, person: Person, there_are: Iterable[str]) -> frozenset[str]:
-        """See :class:`Access`."""
+        """As of :class:`Reviews`."""
         return frozenset(there_are)
 
     async def sees_policies(self, person: Person) -> bool:
-        """See :class:`Access`."""
+        """As of :class:`Reviews`."""
         return True
+
+
+Access = Reviews | OneKey
+"""Whoever lets people in."""
 
 
 class Sessions:

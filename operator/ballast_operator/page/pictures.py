@@ -39,24 +39,22 @@ def colour_of(name: str) -> int:
     return zlib.crc32(name.encode("utf-8", "replace")) % COLOURS
 
 
-def timeline(
-    spans: Iterable[tuple[Span, str, str]], *, start: float, end: float, most_lanes: int = MOST_LANES
-) -> Picture:
+def timeline(spans: Iterable[tuple[Span, str, str]], *, start: float, end: float) -> Picture:
     """Who held GPUs from ``start`` to ``end``: a lane for those that do not overlap.
 
     ``spans``: each with its name and its link; empty: none.
     """
-    length, left_out = max(end - start, 1e-9), 0
+    length = max(end - start, 1e-9)
     ends: list[float] = []
     bars: list[Bar] = []
     within = [each for each in spans if each[0].start <= end and (each[0].end or end) >= start]
     ordered = sorted(within, key=lambda each: (each[0].start, each[1]))
-    left_out += max(0, len(ordered) - MOST_BARS)
+    left_out = max(0, len(ordered) - MOST_BARS)
     for span, name, link in ordered[-MOST_BARS:]:
         until = end if span.end is None else min(span.end, end)
         since = max(span.start, start)
         lane = next((number for number, free in enumerate(ends) if free <= since), len(ends))
-        if lane >= most_lanes:
+        if lane >= MOST_LANES:
             left_out += 1
             continue
         ends[lane : lane + 1] = [until]
@@ -109,9 +107,9 @@ def duration(seconds: float) -> str:
 
 def parts(values: Sequence[tuple[str, float]]) -> Picture:
     """One bar of several parts, each as wide as its share of their sum."""
-    total, x, bars = sum(value for _, value in values), 0.0, []
+    total, x, bars = sum(max(0.0, value) for _, value in values), 0.0, []
     for number, (name, value) in enumerate(values):
-        width = 100 * value / total if total > 0 else 0.0
+        width = 100 * max(0.0, value) / total if total > 0 else 0.0
         if width > 0:
             title = f"{name}: {width:.1f} %"
             bars.append(

@@ -17,7 +17,7 @@ from ballast_operator.history.recent import DecisionLine, Recent, RoundLine, par
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, POD, POLICY, Key, Object, key_of
 from ballast_operator.page import pictures
-from ballast_operator.report.costs import Costs, JobCost, costs
+from ballast_operator.report.costs import Costs, costs
 from ballast_operator.report.explanation import Explanation, explanation
 from ballast_operator.report.held import held_parts
 from ballast_operator.report.overview import JobLine, Overview, overview
@@ -317,7 +317,7 @@ def job(view: View, caches: Caches, item: Object) -> dict[str, Any]:
                 *((NAMES[name], part) for name, part in cost.badput.items()),
             ]
         ),
-        "cost_parts": pictures.parts(_cost_parts(cost)),
+        "cost_parts": pictures.parts(cost.parts),
         "timeline": pictures.timeline(shown, start=start, end=max(seen.at, start + 1)),
         "start": start,
         "events": list(reversed(events))[:MOST_CHANGES],
@@ -325,16 +325,6 @@ def job(view: View, caches: Caches, item: Object) -> dict[str, Any]:
         "policy_lines": found.policy if view.policies else (),
         "decisions": [line for line in reversed(recent.decisions) if line.uid == uid][:20],
     }
-
-
-def _cost_parts(cost: JobCost) -> list[tuple[str, float]]:
-    wasted = cost.startup_cost + cost.lost_cost + cost.data_cost
-    return [
-        ("training", max(0.0, cost.cost - wasted)),
-        ("start-up", cost.startup_cost),
-        ("lost steps", cost.lost_cost),
-        ("data", cost.data_cost),
-    ]
 
 
 def job_curves(view: View, item: Object) -> dict[str, Any]:

@@ -427,20 +427,9 @@ async def beside_the_operator(
         cluster = await side.run(connected)
         cluster.on_answer = on_answer
         reviews = Reviews(cluster.ask, clock=time.monotonic)
-        page = serving(Page(caches, recent, reviews, history=history), host=host, port=port)
+        page, stack = Page(caches, recent, reviews, history=history), contextlib.AsyncExitStack()
+        stack.push_async_callback(cluster.close)
         try:
-            served = await side.run(_entered(page))
-            try:
-                yield served
-            finally:
-                await side.run(_left(page))
+            yield await side.run(stack.enter_async_context(serving(page, host=host, port=port)))
         finally:
-            await side.run(cluster.close())
-
-
-async def _entered(page: contextlib.AbstractAsyncContextManager[int]) -> int:
-    return await page.__aenter__()
-
-
-async def _left(page: contextlib.AbstractAsyncContextManager[int]) -> None:
-    await page.__aexit__(None, None, None)
+            await side.run(stack.aclose())

@@ -34,18 +34,7 @@ def as_html(found: Costs) -> str:
     ]
     teams: list[Bar] = [(team.team or "(none)", [("cost", team.cost)]) for team in found.teams]
     dearest = sorted(found.jobs, key=lambda job: (-job.cost, job.namespace, job.job))
-    jobs: list[Bar] = [
-        (
-            f"{job.namespace}/{job.job}",
-            [
-                ("training", job.cost - job.startup_cost - job.lost_cost - job.data_cost),
-                ("start-up", job.startup_cost),
-                ("lost steps", job.lost_cost),
-                ("data", job.data_cost),
-            ],
-        )
-        for job in dearest[:MOST_JOBS]
-    ]
+    jobs: list[Bar] = [(f"{job.namespace}/{job.job}", job.parts) for job in dearest[:MOST_JOBS]]
     more = len(found.jobs) - len(jobs)
     parts = [
         _chart("Pools: bill = jobs + deleted jobs + idle", pools),

@@ -18,7 +18,7 @@ from ballast_policies.accounting import cost, price_part
 
 from ballast_operator.api.costs import BudgetPeriod
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import JOB, POLICY, Object
+from ballast_operator.kube.kinds import JOB, POLICY, Object, key_of
 from ballast_operator.report.baselines import (
     Prices,
     data_usd_per_step,
@@ -27,8 +27,7 @@ from ballast_operator.report.baselines import (
     type_blind_cost,
 )
 from ballast_operator.report.held import paid_parts, partner
-from ballast_operator.report.paid import written_for_data, written_for_gpus
-from ballast_operator.report.team_costs import team_costs
+from ballast_operator.report.paid import team_costs, written_for_data, written_for_gpus
 
 BADPUT = ("startup", "lostSteps", "moves", "checkpoint", "straggling", "idle")
 """Parts of ``status.gpuTime`` that are not productive."""
@@ -75,6 +74,16 @@ class JobCost:
     goodput: float | None = None
     badput: Mapping[str, float] = dataclasses.field(default_factory=dict)
     gpu_hours_by_pool: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def parts(self) -> list[tuple[str, float]]:
+        """What ``cost`` was for."""
+        return [
+            ("training", self.cost - self.startup_cost - self.lost_cost - self.data_cost),
+            ("start-up", self.startup_cost),
+            ("lost steps", self.lost_cost),
+            ("data", self.data_cost),
+        ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +188,7 @@ def costs(
             no pools are returned.
     """
     prices = read_prices(policies)
-    lines = tuple(_job(job, prices, now) for job in sorted(jobs, key=_place))
+    lines = tuple(_job(job, prices, now) for job in sorted(jobs, key=key_of))
     teams, budgets = [], {} if not all_jobs else _budgets(policies, now)
     for team in sorted({line.team for line in lines}):
         members = [line for line in lines if line.team == team]
@@ -218,10 +227,6 @@ def _mean_goodput(jobs: Iterable[tuple[float | None, float]]) -> float | None:
     known = [(goodput, held) for goodput, held in jobs if goodput is not None and held > 0]
     total = sum(held for _, held in known)
     return sum(goodput * held for goodput, held in known) / total if total > 0 else None
-
-
-def _place(job: Object) -> tuple[str, str]:
-    return job["metadata"].get("namespace", ""), job["metadata"]["name"]
 
 
 def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:

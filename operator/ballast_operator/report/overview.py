@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import JOB, POLICY, Object
+from ballast_operator.kube.kinds import JOB, POLICY, Object, key_of
 from ballast_operator.report.held import held_parts, partner, with_nodes
 
 
@@ -87,12 +87,8 @@ def overview(jobs: Sequence[Object], policies: Sequence[Object]) -> Overview:
             )
             for entry in pools
         ),
-        jobs=tuple(_job(job) for job in sorted(jobs, key=_place)),
+        jobs=tuple(_job(job) for job in sorted(jobs, key=key_of)),
     )
-
-
-def _place(job: Object) -> tuple[str, str]:
-    return job["metadata"].get("namespace", ""), job["metadata"]["name"]
 
 
 def _policy(policy: Object) -> str:

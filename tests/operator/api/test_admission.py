@@ -179,7 +179,7 @@ def test_changes_that_make_sense(api: client.ApiClient, namespace: str) -> None:
 
 def test_the_api_server_fills_in_the_defaults_of_the_models(api: client.ApiClient, namespace: str) -> None:
     """Of the objects that a job has, no others: they stay as they were left out."""
-    from ballast_operator.api import read_training_job
+    from ballast_operator.api.read import read_training_job
 
     stated = changed(JOB, "spec.repack", {"enabled": True})
     job = send(api, "POST", changed(stated, "metadata.namespace", namespace))

@@ -1,7 +1,7 @@
 """The operator reads objects into models by the same rules as the API server checks them."""
 
 import pytest
-from ballast_operator.api import InvalidObject, read_cluster_policy, read_training_job
+from ballast_operator.api.read import InvalidObject, read_cluster_policy, read_training_job
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.reshaping import RebalanceConfig
 

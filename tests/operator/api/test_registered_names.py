@@ -1,7 +1,7 @@
 """Names that only the operator can judge: policies of other distributions, and functions."""
 
 import pytest
-from ballast_operator.api import InvalidObject, read_cluster_policy
+from ballast_operator.api.read import InvalidObject, read_cluster_policy
 from ballast_policies.allocation.registry import POLICIES
 
 from tests.operator.api.objects import POLICY, changed

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from ballast_operator.api import read_cluster_policy, read_training_job
 from ballast_operator.api.cluster_policy import CHOOSABLE
+from ballast_operator.api.read import read_cluster_policy, read_training_job
 from hypothesis import given
 from hypothesis import strategies as st
 

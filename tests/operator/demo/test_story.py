@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from ballast_operator.demo.manifests import compare_with_agnostic, demo_manifests, read_manifests
-from ballast_operator.demo.report import render, render_summary, summarise
+from ballast_operator.demo.report import compare_with_agnostic, render, render_summary, summarise
 from ballast_operator.demo.story import Story
 from ballast_policies.contract import JOB_LABEL, REPORT_ANNOTATION, Report
 from rich.console import Console
@@ -43,10 +42,10 @@ class Tale:
 
     def __init__(self):
         self.story = Story()
-        self.story.see_node(node("n0", 2), "ballast.dev/pool")
+        self.story.see_node(node("n0", 2))
 
     def pod(self, at, *args, deleted=False, **kwargs):
-        self.story.see_pod(at, pod(*args, **kwargs), deleted=deleted, job_label=JOB_LABEL)
+        self.story.see_pod(at, pod(*args, **kwargs), deleted=deleted)
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def shrunk():
 
 
 def summary_of(tale):
-    return summarise(tale.story, aware=None, agnostic=None)
+    return summarise(tale.story)
 
 
 def test_the_repack_names_who_went_and_who_stayed(shrunk):
@@ -158,16 +157,13 @@ def test_an_unreadable_report_is_narrated_and_the_story_continues():
 def test_the_examples_pose_a_problem_on_which_awareness_pays():
     """From the manifests alone: the least-served job gains over the heterogeneity-agnostic allocation."""
     pools = {"v100": 4, "p100": 2, "k80": 2, "p100-spot": 2}
-    aware, agnostic = compare_with_agnostic(read_manifests(demo_manifests()), pools)
+    aware, agnostic = compare_with_agnostic(pools)
     assert min(aware.levels.values()) > 1.2 * min(agnostic.levels.values())
 
 
 def test_the_summary_is_json_and_the_views_render(shrunk):
     """What the command prints can be printed."""
-    aware, agnostic = compare_with_agnostic(
-        read_manifests(demo_manifests()), {"v100": 4, "p100": 2, "k80": 2, "p100-spot": 2}
-    )
-    summary = summarise(shrunk.story, aware=aware, agnostic=agnostic)
+    summary = summary_of(shrunk)
     assert json.loads(json.dumps(summary)) == summary
     console = Console(record=True, width=160, quiet=False)
     console.print(render(shrunk.story, now=9.0))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ballast_operator.cli.live.cost import cost
-from ballast_operator.cli.live.twin import twin
+from ballast_operator.cli.live.history import twin
 from ballast_operator.history.recording import TwinResult
 from ballast_operator.history.store import write_kept
 from ballast_operator.history.twin import read_recording

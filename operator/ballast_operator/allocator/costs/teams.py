@@ -17,7 +17,7 @@ from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.costs import BudgetPeriod, OnTeamLimit, TeamBudget, TeamCost
-from ballast_operator.report.team_costs import first_of_month, month_of, team_costs
+from ballast_operator.report.paid import first_of_month, month_of, team_costs
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import ROUNDING, JobView
 

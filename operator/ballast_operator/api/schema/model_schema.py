@@ -36,7 +36,7 @@ from ballast_policies.contract.model import InCluster, Keyed, Model, Named, Sett
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from ballast_operator.api.base import ApiModel, immutable, registered
+from ballast_operator.api.base import ApiModel, cel_list, immutable, literal, registered
 
 
 @functools.cache
@@ -93,11 +93,6 @@ def cel_rule(rule: Rule, optional: Callable[[str], bool] = lambda path: False) -
     found = [f"!has(self.{json_path(path)})" for path in sorted(paths)]
     found += [_condition(part, optional, isinstance(part, AllOf)) for part in _flat((rule.condition,))]
     return " || ".join(dict.fromkeys(found))
-
-
-def cel_list(values: Iterable[Any]) -> str:
-    """The values as a list in CEL."""
-    return f"[{', '.join(literal(value) for value in values)}]"
 
 
 def _condition(condition: Condition, optional: Callable[[str], bool], nested: bool) -> str:
@@ -169,15 +164,6 @@ def _term(term: Term) -> str:
     raise TypeError(f"CEL cannot express {term!r}")
 
 
-def literal(value: Any) -> str:
-    """The value in CEL."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return str(value)
-
-
 _RULES = "x-kubernetes-validations"
 
 
@@ -216,9 +202,6 @@ def _complete(kind: type[Settings], schema: dict[str, Any]) -> None:
     if required:
         schema["required"] = [camel(name) for name in required]
     rules = list(_rules(kind))
-    if issubclass(kind, ApiModel):
-        properties |= {refused.name: refused.to_schema() for refused in kind.REFUSED}
-        rules += validations(refused.rule for refused in kind.REFUSED)
     if rules:
         schema[_RULES] = rules
 

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
-from ballast_operator.cli.live.twin import Moment
+from ballast_operator.cli.live.history import Moment, against_text
+from ballast_operator.cli.live.history import against as against_policies
 from ballast_operator.cli.option_names import import_from_here, printable
+from ballast_operator.cli.text_table import WIDE_COLUMNS, stacked, text_table
 
 if TYPE_CHECKING:
-    from ballast_operator.report.costs import Costs
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from ballast_operator.report.costs import Costs, JobCost, PoolCostLine, TeamCost
 
 
 NOT_IN_TABLES = ("by_pool", "data_by_pool", "badput", "gpu_hours_by_pool")
@@ -104,14 +108,12 @@ def cost(
 def _print_against(
     policies: tuple[str, ...], output: str, history: Path | None, since: float | None, until: float | None
 ) -> None:
-    from ballast_operator.cli.live.cost_against import against, as_text
-
     if history is None:
         raise click.UsageError("--against: needs --history. To fix: name the operator's file")
     for name in policies:
         import_from_here(name)
-    found = against(history, policies, since, until)
-    click.echo(json.dumps(found, indent=2) if output == "json" else printable(as_text(found)))
+    found = against_policies(history, policies, since, until)
+    click.echo(json.dumps(found, indent=2) if output == "json" else printable(against_text(found)))
 
 
 async def _read(namespace: str, kubeconfig: str | None) -> "Costs":
@@ -126,34 +128,109 @@ async def _read(namespace: str, kubeconfig: str | None) -> "Costs":
 
 def as_csv(found: "Costs", by: str) -> str:
     """One table, its first line the names of the columns; what is not known is empty."""
-    rows: list[dict[str, Any]] = [dataclasses.asdict(row) for row in _rows(found, by)]
-    for row in rows:
-        for name in NOT_IN_TABLES:
-            row.pop(name, None)
-    text = io.StringIO()
-    names = [field.name for field in dataclasses.fields(_kind(by)) if field.name not in NOT_IN_TABLES]
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _kind(by: str) -> type[Any]:
     from ballast_operator.report.costs import JobCost, PoolCostLine, TeamCost
 
-    return {"job": JobCost, "team": TeamCost, "pool": PoolCostLine}[by]
-
-
-def _rows(found: "Costs", by: str) -> tuple[Any, ...]:
-    return {"job": found.jobs, "team": found.teams, "pool": found.pools}[by]
+    kind: Any = {"job": JobCost, "team": TeamCost, "pool": PoolCostLine}[by]
+    names = [field.name for field in dataclasses.fields(kind) if field.name not in NOT_IN_TABLES]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(dataclasses.asdict(row) for row in getattr(found, f"{by}s"))
+    return text.getvalue()
 
 
 def _print(found: "Costs", by: str | None) -> None:
     from rich.console import Console
 
-    from ballast_operator.cli.live.cost_tables import CostTables
-
     console = Console()
     console.print(CostTables(found, by))
     if by is None and not found.jobs and not found.pools:
         console.print("there are no jobs, and no ClusterPolicy with a bill yet")
+
+
+STACKED = 3
+"""Figures in a cell, one below the other, below ``WIDE_COLUMNS``."""
+
+_JOB = (
+    "state",
+    "GPU h",
+    "cost",
+    "at the end",
+    "start-up",
+    "lost steps",
+    "data",
+    "saved: on-demand",
+    "any type",
+    "goodput",
+)
+_TEAM = ("jobs", "cost", "at the end", "with deleted", "budget", "goodput")
+_POOL = ("GPUs", "price", "bill", "jobs", "deleted jobs", "idle", "data", "goodput")
+
+
+class CostTables:
+    """Costs that are laid out for the width at which they are printed.
+
+    Args:
+        found: the costs.
+        by: ``job``, ``team`` or ``pool``: only this table; None: all that have rows.
+    """
+
+    def __init__(self, found: "Costs", by: str | None) -> None:
+        self._found, self._by = found, by
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        """Jobs, teams, pools."""
+        found, size = self._found, 1 if options.max_width >= WIDE_COLUMNS else STACKED
+        pools = "Pools: bill = jobs + deleted jobs + idle; data is a part of jobs"
+        for kind, title, headings, rows in (
+            ("job", f"Jobs, up to {found.at}", _JOB, [_of_job(job) for job in found.jobs]),
+            ("team", "Teams", _TEAM, [_of_team(team) for team in found.teams]),
+            ("pool", pools, _POOL, [_of_pool(pool) for pool in found.pools]),
+        ):
+            if self._by in (None, kind) and rows:
+                yield text_table(
+                    title,
+                    (kind, *stacked(headings, size)),
+                    [(name, *stacked(figures, size)) for name, *figures in rows],
+                    breaks=(kind,),
+                    show_lines=size > 1,
+                )
+
+
+def amount(value: float | None) -> str:
+    """Two digits behind the point, never "-0.00"; "-" for what is not known."""
+    if value is None:
+        return "-"
+    text = f"{value:,.2f}"
+    return "0.00" if text == "-0.00" else text
+
+
+def part(value: float | None) -> str:
+    """In percent; "-" for what is not known."""
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _of_job(job: "JobCost") -> tuple[str, ...]:
+    of_gpus = job.cost - job.data_cost
+    figures = (job.gpu_hours, job.cost, job.projected, job.startup_cost, job.lost_cost, job.data_cost)
+    saved = (
+        None if other is None else other - of_gpus for other in (job.on_demand_cost, job.type_blind_cost)
+    )
+    shared = f" (shares its GPU with {job.partner})" if job.partner else ""
+    return (
+        f"{job.namespace}/{job.job}{shared}",
+        job.state,
+        *map(amount, figures),
+        *map(amount, saved),
+        part(job.goodput),
+    )
+
+
+def _of_team(team: "TeamCost") -> tuple[str, ...]:
+    figures = (team.cost, team.projected, team.spent, team.budget)
+    return (team.team or "(none)", f"{team.jobs}", *map(amount, figures), part(team.goodput))
+
+
+def _of_pool(pool: "PoolCostLine") -> tuple[str, ...]:
+    figures = (pool.price, pool.bill, pool.jobs, pool.deleted_jobs, pool.idle, pool.data)
+    return (f"{pool.pool} ({pool.gpu_type})", f"{pool.gpus}", *map(amount, figures), part(pool.goodput))

@@ -1,23 +1,45 @@
-"""``ballast history``: what jobs did, also those that are deleted."""
+"""``ballast history`` and ``ballast twin``: what jobs did, also deleted ones, replayed in the simulator."""
 
 import dataclasses
+import datetime
 import json
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ballast_operator.cli.option_names import printable
 
 if TYPE_CHECKING:
+    from ballast_policies.simulator.replay import Recording, Replay
+
     from ballast_operator.history.store import JobRecord
 
+DAY = 86_400.0
 
-@click.command()
-@click.argument("job", default="")
-@click.option("-n", "--namespace", default="", help="Jobs of this namespace; default: all.")
-@click.option(
+
+class Moment(click.ParamType[float]):
+    """A time as 2026-11-26T08:00Z, in UTC where it names no zone; epoch seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The epoch seconds.
+
+        Raises:
+            BadParameter: it is no time.
+        """
+        try:
+            at = datetime.datetime.fromisoformat(str(value))
+            return at.replace(tzinfo=at.tzinfo or datetime.UTC).timestamp()
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is no time. To fix: as 2026-11-26T08:00Z", param, ctx)
+
+
+file_option = click.option(
     "--file",
     "path",
     envvar="BALLAST_HISTORY",
@@ -26,6 +48,12 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     help="The operator's file; in its pod it is set.",
 )
+
+
+@click.command()
+@click.argument("job", default="")
+@click.option("-n", "--namespace", default="", help="Jobs of this namespace; default: all.")
+@file_option
 @click.option("--last", default=50, show_default=True, type=click.IntRange(1, 100_000), help="So many jobs.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def history(job: str, namespace: str, path: Path, last: int, output: str) -> None:
@@ -72,3 +100,161 @@ def _line(job: "JobRecord") -> str:
         f"{job.total_steps}, {job.launches} launches, {job.gpu_seconds / 3600:.2f} GPU h, "
         f"cost {job.cost:.2f}{good}{lost}; {job.message}"
     )
+
+
+@click.command()
+@file_option
+@click.option("--since", type=Moment(), metavar="TIME", help="[default: a day before --until]")
+@click.option("--until", type=Moment(), metavar="TIME", help="[default: now]")
+@click.option("--keep", is_flag=True, help="Add the result to the history: condition TwinAgrees.")
+@click.option("--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+def twin(path: Path, since: float | None, until: float | None, keep: bool, output: str) -> None:
+    """Replay the last day in the simulator, by the operator's decisions; how far off is it?
+
+    Compared are the jobs that ended. The operator does the same each day, with --keep.
+    In the operator's pod: kubectl exec -n ballast-system deploy/ballast -- ballast twin
+    """
+    from ballast_operator.history.recording import TwinResult
+    from ballast_operator.history.store import HistoryError, write_kept
+
+    found = replayed(recorded(path, since, until))
+    result = TwinResult.of(found)
+    if keep:
+        try:
+            write_kept(path, result.as_row())
+        except HistoryError as error:
+            raise click.ClickException(str(error)) from error
+    if output == "text":
+        click.echo(_twin_text(found, result.text))
+        return
+    content = {**found.to_json(), "agrees": result.agrees, "within": result.within}
+    if output == "yaml":
+        import yaml
+
+        click.echo(yaml.safe_dump(content, sort_keys=False), nl=False)
+    else:
+        click.echo(json.dumps(content, indent=2))
+
+
+def recorded(path: Path, since: float | None, until: float | None) -> "Recording":
+    """What the file has of the time, by default of the last day.
+
+    Raises:
+        UsageError: the time ends before it begins.
+        ClickException: the file cannot be read.
+    """
+    from ballast_operator.history.store import HistoryError
+    from ballast_operator.history.twin import read_recording
+
+    until = time.time() if until is None else until
+    since = until - DAY if since is None else since
+    if since >= until:
+        raise click.UsageError("--since: it is not before --until. To fix: name an earlier time")
+    try:
+        return read_recording(path, since, until)
+    except HistoryError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def replayed(recording: "Recording", objective: str = "") -> "Replay":
+    """The recording played again, by another policy if one is named.
+
+    Raises:
+        ClickException: the policy cannot be used on it.
+    """
+    from ballast_policies.allocation.problem import ProblemError
+    from ballast_policies.simulator.clock import SimulationError
+    from ballast_policies.simulator.replay import replay
+
+    try:
+        return replay(recording, objective=objective)
+    except (ProblemError, SimulationError) as error:
+        raise click.ClickException(f"{error}. To fix: choose another time by --since and --until") from error
+
+
+def _twin_text(found: "Replay", said: str) -> str:
+    lines = []
+    if found.jobs:
+        lines.append(f"{'job':40} {'took h':>9} {'replay':>9} {'error':>8} {'cost':>10} {'replay':>10}")
+    for job in found.jobs:
+        played = "later" if job.seconds is None else f"{job.seconds / 3600:.3f}"
+        off = "" if job.seconds is None else f"{job.seconds / job.recorded_seconds - 1:+.1%}"
+        lines.append(
+            f"{job.job:40} {job.recorded_seconds / 3600:9.3f} {played:>9} {off:>8} "
+            f"{job.recorded_cost:10.2f} {job.cost:10.2f}"
+        )
+    lines += [f"left out: {name}: {why}" for name, why in sorted(found.left_out.items())]
+    return printable("\n".join([*lines, f"{said[0].upper()}{said[1:]}."]))
+
+
+def against(path: Path, policies: Sequence[str], since: float | None, until: float | None) -> dict[str, Any]:
+    """As JSON: what was paid, what the replay of the policy in force pays, and each of the others.
+
+    Raises:
+        ClickException: the file cannot be read, or a policy cannot be used on what is in it.
+    """
+    from ballast_policies.simulator.least_cost import least_cost
+
+    from ballast_operator.api.cluster_policy import CHOOSABLE
+
+    recording = recorded(path, since, until)
+    names = [each for name in policies for each in (CHOOSABLE if name == "all" else (name,))]
+    found = [replayed(recording, name) for name in dict.fromkeys(["", *names])]
+    jobs = found[0].jobs
+    return {
+        "since": recording.since,
+        "until": recording.until,
+        "jobs": len(jobs),
+        "left_out": dict(recording.left_out),
+        "recorded": {
+            "cost": math.fsum(job.recorded_cost for job in jobs),
+            "mean_seconds": _mean([job.recorded_seconds for job in jobs]),
+        },
+        "in_force": _row(found[0], recording),
+        "policies": [_row(each, recording) for each in found[1:]],
+        "least_cost": least_cost(recording),
+    }
+
+
+def _row(found: "Replay", recording: "Recording") -> dict[str, Any]:
+    """One policy; ``least_cost``: no policy that is done as soon could have paid less."""
+    from ballast_policies.simulator.least_cost import least_cost
+
+    starts = {job.one.name: job.arrival for job in recording.jobs}
+    ends = [starts[job.job] + job.seconds for job in found.jobs if job.seconds is not None]
+    least = least_cost(recording, by=max(ends)) if ends and not found.unfinished else math.inf
+    return {
+        "policy": found.policy,
+        "cost": math.fsum(job.cost for job in found.jobs),
+        "mean_seconds": _mean([job.seconds for job in found.jobs if job.seconds is not None]),
+        "starts": sum(job.starts for job in found.jobs),
+        "unfinished": len(found.unfinished),
+        "least_cost": least if math.isfinite(least) else None,
+    }
+
+
+def _mean(seconds: Sequence[float]) -> float | None:
+    return math.fsum(seconds) / len(seconds) if seconds else None
+
+
+def against_text(found: dict[str, Any]) -> str:
+    """A table, and the bound."""
+    if not found["jobs"]:
+        return "no job that can be replayed has ended in this time"
+    lines = [f"{'':34} {'cost':>12} {'mean h':>9} {'starts':>7} {'at least':>12}"]
+    rows = [
+        ("as recorded", found["recorded"] | {"starts": "", "least_cost": None}),
+        (f"{found['in_force']['policy']} (replay)", found["in_force"]),
+        *((row["policy"], row) for row in found["policies"]),
+    ]
+    for name, row in rows:
+        least = "" if row["least_cost"] is None else f"{row['least_cost']:.2f}"
+        mean = "" if row["mean_seconds"] is None else f"{row['mean_seconds'] / 3600:.3f}"
+        more = f"  {row['unfinished']} jobs do not end" if row.get("unfinished") else ""
+        lines.append(f"{name:34} {row['cost']:12.2f} {mean:>9} {row['starts']:>7} {least:>12}{more}")
+    lines.append(
+        f"of {found['jobs']} jobs. No policy could have paid less than {found['least_cost']:.2f}, and none "
+        "that is done as soon as one of these less than its `at least`"
+    )
+    lines += [f"left out: {name}: {why}" for name, why in sorted(found["left_out"].items())]
+    return "\n".join(lines)

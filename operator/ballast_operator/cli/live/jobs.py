@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ballast_operator.api.conditions import JobState
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
 from ballast_operator.cli.option_names import printable
 
@@ -16,17 +17,7 @@ if TYPE_CHECKING:
 namespace_option = click.option(
     "-n", "--namespace", default="default", show_default=True, help="The job's namespace."
 )
-STATES = (
-    "New",
-    "Waiting",
-    "Starting",
-    "Running",
-    "Repacking",
-    "Stopping",
-    "Suspended",
-    "Succeeded",
-    "Failed",
-)
+STATES = ("New", *(state.value for state in JobState))
 
 
 @contextlib.contextmanager

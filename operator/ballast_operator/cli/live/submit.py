@@ -18,19 +18,6 @@ if TYPE_CHECKING:
 
     from ballast_operator.cli.live.whatif import LiveCluster
 
-FLAGS = (
-    "name",
-    "image",
-    "gpus",
-    "steps",
-    "gpu_types",
-    "environment",
-    "volume",
-    "checkpoint",
-    "team",
-    "budget",
-)
-
 
 @click.command()
 @click.argument("command", nargs=-1)
@@ -81,7 +68,7 @@ def submit(
     """
     if file is None:
         manifests = [_manifest(command, flags)]
-    elif command or any(flags[name] not in (None, ()) for name in FLAGS):
+    elif command or any(value not in (None, ()) for value in flags.values()):
         raise click.UsageError("-f: not with COMMAND or options of a job. To fix: write them into the file")
     else:
         manifests = read_manifests(file)

@@ -2,11 +2,20 @@
 
 import asyncio
 import contextlib
+from typing import TYPE_CHECKING
 
 import click
+from rich.text import Text
 
+from ballast_operator.api.policy_conditions import NO_POLICY
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
-from ballast_operator.cli.option_names import Number
+from ballast_operator.cli.option_names import Number, printable
+from ballast_operator.cli.text_table import WIDE_COLUMNS, stacked, text_table
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from ballast_operator.report.overview import JobLine, Overview
 
 
 @click.command()
@@ -31,7 +40,6 @@ async def _show(namespace: str, kubeconfig: str | None, once: bool, every: float
     from rich.console import Console
     from rich.live import Live
 
-    from ballast_operator.cli.live.overview_tables import Tables
     from ballast_operator.kube.client import connect, is_missing, missing
     from ballast_operator.report.overview import read_overview
 
@@ -51,3 +59,55 @@ async def _show(namespace: str, kubeconfig: str | None, once: bool, every: float
             while True:
                 await asyncio.sleep(every)
                 live.update(Tables(await read_overview(cluster, namespace)))
+
+
+_POOL = ("pool", "GPU type", "nodes", "GPUs held")
+_FIGURES = ("state", "GPUs", "step", "steps/s", "loss", "imbalance", "restarts", "cost")
+
+
+class Tables:
+    """An overview that is laid out for the width at which it is printed."""
+
+    def __init__(self, seen: "Overview") -> None:
+        self._seen = seen
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        """Policies, pools, jobs; where a job is more than one line, reasons have their own table."""
+        seen = self._seen
+        if not seen.policies:
+            yield Text(f"No job gets GPUs: {NO_POLICY}, as in examples/clusterpolicy.yaml")
+        for line in seen.policies:
+            yield Text(printable(f"ClusterPolicy {line}"))
+        pools = [(p.pool, p.gpu_type, str(p.nodes), f"{p.held} of {p.gpus}") for p in seen.pools]
+        yield text_table("Pools", _POOL, pools, breaks=_POOL[:2], left=len(_POOL))
+        title = "Jobs (speeds marked * are emulated)" if any(job.emulated for job in seen.jobs) else "Jobs"
+        jobs = [(f"{job.namespace}/{job.job}", _figures(job), job.why) for job in seen.jobs]
+        if options.max_width >= WIDE_COLUMNS:
+            wide = ("job", *_FIGURES, "why")
+            rows = [(name, *figures, why) for name, figures, why in jobs]
+            breaks = ("job", "GPUs", "why")
+            yield text_table(title, wide, rows, breaks=breaks, left=len(wide), expand=True)
+            return
+        narrow = ("job", *stacked(_FIGURES, 2))
+        lines = [(name, *stacked(figures, 2)) for name, figures, _ in jobs]
+        yield text_table(title, narrow, lines, breaks=narrow[:2], left=len(narrow), show_lines=True)
+        reasons = [(name, why) for name, _, why in jobs if why]
+        table = text_table("Why", ("job", "why"), reasons, breaks=("job", "why"), left=2, show_lines=True)
+        table.columns[0].max_width = 30
+        yield table
+
+
+def _figures(job: "JobLine") -> tuple[str, ...]:
+    """By ``_FIGURES``; "-" for unknown values."""
+    speed = job.steps_per_second
+    held = f"{job.gpus} x {job.gpu_type}" + (f", shared with {job.partner}" if job.partner else "")
+    return (
+        job.state,
+        "\n".join(job.parts) or (held if job.gpus else "-"),
+        f"{job.step} / {job.total_steps}",
+        "-" if speed is None else f"{speed:.2f}{'*' if job.emulated else ''}",
+        "-" if job.loss is None else f"{job.loss:.3f}",
+        "-" if job.imbalance is None else f"{job.imbalance:.0%}",
+        str(job.restarts),
+        f"{job.cost:.2f}",
+    )

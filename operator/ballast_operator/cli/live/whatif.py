@@ -13,8 +13,7 @@ from ballast_operator.cli.laboratory import from_lab
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
 from ballast_operator.cli.live.whatif_over_time import limited, priced_pools, with_spot_limits
 from ballast_operator.cli.option_names import Number, import_from_here, with_option
-from ballast_operator.cli.simulate.input import read_amounts
-from ballast_operator.cli.simulate.spot import is_folder_of_prices
+from ballast_operator.cli.simulate.input import is_folder_of_prices, read_amounts
 
 if TYPE_CHECKING:
     from ballast_policies.allocation.problem import Problem
@@ -97,49 +96,38 @@ def whatif(
         return
     if start is not None:
         raise click.UsageError("--start: for --prices FOLDER. To fix: leave it out, or name a folder of logs")
-    change = _Change.of(policy=policy, prices=prices, **other)
+    other["more"] = {} if other["more"] is None else read_amounts(other["more"], "--add", int)
+    other["prices"] = {} if prices is None else read_amounts(prices, "--prices", float)
     import_from_here(policy or "")
     try:
         with cluster_errors():
             live = asyncio.run(_read(kubeconfig, cluster_policy))
-        content, text = _compared(live, change)
+        content, text = _compared(live, policy or live.policy.spec.objective.policy, **other)
     except ProblemError as error:
         raise click.UsageError(with_option(str(error), {"more": "--add"})) from error
     click.echo(json.dumps(content, indent=2) if output == "json" else text)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Change:
-    """What would be otherwise.
+def _compared(
+    live: "LiveCluster",
+    policy: str,
+    *,
+    agnostic: bool,
+    more: Mapping[str, int],
+    prices: Mapping[str, float],
+    spot: str | None,
+    hours: float | None,
+) -> tuple[dict[str, Any], str]:
+    """(as JSON, as text).
 
-    Attributes:
-        policy: None: the one in force.
+    Args:
+        live: the cluster as it is.
+        policy: what would be in force.
         agnostic: it takes all GPU types for equally fast.
         more: GPU type -> GPUs added.
         prices: GPU type -> USD of a GPU hour.
         spot: limits of spot machines, as text; None: those in force.
         hours: for which is simulated; None: only shares are compared.
-    """
-
-    policy: str | None
-    agnostic: bool
-    more: Mapping[str, int]
-    prices: Mapping[str, float]
-    spot: str | None
-    hours: float | None
-
-    @classmethod
-    def of(cls, *, more: str | None, prices: str | None, **others: Any) -> "_Change":
-        """As the options say it."""
-        return cls(
-            more={} if more is None else read_amounts(more, "--add", int),
-            prices={} if prices is None else read_amounts(prices, "--prices", float),
-            **others,
-        )
-
-
-def _compared(live: "LiveCluster", change: _Change) -> tuple[dict[str, Any], str]:
-    """(as JSON, as text).
 
     Raises:
         ProblemError: a policy cannot be used.
@@ -147,25 +135,24 @@ def _compared(live: "LiveCluster", change: _Change) -> tuple[dict[str, Any], str
     from ballast_policies.simulator.whatif import Setup, compare
 
     snapshot, objective = live.snapshot, live.policy.spec.objective
-    policy = change.policy or objective.policy
-    problem, notes = pose(snapshot, objective, policy, prices=change.prices)
-    limits = live.policy if change.spot is None else with_spot_limits(live.policy, change.spot)
-    gpus = {} if change.spot is None else {p.pool: p.gpus for p in limited(snapshot, limits).usable_pools}
-    after = Setup(policy=policy, agnostic=change.agnostic, more=change.more, prices=change.prices, gpus=gpus)
+    problem, notes = pose(snapshot, objective, policy, prices=prices)
+    limits = live.policy if spot is None else with_spot_limits(live.policy, spot)
+    gpus = {} if spot is None else {p.pool: p.gpus for p in limited(snapshot, limits).usable_pools}
+    after = Setup(policy=policy, agnostic=agnostic, more=more, prices=prices, gpus=gpus)
     before = Setup(policy=objective.policy, agnostic=objective.heterogeneity_agnostic)
     problem, more_notes = _with_large_gangs(problem, snapshot, (before, after))
     notes += more_notes
     found = compare(problem, before, after, *priced_pools(snapshot))
     content = {**found.to_json(), "notes": list(notes)}
     text = "\n".join([as_text(found), *(f"note: {note}" for note in notes)])
-    if change.hours is not None:
+    if hours is not None:
         from ballast_operator.cli.live.whatif_over_time import over_time
 
         courses = over_time(
             snapshot,
             live.policy,
             (before, after),
-            hours=change.hours,
+            hours=hours,
             now=live.at.timestamp(),
             live=live.resizable,
             then=limits,

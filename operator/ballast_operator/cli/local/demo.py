@@ -1,5 +1,6 @@
 """``ballast demo``: three training jobs on a local cluster, with a live view and a summary."""
 
+import functools
 import importlib.util
 import io
 import json
@@ -12,9 +13,8 @@ import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
-from ballast_operator.demo.manifests import compare_with_agnostic, demo_manifests, read_manifests
 from ballast_operator.demo.report import render, render_summary, summarise
-from ballast_operator.demo.run import DemoError, DemoSettings, run_demo
+from ballast_operator.demo.run import DemoError, run_demo
 from ballast_operator.demo.story import Recorder
 
 PICTURE_COLUMNS = 132
@@ -46,20 +46,16 @@ def demo(
             if importlib.util.find_spec(package) is None:
                 raise ModuleNotFoundError(name=package)
     console = Console(stderr=True)
-    settings = DemoSettings(
-        kubeconfig=kubeconfig,
-        manifests=demo_manifests(),
-        time_limit_seconds=time_limit,
-        namespace=namespace,
+    play = functools.partial(
+        run_demo, kubeconfig=kubeconfig, namespace=namespace, time_limit_seconds=time_limit
     )
     album = _Album()
     try:
-        recorder = _play(settings, console, album)
+        recorder = _watched(play, console, album)
     except DemoError as error:
         console.print(f"[red]demo:[/red] {error}")
         sys.exit(1)
-    aware, agnostic = compare_with_agnostic(read_manifests(settings.manifests), recorder.story.pool_gpus())
-    summary = summarise(recorder.story, aware=aware, agnostic=agnostic)
+    summary = summarise(recorder.story)
     if picture is not None:
         album.write(picture, summary)
     if output == "json":
@@ -87,7 +83,7 @@ class _Album:
         page.save_svg(str(path), title="ballast demo")
 
 
-def _play(settings: DemoSettings, console: Console, album: _Album) -> Recorder:
+def _watched(play: Callable[..., Recorder], console: Console, album: _Album) -> Recorder:
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4) as live:
 
@@ -95,11 +91,8 @@ def _play(settings: DemoSettings, console: Console, album: _Album) -> Recorder:
                 album.look(recorder)
                 live.update(render(recorder.story, now=recorder.now))
 
-            return run_demo(
-                settings, announce=lambda text: live.console.print(f"demo: {text}"), on_change=draw
-            )
-    return run_demo(
-        settings,
+            return play(announce=lambda text: live.console.print(f"demo: {text}"), on_change=draw)
+    return play(
         announce=lambda text: print(f"demo: {text}", file=sys.stderr, flush=True),
         on_change=_narrator(album),
     )

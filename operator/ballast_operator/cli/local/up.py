@@ -145,7 +145,7 @@ def up(
         kind = "real nodes (kubelet, containerd; no GPUs)" if real else "process nodes (emulated GPUs)"
         click.echo(f"Cluster {name} is up, with {len(cluster.nodes)} {kind}.")
     kubectl = "kubectl" if shutil.which("kubectl") else str(cluster.kubectl)
-    click.echo(_operator_text(log) if running else NO_OPERATOR)
+    click.echo(f"The operator runs, and ends with the cluster. Its log: {log}" if running else NO_OPERATOR)
     if scales:
         click.echo(f"Karpenter makes nodes for pods that wait. Its log: {karpenter_log}")
     click.echo(f"""
@@ -201,13 +201,9 @@ def _autoscaler(instance_types: str | None) -> Callable[["LocalCluster"], object
     return lambda cluster: start_karpenter(cluster, found, name=KARPENTER, instance_types=path)
 
 
-def _operator_text(log: Path) -> str:
-    return f"The operator runs, and ends with the cluster. Its log: {log}"
-
-
 def _examples() -> str:
     """The demo's manifests, by the shortest path from here."""
-    from ballast_operator.demo.manifests import demo_manifests
+    from ballast_operator.demo.report import demo_manifests
 
     folder = demo_manifests()
     here = Path.cwd()

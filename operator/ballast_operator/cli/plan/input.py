@@ -42,6 +42,10 @@ class GpuInput(_Input):
     speed: Speed = 1.0
     memory_bytes: Positive | None = None
 
+    def kind(self, count: int) -> GpuKind:
+        """``count`` of them."""
+        return GpuKind(gpu_type=self.type, count=count, speed=self.speed, memory_bytes=self.known_memory)
+
     @property
     def from_catalogue(self) -> bool:
         """The memory is not stated, and the catalogue has the type."""
@@ -110,9 +114,7 @@ class ClusterInput(_Input):
             count = min(gpu.count, left)
             left -= count
             if count:
-                kinds.append(
-                    GpuKind(gpu_type=gpu.type, count=count, speed=gpu.speed, memory_bytes=gpu.known_memory)
-                )
+                kinds.append(gpu.kind(count))
         return kinds
 
     def from_catalogue(self) -> dict[str, float]:
@@ -131,10 +133,7 @@ class ClusterInput(_Input):
         links = self.bandwidth
         by_type = () if links is None else links.by_type
         return devices_of(
-            [
-                GpuKind(gpu_type=gpu.type, count=gpu.count, speed=gpu.speed, memory_bytes=gpu.known_memory)
-                for gpu in self.gpus
-            ],
+            [gpu.kind(gpu.count) for gpu in self.gpus],
             gpus_per_server=self.gpus_per_server,
             inside=float("inf") if links is None else links.inside_server,
             between=float("inf") if links is None else links.between_servers,
@@ -347,11 +346,7 @@ def read_cluster(path: Path) -> ClusterInput:
     Raises:
         ClickException: it cannot be read; the text names the field and the reason.
     """
-    return _read(path, ClusterInput)
-
-
-def _read(path: Path, model: type[Model]) -> Model:
-    return _validated(path, model, _content(path))
+    return _validated(path, ClusterInput, _content(path))
 
 
 def read_config(path: Path) -> dict[str, Any]:

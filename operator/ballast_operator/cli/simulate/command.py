@@ -3,7 +3,7 @@
 | given | runs |
 |---|---|
 | ``--elastic FILE`` | elastic jobs (:mod:`.elastic`) |
-| ``--prices FOLDER`` | a replay of price logs (:mod:`.spot`) |
+| ``--prices FOLDER`` | a replay of price logs (ballast-lab) |
 | neither | a trace, or a generated workload (:mod:`.trace`) |
 """
 
@@ -13,8 +13,12 @@ import click
 
 from ballast_operator.cli.laboratory import from_lab
 from ballast_operator.cli.simulate.elastic import elastic_options, simulate_elastic
-from ballast_operator.cli.simulate.input import workload_options
-from ballast_operator.cli.simulate.spot import ONLY_HERE, is_folder_of_prices, spot_options
+from ballast_operator.cli.simulate.input import (
+    ONLY_A_REPLAY,
+    is_folder_of_prices,
+    spot_options,
+    workload_options,
+)
 from ballast_operator.cli.simulate.trace import simulate_trace, trace_options
 
 COMMANDLINE = click.core.ParameterSource.COMMANDLINE
@@ -71,7 +75,7 @@ def simulate(context: click.Context, /, **options: Any) -> None:
     if options["prices"] is not None and is_folder_of_prices(options["prices"]):
         from_lab("prices", "--prices FOLDER")(options, given=given)
         return
-    _only_with("--prices FOLDER, a replay of price logs", given, ONLY_HERE)
+    _only_with("--prices FOLDER, a replay of price logs", given, ONLY_A_REPLAY)
     if options["elastic"] is not None:
         simulate_elastic(options)
         return

@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from ballast_operator.cli.live.cost_tables import CostTables, amount
+from ballast_operator.cli.live.cost import CostTables, amount
 from ballast_operator.report.costs import Costs, JobCost, PoolCostLine, TeamCost
 from rich.console import Console
 

@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from ballast_operator.cli.live.overview_tables import Tables
+from ballast_operator.cli.live.top import Tables
 from ballast_operator.report.overview import JobLine, Overview, PoolLine
 from rich.console import Console
 

@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 from ballast_operator.kube.kinds import JOB
-from ballast_operator.report.team_costs import team_costs
+from ballast_operator.report.paid import team_costs
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
