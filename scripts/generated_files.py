@@ -116,7 +116,8 @@ def api_reference() -> str:
         for r in RESOURCES
     ]
     parts = [_API_HEAD.format(kinds="\n".join(f"| {' | '.join(row)} |" for row in kinds))]
-    parts += [_kind(resource, root_schema(resource)) for resource in RESOURCES]
+    shown: dict[str, str] = {}
+    parts += [_kind(resource, root_schema(resource), shown) for resource in RESOURCES]
     parts += [
         "## Values\n",
         _names("Schedules", "planning.md#schedules", trained_schedules()),
@@ -128,15 +129,15 @@ def api_reference() -> str:
     return "\n".join(parts)
 
 
-def _kind(resource: Resource, schema: dict[str, Any]) -> str:
+def _kind(resource: Resource, schema: dict[str, Any], shown: dict[str, str]) -> str:
     lines = [f"## {resource.kind}\n", f"{schema['description']}\n"]
-    lines.append(f"### {resource.kind}.spec\n")
-    for row in _rows(schema["properties"]["spec"], "", {}):
-        values = f"{row.type}{row.range}" + (f"; {row.default}" if row.default else "")
-        lines.append(_item(row.path, values, row.meaning))
-    lines.append(f"\n### {resource.kind}.status\n")
-    lines += [_item(row.path, row.type, row.meaning) for row in _rows(schema["properties"]["status"], "", {})]
-    lines.append("")
+    for part in ("spec", "status"):
+        lines.append(f"### {resource.kind}.{part}\n")
+        for row in _rows(schema["properties"][part], "", f"{resource.kind}.{part}.", shown):
+            values = row.type if part == "status" else f"{row.type}{row.range}"
+            default = row.default if part == "spec" else ""
+            lines.append(_item(row.path, values + (f"; {default}" if default else ""), row.meaning))
+        lines.append("")
     return "\n".join(lines)
 
 
@@ -153,8 +154,8 @@ class _Row:
     meaning: str
 
 
-def _rows(schema: dict[str, Any], path: str, shown: dict[str, str]) -> Iterator[_Row]:
-    """The fields below ``path``; an object whose fields are those of one in ``shown`` refers to it."""
+def _rows(schema: dict[str, Any], path: str, part: str, shown: dict[str, str]) -> Iterator[_Row]:
+    """The fields below ``path`` of ``part``; an object with the fields of one in ``shown`` refers to it."""
     required = schema.get("required", [])
     for name, field in schema.get("properties", {}).items():
         if str(field.get("description", "")).startswith("Refused: "):
@@ -163,16 +164,16 @@ def _rows(schema: dict[str, Any], path: str, shown: dict[str, str]) -> Iterator[
         default = "required" if name in required else _default(field)
         nested, below = _nested(field, here)
         fields = json.dumps(nested.get("properties"))
-        first = shown.setdefault(fields, below) if "properties" in nested else below
+        first = shown.setdefault(fields, part + below) if "properties" in nested else part + below
         meaning = _one_line(field.get("description"))
         ends = here in _AS_KUBERNETES
         if ends:
             meaning += " As in a Pod."
-        elif first != below:
-            meaning += f" Fields as of `{first}`."
+        elif first != part + below:
+            meaning += f" Fields as of `{first.removeprefix(part)}`."
         yield _Row(here, _type(field), _range(field), default, meaning)
-        if first == below and not ends:
-            yield from _rows(nested, below, shown)
+        if first == part + below and not ends:
+            yield from _rows(nested, below, part, shown)
 
 
 def _nested(field: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:

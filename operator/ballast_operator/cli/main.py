@@ -90,13 +90,13 @@ def main() -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    r"""Print the completion of commands and options for SHELL.
+    """Print the completion of commands and options for SHELL.
 
     \b
     bash: echo 'source <(ballast completion bash)' >> ~/.bashrc
     zsh:  echo 'source <(ballast completion zsh)' >> ~/.zshrc
     fish: ballast completion fish > ~/.config/fish/completions/ballast.fish
-    """
+    """  # noqa: D301 - click reads the escape
     from click.shell_completion import get_completion_class
 
     found = get_completion_class(shell)

@@ -60,12 +60,12 @@ def submit(
     output: str,
     **flags: Any,
 ) -> None:
-    r"""Submit training jobs: those of a file, or one that runs COMMAND, a process a GPU.
+    """Submit training jobs: those of a file, or one that runs COMMAND, a process a GPU.
 
     \b
     ballast submit -f job.yaml
     ballast submit --name mine --image mine:1 --gpus 2 --steps 1000 -- python train.py
-    """
+    """  # noqa: D301 - click reads the escape
     if file is None:
         manifests = [_manifest(command, flags)]
     elif command or any(value not in (None, ()) for value in flags.values()):
