@@ -87,7 +87,9 @@ def test_what_is_no_finite_number_is_refused_before_anything_is_done(command, nu
     assert command[1] in result.output and "Traceback" not in result.output
 
 
-@pytest.mark.parametrize(("command", "line"), [("completion", "zsh:  echo"), ("submit", "ballast submit --name")])
+@pytest.mark.parametrize(
+    ("command", "line"), [("completion", "zsh:  echo"), ("submit", "ballast submit --name")]
+)
 def test_the_examples_of_a_help_text_keep_their_lines(command, line):
     """What is to be copied is not wrapped into a paragraph."""
     lines = CliRunner().invoke(main, [command, "--help"]).output.splitlines()

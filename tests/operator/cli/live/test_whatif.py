@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ballast_operator.api.conditions import JobState
-from ballast_operator.cli.live.jobs import STATES
 from ballast_operator.cli.live.policy_diff import as_text as policy_text
 from ballast_operator.cli.live.policy_diff import difference
 from ballast_operator.cli.live.whatif import as_text, pose, read_change, read_cluster, whatif
@@ -273,8 +271,3 @@ def test_a_namespace_that_does_not_exist_is_named(control_plane, command):
     assert done.exit_code == 1
     assert MISSING in " ".join(done.output.split())
     assert "Traceback" not in done.output
-
-
-def test_states_that_can_be_asked_for_are_those_of_a_jobs_status():
-    """And New, of a job that no operator has seen; named apart, as the API's models take long to import."""
-    assert ("New", *JobState) == STATES
