@@ -28,7 +28,7 @@ import click
 import numpy as np
 from ballast_policies.planning.gpu_profiles import GpuProfiles
 from ballast_policies.planning.planners.cost_model import CostModel, Degrees
-from ballast_policies.planning.planners.layout import Devices, Layout, PlacedStage
+from ballast_policies.planning.planners.layout import Devices, Layout
 from ballast_policies.planning.planners.one_f_one_b import backward_ends
 from ballast_policies.planning.planners.plan_memory import PlanMemory
 from ballast_policies.planning.profile import LayerProfile, ProfiledLayer
@@ -133,15 +133,9 @@ class Measured:
     def layout(self) -> Layout:
         """Each node as one GPU, which does what its GPUs do together."""
         nodes = itertools.count()
-        return Layout(
-            stages=tuple(
-                PlacedStage(
-                    first_layer=layers[0],
-                    end_layer=layers[-1] + 1,
-                    groups=tuple((next(nodes),) for _ in replicas),
-                )
-                for layers, replicas in zip(self.stages, self.replicas, strict=True)
-            ),
+        return Layout.of(
+            (0, *(layers[-1] + 1 for layers in self.stages)),
+            (tuple((next(nodes),) for _ in replicas) for replicas in self.replicas),
             microbatch_size=self.microbatch,
             microbatches=self.microbatches * len(self.replicas[0]),
         )

@@ -4,11 +4,13 @@
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
-from ballast_policies.planning.balancers.mixed_gpus import arrange_ranks, partition_by_rank
+from ballast_policies.planning.balancers.exact import partition_by_rank
+from ballast_policies.planning.balancers.mixed_gpus import arrange_ranks
 from ballast_policies.planning.balancers.network import network_aware_partition
 from ballast_policies.planning.balancers.several_stages import refine
 from ballast_policies.planning.memory.measured_layers import PipelineForm
@@ -137,7 +139,7 @@ def plan_pipeline(
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class _Problem:
     profile: LayerProfile
     gpus: tuple[GpuKind, ...]
@@ -244,10 +246,14 @@ class _Problem:
         speed = {kind.gpu_type: kind.speed for kind in self.gpus}
         return np.array([speed[types[self._rank(stage)]] for stage in self._all])
 
+    @functools.cached_property
+    def _one_stage(self) -> StageBytes:
+        return StageBytes(LayerSums.of(self.profile.rows), self.form)
+
     def _stage_bytes(self) -> TakenBytes:
         """What layers take as a stage; of several stages a rank, without what is there for a moment."""
         if self._one_stage_a_rank:
-            return StageBytes(LayerSums.of(self.profile.rows), self.form).taken
+            return self._one_stage.taken
         held = np.asarray(self.profile.held_bytes, dtype=float)
         kept = np.asarray(self.profile.activation_bytes, dtype=float)
         weights = np.asarray(self.profile.weight_bytes, dtype=float)
@@ -258,10 +264,7 @@ class _Problem:
     def _held(self, partition: Partition) -> list[float]:
         """By stage, bytes of its rank."""
         if self._one_stage_a_rank:
-            bounds = np.array(partition.bounds)
-            found: list[float] = self._stage_bytes()(
-                np.arange(partition.ranks), bounds[:-1], bounds[1:]
-            ).tolist()
+            found: list[float] = self._one_stage.of_cut(partition).tolist()
             return found
         ranks = rank_bytes(partition, self.schedule, self.facts, self.profile.rows)
         return [ranks[self._rank(stage)].total for stage in self._all]

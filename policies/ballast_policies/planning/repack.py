@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ballast_policies.planning.balancers.place_memory import PlaceBytes
-from ballast_policies.planning.balancers.subset import KeptRanks, RankSubsets
+from ballast_policies.planning.balancers.subset import KeptRanks, PlaceBytes, RankSubsets
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds

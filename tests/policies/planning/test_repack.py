@@ -6,8 +6,7 @@ import random
 
 import pytest
 from ballast_policies.planning.balancers.exact import exact_partition
-from ballast_policies.planning.balancers.place_memory import PlaceBytes
-from ballast_policies.planning.balancers.subset import RankSubsets
+from ballast_policies.planning.balancers.subset import PlaceBytes, RankSubsets
 from ballast_policies.planning.partition import Partition, PlanningError, even_partition
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.repack import repack

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from ballast_policies.contract import Proposal, Stage
 from ballast_policies.planning.balancers.exact import exact_partition
-from ballast_policies.planning.balancers.place_memory import PlaceBytes
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
+from ballast_policies.planning.balancers.subset import PlaceBytes
 from ballast_policies.planning.launch import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.bounds import bytes_on_positions, reserves
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm

@@ -10,7 +10,7 @@ The smallest sum is then found by the same recursion, with loads above D left ou
 
     s[r, j] = min over k < j of s[r - 1, k] + (S[j] - S[k]) / speed_r
 
-O(p L^2), vectorised over k and j.
+O(p L^2), vectorised over k and j.  Where a layer takes other seconds on each rank, S is that of the rank.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ import numpy as np
 
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.planning.partition import Partition, PlanningError, check_counts
-from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
+from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity, TakenBytes
 
 ENDS_AT_ONCE = 64
 """Values of j in one array operation: larger arrays leave the processor's caches."""
@@ -48,30 +48,61 @@ def exact_partition(seconds: Sequence[float], ranks: int, capacity: RankCapacity
     check_counts(layers, ranks)
     if not np.isfinite(load).all() or (load < 0).any():
         raise PlanningError(f"seconds must be finite and at least 0, got {list(seconds)}")
-    cuts = _Cuts(load, ranks, capacity)
+    speeds, limit = capacity.speed_array(ranks), capacity.memory_array(ranks)
+    taken = capacity.taken(layers, ranks)
+    cuts = _Cuts(np.broadcast_to(load, (ranks, layers)), speeds, taken, limit)
     largest, cut = cuts.smallest_largest()
     if not np.isfinite(largest):
-        limit = capacity.memory_array(ranks)
-        whole = min(float(cuts.taken(rank, 0, layers)) for rank in range(ranks))
+        whole = min(float(taken(rank, 0, layers)) for rank in range(ranks))
         raise PlanningError(
             f"{layers} layers of {int(whole)} bytes do not fit {ranks} ranks with "
             f"{limit.tolist()} bytes: use more ranks, or ranks with more memory"
         )
-    if cuts.speed.min() < cuts.speed.max():
+    if speeds.min() < speeds.max():
         cut = cuts.smallest_sum(largest)
     return Partition(bounds=bounds_of(cut))
 
 
-class _Cuts:
-    """All partitions of some layers over some ranks."""
+def partition_by_rank(
+    rank_seconds: np.ndarray,
+    *,
+    taken: TakenBytes | None = None,
+    memory: Sequence[float] | None = None,
+) -> Partition:
+    """The contiguous partition whose largest load is smallest, seconds given for each rank and layer.
 
-    def __init__(self, load: np.ndarray, ranks: int, capacity: RankCapacity) -> None:
-        self.layers, self.ranks = len(load), ranks
-        self.speed = capacity.speed_array(ranks)
-        self._S = np.concatenate([[0.0], np.cumsum(load)])
-        self._limited = capacity.memory is not None
-        self.taken = capacity.taken(self.layers, ranks)
-        self._limit = capacity.memory_array(ranks) * ROUNDING
+    Args:
+        rank_seconds: seconds of each layer on each rank, shape (p, L).
+        taken: bytes of layers on a rank.
+        memory: bytes that each rank can hold; needs ``taken``.
+
+    Raises:
+        PlanningError: fewer layers than ranks, memory without bytes, or nothing fits the memory.
+    """
+    ranks, layers = rank_seconds.shape
+    check_counts(layers, ranks)
+    if memory is not None and (taken is None or len(memory) != ranks):
+        raise PlanningError(f"memory needs bytes of the layers on each of {ranks} ranks, and as many limits")
+    limit = np.full(ranks, np.inf) if memory is None else np.asarray(memory, dtype=float)
+    largest, cut = _Cuts(rank_seconds, np.ones(ranks), taken, limit).smallest_largest()
+    if not np.isfinite(largest):
+        raise PlanningError(
+            f"{layers} layers do not fit the memory of {ranks} ranks: "
+            "use more ranks, fewer microbatches in flight, or ranks with more memory"
+        )
+    return Partition(bounds=bounds_of(cut))
+
+
+class _Cuts:
+    """All partitions of some layers over some ranks; ``load``: seconds at speed 1, shape (p, L)."""
+
+    def __init__(
+        self, load: np.ndarray, speed: np.ndarray, taken: TakenBytes | None, memory: np.ndarray
+    ) -> None:
+        self.ranks, self.layers = load.shape
+        self._S = np.concatenate([np.zeros((self.ranks, 1)), np.cumsum(load, axis=1)], axis=1)
+        self._speed, self._limit = speed, memory * ROUNDING
+        self._taken = taken if np.isfinite(memory).any() else None
 
     def smallest_largest(self) -> tuple[float, np.ndarray]:
         """The smallest largest load, infinite where nothing fits, and the choices (:func:`bounds_of`)."""
@@ -101,10 +132,10 @@ class _Cuts:
             for begin in range(rank + 1, last + 1, ENDS_AT_ONCE):
                 ends = np.arange(begin, min(begin + ENDS_AT_ONCE, last + 1))
                 first = np.arange(rank, ends[-1])
-                loads = (self._S[ends, None] - self._S[first]) / self.speed[rank]
+                loads = (self._S[rank, ends, None] - self._S[rank, first]) / self._speed[rank]
                 loads[first >= ends[:, None]] = np.inf
-                if self._limited:
-                    held = self.taken(rank, np.minimum(first, ends[:, None] - 1), ends[:, None])
+                if self._taken is not None:
+                    held = self._taken(rank, np.minimum(first, ends[:, None] - 1), ends[:, None])
                     loads[held > self._limit[rank]] = np.inf
                 value, chosen = choose(best[rank, first], loads)
                 best[rank + 1, ends] = value[np.arange(len(ends)), chosen]

@@ -1,4 +1,4 @@
-"""Partitions and rank order on GPUs of different types.
+"""The order of ranks on GPUs of different types.
 
 A layer may be 3 x faster on one type and 1.2 x on another, so the order of the ranks matters too: a
 slow GPU belongs where the layers lose least on it.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ballast_policies.planning.memory.stage_bytes import ROUNDING
+from ballast_policies.planning.balancers.exact import partition_by_rank
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import TakenBytes
 
@@ -28,53 +28,6 @@ class Arrangement:
     gpu_types: tuple[str, ...]
     partition: Partition
     loads: tuple[float, ...]
-
-
-def partition_by_rank(
-    rank_seconds: np.ndarray,
-    *,
-    taken: TakenBytes | None = None,
-    memory: Sequence[float] | None = None,
-) -> Partition:
-    """The contiguous partition whose largest load is smallest, seconds given for each rank and layer.
-
-    d[r, j] = min over k of max(d[r - 1, k], sum of rank_seconds[r, k..j-1]).
-
-    Args:
-        rank_seconds: seconds of each layer on each rank, shape (p, L).
-        taken: bytes of layers on a rank.
-        memory: bytes that each rank can hold; needs ``taken``.
-
-    Raises:
-        PlanningError: fewer layers than ranks, memory without bytes, or nothing fits the memory.
-    """
-    ranks, layers = rank_seconds.shape
-    if layers < ranks:
-        raise PlanningError(
-            f"{layers} layers cannot be cut into {ranks} stages: each stage needs at least one layer"
-        )
-    if memory is not None and (taken is None or len(memory) != ranks):
-        raise PlanningError(f"memory needs bytes of the layers on each of {ranks} ranks, and as many limits")
-    ends = np.maximum(np.arange(layers + 1), 1)[:, None]
-    first = np.minimum(np.arange(layers + 1), ends - 1)
-    best, choices = np.concatenate([[0.0], np.full(layers, np.inf)]), []
-    for rank in range(ranks):
-        # value[j, k]: layers k..j-1 on this rank; only k < j is a stage.
-        value = np.maximum(best[None, :], _between(rank_seconds[rank]))
-        value[np.triu_indices(layers + 1)] = np.inf
-        if memory is not None and taken is not None:
-            value[taken(rank, first, ends) > memory[rank] * ROUNDING] = np.inf
-        choices.append(np.argmin(value, axis=1))
-        best = value.min(axis=1)
-    if not np.isfinite(best[layers]):
-        raise PlanningError(
-            f"{layers} layers do not fit the memory of {ranks} ranks: "
-            "use more ranks, fewer microbatches in flight, or ranks with more memory"
-        )
-    cuts = [layers]
-    for row in reversed(choices):
-        cuts.append(int(row[cuts[-1]]))
-    return Partition(bounds=tuple(reversed(cuts)))
 
 
 def arrange_ranks(
@@ -135,12 +88,6 @@ def arrange_ranks(
             "use more ranks, fewer microbatches in flight, or ranks with more memory"
         )
     return min(fitting, key=_badness)
-
-
-def _between(values: np.ndarray) -> np.ndarray:
-    """[j, k]: sum of values k..j-1."""
-    S = np.concatenate([[0.0], np.cumsum(values)])
-    return np.asarray(S[:, None] - S[None, :])
 
 
 def _badness(arrangement: Arrangement | None) -> tuple[float, ...]:

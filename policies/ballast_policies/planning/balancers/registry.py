@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ballast_policies.planning.balancers.exact import bounds_of
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.balancers.network import network_aware_partition
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
@@ -38,10 +39,7 @@ def deepspeed_partition(seconds: Sequence[float], ranks: int) -> Partition:
             first = end - 1 - int(np.argmin((high - low)[::-1]))
             largest[end, stage], smallest[end, stage] = high[first], low[first]
             cut[end, stage] = first
-    bounds = [layers]
-    for stage in range(ranks, 0, -1):
-        bounds.append(int(cut[bounds[-1], stage]))
-    return Partition(bounds=tuple(reversed(bounds)))
+    return Partition(bounds=bounds_of(cut.T))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

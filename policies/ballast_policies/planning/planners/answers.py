@@ -1,15 +1,62 @@
-"""Answers of planners: the same keys and the same table for every plan, judged by the one cost model."""
+"""Requests of planners and their answers: the same keys and table for every plan, by the one cost model."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ballast_policies.planning.pipeline_plan import PipelinePlan
+from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost
 from ballast_policies.planning.planners.cost_model import CostModel
-from ballast_policies.planning.planners.layout import Layout
+from ballast_policies.planning.planners.layout import Layout, devices_of
+from ballast_policies.planning.planners.pipedream import Level
 from ballast_policies.planning.planners.runnable import trainer_fields
+from ballast_policies.planning.profile import GpuKind, LayerProfile
 from ballast_policies.planning.schedules.exports import timeline
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What a planner plans from.
+
+    Attributes:
+        profile: the layers, of one microbatch.
+        costs: the layers, of one sample, for planners that choose the microbatch's size.
+        gpus: all of them are used, fastest first.
+        bandwidth: bytes/s between neighbouring ranks; None: transfers are free.
+        levels: GPUs of a server, then servers, of those that are full; None: links are not known.
+        grid: the same GPUs with a column a server; None: the cluster's links are not known.
+        microbatches: of a step.
+        samples: of a step.
+        schedule, chunks: the pipeline's schedule, and its stages a rank where it leaves them open.
+        evaluations, seed: of a search.
+        top: how many plans; None: as many as the planner shows.
+        most_tensor: largest tensor-parallel degree.
+        cost_model: judges plans; None: made of the profile and the GPUs, with free transfers.
+    """
+
+    profile: LayerProfile
+    costs: tuple[LayerCost, ...]
+    gpus: tuple[GpuKind, ...]
+    bandwidth: float | None = None
+    levels: tuple[Level, ...] | None = None
+    grid: DeviceGrid | None = None
+    microbatches: int = 8
+    samples: int = 8
+    schedule: str = "1F1B"
+    chunks: int = 1
+    evaluations: int = 200
+    seed: int = 0
+    top: int | None = None
+    most_tensor: int = 1
+    cost_model: CostModel | None = None
+
+    @property
+    def model(self) -> CostModel:
+        """The one cost model, for this profile and cluster."""
+        if self.cost_model is not None:
+            return self.cost_model
+        return CostModel(self.profile, (0.0,) * self.profile.layers, 1, devices_of(self.gpus))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,26 +92,14 @@ class FoundPlan:
     predicted_seconds: float | None = None
 
 
-def plan_content(
-    model: CostModel,
-    layout: Layout,
-    *,
-    schedule: str = DEFAULT_SCHEDULE,
-    predicted_seconds: float | None = None,
-) -> dict[str, Any]:
-    """One plan as JSON.
-
-    Args:
-        model: judges it.
-        layout: the plan.
-        schedule: that the planner plans for.
-        predicted_seconds: of a step by the planner's own formula, where it has one.
-    """
+def plan_content(model: CostModel, plan: FoundPlan) -> dict[str, Any]:
+    """One plan as JSON, as ``model`` judges it."""
+    layout, schedule = plan.layout, plan.schedule
     cost, job = model.judge(layout, schedule), trainer_fields(layout, model.devices, schedule)
     content: dict[str, Any] = {
         "stepSeconds": cost.seconds,
         "samplesPerSecond": layout.batch_size / cost.seconds if cost.seconds else None,
-        "predictedSeconds": predicted_seconds,
+        "predictedSeconds": plan.predicted_seconds,
         "pipeline": layout.pipeline,
         "tensor": layout.tensor,
         "data": layout.data,
@@ -92,9 +127,9 @@ def plan_content(
     return content
 
 
-def stage_table(model: CostModel, layout: Layout, schedule: str = DEFAULT_SCHEDULE) -> list[str]:
+def _stage_table(model: CostModel, plan: FoundPlan) -> list[str]:
     """A row a stage: layers, GPUs, replicas, bytes."""
-    cost = model.judge(layout, schedule)
+    layout, cost = plan.layout, model.judge(plan.layout, plan.schedule)
     lines = [f"{'stage':>5} {'layers':>9} {'replicas':>8} {'tensor':>6} {'GB':>8}  GPUs"]
     for index, (stage, held) in enumerate(zip(layout.stages, cost.bytes, strict=True)):
         types: dict[str, list[int]] = {}
@@ -152,12 +187,9 @@ def layouts_answer(
         keys: further keys of the JSON object.
         notes: lines below the table.
     """
-    contents = [
-        plan_content(model, plan.layout, schedule=plan.schedule, predicted_seconds=plan.predicted_seconds)
-        for plan in plans
-    ]
+    contents = [plan_content(model, plan) for plan in plans]
     best, layout = contents[0], plans[0].layout
-    lines = stage_table(model, layout, plans[0].schedule)
+    lines = _stage_table(model, plans[0])
     size = f"{best['microbatches']} microbatches of {best['microbatchSize']}"
     lines += [
         "",

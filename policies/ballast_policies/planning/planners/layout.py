@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
 
 import numpy as np
 
@@ -128,6 +129,23 @@ class Layout:
     microbatch_size: int
     microbatches: int
     recompute: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        bounds: Sequence[int],
+        groups: Iterable[Groups],
+        *,
+        microbatch_size: int,
+        microbatches: int,
+        recompute: bool = False,
+    ) -> Self:
+        """The plan of stages cut at ``bounds``, 0 and L included, each on its ``groups``."""
+        stages = tuple(
+            PlacedStage(first_layer=first, end_layer=end, groups=of_stage)
+            for (first, end), of_stage in zip(itertools.pairwise(bounds), groups, strict=True)
+        )
+        return cls(stages, microbatch_size, microbatches, recompute)
 
     def unsuited(self, layers: int, gpus: int) -> str | None:
         """Why it is no plan for so many layers and GPUs, and what to change; None: it is one."""

@@ -7,7 +7,6 @@ of a stage, then stages. With unlike layers or GPUs the slowest stage counts, in
 :mod:`cost_model`.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -16,28 +15,19 @@ from ballast_policies.planning.memory.stage_bytes import LayerSums
 from ballast_policies.planning.partition import PlanningError, even_partition
 from ballast_policies.planning.planners.amp.annealing import search
 from ballast_policies.planning.planners.amp.model import Strategy
-from ballast_policies.planning.planners.answers import FoundPlan, PlannerAnswer, layouts_answer
+from ballast_policies.planning.planners.answers import FoundPlan, PlannerAnswer, PlanRequest, layouts_answer
 from ballast_policies.planning.planners.best.placements import divisors
 from ballast_policies.planning.planners.cost_model import CostModel, Degrees, StageTimes
-from ballast_policies.planning.planners.layout import Groups, Layout, PlacedStage
+from ballast_policies.planning.planners.layout import Groups, Layout
 from ballast_policies.planning.planners.pipedream import DeviceMemory, PipeDreamPlan, plan_pipedream
-from ballast_policies.planning.planners.request import PlanRequest
 from ballast_policies.planning.planners.runnable import trainer_fields
 from ballast_policies.planning.schedules.builders.synchronous import in_flight
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A layout, and the seconds of a step by the planner's own formula."""
-
-    predicted_seconds: float
-    layout: Layout
-
-
 def two_versions_candidates(
     model: CostModel, *, batch_size: int, most: int, sizes: Sequence[int] | None = None
-) -> tuple[Candidate, ...]:
+) -> tuple[FoundPlan, ...]:
     """PipeDream-2BW: d pipelines of p stages, d p <= N, microbatch size, recomputation (algorithm 1).
 
     A microbatch passes every t = max over stages of max(compute + what arrives, exchange / m) seconds; two
@@ -78,7 +68,7 @@ def megatron_candidates(
     most: int,
     most_tensor: int,
     sizes: Sequence[int] | None = None,
-) -> tuple[Candidate, ...]:
+) -> tuple[FoundPlan, ...]:
     """PTD-P: p t d = N and the microbatch size, with recomputation; equation 4.1 and the transfers.
 
     (m + p - 1) max(forward + backward) + 2 (p - 1) max(transfer) + max(exchange)
@@ -130,7 +120,7 @@ def _best(
     *,
     schedule: str,
     name: str,
-) -> tuple[Candidate, ...]:
+) -> tuple[FoundPlan, ...]:
     found: list[tuple[float, Degrees, int]] = []
     tried, least = 0, float("inf")
     for degrees, stages in shapes:
@@ -153,7 +143,7 @@ def _best(
         raise PlanningError(f"{name}: {reason}")
     found.sort(key=lambda each: (each[0], each[1].tensor, each[2]))
     return tuple(
-        Candidate(predicted_seconds=seconds, layout=_layout(model, degrees, stages))
+        FoundPlan(_layout(model, degrees, stages), schedule, seconds)
         for seconds, degrees, stages in found[:most]
     )
 
@@ -166,12 +156,9 @@ def _in_order(degrees: Degrees, stages: int) -> tuple[Groups, ...]:
 
 
 def _layout(model: CostModel, degrees: Degrees, stages: int) -> Layout:
-    bounds = even_partition(model.layers, stages).bounds
-    return Layout(
-        stages=tuple(
-            PlacedStage(first_layer=bounds[i], end_layer=bounds[i + 1], groups=groups)
-            for i, groups in enumerate(_in_order(degrees, stages))
-        ),
+    return Layout.of(
+        even_partition(model.layers, stages).bounds,
+        _in_order(degrees, stages),
         microbatch_size=degrees.microbatch_size,
         microbatches=degrees.microbatches * degrees.data,
         recompute=degrees.recompute,
@@ -240,15 +227,9 @@ def two_versions_layout(request: PlanRequest) -> Layout | None:
 
 
 def _replicated(request: PlanRequest, found: PipeDreamPlan) -> Layout:
-    return Layout(
-        stages=tuple(
-            PlacedStage(
-                first_layer=stage.first_layer,
-                end_layer=stage.end_layer,
-                groups=tuple((gpu,) for gpu in stage.ranks),
-            )
-            for stage in found.stages
-        ),
+    return Layout.of(
+        (0, *(stage.end_layer for stage in found.stages)),
+        (tuple((gpu,) for gpu in stage.ranks) for stage in found.stages),
         microbatch_size=request.model.profiled_size,
         microbatches=request.microbatches,
     )
@@ -267,7 +248,7 @@ def two_versions(request: PlanRequest) -> PlannerAnswer:
     found = two_versions_candidates(request.model, batch_size=request.samples, most=request.top or 1)
     return layouts_answer(
         request.model,
-        [FoundPlan(each.layout, "PipeDream2BW", each.predicted_seconds) for each in found],
+        found,
         keys={"batchSize": request.samples},
         notes=["Two versions of the weights, no flush."],
     )
@@ -285,7 +266,7 @@ def megatron(request: PlanRequest) -> PlannerAnswer:
     )
     return layouts_answer(
         request.model,
-        [FoundPlan(each.layout, predicted_seconds=each.predicted_seconds) for each in found],
+        found,
         keys={"batchSize": request.samples},
     )
 
@@ -339,18 +320,13 @@ def _amp_layout(request: PlanRequest, strategy: Strategy) -> Layout:
     """Device row * columns + column of the grid is the row-th GPU of server ``column``."""
     assert request.grid is not None
     rows, columns = request.grid.rows, request.grid.columns
-    bounds = strategy.partition.bounds
-    return Layout(
-        stages=tuple(
-            PlacedStage(
-                first_layer=bounds[index],
-                end_layer=bounds[index + 1],
-                groups=tuple(
-                    tuple(device % columns * rows + device // columns for device in group) for group in stage
-                ),
-            )
-            for index, stage in enumerate(strategy.placement)
-        ),
+
+    def gpus(group: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(device % columns * rows + device // columns for device in group)
+
+    return Layout.of(
+        strategy.partition.bounds,
+        (tuple(map(gpus, stage)) for stage in strategy.placement),
         microbatch_size=strategy.microbatch_size,
         microbatches=request.samples // strategy.microbatch_size,
     )

@@ -6,12 +6,17 @@ from collections.abc import Callable, Iterable
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.pipeline_plan import PipelinePlan, plan_pipeline
 from ballast_policies.planning.planners import published
-from ballast_policies.planning.planners.answers import FoundPlan, PlannerAnswer, layouts_answer, plan_content
+from ballast_policies.planning.planners.answers import (
+    FoundPlan,
+    PlannerAnswer,
+    PlanRequest,
+    layouts_answer,
+    plan_content,
+)
 from ballast_policies.planning.planners.best.search import BestPlans, plan_best
-from ballast_policies.planning.planners.layout import Layout, PlacedStage
+from ballast_policies.planning.planners.layout import Layout
 from ballast_policies.planning.planners.one_f_one_b import check_playable
 from ballast_policies.planning.planners.published import pipedream_layout, two_versions_layout
-from ballast_policies.planning.planners.request import PlanRequest
 from ballast_policies.planning.planners.runnable import trainer_fields
 from ballast_policies.planning.schedules.exports import timeline
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, stages_of
@@ -160,7 +165,8 @@ def pipeline(request: PlanRequest) -> PlannerAnswer:
     )
     content |= {"job": job.fields, "refused": job.refused, "plans": []}
     if found.schedule.stages == found.schedule.ranks and request.schedule == DEFAULT_SCHEDULE:
-        content["plans"] = [plan_content(request.model, layout, predicted_seconds=found.step_seconds)]
+        plan = FoundPlan(layout, predicted_seconds=found.step_seconds)
+        content["plans"] = [plan_content(request.model, plan)]
     return PlannerAnswer(
         content=content,
         text=_pipeline_text(found, job.refused),
@@ -196,13 +202,9 @@ def _pipeline_layout(request: PlanRequest, found: PipelinePlan) -> Layout:
     for gpu, gpu_type in reversed(list(enumerate(request.model.devices.types))):
         left.setdefault(gpu_type, []).append(gpu)
     gpus = [left[gpu_type].pop() for gpu_type in found.gpu_types]
-    return Layout(
-        stages=tuple(
-            PlacedStage(
-                first_layer=stage.first_layer, end_layer=stage.end_layer, groups=((gpus[stage.rank],),)
-            )
-            for stage in found.stages
-        ),
+    return Layout.of(
+        (0, *(stage.end_layer for stage in found.stages)),
+        (((gpus[stage.rank],),) for stage in found.stages),
         microbatch_size=request.model.profiled_size,
         microbatches=request.microbatches,
     )

@@ -204,8 +204,8 @@ def decide_semi(
     """Algorithm 2 for the whole group.
 
     Its line 8 computes the split where T_i = Tmin, that is, on every rank but the straggler; the straggler is
-    meant.  Every straggler is to reach the fastest rank.  Where that costs more than it saves, which
-    the paper does not check, nothing is done.
+    meant.  Every straggler is to reach the fastest rank.  Whether that saves more than it costs, the paper
+    does not check; :func:`.workload.decide_workload` does.
 
     Args:
         seconds: T, by rank.
@@ -216,10 +216,6 @@ def decide_semi(
     """
     late = stragglers(seconds, tolerance=tolerance)
     migrated, pruned = [0] * len(seconds), [0] * len(seconds)
-    if not late:
-        return SemiDecision(
-            stragglers=(), migrated=tuple(migrated), pruned=tuple(pruned), why="no rank is late"
-        )
     ratios = resize_ratios(seconds, product_seconds, reference_seconds=min(seconds))
     excess = {rank: round(columns[rank] * ratios[rank]) for rank in late}
     if len(late) == 1:
@@ -241,13 +237,7 @@ def decide_semi(
         for place, rank in enumerate(late):
             (migrated if place < x else pruned)[rank] = excess[rank]
         why = f"{len(late)} ranks are late: the {x} slowest migrate, the others resize"
-    decision = SemiDecision(stragglers=late, migrated=tuple(migrated), pruned=tuple(pruned), why=why)
-    expected = semi_seconds(decision, seconds, product_seconds, columns, costs=costs)
-    if expected < max(seconds):
-        return decision
-    none = (0,) * len(seconds)
-    why = f"rank {late[0]} is late and left alone: {expected:.3g} s a step instead of {max(seconds):.3g} s"
-    return SemiDecision(stragglers=late, migrated=none, pruned=none, why=why)
+    return SemiDecision(stragglers=late, migrated=tuple(migrated), pruned=tuple(pruned), why=why)
 
 
 def semi_seconds(

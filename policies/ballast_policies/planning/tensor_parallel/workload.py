@@ -4,6 +4,7 @@ Seconds are measured while earlier decisions are in force; they are first conver
 seconds of every rank's own work alone, so that a successful decision does not undo itself.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from ballast_policies.planning.tensor_parallel.resizing import resize_ratios
@@ -87,8 +88,7 @@ def decide_workload(
         raise ValueError(f"{policy!r} is no policy for late ranks; known are {', '.join(POLICIES)}")
     late = stragglers(seconds, tolerance=tolerance) if policy != "none" else ()
     if not late:
-        none = (0,) * len(seconds)
-        return SemiDecision(stragglers=(), migrated=none, pruned=none, why="no rank is late")
+        return dataclasses.replace(left_alone(seconds, "no rank is late"), stragglers=())
 
     def expected(decision: SemiDecision) -> float:
         return semi_seconds(decision, seconds, product_seconds, columns, costs=costs)

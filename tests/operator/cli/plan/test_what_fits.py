@@ -11,8 +11,7 @@ from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import devices_of
 from ballast_policies.planning.planners.pipedream import Level
-from ballast_policies.planning.planners.registry import PLANNERS
-from ballast_policies.planning.planners.request import PlanRequest
+from ballast_policies.planning.planners.registry import PLANNERS, PlanRequest
 from ballast_policies.planning.profile import GpuKind, LayerProfile, ProfiledLayer
 from ballast_policies.planning.schedules.registry import trained_schedules
 from ballast_policies.planning.schedules.schedule import ScheduleError

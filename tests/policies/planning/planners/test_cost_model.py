@@ -1,10 +1,12 @@
 """The one cost model against the simulator of schedules, and against arithmetic by hand."""
 
+import itertools
+
 import numpy as np
 import pytest
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.cost_model import CostModel
-from ballast_policies.planning.planners.layout import Layout, PlacedStage, devices_of
+from ballast_policies.planning.planners.layout import Layout, devices_of
 from ballast_policies.planning.planners.one_f_one_b import backward_ends
 from ballast_policies.planning.profile import GpuKind, LayerProfile
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
@@ -53,15 +55,9 @@ def test_the_judge_agrees_with_the_simulator_for_any_layout(seed):
     cuts = sorted(random.choice(np.arange(1, model.layers), stages - 1, replace=False).tolist())
     ends = sorted(random.choice(np.arange(1, len(groups)), stages - 1, replace=False).tolist())
     bounds, shares = [0, *cuts, model.layers], [0, *ends, len(groups)]
-    layout = Layout(
-        stages=tuple(
-            PlacedStage(
-                first_layer=bounds[i],
-                end_layer=bounds[i + 1],
-                groups=tuple(groups[shares[i] : shares[i + 1]]),
-            )
-            for i in range(stages)
-        ),
+    layout = Layout.of(
+        bounds,
+        (tuple(groups[first:end]) for first, end in itertools.pairwise(shares)),
         microbatch_size=int(random.integers(1, 4)),
         microbatches=int(random.integers(1, 13)),
         recompute=bool(random.integers(2)),
@@ -73,11 +69,8 @@ def test_the_judge_agrees_with_the_simulator_for_any_layout(seed):
 def test_a_step_of_very_many_microbatches_is_as_long_as_if_it_were_played():
     """Of stages with different numbers of replicas, whose order repeats every six microbatches."""
     model = random_model(np.random.default_rng(5), most_gpus=7, most_layers=6, memory=0)
-    gpus, layers, first = iter(range(6)), (0, 1, 2, model.layers), []
-    for stage, replicas in enumerate((2, 1, 3)):
-        groups = tuple((next(gpus),) for _ in range(replicas))
-        first.append(PlacedStage(first_layer=layers[stage], end_layer=layers[stage + 1], groups=groups))
-    layout = Layout(stages=tuple(first), microbatch_size=1, microbatches=2501)
+    groups = [((0,), (1,)), ((2,),), ((3,), (4,), (5,))]
+    layout = Layout.of((0, 1, 2, model.layers), groups, microbatch_size=1, microbatches=2501)
     assert model.judge(layout).seconds == pytest.approx(model.trace(layout).makespan, rel=1e-9)
 
 
@@ -94,10 +87,8 @@ def test_seconds_and_bytes_by_hand():
     kinds = [GpuKind(gpu_type="a", count=2, speed=2.0), GpuKind(gpu_type="b", count=2)]
     devices = devices_of(kinds, gpus_per_server=2, inside=8.0, between=2.0)
     model = CostModel(profile, (0.0, 0.0), 1, devices)
-    stages = tuple(
-        PlacedStage(first_layer=i, end_layer=i + 1, groups=((2 * i,), (2 * i + 1,))) for i in range(2)
-    )
-    cost = model.judge(Layout(stages=stages, microbatch_size=1, microbatches=4))
+    groups = [((0,), (1,)), ((2,), (3,))]
+    cost = model.judge(Layout.of((0, 1, 2), groups, microbatch_size=1, microbatches=4))
     # The first stage sends after 0.5 s, arriving 1 s later; the second does 1 + 2 s twice and exchanges
     # 8 bytes at 8 bytes/s; the first has the last gradient 1 s after it, 1 s of work and 4 bytes to exchange.
     assert cost.seconds == pytest.approx(1.5 + 6.0 + max(1.0, 1.0 + 1.0 + 0.5))
@@ -105,7 +96,7 @@ def test_seconds_and_bytes_by_hand():
     # are there: of 3 + 2 bytes each. The second has one, of 5, less than the copy of its gradients that are
     # averaged, 8. Both have room for two messages.
     assert cost.bytes == (10.0 + (2 * 5.0 - 4.0) + 2 * 2.0, 20.0 + 8.0 + 2 * 2.0)
-    again = model.judge(Layout(stages=stages, microbatch_size=1, microbatches=4, recompute=True))
+    again = model.judge(Layout.of((0, 1, 2), groups, microbatch_size=1, microbatches=4, recompute=True))
     # Inputs are kept, 0 and 2 bytes, and 3 and 5 are there while the layer's backward runs.
     assert again.bytes == (10.0 + 2.0 + 3.0 + 2 * 2.0, 20.0 + 8.0 + 2 * 2.0)
     assert again.seconds > cost.seconds

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ballast_policies.planning.balancers.mixed_gpus import partition_by_rank
+from ballast_policies.planning.balancers.exact import bounds_of, partition_by_rank
 from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.memory.stage_bytes import ROUNDING, LayerSums, StageBytes
 from ballast_policies.planning.partition import Partition, PlanningError
@@ -99,7 +99,7 @@ def _least_sum(times: np.ndarray, boundary_seconds: np.ndarray, bottleneck: floa
     ranks, width, _ = times.shape
     f = np.full(width, np.inf)
     f[0] = 0.0
-    cuts = []
+    cuts = [np.zeros(width, dtype=int)]
     for stage in range(ranks):
         arriving = f.copy()
         if stage:
@@ -108,10 +108,7 @@ def _least_sum(times: np.ndarray, boundary_seconds: np.ndarray, bottleneck: floa
         value[np.tril_indices(width)] = np.inf
         cuts.append(np.argmin(value, axis=0))
         f = value.min(axis=0)
-    bounds = [width - 1]
-    for row in reversed(cuts):
-        bounds.append(int(row[bounds[-1]]))
-    return Partition(bounds=tuple(reversed(bounds)))
+    return Partition(bounds=bounds_of(np.stack(cuts)))
 
 
 _STATE_FACTOR = 4

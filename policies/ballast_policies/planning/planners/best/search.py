@@ -18,7 +18,7 @@ from math import comb
 
 import numpy as np
 
-from ballast_policies.planning.balancers.mixed_gpus import partition_by_rank
+from ballast_policies.planning.balancers.exact import partition_by_rank
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.best.placements import (
     Placement,
@@ -29,7 +29,7 @@ from ballast_policies.planning.planners.best.placements import (
     unlike,
 )
 from ballast_policies.planning.planners.cost_model import CostModel, Degrees, StageGpus
-from ballast_policies.planning.planners.layout import Layout, PlacedStage
+from ballast_policies.planning.planners.layout import Layout
 
 _FEW_PLACEMENTS = 3000
 _FEW_CUTS = 10_000
@@ -205,12 +205,10 @@ def _groups(placement: np.ndarray) -> Placement:
 
 
 def _layout(found: _Found) -> Layout:
-    degrees, bounds = found.shape.degrees, found.bounds.tolist()
-    return Layout(
-        stages=tuple(
-            PlacedStage(first_layer=bounds[i], end_layer=bounds[i + 1], groups=groups)
-            for i, groups in enumerate(found.placement)
-        ),
+    degrees = found.shape.degrees
+    return Layout.of(
+        found.bounds.tolist(),
+        found.placement,
         microbatch_size=degrees.microbatch_size,
         microbatches=degrees.microbatches * degrees.data,
         recompute=degrees.recompute,

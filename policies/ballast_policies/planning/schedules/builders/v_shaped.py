@@ -7,7 +7,8 @@ backward that stand next to each other at the same time; here, as in the simulat
 predictions are on the safe side.  The orders are torch's.
 """
 
-from collections import deque
+import dataclasses
+from collections import Counter, deque
 
 from ballast_policies.planning.schedules.schedule import (
     Action,
@@ -36,25 +37,21 @@ def zero_bubble_v(ranks: int, microbatches: int) -> Schedule:
 class _Row:
     """Actions of one rank so far; each kind of a stage takes its microbatches in order."""
 
-    def __init__(self, down: int, up: int) -> None:
-        self.stages = (down, up)
-        self.counts = {(kind, stage): 0 for kind in Kind for stage in self.stages}
+    def __init__(self) -> None:
+        self.done: Counter[tuple[Kind, int]] = Counter()
         self.actions: list[Action] = []
 
-    def add(self, leg: int, *kinds: Kind) -> None:
-        stage = self.stages[leg]
+    def add(self, stage: int, *kinds: Kind) -> None:
         for kind in kinds:
-            self.actions.append(Action(stage, kind, self.counts[kind, stage]))
-            self.counts[kind, stage] += 1
-
-    def done(self, leg: int, kind: Kind) -> int:
-        return self.counts[kind, self.stages[leg]]
+            # A backward is whole, or begins with its inputs' half.
+            counted = Kind.BACKWARD_INPUT if kind is Kind.BACKWARD else kind
+            self.actions.append(Action(stage, kind, self.done[counted, stage]))
+            self.done[counted, stage] += 1
 
 
 def _rank_order(rank: int, ranks: int, microbatches: int) -> list[Action]:
     F, I, W = Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT  # noqa: E741
-    down, up = 0, 1
-    row = _Row(rank, 2 * ranks - 1 - rank)
+    row, down, up = _Row(), rank, 2 * ranks - 1 - rank
     for _ in range(2 * (ranks - rank) - 1):
         row.add(down, F)
     for _ in range(rank):
@@ -62,8 +59,8 @@ def _rank_order(rank: int, ranks: int, microbatches: int) -> list[Action]:
         row.add(down, F)
     for _ in range(ranks - rank):
         row.add(up, F, I, W)
-    while row.done(up, F) < row.done(down, F) or row.done(down, F) < microbatches:
-        if row.done(down, F) < microbatches:
+    while row.done[F, up] < row.done[F, down] or row.done[F, down] < microbatches:
+        if row.done[F, down] < microbatches:
             row.add(down, F)
         row.add(down, I, W)
         row.add(up, F, I, W)
@@ -72,9 +69,9 @@ def _rank_order(rank: int, ranks: int, microbatches: int) -> list[Action]:
         row.add(up, I)
     for _ in range(ranks - rank):
         row.add(down, I, W)
-    for leg in (up, down):
-        while row.done(leg, W) < row.done(leg, I):
-            row.add(leg, W)
+    for stage in (up, down):
+        while row.done[W, stage] < row.done[I, stage]:
+            row.add(stage, W)
     return row.actions
 
 
@@ -99,59 +96,46 @@ def dual_pipe_v(ranks: int, microbatches: int) -> Schedule:
     )
 
 
-class _DualRow:
-    """Actions of one rank so far, and the weight gradients still to compute."""
-
-    def __init__(self) -> None:
-        self.actions: list[Action] = []
-        self.forwards: dict[int, int] = {}
-        self.backwards: dict[int, int] = {}
-        self.owed: deque[Action] = deque()
-
-    def forward(self, stage: int) -> None:
-        done = self.forwards[stage] = self.forwards.get(stage, 0) + 1
-        self.actions.append(Action(stage, Kind.FORWARD, done - 1))
-
-    def backward(self, stage: int, *, split: bool = False) -> None:
-        done = self.backwards[stage] = self.backwards.get(stage, 0) + 1
-        self.actions.append(Action(stage, Kind.BACKWARD_INPUT if split else Kind.BACKWARD, done - 1))
-        if split:
-            self.owed.append(Action(stage, Kind.BACKWARD_WEIGHT, done - 1))
-
-    def weights(self) -> None:
-        if self.owed:
-            self.actions.append(self.owed.popleft())
-
-
 def _dual_rank_order(rank: int, ranks: int, microbatches: int) -> list[Action]:
-    row, down, up = _DualRow(), rank, 2 * ranks - 1 - rank
+    row, down, up = _Row(), rank, 2 * ranks - 1 - rank
+    owed: deque[Action] = deque()
+
+    def backward(stage: int, *, split: bool = False) -> None:
+        row.add(stage, Kind.BACKWARD_INPUT if split else Kind.BACKWARD)
+        if split:
+            owed.append(dataclasses.replace(row.actions[-1], kind=Kind.BACKWARD_WEIGHT))
+
+    def weights() -> None:
+        if owed:
+            row.actions.append(owed.popleft())
+
     behind = ranks - rank - 1
     for _ in range(2 * behind):
-        row.forward(down)
+        row.add(down, Kind.FORWARD)
     for _ in range(rank + 1):
-        row.forward(down)
-        row.forward(up)
+        row.add(down, Kind.FORWARD)
+        row.add(up, Kind.FORWARD)
     for _ in range(behind):
-        row.backward(up, split=True)
-        row.weights()
-        row.forward(up)
+        backward(up, split=True)
+        weights()
+        row.add(up, Kind.FORWARD)
     for _ in range(microbatches - 2 * ranks + rank + 1):
-        row.forward(down)
-        row.backward(up)
-        row.forward(up)
-        row.backward(down)
+        row.add(down, Kind.FORWARD)
+        backward(up)
+        row.add(up, Kind.FORWARD)
+        backward(down)
     for _ in range(behind):
-        row.backward(up)
-        row.forward(up)
-        row.backward(down)
+        backward(up)
+        row.add(up, Kind.FORWARD)
+        backward(down)
     # The second half of the drain splits its backwards, so that the W fill the last bubbles.
     half = (rank + 1) // 2
     for turn in range(rank + 1):
-        row.backward(up, split=turn >= half if rank % 2 else turn > half)
-        row.backward(down, split=turn >= half)
+        backward(up, split=turn >= half if rank % 2 else turn > half)
+        backward(down, split=turn >= half)
     for _ in range(behind):
-        row.weights()
-        row.backward(down, split=True)
-    while row.owed:
-        row.weights()
+        weights()
+        backward(down, split=True)
+    while owed:
+        weights()
     return row.actions

@@ -9,7 +9,7 @@ from ballast_policies.planning.gpu_profiles import GpuProfiles
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.best.search import plan_best
 from ballast_policies.planning.planners.cost_model import CostModel
-from ballast_policies.planning.planners.layout import Layout, PlacedStage
+from ballast_policies.planning.planners.layout import Layout
 from ballast_policies.planning.profile import ProfiledLayer
 
 from tests.policies.planning.planners.random_instances import random_model
@@ -34,15 +34,9 @@ def every_layout(model, batch):
             for cuts in itertools.combinations(range(1, layers), stages - 1):
                 bounds = (0, *cuts, layers)
                 for recompute in (False, True):
-                    yield Layout(
-                        stages=tuple(
-                            PlacedStage(
-                                first_layer=bounds[i],
-                                end_layer=bounds[i + 1],
-                                groups=tuple(map(tuple, groups[i].tolist())),
-                            )
-                            for i in range(stages)
-                        ),
+                    yield Layout.of(
+                        bounds,
+                        [tuple(map(tuple, of_stage)) for of_stage in groups.tolist()],
                         microbatch_size=size,
                         microbatches=batch // size,
                         recompute=recompute,
