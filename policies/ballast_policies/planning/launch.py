@@ -72,21 +72,17 @@ def launch_partition(
         speeds = [speed * holders for speed, holders in zip(speeds, form.replicas, strict=True)]
     free = RankCapacity(speeds=speeds)
     best: Partition | None = None
-    fits: Callable[[Partition], bool] = _anything
+    fits: Callable[[Partition], bool] = lambda cut: True  # noqa: E731
     if ranks.memory and len(layers.held_bytes) == count:
         best, fits = _within_memory(seconds, speeds, layers, form, ranks)
     if best is None:
         try:
-            best, fits = exact_partition(seconds, stages, free), _anything
+            best, fits = exact_partition(seconds, stages, free), lambda cut: True
         except PlanningError:
             return even
     load_before, load = (float((cut.loads(seconds) / speeds).max()) for cut in (before, best))
     kept = fits(before) and load > load_before * (1 - min_gain)
     return even if kept else stages_over(best, placement)
-
-
-def _anything(cut: Partition) -> bool:
-    return True
 
 
 def _within_memory(

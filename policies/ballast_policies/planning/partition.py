@@ -51,6 +51,11 @@ class Partition:
         return totals if speeds is None else totals / np.asarray(speeds, dtype=float)
 
 
+def sums_of(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """[j]: sum of the first j values, shape (L + 1,)."""
+    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=float))])
+
+
 def imbalance(loads: Sequence[float] | np.ndarray) -> float:
     """Largest load over the mean load, less 1; 0 is perfectly even."""
     loads = np.asarray(loads, dtype=float)

@@ -10,7 +10,7 @@ from ballast_policies.planning.balancers.mixed_gpus import arrange_ranks, partit
 from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
 from ballast_policies.planning.balancers.registry import deepspeed_partition
 from ballast_policies.planning.balancers.several_stages import refine
-from ballast_policies.planning.partition import Partition, PlanningError, even_partition, moves_between
+from ballast_policies.planning.partition import PlanningError, even_partition, moves_between
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
 from ballast_policies.planning.schedules.costs import StageCosts
@@ -86,20 +86,6 @@ def test_over_unlike_ranks_filling_the_pipeline_counts_beside_the_slowest_rank(m
         found = nearest_partition(start, loads, capacity, microbatches=microbatches)
         assert step(found) <= shortest * 1.01
     assert max(longer) > 0.001
-
-
-def test_a_partition_that_is_good_enough_stays():
-    """Nothing moves where the one in force is within the slack."""
-    start = Partition(bounds=(0, 3, 6))
-    assert nearest_partition(start, [1, 1, 1, 1, 1, 1.01], slack=0.02) == start
-
-
-def test_the_nearest_partition_respects_memory():
-    """The optimum for time does not fit the last rank: fewer layers go there."""
-    found = nearest_partition(
-        even_partition(4, 2), [4.0, 1.0, 1.0, 1.0], RankCapacity(layer_bytes=[1] * 4, memory=[4, 2])
-    )
-    assert found.bounds == (0, 2, 4)
 
 
 @pytest.mark.slow
@@ -241,3 +227,9 @@ def test_refining_by_a_cost_never_makes_it_worse(loads, data):
 
     assert largest(refine(start, largest)) <= largest(start)
     assert largest(refine(start, largest, most_evaluations=1)) == largest(start)
+
+
+def test_the_nearest_partition_respects_memory():
+    """The one in force is as good and needs no move, but does not fit the last rank."""
+    capacity = RankCapacity(layer_bytes=[1] * 4, memory=[4, 1])
+    assert nearest_partition(even_partition(4, 2), [1.0] * 4, capacity).bounds == (0, 3, 4)

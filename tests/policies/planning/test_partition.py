@@ -18,50 +18,50 @@ from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.rebalance import decide_rebalance
 from ballast_policies.planning.repack import repack
 from ballast_policies.planning.step_time import bubble, predict_step_seconds, simulated_step_seconds
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policies.planning.partitions import all_partitions
+from tests.support.examples import examples
 
 loads = st.lists(st.floats(0.01, 10.0), min_size=2, max_size=9)
 
 
-@given(seconds=loads, data=st.data())
-def test_the_exact_partition_equals_brute_force(seconds, data):
-    """No contiguous partition has a smaller largest load, also over ranks of unequal speed."""
-    ranks = data.draw(st.integers(1, len(seconds)))
-    speeds = data.draw(st.lists(st.floats(0.2, 5.0), min_size=ranks, max_size=ranks))
-    got = exact_partition(seconds, ranks, RankCapacity(speeds=speeds)).loads(seconds, speeds).max()
-    want = min(p.loads(seconds, speeds).max() for p in all_partitions(len(seconds), ranks))
-    assert got == pytest.approx(want, rel=1e-9)
-
-
-@given(seconds=loads, data=st.data())
-def test_the_exact_partition_respects_bytes_that_differ_by_rank(seconds, data):
-    """As brute force does, where early ranks have more microbatches in flight; so does the nearest one."""
-    layers = len(seconds)
+@examples(200)
+@given(whole=st.booleans(), layers=st.integers(1, 9), data=st.data())
+def test_the_exact_partition_equals_brute_force(whole, layers, data):
+    """The smallest largest load, then the smallest sum: over unlike ranks, within bytes that differ by rank,
+    where early ranks have more microbatches in flight; so has the nearest one. Whole seconds make many ties.
+    """
+    second = st.integers(1, 3) if whole else st.floats(0.01, 10.0)
+    seconds = data.draw(st.lists(second, min_size=layers, max_size=layers))
     ranks = data.draw(st.integers(1, layers))
+    speed = st.sampled_from([0.25, 0.5, 1.0, 3.0])
+    speeds = data.draw(st.none() | st.lists(speed, min_size=ranks, max_size=ranks))
     row = st.lists(st.integers(1, 9), min_size=layers, max_size=layers)
     held = data.draw(st.lists(row, min_size=ranks, max_size=ranks))
-    memory = data.draw(st.lists(st.integers(1, 30), min_size=ranks, max_size=ranks))
+    memory = data.draw(st.none() | st.lists(st.integers(1, 60), min_size=ranks, max_size=ranks))
+    capacity = RankCapacity(speeds=speeds, memory=memory, rank_bytes=held)
 
-    def takes(partition):
-        return [partition.loads(of)[rank] for rank, of in enumerate(held)]
+    def fits(partition):
+        taken = [partition.loads(of)[rank] for rank, of in enumerate(held)]
+        return memory is None or (np.array(taken) <= np.array(memory)).all()
 
-    fitting = [p for p in all_partitions(layers, ranks) if (np.array(takes(p)) <= np.array(memory)).all()]
+    fitting = list(filter(fits, all_partitions(layers, ranks)))
     if not fitting:
         with pytest.raises(PlanningError, match="do not fit"):
-            exact_partition(seconds, ranks, RankCapacity(memory=memory, rank_bytes=held))
+            exact_partition(seconds, ranks, capacity)
         return
-    least = min(p.loads(seconds).max() for p in fitting)
-    for found in (
-        exact_partition(seconds, ranks, RankCapacity(memory=memory, rank_bytes=held)),
-        nearest_partition(
-            even_partition(layers, ranks), seconds, RankCapacity(memory=memory, rank_bytes=held)
-        ),
-    ):
-        assert found in fitting
-        assert found.loads(seconds).max() == pytest.approx(least, rel=1e-9)
+    each = [p.loads(seconds, speeds) for p in fitting]
+    largest = min(load.max() for load in each)
+    least = min(load.sum() for load in each if load.max() <= largest * (1 + 1e-9))
+    found = exact_partition(seconds, ranks, capacity)
+    nearest = nearest_partition(even_partition(layers, ranks), seconds, capacity)
+    for partition in (found, nearest):
+        load = partition.loads(seconds, speeds)
+        assert partition in fitting
+        assert load.max() == pytest.approx(largest, rel=1e-9)
+        assert speeds is None or load.sum() == pytest.approx(least, rel=1e-9)
 
 
 @given(seconds=loads, data=st.data())
@@ -78,6 +78,7 @@ def test_diffusion_only_improves_and_every_step_is_a_chain_move(seconds, data):
         assert sorted(after.loads(seconds), reverse=True) < sorted(before.loads(seconds), reverse=True)
 
 
+@examples(150)
 @given(seconds=loads, data=st.data())
 def test_diffusion_ends_at_the_optimum_also_with_unlike_ranks_within_memory(seconds, data):
     """The smallest largest load that the exact balancer finds, from any partition that fits."""
@@ -96,11 +97,11 @@ def test_diffusion_ends_at_the_optimum_also_with_unlike_ranks_within_memory(seco
 
 
 @pytest.mark.slow
-def test_chain_diffusion_is_optimal_over_300_cases():
+def test_chain_diffusion_is_optimal_over_90_cases():
     """Pruning, freezing, early exit; in few steps."""
     random = np.random.default_rng(0)
     ratios = []
-    for case in range(300):
+    for case in range(90):
         layers, ranks = int(random.integers(24, 57)), int(random.choice([2, 4, 8]))
         kind = case % 3
         if kind == 0:
@@ -164,13 +165,6 @@ def test_the_simulated_step_is_never_longer_than_amps_closed_form(t, m):
     assert simulated_step_seconds(even / 3, even * 2 / 3, m) == pytest.approx(predict_step_seconds(even, m))
 
 
-def test_the_simulated_step_takes_other_schedules():
-    """Two stages a rank for ZB-V; split backwards shorten the step."""
-    plain = simulated_step_seconds([8.0] * 4, [16.0] * 4, 8)
-    split = simulated_step_seconds([4.0] * 8, [8.0] * 8, 8, schedule="ZeroBubbleV")
-    assert split < plain
-
-
 def test_imbalance_is_largest_over_mean_less_one():
     """B2's definition."""
     assert imbalance([2.0, 1.0, 1.0]) == pytest.approx(0.5)
@@ -213,18 +207,6 @@ def test_even_layers_have_nothing_to_gain():
     assert decide([1.0, 1.0, 1.0, 1.0]).why == "no other partition is faster"
 
 
-def test_a_repack_takes_the_fewest_ranks_that_keep_the_pace():
-    """Layers at a quarter of their old cost fit half the ranks at the old step time."""
-    partition = even_partition(8, 4)
-    full = predict_step_seconds(partition.loads([1.0] * 8), 8)
-    decision = repack(partition, [0.25] * 8, microbatches=8, max_slowdown=0.0, reference_step_seconds=full)
-    assert decision.repack
-    assert decision.kept_ranks[0] == 0
-    assert sorted(decision.kept_ranks + decision.released_ranks) == [0, 1, 2, 3]
-    assert decision.step_seconds_after <= full
-    assert decision.partition.ranks == len(decision.kept_ranks) == 1
-
-
 @given(seconds=loads, data=st.data())
 def test_a_repack_never_passes_memory_pace_or_least_ranks(seconds, data):
     """Either all three hold and rank 0 stays, or nothing changes and the reason is given."""
@@ -251,29 +233,6 @@ def test_a_repack_never_passes_memory_pace_or_least_ranks(seconds, data):
     assert (decision.partition.loads([1] * len(seconds)) <= np.array(kept_memory)).all()
 
 
-@given(data=st.data(), layers=st.integers(1, 9))
-def test_of_equal_largest_loads_the_exact_partition_has_the_smallest_sum(data, layers):
-    """As brute force does, within memory that differs by rank; whole seconds make many ties."""
-    seconds = data.draw(st.lists(st.integers(1, 3), min_size=layers, max_size=layers))
-    ranks = data.draw(st.integers(1, layers))
-    speeds = data.draw(st.lists(st.sampled_from([0.25, 0.5, 1.0, 3.0]), min_size=ranks, max_size=ranks))
-    row = st.lists(st.integers(1, 3), min_size=layers, max_size=layers)
-    held = data.draw(st.lists(row, min_size=ranks, max_size=ranks))
-    memory = data.draw(st.lists(st.integers(6, 30), min_size=ranks, max_size=ranks))
-    capacity = RankCapacity(speeds=speeds, memory=memory, rank_bytes=held)
-    fitting = [p for p in all_partitions(layers, ranks) if capacity.fits(p)]
-    assume(fitting)
-    found = exact_partition(seconds, ranks, capacity).loads(seconds, speeds)
-    best = min((round(load.max(), 9), load.sum()) for load in (p.loads(seconds, speeds) for p in fitting))
-    assert (found.max(), found.sum()) == pytest.approx(best, rel=1e-9)
-
-
-def test_layers_that_do_not_lengthen_the_slowest_stage_are_on_fast_ranks():
-    """Ten layers on two fast and two slow ranks: 4, 4, 1, 1 fill and drain sooner than 3, 3, 2, 2."""
-    speeds = [1.0, 1.0, 0.5, 0.5]
-    assert exact_partition([1.0] * 10, 4, RankCapacity(speeds=speeds)).bounds == (0, 4, 8, 9, 10)
-
-
 def test_equal_sums_that_differ_by_rounding_give_the_same_partition():
     """The same layers in another unit are cut at the same places."""
     seconds = [0.1, 0.3, 0.2, 0.2, 0.1, 0.3, 0.1, 0.1, 0.4, 0.2]
@@ -283,3 +242,9 @@ def test_equal_sums_that_differ_by_rounding_give_the_same_partition():
         for unit in (1.0, 1e-3, 7.3, 0.1, 1 / 3)
     }
     assert len(found) == 1
+
+
+def test_layers_that_do_not_lengthen_the_slowest_stage_are_on_fast_ranks():
+    """Ten layers on two fast and two slow ranks: 4, 4, 1, 1 fill and drain sooner than 3, 3, 2, 2."""
+    speeds = [1.0, 1.0, 0.5, 0.5]
+    assert exact_partition([1.0] * 10, 4, RankCapacity(speeds=speeds)).bounds == (0, 4, 8, 9, 10)

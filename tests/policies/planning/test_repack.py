@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policies.planning.partitions import all_partitions
+from tests.support.examples import examples
 
 
+@examples(150)
 @given(seconds=st.lists(st.floats(0.01, 10.0), min_size=2, max_size=7), data=st.data())
 def test_the_kept_ranks_equal_brute_force(seconds, data):
     """Smallest largest load of all subsets with rank 0 and all cuts, then fewest bytes; memory holds, also
@@ -157,28 +159,6 @@ def test_packs_8_to_6_to_4_to_2_as_layers_get_cheaper():
         partition = decision.partition
         counts.append(partition.ranks)
     assert counts == [6, 4, 2]
-
-
-def test_an_even_merge_moves_only_every_other_ranks_layers():
-    """4 to 2 ranks: the layers of ranks 1 and 3 travel, or as many."""
-    found = RankSubsets(even_partition(8, 4), [1.0] * 8).best(2)
-    assert found.partition == even_partition(8, 2)
-    owners = [found.ranks[found.partition.rank_of(layer)] for layer in range(8)]
-    before = [even_partition(8, 4).rank_of(layer) for layer in range(8)]
-    assert sum(a != b for a, b in zip(owners, before, strict=True)) == 4
-
-
-def test_the_slow_rank_is_released():
-    """Of unlike ranks the fast ones stay, with rank 0."""
-    decision = repack(
-        even_partition(8, 4),
-        [1.0] * 8,
-        microbatches=8,
-        capacity=RankCapacity(speeds=[1.0, 0.2, 1.0, 1.0]),
-        max_slowdown=0.0,
-    )
-    assert decision.repack
-    assert 1 in decision.released_ranks
 
 
 def test_memory_that_is_not_enough_is_the_reason():

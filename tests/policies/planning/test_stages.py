@@ -1,7 +1,7 @@
 """Stages of a plan: where each schedule places them, and the first partition of a job."""
 
 import pytest
-from ballast_policies.planning.partition import Partition, PlanningError
+from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.schedules.registry import DEFAULT_STAGES_PER_RANK, SCHEDULES, build_schedule
 from ballast_policies.planning.schedules.schedule import ScheduleError
 from ballast_policies.planning.stages import (
@@ -50,12 +50,6 @@ def test_the_first_stages_differ_by_one_layer_at_most(layers, data):
     assert sum(sizes) == layers
     assert max(sizes) - min(sizes) <= 1
     assert usable_stages(stages, placement, layers) == stages
-
-
-def test_more_stages_than_layers_are_refused():
-    """A stage needs a layer."""
-    with pytest.raises(PlanningError, match="3 layers cannot be cut into 4 stages"):
-        first_stages(3, (0, 1, 2, 3))
 
 
 def test_a_partition_and_its_stages_are_two_forms_of_one_thing():

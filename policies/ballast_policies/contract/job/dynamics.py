@@ -14,55 +14,40 @@ class Structure(enum.StrEnum):
     """What pruning removes."""
 
     WEIGHTS = "weights"
-    """Single weights; products become sparse ones."""
     NEURONS = "neurons"
-    """Inner neurons of the blocks' MLPs; products become smaller."""
     HEADS = "heads"
-    """Heads of the blocks' attention; products become smaller."""
 
 
 class FreezingCriterion(enum.StrEnum):
     """What decides that a layer has learnt enough."""
 
     SCHEDULE = "schedule"
-    """The step."""
     WEIGHT_CHANGE = "weightChange"
-    """How far its weights move."""
     GRADIENT_NORM = "gradientNorm"
-    """How large its gradients are."""
     PLASTICITY = "plasticity"
-    """Whether what it tells apart still changes."""
 
 
 class Pattern(enum.StrEnum):
     """Which keys a query attends to."""
 
     BLOCKS = "blocks"
-    """Blocks of keys, chosen by their pooled scores."""
     HASH = "hash"
-    """Keys in its own bucket of a locality-sensitive hash."""
 
 
 class Confidence(enum.StrEnum):
     """How a position's confidence is measured."""
 
     SATURATION = "saturation"
-    """Cosine of its state before and after a block."""
     HEAD = "head"
-    """A small head on its state, learnt with the model."""
     SOFTMAX = "softmax"
-    """The two likeliest classes of a small copy of the model's head, learnt with the model."""
 
 
 class LoadBalance(enum.StrEnum):
     """What keeps a router from preferring a few experts."""
 
     LOSS = "loss"
-    """An auxiliary loss."""
     BIAS = "bias"
-    """A bias on the choice alone, which follows the counts; no loss."""
     NONE = "none"
-    """Nothing."""
 
 
 class PruningSettings(Settings):

@@ -17,9 +17,7 @@ class AsyncMode(enum.StrEnum):
     """Whether steps wait for a checkpoint to be written."""
 
     ASYNC = "async"
-    """They go on, and a copy of the state is written beside them."""
     DISABLED = "disabled"
-    """They wait."""
 
 
 class CheckpointConfig(Settings):
@@ -133,9 +131,7 @@ class CallbackError(enum.StrEnum):
     """What follows where the callback raises."""
 
     END = "end"
-    """The job ends, as by an error of a layer."""
     REPORT = "report"
-    """A warning; training continues, and the callback is called again."""
 
 
 class CallbackConfig(Settings):
@@ -158,11 +154,8 @@ class ExportFormat(enum.StrEnum):
     """How a whole model is written."""
 
     SAFETENSORS = "safetensors"
-    """One file of safetensors."""
     TORCH = "torch"
-    """One file of torch.save, a state dict."""
     HUGGING_FACE = "huggingFace"
-    """A folder for ``from_pretrained``."""
 
 
 class ExportConfig(Settings):

@@ -11,33 +11,24 @@ class StragglerPolicy(enum.StrEnum):
     """What a tensor-parallel group does about ranks that are late."""
 
     NONE = "none"
-    """It waits."""
     RESIZE = "resize"
-    """A late rank skips columns of its matrices; some accuracy is lost."""
     MIGRATE = "migrate"
-    """Other ranks compute its columns; nothing is lost."""
     SEMI = "semi"
-    """The cheaper split of both."""
 
 
 class Selection(enum.StrEnum):
     """Which columns a late rank skips."""
 
     PRIORITY = "priority"
-    """Those whose weights change least."""
     RANDOM = "random"
-    """Random ones."""
 
 
 class Imputation(enum.StrEnum):
     """What replaces a gradient that is not computed."""
 
     ZERO = "zero"
-    """Zeros."""
     AVERAGE = "average"
-    """The average of those that are computed."""
     SAME = "same"
-    """The one computed last."""
 
 
 class StragglersConfig(Settings):

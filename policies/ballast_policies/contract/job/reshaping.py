@@ -14,9 +14,7 @@ class BalanceBy(enum.StrEnum):
     """What is spread evenly over the ranks."""
 
     TIME = "time"
-    """The layers' measured times."""
     PARAMETERS = "parameters"
-    """Their parameters, which need no measuring."""
 
 
 class RebalanceConfig(Settings):

@@ -27,9 +27,7 @@ class WeightType(enum.StrEnum):
     """The type of weights and gradients."""
 
     FP32 = "fp32"
-    """Single precision."""
     BF16 = "bf16"
-    """bfloat16."""
 
 
 class Precision(enum.StrEnum):

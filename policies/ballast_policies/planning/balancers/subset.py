@@ -24,7 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-from ballast_policies.planning.partition import Partition, PlanningError
+from ballast_policies.planning.partition import Partition, PlanningError, sums_of
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 
 _NEAR = 1e-4
@@ -142,7 +142,7 @@ class RankSubsets:
         if memory is not None and (capacity.layer_bytes is None or len(memory) != partition.ranks):
             raise PlanningError(f"memory needs bytes of the layers and a limit for {partition.ranks} ranks")
         self.partition = partition
-        self.S = _sums(seconds)
+        self.S = sums_of(seconds)
         self.weight = capacity.weights(partition.layers)
         self.speeds = capacity.speed_array(partition.ranks)
         self.memory = None if memory is None else _PlaceMemory(memory, self.weight, bytes_on)
@@ -358,11 +358,7 @@ class RankSubsets:
         """[j]: bytes that travel if the first j layers are on ``rank``."""
         away = self.weight.copy()
         away[self.partition.bounds[rank] : self.partition.bounds[rank + 1]] = 0.0
-        return _sums(away)
-
-
-def _sums(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=float))])
+        return sums_of(away)
 
 
 def _window_least(values: np.ndarray, first: np.ndarray, ends: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.moments import Moments, moments_of
 from ballast_policies.planning.memory.rank_bytes import RECEIVED_AHEAD, WHOLE_GRADIENTS, LayerBytes
-from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.partition import Partition, sums_of
 
 Numbers = Sequence[float] | np.ndarray
 Layers = int | np.ndarray
@@ -33,11 +33,11 @@ class LayerSums:
         self.layers = len(held)
         # [j]: of layer j - 1, received where a stage begins with layer j.
         self.output = np.concatenate([[0.0], np.asarray(outputs, dtype=float)])
-        self.held, self.weights, self.activations = _sums(held), _sums(weights), _sums(activations)
+        self.held, self.weights, self.activations = sums_of(held), sums_of(weights), sums_of(activations)
         self.each_gradient = np.asarray(weights, dtype=float)
-        self.gradient_of_weights = _sums(self.each_gradient)
+        self.gradient_of_weights = sums_of(self.each_gradient)
         self.each_passing = np.add(repeated, gradients)
-        self.all_passing = _sums(self.each_passing)
+        self.all_passing = sums_of(self.each_passing)
 
     @classmethod
     def of(cls, rows: Sequence[LayerBytes]) -> "LayerSums":
@@ -193,10 +193,6 @@ def _largest_between(table: np.ndarray, first: Layers, end: Layers) -> np.ndarra
     level = np.frexp(np.subtract(end, first))[1] - 1
     both: np.ndarray = np.maximum(table[level, first], table[level, end - (1 << level)])
     return both
-
-
-def _sums(values: Numbers) -> np.ndarray:
-    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=float))])
 
 
 @functools.lru_cache(maxsize=256)

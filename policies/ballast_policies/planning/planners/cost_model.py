@@ -28,7 +28,7 @@ import numpy as np
 from ballast_policies.planning.gpu_profiles import GpuProfiles
 from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.memory.stage_bytes import ROUNDING, StageBytes
-from ballast_policies.planning.partition import PlanningError
+from ballast_policies.planning.partition import PlanningError, sums_of
 from ballast_policies.planning.planners.layout import Devices, Groups, Layout
 from ballast_policies.planning.planners.one_f_one_b import backward_ends, check_playable, step_of_many
 from ballast_policies.planning.planners.plan_memory import PlanMemory
@@ -130,10 +130,10 @@ class CostModel:
         whole = np.maximum(forward + backward, np.finfo(float).tiny)
         fixed = np.asarray(profile.overhead_seconds) * forward / whole
         fixed_backward = np.asarray(profile.overhead_seconds) * backward / whole
-        self.F, self.B = _sums(forward - fixed), _sums(backward - fixed_backward)
-        self.O, self.P = _sums(fixed), _sums(fixed_backward)
-        self.W = _sums(profile.weight_bytes)
-        self.R, self.outputs = _sums(reduced_bytes), np.asarray(outputs, dtype=float)
+        self.F, self.B = sums_of(forward - fixed), sums_of(backward - fixed_backward)
+        self.O, self.P = sums_of(fixed), sums_of(fixed_backward)
+        self.W = sums_of(profile.weight_bytes)
+        self.R, self.outputs = sums_of(reduced_bytes), np.asarray(outputs, dtype=float)
         self.memory = PlanMemory(profile, microbatch_size, measured)
 
     def stage_gpus(self, stages: tuple[Groups, ...]) -> StageGpus:
@@ -228,9 +228,7 @@ class CostModel:
             microbatches=degrees.microbatches,
             averaged=degrees.data > 1,
         )
-        return self.memory.stage_bytes(
-            form, degrees.tensor, degrees.microbatch_size, recompute=degrees.recompute
-        )
+        return self.memory.stage_bytes(form, degrees.tensor, degrees.microbatch_size, degrees.recompute)
 
     def fits(
         self,
@@ -362,7 +360,3 @@ def _pairs(groups: Groups, following: Groups) -> list[tuple[int, int]]:
             for pair in zip(groups[k % len(groups)], following[k % len(following)], strict=True)
         }
     )
-
-
-def _sums(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=float))])

@@ -16,6 +16,7 @@ import numpy as np
 from ballast_policies.planning.gpu_profiles import GpuProfiles
 from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.memory.stage_bytes import LayerSums, StageBytes
+from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.planners.layout import Layout
 from ballast_policies.planning.profile import LayerProfile
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES
@@ -30,28 +31,16 @@ class PlanMemory:
     ) -> None:
         self._profile, self._profiled_size, self._measured = profile, profiled_size, measured
         self._sums = functools.lru_cache(maxsize=256)(self._found_sums)
-        self._of = functools.lru_cache(maxsize=2000)(self._stage_bytes)
-
-    def stage_bytes(self, form: PipelineForm, tensor: int, size: int, *, recompute: bool) -> StageBytes:
-        """Bytes of stages of a pipeline of tensor-parallel groups.
-
-        Args:
-            form: of the pipeline.
-            tensor: GPUs of a group.
-            size: samples of a microbatch.
-            recompute: activations are.
-        """
-        return self._of(form, tensor, size, recompute)
+        self.stage_bytes = functools.lru_cache(maxsize=2000)(self._stage_bytes)
 
     def of_layout(self, layout: Layout, schedule: str) -> np.ndarray:
         """Bytes of a GPU of each stage, shape (p,), as the schedule is trained."""
-        found = self.stage_bytes(
-            form_of(layout, schedule), layout.tensor, layout.microbatch_size, recompute=layout.recompute
-        )
-        bounds = np.array(layout.bounds)
-        return found.taken(np.arange(layout.pipeline), bounds[:-1], bounds[1:])
+        form = form_of(layout, schedule)
+        found = self.stage_bytes(form, layout.tensor, layout.microbatch_size, layout.recompute)
+        return found.of_cut(Partition(bounds=layout.bounds))
 
     def _stage_bytes(self, form: PipelineForm, tensor: int, size: int, recompute: bool) -> StageBytes:
+        """Bytes of stages of a pipeline of groups of ``tensor`` GPUs, ``size`` samples a microbatch."""
         return StageBytes(self._sums(tensor, size, recompute), form)
 
     def _found_sums(self, tensor: int, size: int, recompute: bool) -> LayerSums:

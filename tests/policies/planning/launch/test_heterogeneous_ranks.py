@@ -40,11 +40,6 @@ def test_the_largest_load_is_that_of_the_best_of_all_cuts(seed):
     assert any(found == pytest.approx(one) for one in possible)
 
 
-def test_alike_gpus_share_alike_layers():
-    """Four layers on two ranks of eight microbatches: nine eighths of half the work."""
-    assert step_seconds(pipeline([1.0] * 4), (RankGpu(speed=1.0),) * 2) == pytest.approx((7 * 2 + 4) / 8)
-
-
 def test_early_stages_keep_more_microbatches_so_the_order_of_the_parts_decides_whether_it_fits():
     """A layer keeps 1 GB for each microbatch in flight: two on the first of two ranks, one on the last."""
     layers = pipeline([1.0, 1.0], held=(10**9,) * 2, kept=(10**9,) * 2)

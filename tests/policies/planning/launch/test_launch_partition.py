@@ -23,11 +23,6 @@ def cut(layers, *, count, memory=(), speeds=(), ranks=2, schedule="1F1B", **opti
     return [stage.end_layer - stage.first_layer for stage in stages]
 
 
-def test_dear_layers_at_the_end_leave_the_last_rank_fewer():
-    """Four cheap and two dear ones: 4 x 1 and 2 x 3 are cut after the fourth and not after the third."""
-    assert cut(MeasuredLayers(seconds=(0.1, 0.1, 0.1, 0.1, 0.3, 0.3)), count=6) == [4, 2]
-
-
 def test_what_wins_little_over_even_stages_leaves_them():
     """Measurements differ by a few per cent from run to run; so would the stages of equal jobs."""
     layers = MeasuredLayers(seconds=(1.0, 1.0, 1.0, 1.03, 1.02, 1.03))
@@ -39,12 +34,6 @@ def test_a_rank_four_times_as_fast_gets_four_times_the_layers():
     """Without any measurement: layers count as alike."""
     assert cut(MeasuredLayers(), count=10, speeds=(4.0, 1.0)) == [8, 2]
     assert cut(MeasuredLayers(), count=10, speeds=(1.0, 4.0)) == [2, 8]
-
-
-def test_the_memory_of_a_rank_bounds_its_layers():
-    """The fast rank has room for three layers of 10 GB; the slow one takes the rest."""
-    layers = MeasuredLayers(held_bytes=(10 * GB,) * 8)
-    assert cut(layers, count=8, speeds=(4.0, 1.0), memory=(32.0 * GB, 80.0 * GB)) == [3, 5]
 
 
 def test_even_stages_that_do_not_fit_are_moved_even_where_nothing_is_won():

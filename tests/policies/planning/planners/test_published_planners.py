@@ -259,26 +259,21 @@ def test_2bw_and_megatron_equal_brute_force(seed):
             assert plan()[0].predicted_seconds == pytest.approx(want, rel=1e-9)
 
 
-def test_pipedream_convolutions_before_fat_layers_give_15_1():
-    """VGG-16's shape: compute with few weights is replicated, the fully connected end is not."""
-    seconds = [1.0] * 15 + [0.5, 0.5]
-    weights = [1e5] * 15 + [4e9, 4e8]
-    outputs = [1e6] * 17
-    plan = plan_pipedream(seconds, weights, outputs, [Level(components=16, bandwidth=1e9)])
-    assert plan.configuration == "15-1"
-
-
-def test_pipedream_tiny_weights_give_pure_data_parallelism():
-    """One stage on all ranks."""
-    plan = plan_pipedream([1.0] * 8, [1.0] * 8, [1e9] * 8, [Level(components=4, bandwidth=1e6)])
-    assert plan.configuration == "4"
-    assert plan.seconds_per_microbatch == pytest.approx(2.0)
-
-
-def test_pipedream_heavy_weights_and_even_layers_give_a_straight_pipeline():
-    """GNMT's shape: no stage is worth replicating."""
-    plan = plan_pipedream([1.0] * 8, [1e9] * 8, [1.0] * 8, [Level(components=4, bandwidth=1e6)])
-    assert plan.configuration == "1-1-1-1"
+@pytest.mark.parametrize(
+    ("layers", "level", "want", "each"),
+    [
+        (([1.0] * 15 + [0.5] * 2, [1e5] * 15 + [4e9, 4e8], [1e6] * 17), (16, 1e9), "15-1", 1.0),
+        (([1.0] * 8, [1.0] * 8, [1e9] * 8), (4, 1e6), "4", 2.0),
+        (([1.0] * 8, [1e9] * 8, [1.0] * 8), (4, 1e6), "1-1-1-1", 2.0),
+    ],
+    ids=["VGG-16: few weights, then a fat end", "tiny weights: data parallel", "GNMT: heavy, even layers"],
+)
+def test_pipedream_finds_the_papers_configurations(layers, level, want, each):
+    """What has few weights for its compute is replicated, and what has many is not."""
+    components, bandwidth = level
+    plan = plan_pipedream(*layers, [Level(components=components, bandwidth=bandwidth)])
+    assert plan.configuration == want
+    assert plan.seconds_per_microbatch == pytest.approx(each)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,10 @@ from ballast_policies.planning.schedules.builders.synchronous import (
     forward_only,
     interleaved_one_forward_one_backward,
     one_forward_one_backward,
-    one_forward_one_backward_replicated,
 )
 from ballast_policies.planning.schedules.costs import StageCosts, even_costs
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, stages_of
-from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule, ScheduleError, WeightRule
+from ballast_policies.planning.schedules.schedule import Action, Schedule, ScheduleError, WeightRule
 from ballast_policies.planning.schedules.simulate import simulate
 from ballast_policies.planning.schedules.validate import validate
 from hypothesis import given
@@ -27,22 +26,6 @@ def test_every_schedule_is_valid_for_every_size(name, ranks, rounds):
     facts = validate(schedule)
     assert schedule.stages == stages_of(name, ranks, chunks=3)
     assert max(facts.stage_in_flight) <= schedule.microbatches
-
-
-@given(data=st.data(), replicas=st.lists(st.integers(1, 3), min_size=1, max_size=4))
-def test_pipedream_round_robin_sends_forward_and_backward_to_the_same_replica(data, replicas):
-    """1F1B-RR: microbatch k is on replica k mod r, both ways; nothing deadlocks, flush or not."""
-    microbatches = 6 * data.draw(st.integers(1, 3))
-    for schedule in (
-        one_forward_one_backward_replicated(replicas, microbatches),
-        pipedream(replicas, microbatches),
-    ):
-        validate(schedule)
-        for rank, row in enumerate(schedule.actions):
-            for action in row:
-                if action.kind is not Kind.UPDATE:
-                    holders = schedule.stage_ranks[action.stage]
-                    assert holders[action.microbatch % len(holders)] == rank
 
 
 @pytest.mark.parametrize(("workers", "replicas", "want"), [(4, 1, 4), (3, 2, 2), (16, 15, 2), (8, 8, 1)])
@@ -100,14 +83,6 @@ def test_the_flush_ends_with_each_stages_update():
     trace = simulate(one_forward_one_backward(2, 2), costs)
     assert trace.makespan == pytest.approx(9.5)
     assert [str(span.action) for span in trace.spans if span.rank == 1][-1] == "1U0"
-
-
-@given(stage=st.integers(0, 99), kind=st.sampled_from(Kind), microbatch=st.integers(0, 999))
-def test_actions_read_back_from_their_text(stage, kind, microbatch):
-    """``2F0`` is stage 2, forward, microbatch 0."""
-    action = Action(stage, kind, microbatch)
-    assert Action.parse(str(action)) == action
-    assert str(Action(2, Kind.FORWARD, 0)) == "2F0"
 
 
 def broken(*rows, stage_ranks=((0,), (1,)), microbatches=2, weights=WeightRule.FLUSH):
