@@ -19,6 +19,7 @@ from functools import partial
 
 import click
 import numpy as np
+from ballast_lab.simulated_steps import simulated_step_seconds
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.balancers.network import network_aware_partition
@@ -27,7 +28,6 @@ from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.partition import Partition, even_partition
 from ballast_policies.planning.rebalance import decide_rebalance
 from ballast_policies.planning.repack import repack
-from ballast_policies.planning.step_time import simulated_step_seconds
 
 
 def make_case(random, kind):

@@ -15,8 +15,8 @@ import json
 import calibrated
 import click
 import numpy as np
+from ballast_lab.simulated_steps import fitted_action_seconds, simulated_step_seconds
 from ballast_policies.planning.partition import even_partition
-from ballast_policies.planning.step_time import fitted_action_seconds, simulated_step_seconds
 
 RANKS, LAYERS = 4, 16
 FORWARD, BACKWARD = 0.02, 0.04

@@ -33,10 +33,10 @@ import time
 import calibrated
 import click
 import numpy as np
+from ballast_lab.simulated_steps import fitted_action_seconds
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.profile import ProfiledLayer, read_profile
 from ballast_policies.planning.schedules.registry import DEFAULT_STAGES_PER_RANK, SCHEDULES, stages_of
-from ballast_policies.planning.step_time import fitted_action_seconds
 from ballast_trainer.data import corpus
 from ballast_trainer.forecast import Machines, forecast
 from ballast_trainer.layer_profiler import layer_rows

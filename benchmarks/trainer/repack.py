@@ -19,8 +19,8 @@ import statistics
 import calibrated
 import click
 import numpy as np
+from ballast_lab.simulated_steps import fitted_action_seconds, simulated_step_seconds
 from ballast_policies.planning.partition import even_partition
-from ballast_policies.planning.step_time import fitted_action_seconds, simulated_step_seconds
 
 LAYERS = 24
 MICROBATCHES = 16

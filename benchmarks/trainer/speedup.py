@@ -45,9 +45,9 @@ import time
 import calibrated
 import click
 import numpy as np
+from ballast_lab.simulated_steps import fitted_action_seconds
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.partition import Partition, even_partition
-from ballast_policies.planning.step_time import fitted_action_seconds
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import KEPT_STEPS, MEASURED_EVERY
 from load_curves import AT_KNOWN_STEPS, CURVES, PUBLISHED, strength_of, training

@@ -3,10 +3,10 @@
 import itertools
 
 import numpy as np
+from ballast_lab.simulated_steps import simulated_step_seconds
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.several_stages import refine
 from ballast_policies.planning.partition import even_partition
-from ballast_policies.planning.step_time import simulated_step_seconds
 from rebalanced.following import follow
 
 PLAYED = 12

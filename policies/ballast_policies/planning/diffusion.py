@@ -22,13 +22,12 @@ from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 
+_MOST_STEPS = 1000
+"""They end before, where the largest load is as small as it can be."""
+
 
 def diffuse(
-    partition: Partition,
-    seconds: Sequence[float],
-    capacity: RankCapacity = UNLIMITED,
-    *,
-    max_steps: int = 1000,
+    partition: Partition, seconds: Sequence[float], capacity: RankCapacity = UNLIMITED
 ) -> tuple[Partition, ...]:
     """The partitions passed through, without the first; empty where no step is an improvement.
 
@@ -36,7 +35,6 @@ def diffuse(
         partition: the one in force.
         seconds: load of each layer.
         capacity: speed and memory of the ranks; no step exceeds the memory.
-        max_steps: the most steps to take; they end where the largest load is as small as it can be.
 
     Raises:
         PlanningError: memory without bytes, or shapes that do not match.
@@ -44,7 +42,7 @@ def diffuse(
     passed: list[Partition] = []
     chains = _Chains(seconds, partition.ranks, capacity)
     now, potential = partition, chains.potential(partition.bounds)
-    while len(passed) < max_steps:
+    while len(passed) < _MOST_STEPS:
         steps = [(chains.potential(bounds), bounds) for bounds in chains.steps(now.bounds)]
         least, bounds = min(steps, default=(potential, ()))
         if not least < potential:

@@ -24,15 +24,15 @@ from tests.policies.planning.partitions import all_partitions
 seconds = st.lists(st.floats(0.01, 10.0), min_size=2, max_size=9)
 
 
-@given(loads=seconds, slack=st.sampled_from([0.0, 0.05, 0.5]), data=st.data())
-def test_the_nearest_partition_moves_the_fewest_bytes_within_the_slack(loads, slack, data):
-    """Equal to brute force over all partitions that are good enough."""
+@given(loads=seconds, data=st.data())
+def test_the_nearest_partition_moves_the_fewest_bytes(loads, data):
+    """Equal to brute force over all partitions that are as good."""
     layers = len(loads)
     ranks = data.draw(st.integers(1, layers))
     sizes = data.draw(st.lists(st.integers(1, 99), min_size=layers, max_size=layers))
     start = data.draw(st.sampled_from(list(all_partitions(layers, ranks))))
-    found = nearest_partition(start, loads, RankCapacity(layer_bytes=sizes), slack=slack)
-    limit = exact_partition(loads, ranks).loads(loads).max() * (1 + slack) * (1 + 1e-9)
+    found = nearest_partition(start, loads, RankCapacity(layer_bytes=sizes))
+    limit = exact_partition(loads, ranks).loads(loads).max() * (1 + 1e-9)
 
     def moved(partition):
         return sum(sizes[move.layer] for move in moves_between(start, partition))

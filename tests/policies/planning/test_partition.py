@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from ballast_lab.simulated_steps import simulated_step_seconds
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.diffusion import diffuse
@@ -17,7 +18,7 @@ from ballast_policies.planning.partition import (
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.rebalance import decide_rebalance
 from ballast_policies.planning.repack import repack
-from ballast_policies.planning.step_time import bubble, predict_step_seconds, simulated_step_seconds
+from ballast_policies.planning.step_time import bubble, predict_step_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 

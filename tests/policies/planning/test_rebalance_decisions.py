@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from ballast_lab.simulated_steps import fitted_action_seconds, simulated_step_seconds
 from ballast_policies.planning.balancers.registry import deepspeed_partition
 from ballast_policies.planning.partition import Partition, PlanningError, even_partition
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.rebalance import decide_rebalance
-from ballast_policies.planning.step_time import fitted_action_seconds, simulated_step_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -12,8 +12,10 @@ from ballast_policies.contract.job.reshaping import BalanceBy
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.rank_capacity import RankCapacity
+from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
+from ballast_policies.planning.schedules.costs import StageCosts
+from ballast_policies.planning.schedules.simulate import simulate
 from ballast_policies.planning.stages import partition_of, stages_over
-from ballast_policies.planning.step_time import simulated_step_seconds
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import LossScale
@@ -255,8 +257,9 @@ def test_idle_time_is_the_schedules_own_and_imbalances(microbatches):
     training = job((0, 5, 8), microbatches=microbatches)
     found = idle_seconds(training, training.profile.costs())
     assert found.schedule == pytest.approx(1.0 / microbatches)
-    loads = np.array([0.8, 1.2])
-    uneven = simulated_step_seconds(loads / 3, loads * 2 / 3, microbatches)
+    loads = np.array([0.8, 1.2]) / microbatches
+    costs = StageCosts(forward=tuple(loads / 3), backward=tuple(loads * 2 / 3))
+    uneven = simulate(one_forward_one_backward(2, microbatches), costs).makespan
     assert found.imbalance == pytest.approx(uneven - (1.0 + 1.0 / microbatches))
     assert found.imbalance > 0
 

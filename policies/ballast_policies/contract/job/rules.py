@@ -215,22 +215,14 @@ _COLUMN = at("parallelism.tensor") * at("parallelism.data")
 _FIELD = "parallelism.gpus_per_pod"
 
 
-def _whole_pod_stages(pipeline: PipelineConfig, parallelism: ParallelismConfig) -> tuple[int, ...]:
-    """Numbers of stages, from ``minStages`` to ``maxStages``, whose ranks fill whole pods."""
-    most = pipeline.max_stages or max(pipeline.min_stages, parallelism.ranks_per_pod)
-    return tuple(
-        stages
-        for stages in range(pipeline.min_stages, most + 1)
-        if stages * parallelism.ranks_per_position % parallelism.ranks_per_pod == 0
-    )
-
-
 def _fills_pods(config: Any) -> bool:
     pipeline: PipelineConfig = config.pipeline
     parallelism: ParallelismConfig = config.parallelism
     if pipeline.used_replicas:
         return sum(pipeline.used_replicas) % parallelism.ranks_per_pod == 0
-    return bool(_whole_pod_stages(pipeline, parallelism))
+    most = pipeline.max_stages or max(pipeline.min_stages, parallelism.ranks_per_pod)
+    sizes = (stages * parallelism.ranks_per_position for stages in range(pipeline.min_stages, most + 1))
+    return any(ranks % parallelism.ranks_per_pod == 0 for ranks in sizes)
 
 
 def _explain_partial_pods(config: Any) -> str:

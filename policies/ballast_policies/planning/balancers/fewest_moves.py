@@ -16,7 +16,7 @@ import numpy as np
 
 from ballast_policies.planning.balancers.exact import ALIKE, ENDS_AT_ONCE, bounds_of, exact_partition
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
-from ballast_policies.planning.partition import Partition, PlanningError
+from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
 
@@ -30,10 +30,9 @@ def nearest_partition(
     seconds: Sequence[float],
     capacity: RankCapacity = UNLIMITED,
     *,
-    slack: float = 0.0,
     microbatches: int | None = None,
 ) -> Partition:
-    """The partition within ``slack`` of the smallest possible largest load that moves the fewest bytes.
+    """The partition with the smallest possible largest load that moves the fewest bytes.
 
     Where ranks differ in speed: of those with the smallest sum of loads; with ``microbatches``, of those with
     the shortest predicted step, to a twelfth of what can be won.
@@ -42,17 +41,14 @@ def nearest_partition(
         partition: the one in force.
         seconds: load of each layer, shape (L,).
         capacity: speed and memory of the ranks; without bytes of the layers, all count the same.
-        slack: relative excess over the optimum that is accepted, 0.02 is 2 %.
         microbatches: of a step.
 
     Raises:
-        PlanningError: no partition fits the memory, or ``slack`` is negative.
+        PlanningError: no partition fits the memory.
     """
-    if slack < 0:
-        raise PlanningError(f"slack {slack} is negative: it is how much worse than optimal is accepted")
     optimal = exact_partition(seconds, partition.ranks, capacity)
     smallest = float(optimal.loads(seconds, capacity.speeds).max())
-    best = _fewest_moves(partition, seconds, capacity, smallest * (1 + slack))
+    best = _fewest_moves(partition, seconds, capacity, smallest)
     speeds = capacity.speed_array(partition.ranks)
     if microbatches is None or speeds.min() == speeds.max():
         return best

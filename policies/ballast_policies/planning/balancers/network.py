@@ -22,6 +22,9 @@ from ballast_policies.planning.balancers.exact import bounds_of, exact_partition
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.rank_capacity import RankCapacity
 
+_TOLERANCE = 1e-9
+"""Of the period, relative."""
+
 
 def steady_period_seconds(
     rank_seconds: Sequence[float] | np.ndarray, link_seconds: Sequence[float] | np.ndarray
@@ -49,7 +52,6 @@ def network_aware_partition(
     boundary_seconds: Sequence[float],
     link_factors: Sequence[float] | None = None,
     speeds: Sequence[float] | None = None,
-    tolerance: float = 1e-9,
 ) -> Partition:
     """The contiguous partition with the shortest steady period of 1F1B over these links.
 
@@ -62,7 +64,6 @@ def network_aware_partition(
             shape (L - 1,).
         link_factors: how much slower each link is, shape (p - 1,); default all 1.
         speeds: relative speed of each rank, shape (p,).
-        tolerance: relative, of the period.
 
     Raises:
         PlanningError: fewer layers than ranks, or bad seconds or speeds.
@@ -74,7 +75,7 @@ def network_aware_partition(
     transfer = np.asarray(boundary_seconds, dtype=float)
     low = float(blind.loads(seconds, speeds).max())
     best, high = blind, _period(blind, seconds, transfer, factors, speeds)
-    while high - low > tolerance * high:
+    while high - low > _TOLERANCE * high:
         middle = (low + high) / 2
         found = _within(middle, seconds, ranks, transfer, factors, speeds)
         if found is None:

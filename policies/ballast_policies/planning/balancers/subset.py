@@ -182,10 +182,10 @@ class RankSubsets:
         """Whether some ``ranks`` ranks have loads of at most ``load``."""
         return self._within(ranks, load) is not None
 
-    def best(self, ranks: int, *, slack: float = 0.0) -> KeptRanks | None:
-        """Within ``slack`` of the smallest largest load, the choice for which the fewest bytes travel."""
+    def best(self, ranks: int) -> KeptRanks | None:
+        """Of those with the smallest largest load, the choice for which the fewest bytes travel."""
         load = self.smallest_load(ranks)
-        return None if load is None else self._nearest(ranks, load * (1 + slack) * (1 + 1e-12), self._moved)
+        return None if load is None else self._nearest(ranks, load * (1 + 1e-12), self._moved)
 
     def within_step(self, ranks: int, microbatches: int, seconds: float) -> KeptRanks | None:
         """A choice of which a step, ``((m - 1) max load + sum of loads) / m``, takes at most ``seconds``.

@@ -7,7 +7,7 @@ of a stage, then stages. With unlike layers or GPUs the slowest stage counts, in
 :mod:`cost_model`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -25,9 +25,7 @@ from ballast_policies.planning.schedules.builders.synchronous import in_flight
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
 
 
-def two_versions_candidates(
-    model: CostModel, *, batch_size: int, most: int, sizes: Sequence[int] | None = None
-) -> tuple[FoundPlan, ...]:
+def two_versions_candidates(model: CostModel, *, batch_size: int, most: int) -> tuple[FoundPlan, ...]:
     """PipeDream-2BW: d pipelines of p stages, d p <= N, microbatch size, recomputation (algorithm 1).
 
     A microbatch passes every t = max over stages of max(compute + what arrives, exchange / m) seconds; two
@@ -37,7 +35,6 @@ def two_versions_candidates(
         model: profile and cluster.
         batch_size: samples of an update.
         most: how many, best first.
-        sizes: microbatch sizes to try; None: all that divide.
 
     Raises:
         PlanningError: nothing fits.
@@ -45,7 +42,7 @@ def two_versions_candidates(
 
     def shapes() -> Iterator[tuple[Degrees, int]]:
         for data in range(1, model.devices.count + 1):
-            for size, microbatches in _microbatches(batch_size, data, sizes):
+            for size, microbatches in _microbatches(batch_size, data):
                 for stages in range(1, min(model.devices.count // data, model.layers, microbatches) + 1):
                     for recompute in (False, True):
                         yield Degrees(1, data, size, microbatches, recompute), stages
@@ -67,7 +64,6 @@ def megatron_candidates(
     batch_size: int,
     most: int,
     most_tensor: int,
-    sizes: Sequence[int] | None = None,
 ) -> tuple[FoundPlan, ...]:
     """PTD-P: p t d = N and the microbatch size, with recomputation; equation 4.1 and the transfers.
 
@@ -78,7 +74,6 @@ def megatron_candidates(
         batch_size: samples of a step.
         most: how many, best first.
         most_tensor: largest tensor-parallel degree.
-        sizes: microbatch sizes to try; None: all that divide.
 
     Raises:
         PlanningError: nothing fits.
@@ -91,7 +86,7 @@ def megatron_candidates(
                 stages = n // tensor // data
                 if stages > model.layers:
                     continue
-                for size, microbatches in _microbatches(batch_size, data, sizes):
+                for size, microbatches in _microbatches(batch_size, data):
                     if microbatches >= stages:
                         yield Degrees(tensor, data, size, microbatches, True), stages
 
@@ -105,11 +100,9 @@ def megatron_candidates(
     return _best(model, shapes(), predicted, most, schedule=DEFAULT_SCHEDULE, name="PTD-P")
 
 
-def _microbatches(batch_size: int, data: int, sizes: Sequence[int] | None) -> list[tuple[int, int]]:
-    if batch_size % data:
-        return []
+def _microbatches(batch_size: int, data: int) -> list[tuple[int, int]]:
     share = batch_size // data
-    return [(b, share // b) for b in divisors(share) if sizes is None or b in sizes]
+    return [] if batch_size % data else [(b, share // b) for b in divisors(share)]
 
 
 def _best(

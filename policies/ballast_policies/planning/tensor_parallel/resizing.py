@@ -50,7 +50,6 @@ def layer_ratio(
     ratio: float,
     *,
     iterations: int,
-    micro_threshold: float = MICRO_THRESHOLD,
     decay: float = DECAY,
 ) -> float:
     """Gamma of one layer: max(1 - #(delta > theta) / L, alpha gamma), at most 0.9 (Algorithm 1, 9-11).
@@ -58,11 +57,10 @@ def layer_ratio(
     Args:
         variation: delta, mean change of each column over the last epoch, shape (L,).
         ratio: gamma of the rank.
-        iterations: N_iter of an epoch; theta = N_iter x micro_threshold.
-        micro_threshold: theta_iter.
+        iterations: N_iter of an epoch; theta = N_iter x :data:`MICRO_THRESHOLD`.
         decay: alpha.
     """
-    changed = int((variation > iterations * micro_threshold).sum())
+    changed = int((variation > iterations * MICRO_THRESHOLD).sum())
     return min(LARGEST_RATIO, max(1 - changed / len(variation), decay * ratio))
 
 

@@ -3,19 +3,30 @@
 import pytest
 from ballast_policies.planning.schedules.builders.asynchronous import double_buffered, pipedream
 from ballast_policies.planning.schedules.builders.synchronous import (
-    forward_only,
     interleaved_one_forward_one_backward,
     one_forward_one_backward,
 )
 from ballast_policies.planning.schedules.costs import StageCosts, even_costs
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, stages_of
-from ballast_policies.planning.schedules.schedule import Action, Schedule, ScheduleError, WeightRule
+from ballast_policies.planning.schedules.schedule import (
+    Action,
+    Kind,
+    Schedule,
+    ScheduleError,
+    WeightRule,
+    loop_schedule,
+)
 from ballast_policies.planning.schedules.simulate import simulate
 from ballast_policies.planning.schedules.validate import validate
 from hypothesis import given
 from hypothesis import strategies as st
 
 seconds = st.floats(0.01, 5.0)
+
+
+def forward_only(ranks, microbatches):
+    rows = [[Action(rank, Kind.FORWARD, k) for k in range(microbatches)] for rank in range(ranks)]
+    return loop_schedule("forward only", ranks, 1, microbatches, rows)
 
 
 @given(name=st.sampled_from(sorted(SCHEDULES)), ranks=st.integers(1, 6), rounds=st.integers(1, 4))

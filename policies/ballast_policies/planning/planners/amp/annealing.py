@@ -61,13 +61,12 @@ def anneal(
     batch_size: int,
     evaluations: int = 200,
     seed: int = 0,
-    first_temperature: float = 1.0,
     most_tensor: float = float("inf"),
 ) -> Search:
     """Simulated annealing over degrees, microbatch size and placement.
 
     A worse state is accepted with probability exp(min(cost - next, 0) / temperature); the temperature is
-    relative to the first state's cost and falls linearly to 0.
+    the first state's cost at the start and falls linearly to 0.
 
     Args:
         layers: the model.
@@ -75,7 +74,6 @@ def anneal(
         batch_size: samples of a step, over all replicas.
         evaluations: strategies to score, the first included.
         seed: the same seed gives the same search.
-        first_temperature: at the start, in units of the first state's cost.
         most_tensor: largest tensor-parallel degree.
 
     Raises:
@@ -99,7 +97,7 @@ def anneal(
     scale = cost if np.isfinite(cost) else 1.0
     record, best_so_far = {state: cost}, [cost]
     for step in range(1, evaluations):
-        temperature = scale * first_temperature * (1 - step / evaluations)
+        temperature = scale * (1 - step / evaluations)
         same = 1 if random.random() < 0.5 else 0
         # Neighbours share one of the two degrees.
         near = [pair for pair in allowed if pair[same] == (state.tensor, state.data)[same]]

@@ -1,4 +1,4 @@
-"""Schedules with a flush and one or more stages a rank: forward only, GPipe, 1F1B, looped breadth first.
+"""Schedules with a flush and one or more stages a rank: GPipe, 1F1B, looped breadth first.
 
 Interleaving, with stages of a rank p apart, divides the bubble by the chunks v (dissertation 4.2.2).  Its
 zero-bubble form splits each backward into inputs (I) and weights (W); the W of a rank wait ``rank`` turns and
@@ -18,13 +18,6 @@ from ballast_policies.planning.schedules.schedule import (
     check_counts,
     loop_schedule,
 )
-
-
-def forward_only(ranks: int, microbatches: int) -> Schedule:
-    """Evaluation: no backward."""
-    check_counts(ranks=ranks, microbatches=microbatches)
-    rows = [[Action(rank, Kind.FORWARD, k) for k in range(microbatches)] for rank in range(ranks)]
-    return loop_schedule("forwardOnly", ranks, 1, microbatches, rows)
 
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
