@@ -18,8 +18,10 @@ LONG = {
     "a node goes as the gang is preempted",
     "a node goes as the job is suspended",
     "a script, and a leader is replaced with requests under way",
+    "a script is preempted for another",
+    "the node of a script goes",
 }
-"""A third of the seconds of all; each has two misfortunes at once that other rows have, too."""
+"""Half of the seconds of all; each has two things at once that other rows have, too."""
 
 
 def named(bounds):
