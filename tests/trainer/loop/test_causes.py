@@ -16,6 +16,7 @@ from tests.support.one_process import train_here
 pytestmark = pytest.mark.processes
 
 MODEL = """
+import os
 import torch
 from torch import nn
 from ballast_trainer.models.protocol import Model
@@ -45,6 +46,18 @@ def build():
 
 def mismatched():
     layers = [lambda: nn.Linear(8, 8), lambda: nn.Linear(8, 8), Narrow, lambda: nn.Linear(8, 1)]
+    return Model.from_layers(layers, loss=nn.functional.mse_loss)
+
+
+class OnOneReplica(Full):
+    def forward(self, value):
+        if os.environ["RANK"] == "1":
+            raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
+        return self.linear(value)
+
+
+def on_one_replica():
+    layers = [lambda: nn.Linear(8, 8), OnOneReplica, lambda: nn.Linear(8, 1)]
     return Model.from_layers(layers, loss=nn.functional.mse_loss)
 
 
@@ -93,6 +106,14 @@ def test_out_of_memory_in_a_layer_is_the_last_line(pods, config, tmp_path):
     assert (pods.folder / "run.err").read_text().strip().splitlines()[-1] == (
         "ballast-train: rank 1: OutOfMemoryError: tried to allocate 20.00 GiB (in layer 2, Full)"
     )
+
+
+def test_a_trial_that_fails_on_one_replica_alone_ends_all(gang, config, tmp_path):
+    """Whose weights the other one waits for, in the middle of its own trial."""
+    sharded = {**config("good_batches", "on_one_replica"), "parallelism": {"data": 2, "zeroStage": 3}}
+    running = gang(sharded, ranks=2, folder=tmp_path)
+    assert running.exit_codes() == {"rank-0": ExitCode.PEER_LOST, "rank-1": ExitCode.ERROR}
+    assert "OutOfMemoryError: tried to allocate 20.00 GiB (in layer 1, OnOneReplica)" in running.errors()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -59,12 +59,13 @@ def peer_failures() -> Iterator[None]:
     except (RuntimeError, ConnectionError) as error:
         CONNECTIONS.stay_if_left_behind()
         text = str(error)
-        if _is_peer_failure(error):
+        if is_peer_failure(error):
             raise PeerLost(f"another rank is gone: {_said(text)}. Its own output has the reason") from error
         raise
 
 
-def _is_peer_failure(error: BaseException) -> bool:
+def is_peer_failure(error: BaseException) -> bool:
+    """Whether an error tells that another rank is gone."""
     notes = notes_of(error)
     words = _FAILURES_IN_LAYERS if notes else _PEER_FAILURES
     of_torch = isinstance(error, dist.DistError) or (isinstance(error, ConnectionError) and not notes)

@@ -252,6 +252,9 @@ class ModelState:
             meter=self.meter,
             loss=self._loss,
             independent_layers=self.definition.independent_layers and all(map(is_built_in, self.dynamics)),
+            ranks_meet=self.config.parallelism.weight_shares > 1
+            or self.config.parallelism.tensor > 1
+            or self._shares_experts,
             frozen_outputs=self.frozen_outputs,
             # Every schedule takes microbatches in order.
             layer_ended=(0 if self._shards_gradients else self.microbatches - 1, self._layer_ended)
@@ -267,12 +270,16 @@ class ModelState:
     def _reduces_early(self) -> bool:
         """Whether nothing but backwards adds to gradients, or talks to the replicas while these run."""
         tensor, stragglers = self.config.parallelism.tensor, self.config.parallelism.stragglers
-        experts = (change.experts for change in self.config.dynamics)
         return (
             self.world.data.size > 1
             and (tensor == 1 or stragglers.policy is StragglerPolicy.NONE)
-            and not any(of is not None and of.parallel for of in experts)
+            and not self._shares_experts
         )
+
+    @property
+    def _shares_experts(self) -> bool:
+        experts = (change.experts for change in self.config.dynamics)
+        return any(of is not None and of.parallel for of in experts)
 
     def _layer_ended(self, index: int) -> None:
         if self._buckets is not None:

@@ -19,6 +19,7 @@ from torch import nn
 from ballast_trainer.causes import describe
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.distributed.process_group import is_peer_failure
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.buffers import copies_of, in_place
@@ -57,6 +58,7 @@ class Trial:
         loss: of one microbatch.
         backward: of a stage that is not the first; None: all at once.
         device: where this rank computes.
+        ends_at_once: whether ranks wait for each other inside a stage, so that one that fails alone must end.
     """
 
     stacks: Mapping[int, LayerStack]
@@ -65,6 +67,7 @@ class Trial:
     loss: Loss
     backward: BackwardTrial | None
     device: torch.device
+    ends_at_once: bool = False
 
     def run(self, batch: Batch, gather: Gather) -> tuple[tuple[Boundary, ...], list[Findings]]:
         """Try all stages, one after the other; collective over all ranks.
@@ -77,7 +80,8 @@ class Trial:
             The boundaries between the stages, and what each rank has seen.
 
         Raises:
-            TrialFailed: on every rank, with the first cause.  At the rank that failed its error is the cause.
+            TrialFailed: on every rank, with the first cause, unless the one that fails ends at once.  At the
+                rank that failed its error is the cause.
         """
         boundaries: list[Boundary] = []
         error: Exception | None = None
@@ -90,7 +94,7 @@ class Trial:
                     try:
                         found = self._forward(stage, batch, boundaries, runs)
                     except Exception as failure:
-                        error, found = failure, describe(failure)
+                        error, found = failure, self._told(failure)
                         problem = problem or found
                 if stage + 1 < len(self.holders):
                     agreed = self._share(stage, found)
@@ -102,7 +106,7 @@ class Trial:
                 while runs and problem is None:
                     self._backward(*runs.pop())
             except Exception as failure:
-                error, problem = failure, describe(failure)
+                error, problem = failure, self._told(failure)
         return tuple(boundaries), self._agree(seen(), gather, problem, error)
 
     def run_some(
@@ -137,6 +141,13 @@ class Trial:
             except Exception as failure:
                 error, problem = failure, describe(failure)
         return self._agree(seen(), gather, problem, error)
+
+    def _told(self, failure: Exception) -> str:
+        if self.ends_at_once and is_peer_failure(failure):
+            raise failure
+        if self.ends_at_once:
+            raise TrialFailed(describe(failure)) from failure
+        return describe(failure)
 
     @contextlib.contextmanager
     def _observed(self) -> Iterator[Callable[[], Findings]]:
