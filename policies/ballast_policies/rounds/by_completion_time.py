@@ -20,11 +20,11 @@ from ballast_policies.configuration import Configuration
 from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.elastic.completion_time import BASE, CompletionTime
 from ballast_policies.elastic.job import LEAST_SECONDS, ElasticCluster, ElasticJob, JobState
-from ballast_policies.rounds.draft import Draft, Explained, pool_rooms
+from ballast_policies.rounds.draft import Draft, Explained
 from ballast_policies.rounds.elastic import grant_elastic
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.hysteresis import exempt_newest, moves_left, within_min_run
-from ballast_policies.rounds.ledger import Ledger, given_to_tenants, in_its_pools
+from ballast_policies.rounds.ledger import given_to_tenants, in_its_pools
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Placement
 
@@ -68,18 +68,8 @@ def grant_sizes(question: Question) -> Draft:
     }
     second = grant_elastic(_of_these_shares(rest, shares))
     placements = {**second.placements, **placed}
-    free = Ledger(question.nodes, (at.nodes for at in placements.values())).left
-    explained = Explained(pool_rooms(question.nodes, free), {})
-    waiting = {
-        job.name: explained.waiting(
-            job,
-            question.not_tolerated.get(job.name, frozenset()),
-            question.gpus_per_pod.get(job.name, 1),
-            question.topology.get(job.name),
-        )
-        for job in rest.jobs
-        if job.name not in placements
-    }
+    explained = Explained(question, placements)
+    waiting = {job.name: explained.waiting(job) for job in rest.jobs if job.name not in placements}
     return Draft(question=question, placements=placements, reasons={**reasons, **second.reasons, **waiting})
 
 

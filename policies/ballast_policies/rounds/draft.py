@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.question import Question
@@ -46,11 +47,6 @@ def explain_placement(*, share: float, received_fraction: float, extended: bool)
     if share > 0:
         return Reason(f"its share there is {share:.0%} of the time, it has had {received_fraction:.0%}", lead)
     return Reason("no job with a share needs them", lead)
-
-
-def explain_pinned(why: str) -> Reason:
-    """Why a gang keeps its GPUs although others are more urgent."""
-    return Reason(f"it {why}", "keeps ")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,30 +143,38 @@ def explain_waiting(
 
 
 class Explained:
-    """The texts of :func:`explain_waiting`: of thousands of jobs that wait, most ask for the same."""
+    """What gangs that wait lack after a decision: of thousands most ask for the same."""
 
-    def __init__(self, rooms: Sequence[PoolRoom], kept_for: Mapping[str, str]) -> None:
-        self._rooms, self._kept_for = rooms, kept_for
+    def __init__(
+        self,
+        question: Question,
+        placements: Mapping[str, Placement],
+        kept_for: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """``kept_for``: pool -> job for which its free GPUs are kept."""
+        left = Counter({node.name: node.gpus for node in question.nodes})
+        for at in placements.values():
+            left.subtract(at.nodes)
+        self._question, self._kept_for = question, kept_for
+        self._rooms = pool_rooms(question.nodes, left)
         self._served = frozenset(kept_for.values())
         self._known: dict[tuple[object, ...], Reason] = {}
 
-    def waiting(
-        self,
-        job: Job,
-        not_tolerated: frozenset[str],
-        gpus_per_pod: int,
-        topology: TopologyRequest | None = None,
-    ) -> Reason:
+    def waiting(self, job: Job) -> Reason:
         """What the gang lacks."""
-        asks = not_tolerated, gpus_per_pod, topology
+        question = self._question
+        asks = (
+            question.not_tolerated.get(job.name, frozenset()),
+            question.gpus_per_pod.get(job.name, 1),
+            question.topology.get(job.name),
+        )
         if job.name in self._served:  # its text alone does not name it
             return Reason(explain_waiting(job, self._rooms, self._kept_for, *asks))
         runs = tuple((gpu_type, rate > 0) for gpu_type, rate in job.throughput.items())
         alike = (runs, job.gpus, *asks)
-        why = self._known.get(alike)
-        if why is None:
-            why = self._known[alike] = Reason(explain_waiting(job, self._rooms, self._kept_for, *asks))
-        return why
+        if alike not in self._known:
+            self._known[alike] = Reason(explain_waiting(job, self._rooms, self._kept_for, *asks))
+        return self._known[alike]
 
 
 def barred_nodes(pool: str, barred: Mapping[str, int], closed: Mapping[str, int]) -> str:

@@ -17,13 +17,7 @@ import numpy as np
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.assign import assign_by_urgency, assign_nodes
 from ballast_policies.rounds.claims import Claims, Groups, OrderedClaims, Pools, Split, ordered_claims, select
-from ballast_policies.rounds.draft import (
-    Draft,
-    Explained,
-    explain_pinned,
-    explain_placement,
-    pool_rooms,
-)
+from ballast_policies.rounds.draft import Draft, Explained, Reason, explain_placement
 from ballast_policies.rounds.hysteresis import (
     exempt_newest,
     keeps_free,
@@ -170,19 +164,16 @@ def _draft(
     kept_for: Mapping[str, str],
 ) -> Draft:
     question = claimed.question
-    free = Ledger(question.nodes, (at.nodes for at in placements.values())).left
     ran = question.state.running
     column_of = dict(zip(claimed.pools.names, claimed.pools.columns, strict=True))
-    explained = Explained(pool_rooms(question.nodes, free), kept_for)
+    explained = Explained(question, placements, kept_for)
     reasons = {}
     for name, job in claimed.jobs.items():
         at = placements.get(name)
         if at is None:
-            barred = question.not_tolerated.get(name, frozenset())
-            each, asked = question.gpus_per_pod.get(name, 1), question.topology.get(name)
-            reasons[name] = explained.waiting(job, barred, each, asked)
+            reasons[name] = explained.waiting(job)
         elif name in pinned:
-            reasons[name] = explain_pinned(pinned[name])
+            reasons[name] = Reason(f"it {pinned[name]}", "keeps ")
         else:
             reasons[name] = explain_placement(
                 share=question.shares.get(name, {}).get(column_of[at.pool], 0.0),

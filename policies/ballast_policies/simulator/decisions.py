@@ -129,7 +129,10 @@ class ClusterGang(SimulatedGang):
         if gang is not None:
             free = self.live and self.trains
             gang = dataclasses.replace(
-                gang, may_shrink=free, may_grow=free and now >= self.settled - LEAST_STEP
+                gang,
+                may_shrink=free,
+                may_grow=free and now >= self.settled - LEAST_STEP,
+                may_move=free if self.live else gang.may_move,
             )
         job = dataclasses.replace(
             job,

@@ -17,10 +17,12 @@ def at(*nodes: int) -> Placement:
     return Placement(gpu_type="v100", pool="p", nodes=tuple(f"n{i}" for i in nodes))
 
 
-def decide(nodes, running, spread, *, since=0.0, now=600.0, barred=None, moves=(), **settings):
-    """(round without, round with consolidation) of jobs that all run."""
+def decide(nodes, running, spread, *, since=0.0, now=600.0, barred=None, moves=(), ended=(), **settings):
+    """(round without, round with consolidation) of jobs that all run; the ``ended`` ones want no GPUs."""
     jobs = [
-        Job(name=name, gpus=len(where.nodes), throughput={"v100": 1.0}) for name, where in running.items()
+        Job(name=name, gpus=len(where.nodes), throughput={"v100": 1.0})
+        for name, where in running.items()
+        if name not in ended
     ]
     state = RoundState(running=running, running_since=dict.fromkeys(running, since), moves=moves)
     rounds = RoundSettings(round_seconds=60.0, **settings)
@@ -74,10 +76,11 @@ def test_a_gang_stays_where_it_must_or_where_it_would_win_too_little():
 
 
 def test_nothing_that_another_gang_leaves_or_has_is_taken():
-    """The whole node is of a gang that runs there."""
+    """The whole node is of a gang that runs there, or has not left yet."""
     running = {"one": at(1, 2), "two": at(0)}
-    before, decided = decide(nodes_of(2, 1, 1), running, two_nodes())
-    assert decided == before
+    for ended in ((), ("two",)):
+        before, decided = decide(nodes_of(2, 1, 1), running, two_nodes(), ended=ended)
+        assert decided == before
 
 
 def test_a_gang_may_gather_on_a_node_of_its_own():

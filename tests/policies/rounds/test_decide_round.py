@@ -1,5 +1,6 @@
 """Rounds of a few gangs on a few nodes: who runs where, who waits, and what it is told."""
 
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -137,7 +138,7 @@ NODES = (
 
 JOBS = st.builds(
     Job,
-    name=st.sampled_from(["one", "two", "three"]),
+    name=st.just(""),
     gpus=st.integers(1, 3),
     throughput=st.dictionaries(st.sampled_from(["v100", "k80", "h100"]), st.sampled_from([0.0, 1.0, 2.0])),
 )
@@ -150,15 +151,26 @@ JOBS = st.builds(
         )
     ),
     free=st.fixed_dictionaries({node.name: st.integers(0, node.gpus) for node in NODES}),
-    kept_for=st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(["one", "two"])),
+    kept_for=st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(["j0", "j1"])),
 )
 def test_a_text_found_for_another_job_is_the_job_s_own(asked, free, kept_for):
     """Whatever was asked before: also of the job for which a pool's free GPUs are kept."""
-    rooms = pool_rooms(NODES, free)
-    explained = Explained(rooms, kept_for)
-    for job, not_tolerated, per_pod in asked:
-        expected = explain_waiting(job, rooms, kept_for, not_tolerated, per_pod)
-        assert explained.waiting(job, not_tolerated, per_pod).told(None) == expected
+    jobs = [dataclasses.replace(job, name=f"j{at}") for at, (job, _, _) in enumerate(asked)]
+    barred = {job.name: text for job, (_, text, _) in zip(jobs, asked, strict=True)}
+    per_pod = {job.name: each for job, (_, _, each) in zip(jobs, asked, strict=True)}
+    question = Question(
+        now=0.0, shares={}, jobs=jobs, nodes=NODES, not_tolerated=barred, gpus_per_pod=per_pod
+    )
+    others = {
+        node.name: Placement(
+            gpu_type=node.gpu_type, pool=node.pool, nodes=(node.name,) * (node.gpus - free[node.name])
+        )
+        for node in NODES
+    }
+    explained, rooms = Explained(question, others, kept_for), pool_rooms(NODES, free)
+    for job in jobs:
+        asks = barred[job.name], per_pod[job.name]
+        assert explained.waiting(job).told(None) == explain_waiting(job, rooms, kept_for, *asks)
 
 
 @pytest.mark.parametrize(

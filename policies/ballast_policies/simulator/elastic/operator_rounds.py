@@ -18,8 +18,8 @@ from ballast_policies.elastic.job import ElasticJob
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling import ClusterJob, SchedulingPolicy
-from ballast_policies.simulator.clock import LEAST_STEP, Clock, OnProgress, SimulationError
-from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang, cluster_of
+from ballast_policies.simulator.clock import Clock, OnProgress, SimulationError
+from ballast_policies.simulator.decisions import ClusterGang, OperatorDecisions, cluster_of
 from ballast_policies.simulator.elastic.engine import ElasticJobResult, ElasticResult, result_of
 from ballast_policies.simulator.elastic.workload_file import ElasticWorkload
 
@@ -90,9 +90,10 @@ def simulate_rules(
             f"take turns would never train. To fix: --round or --min-run-seconds above {longest:g}"
         )
     cluster, done = workload.cluster, dict[str, ElasticJobResult]()
+    jobs = {job.name: job for job in workload.jobs}
     clock = Clock(
         arrivals=((job.arrival, _gang(job, workload, rules)) for job in workload.jobs),
-        decide=OperatorDecisions[_Gang](
+        decide=OperatorDecisions[ClusterGang](
             cluster_of(
                 Node(name=f"{kind}-{number}", pool=kind, gpu_type=kind, gpus=cluster.gpus_per_node[kind])
                 for kind, count in cluster.nodes.items()
@@ -107,7 +108,7 @@ def simulate_rules(
             first_round_ends=rules.round_seconds,
         ),
         ended=lambda one, now: done.update(
-            {one.name: result_of(one.job, now, one.starts - 1, one.gpu_seconds)}
+            {one.name: result_of(jobs[one.name], now, one.starts - 1, one.gpu_seconds)}
         ),
         total=len(workload.jobs),
         progress=progress,
@@ -128,62 +129,27 @@ def simulate_rules(
     )
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _Gang(SimulatedGang):
-    """``sizes``: GPU type -> number of GPUs -> speed."""
-
-    job: ElasticJob
-    sizes: Mapping[str, Mapping[int, float]]
-
-    @property
-    def least(self) -> int:
-        """Its smallest number of GPUs."""
-        return min(min(by_size) for by_size in self.sizes.values())
-
-    def as_cluster_job(self, now: float) -> ClusterJob:
-        """To policies its speed is that at the least size, on the types that have it."""
-        job = Job(
-            name=self.name,
-            gpus=self.least,
-            throughput={kind: by_size.get(self.least, 0.0) for kind, by_size in self.sizes.items()},
-            steps_remaining=max(self.remaining, 1e-9),
-            elapsed=now - self.job.arrival,
-        )
-        return ClusterJob(
-            job=job,
-            launches=self.starts,
-            placement=self.placement,
-            running_since=self.since,
-            elastic=self._as_elastic(now),
-        )
-
-    def _as_elastic(self, now: float) -> ElasticGang | None:
-        sizes = {kind: by_size for kind, by_size in self.sizes.items() if self.least in by_size}
-        if all(len(by_size) == 1 for by_size in sizes.values()):
-            return None
-        return ElasticGang(
-            speeds=sizes,
-            may_shrink=self.trains,
-            may_grow=self.trains and now >= self.settled - LEAST_STEP,
-            may_move=self.trains,
-            pause_seconds=self.pause_seconds,
-            restart_seconds=self.restart_seconds,
-        )
-
-
-def _gang(job: ElasticJob, workload: ElasticWorkload, rules: OperatorRules) -> _Gang:
+def _gang(job: ElasticJob, workload: ElasticWorkload, rules: OperatorRules) -> ClusterGang:
+    """To policies its speed is that at the least size, on the types that have it."""
     sizes = sizes_within(job, workload.cluster.gpus)
-    return _Gang(
-        name=job.name,
-        job=job,
-        sizes=sizes,
-        remaining=job.work,
-        speed_at=lambda at: sizes[at.gpu_type][len(at.nodes)],
-        restart_seconds=job.restart_seconds,
-        pause_seconds=rules.pause_seconds,
-        growth_seconds=rules.growth_seconds,
-        ending=rules.end_seconds,
+    least = min(min(by_size) for by_size in sizes.values())
+    sizes_from_least = {kind: by_size for kind, by_size in sizes.items() if least in by_size}
+    elastic = ElasticGang(
+        speeds=sizes_from_least, pause_seconds=rules.pause_seconds, restart_seconds=job.restart_seconds
     )
+    one = ClusterJob(
+        job=Job(
+            name=job.name,
+            gpus=least,
+            throughput={kind: by_size.get(least, 0.0) for kind, by_size in sizes.items()},
+            steps_remaining=job.work,
+        ),
+        elastic=elastic if any(len(by_size) > 1 for by_size in sizes_from_least.values()) else None,
+    )
+    gang = ClusterGang.of(one, {}, 0.0, live=True, arrived=job.arrival)
+    gang.restart_seconds, gang.pause_seconds = job.restart_seconds, rules.pause_seconds
+    gang.growth_seconds, gang.ending = rules.growth_seconds, rules.end_seconds
+    return gang
 
 
 def sizes_within(job: ElasticJob, gpus: Mapping[str, int]) -> dict[str, dict[int, float]]:
