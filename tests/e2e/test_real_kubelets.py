@@ -219,6 +219,14 @@ def release(archives, tmp_path_factory):
         yield found
 
 
+@pytest.fixture(autouse=True)
+def clean_nodes(release):
+    """Whatever became of the test before, each begins with all nodes and no job."""
+    yield
+    release.kubectl("uncordon", *NODES)
+    release.kubectl("delete", "trainingjobs", "--all")
+
+
 @pytest.fixture
 def registry(release, archives):
     """A registry that the nodes reach, and that holds its image back."""
@@ -308,9 +316,9 @@ def test_a_drain_loses_no_step(release):
     release.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force")
     release.wait_for_next_launch("drained", node, saved)
     status = release.status("drained")
-    assert status["restarts"] == {"NodeLeaving": 1}
+    # The node tells its pods at once: the operator sees the eviction first, or that they saved and ended.
+    assert status["restarts"] in ({"NodeLeaving": 1}, {"PodLost": 1})
     assert status.get("lostSteps", 0) <= 1
-    release.kubectl("uncordon", node)
     release.end_job("drained")
 
 
