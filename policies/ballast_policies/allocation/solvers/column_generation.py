@@ -89,10 +89,8 @@ def _worth(program: Program, found: Solved) -> np.ndarray:
     """(columns,) reduced value of a unit of each."""
     columns, level = program.columns, found.level * program.scale
     first, second, shared = columns.first, columns.second, columns.second >= 0
-    worth: np.ndarray = (
-        program.value + level[first] * columns.rate_first - found.time[first] * program.time_first
-    )
-    worth[shared] += (level[second] * columns.rate_second - found.time[second] * program.time_second)[shared]
+    worth: np.ndarray = program.value + level[first] * columns.rate_first - found.time[first]
+    worth[shared] += (level[second] * columns.rate_second - found.time[second])[shared]
     worth -= columns.cost(found.prices)
     return worth
 
@@ -114,7 +112,5 @@ def _only(program: Program, here: np.ndarray) -> Program:
     return dataclasses.replace(
         program,
         columns=program.columns.take(here),
-        time_first=program.time_first[here],
-        time_second=program.time_second[here],
         value=program.value[here],
     )

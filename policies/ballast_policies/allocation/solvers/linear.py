@@ -126,8 +126,6 @@ def maximise(
     if same is None:
         program = Program(
             columns=instance.columns,
-            time_first=np.ones(len(instance.columns)),
-            time_second=(instance.columns.second >= 0).astype(float),
             value=value,
             base=base / full,
             slope=fraction,
@@ -138,12 +136,9 @@ def maximise(
             enough=None if feasible_x is None else feasible_x > 0,
         )
     else:
-        columns, time_first, time_second = same.program()
         one = same.chosen
         program = Program(
-            columns=columns,
-            time_first=time_first,
-            time_second=time_second,
+            columns=same.columns,
             value=same.sum_of(value),
             base=(base / full)[one],
             slope=fraction[one],
@@ -155,7 +150,7 @@ def maximise(
     solved, after = _solved(program, None if start is None else start.scaled(unit))
     x, level, time = solved.x, solved.level, solved.time
     if same is not None:
-        x = same.spread(x)
+        x = x[same.column]
         level, time = (level / same.size)[same.of], (time / same.size)[same.of]
     solved = dataclasses.replace(solved, x=instance.feasible(x), level=level / full, time=time)
     solution = certified(instance, solved, value=value, base=base, slope=slope)

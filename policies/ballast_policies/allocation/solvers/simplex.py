@@ -36,7 +36,6 @@ class Program:
 
     Attributes:
         columns: rates as steps/s of one job at 1, GPUs of all that run.
-        time_first, time_second: (columns,) time that the first and the second spend there at 1.
         value: (columns,) worth at 1.
         base, slope: (n,) demands; both 0: no row.
         scale: (n,) 1 / full speed.
@@ -47,8 +46,6 @@ class Program:
     """
 
     columns: Columns
-    time_first: np.ndarray
-    time_second: np.ndarray
     value: np.ndarray
     base: np.ndarray
     slope: np.ndarray
@@ -67,7 +64,7 @@ class Program:
         None also where one job has very many more configurations than the others.
         """
         columns = self.columns
-        if (columns.second >= 0).any() or (self.time_first != 1.0).any():
+        if (columns.second >= 0).any():
             return None
         present = np.zeros(len(self), dtype=bool)
         present[columns.first] = True
@@ -225,12 +222,12 @@ def _model(program: Program, demanded: np.ndarray) -> highspy.HighsLp:
     shared = np.flatnonzero(columns.second >= 0)
     taking, kind, gpus = columns.entries()
     rows = [level_row[columns.first], d + columns.first, d + n + kind]
-    values = [columns.rate_first * program.scale[columns.first], program.time_first, gpus]
+    values = [columns.rate_first * program.scale[columns.first], np.ones(c), gpus]
     places = [here, here, taking]
     if len(shared):
         second = columns.second[shared]
         rows += [level_row[second], d + second]
-        values += [columns.rate_second[shared] * program.scale[second], program.time_second[shared]]
+        values += [columns.rate_second[shared] * program.scale[second], np.ones(len(shared))]
         places += [shared, shared]
     if gain:
         rows.append(level_row[demanded])

@@ -67,8 +67,6 @@ def admissible_demands(instance: Instance, demand: np.ndarray, order: np.ndarray
     columns = instance.columns.take(instance.columns.second < 0)
     program = Program(
         columns=columns,
-        time_first=np.ones(len(columns)),
-        time_second=np.zeros(len(columns)),
         value=np.zeros(len(columns)),
         base=demand / full,
         slope=np.zeros(len(full)),
