@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from ballast_policies.allocation.registry import solve
-from ballast_policies.allocation.solvers.boxstep import boxstep
+from ballast_policies.allocation.solvers import boxstep
 from instances import cluster, without
 
 

@@ -15,7 +15,7 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import in_units_of_t, respond
-from ballast_policies.allocation.solvers.boxstep.box_search import BoxSearch
+from ballast_policies.allocation.solvers.box_search import BoxSearch
 from ballast_policies.allocation.solvers.dense_program import Rows
 from ballast_policies.allocation.solvers.job_classes import equal_rows
 

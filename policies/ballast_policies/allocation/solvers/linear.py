@@ -22,8 +22,7 @@ from contextvars import ContextVar
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.solvers import column_generation
-from ballast_policies.allocation.solvers.boxstep import boxstep
+from ballast_policies.allocation.solvers import boxstep, column_generation
 from ballast_policies.allocation.solvers.dense_program import dot
 from ballast_policies.allocation.solvers.job_classes import merged
 from ballast_policies.allocation.solvers.methods import (

@@ -124,7 +124,7 @@ def test_gpu_types_that_are_alike_for_all_jobs_leave_ties_that_one_program_settl
         jobs.append(Job(name=str(m), configurations=tuple(shapes)))
     problem = Problem(gpu_types=types, capacity=dict.fromkeys(types, 80), jobs=tuple(jobs))
     answers = [allocate("max-min-fairness", problem)]
-    monkeypatch.setattr("ballast_policies.allocation.solvers.boxstep.box_search.ELASTIC_ROUNDS", 1)
+    monkeypatch.setattr("ballast_policies.allocation.solvers.box_search.ELASTIC_ROUNDS", 1)
     answers.append(allocate("max-min-fairness", problem))
     monkeypatch.setattr(methods, "LARGE_ELASTIC", 10**9)
     expected = allocate("max-min-fairness", problem).objective

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from ballast_policies.allocation.registry import solve
-from ballast_policies.allocation.solvers import linear, methods
-from ballast_policies.allocation.solvers.boxstep import box_search, boxstep
+from ballast_policies.allocation.solvers import box_search, boxstep, linear, methods
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 

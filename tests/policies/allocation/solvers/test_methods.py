@@ -3,7 +3,7 @@
 import pytest
 from ballast_policies.allocation.fairness import water_levels
 from ballast_policies.allocation.registry import solve
-from ballast_policies.allocation.solvers.boxstep import box_search
+from ballast_policies.allocation.solvers import box_search
 from ballast_policies.allocation.solvers.linear import SolverError
 from ballast_policies.allocation.solvers.methods import METHODS, Size, Task, choose
 

@@ -10,7 +10,7 @@ from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate, solve
 from ballast_policies.allocation.start import WarmStart
 
-from tests.policies.allocation.solvers.boxstep.test_boxstep import cluster
+from tests.policies.allocation.solvers.test_boxstep import cluster
 from tests.support.examples import first_fast
 
 

@@ -16,15 +16,20 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.solvers.best_response import Response, bound_of, in_units_of_t, respond
-from ballast_policies.allocation.solvers.boxstep.free_types import balanced_prices
-from ballast_policies.allocation.solvers.boxstep.newton import FAR, FASTEST_SHRINK, GROW, newton_step, unlike
-from ballast_policies.allocation.solvers.boxstep.one_program import Priced, among_cheap, by_one_lp
-from ballast_policies.allocation.solvers.boxstep.open_jobs import CLOSED, JITTER, OpenJobs
+from ballast_policies.allocation.solvers.best_response import (
+    Response,
+    balanced_prices,
+    bound_of,
+    in_units_of_t,
+    respond,
+)
 from ballast_policies.allocation.solvers.crossover import (
     Box,
     Closeness,
     CrossoverSolution,
+    Priced,
+    among_cheap,
+    by_one_lp,
     closeness,
     crossover,
     decided,
@@ -32,6 +37,8 @@ from ballast_policies.allocation.solvers.crossover import (
 )
 from ballast_policies.allocation.solvers.dense_program import Rows, largest, stratified
 from ballast_policies.allocation.solvers.methods import ALL_COLUMNS, CHEAP_COLUMNS, PRICES, fell_back
+from ballast_policies.allocation.solvers.newton import FAR, FASTEST_SHRINK, GROW, newton_step, unlike
+from ballast_policies.allocation.solvers.open_jobs import CLOSED, JITTER, OpenJobs
 from ballast_policies.allocation.start import WarmStart
 
 MOST_COLUMNS = 6000
@@ -201,8 +208,6 @@ ELASTIC_ROUNDS = 25
 """Of programs with configurations, before one LP of the columns that are nearly as cheap as the best."""
 COARSE_ROUNDS = 20
 """Where prices to about a hundredth will do, the search ends after this number of rounds."""
-FEW = 2000
-"""Jobs with a column, of which one LP ends such a crawl."""
 SAFETY = 2.0
 """The box's next width per movement of the prices."""
 SLOWEST_SHRINK = 0.3
@@ -299,8 +304,6 @@ class BoxSearch:
                 jobs.reopen()
                 at = self._at(found.prices, found.t)
                 continue
-            if size.crawled == CRAWLS and self._few():
-                break
             worse = 0 if better else worse + (not exact)
             shrink = _shrinking(moved, at_wall, better=better, exact=exact, worse=worse)
             box = self._resized(box, shrink, at=at.t, following=found.t)
@@ -317,7 +320,9 @@ class BoxSearch:
 
     def _with_balanced_ties(self, at: Response) -> Priced | None:
         """The answers to the prices of ``at``, where one choice of the jobs that tie fits; else None."""
-        rows, prices = self.open.rows, balanced_prices(self.open.rows, at.prices, at.t, self.usual)
+        rows, prices = self.open.rows, None
+        if at.prices.any():
+            prices = balanced_prices(rows, at.prices, at.t, self.usual)
         if prices is None:
             return None
         at = self._at(prices, at.t)
@@ -334,10 +339,6 @@ class BoxSearch:
         t = 2.0 * step if step > box.t else float(min(1.0, by.max())) * box.t
         narrowest = max(UNEVEN * float(widths.max()), NARROWEST * self.usual)
         return Box(prices=np.maximum(widths, narrowest), t=max(t, NARROWEST * abs(at)))
-
-    def _few(self) -> bool:
-        """Whether one LP of all jobs is faster than many rounds."""
-        return not self.whole.gain and bool((self.whole.usable.sum(axis=1) > 1).sum() <= FEW)
 
     def _fits(self, at: Response) -> bool:
         return bool((at.used(self.open.rows) <= self.open.rows.capacity).all())

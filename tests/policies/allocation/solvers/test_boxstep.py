@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from ballast_policies.allocation.instance import from_arrays
-from ballast_policies.allocation.solvers import linear, methods
-from ballast_policies.allocation.solvers.boxstep import box_search, boxstep, one_type
+from ballast_policies.allocation.registry import solve
+from ballast_policies.allocation.solvers import box_search, boxstep, linear, methods
+from ballast_policies.allocation.solvers.open_jobs import OpenJobs
 
 
 def cluster(seed, *, jobs=1100, types=6, contention=4.0, unusable=0.1, noise=0.3, ties=False):
@@ -93,12 +94,12 @@ def test_a_level_that_one_job_limits_is_shown_by_prices_of_equal_load(contention
     slope, balanced = slopes(problem), []
     slope[0] *= 30.0
 
-    def watched(rows, *, found=boxstep._balanced):
-        balanced.append(found(rows))
+    def watched(*of, found=boxstep.balanced_prices):
+        balanced.append(found(*of))
         return balanced[-1]
 
     monkeypatch.setattr(boxstep, "COARSE_JOBS", 200)
-    monkeypatch.setattr(boxstep, "_balanced", watched)
+    monkeypatch.setattr(boxstep, "balanced_prices", watched)
     found = linear.maximise(problem, slope=slope)
     assert found.t == pytest.approx(simplex(monkeypatch, problem, slope=slope).t, rel=1e-8)
     assert found.bound - found.t <= 1e-8 * found.bound
@@ -128,8 +129,8 @@ def test_merged_jobs_of_one_type_have_the_optimum_and_each_its_demand(part, cont
     problem = cluster(7, jobs=2500, unusable=0.85, contention=contention)
     columns, merged = problem.columns, []
 
-    def watched(rows, fewest):
-        found = one_type.merged_by_type(rows, fewest)
+    def watched(rows, fewest, *, merge=boxstep.merged_by_type):
+        found = merge(rows, fewest)
         merged.append(0 if found is None else len(found.merged))
         return found
 
@@ -185,3 +186,36 @@ def test_a_gap_that_rounding_does_not_allow_ends_the_search_at_the_next_larger(m
     assert len(programs) <= FEW_PROGRAMS
     assert found.bound - found.t <= box_search.LAST_TOLERANCE * found.bound
     assert found.t == pytest.approx(simplex(monkeypatch, problem, slope=slopes(problem)).t, rel=1e-6)
+
+
+def filled_by_two_gangs(jobs, types=6, seed=0):
+    """The first two need all of type 0 for 5,000 s each; the others a third of these 10,000 s elsewhere."""
+    draw = np.random.default_rng(seed)
+    T = np.exp(draw.standard_normal((jobs, types)))
+    gpus = draw.choice([1.0, 2.0, 4.0, 8.0], jobs)
+    T[:2, 1:], gpus[:2] = 0.0, gpus.sum()
+    steps = T[:, 1:].max(axis=1) * draw.uniform(0.1, 0.33, jobs) * 1e4
+    steps[:2] = T[:2, 0] * 0.5e4
+    return from_arrays(
+        gpu_types=tuple(f"type-{j}" for j in range(types)),
+        capacity=np.full(types, gpus[0]),
+        throughput=T,
+        gpus=gpus,
+        steps_remaining=steps,
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_jobs_that_tie_between_free_types_are_decided_at_once(seed, monkeypatch):
+    """Small prices of the free types decide, and change the bound by less than the gap."""
+
+    def broken(*_):
+        raise AssertionError("ties broken at random")
+
+    monkeypatch.setattr(OpenJobs, "break_ties", broken)
+    instance = filled_by_two_gangs(3000, seed=seed)
+    answer = solve("makespan", instance)
+    assert answer.objective == pytest.approx(1e4)
+    assert answer.gap <= 1e-8
+    assert (instance.gpus_used(answer.x) <= instance.capacity * (1 + 1e-9)).all()
+    assert (instance.time_used(answer.x) <= 1 + 1e-9).all()

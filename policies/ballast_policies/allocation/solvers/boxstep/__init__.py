@@ -1,1 +1,0 @@
-"""Large linear programs by the prices of GPU types: the boxstep method."""
