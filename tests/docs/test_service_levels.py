@@ -1,4 +1,4 @@
-"""Pages whose rows are checked: service levels and the threat model."""
+"""Pages whose rows and links are checked: service levels, the threat model, the README."""
 
 import importlib.util
 import json
@@ -53,3 +53,10 @@ def test_every_test_that_the_page_names_exists():
         if not (ROOT / path).is_file() or (name and f"def {name}(" not in (ROOT / path).read_text())
     ]
     assert missing == []
+
+
+def test_the_readmes_links_lead_somewhere():
+    """Every relative link names a file or folder of the repository."""
+    links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text())
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []

@@ -1,10 +1,27 @@
 """Objects to start from: valid ones, and what makes them invalid."""
 
 import copy
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
-Malformed = tuple[str, str, Any, str, str]
-"""(scenario, path of the change, value, field that the refusal names, words of the refusal)."""
+
+class Malformed(NamedTuple):
+    """A field that is set to ``value``; ``named``: the field that the refusal names; None: the same."""
+
+    scenario: str
+    path: str
+    value: Any
+    words: str
+    named: str | None = None
+
+    @property
+    def field(self) -> str:
+        return re.sub(r"\.(\d+)", r"[\1]", self.path) if self.named is None else self.named
+
+
+def table(*cases: tuple[Any, ...]) -> list[Malformed]:
+    return [Malformed(*case) for case in cases]
+
 
 JOB: dict[str, Any] = {
     "apiVersion": "ballast.dev/v1alpha1",

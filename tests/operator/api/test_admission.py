@@ -11,8 +11,7 @@ import yaml
 from kubernetes import client
 
 from tests.contract.refusals import RULES
-from tests.operator.api.malformed.jobs import JOBS
-from tests.operator.api.malformed.policies import POLICIES
+from tests.operator.api.malformed import JOBS, POLICIES
 from tests.operator.api.objects import JOB, POLICY, REMOVED, RESHAPED, SCRIPT, Malformed, changed
 from tests.support.control_plane import ControlPlane
 
@@ -88,22 +87,21 @@ def refusal(api: client.ApiClient, method: str, item: dict[str, Any]) -> str:
 
 
 def check_refused(api: client.ApiClient, item: dict[str, Any], case: Malformed) -> None:
-    _, _, _, field, words = case
     message = refusal(api, "POST", item)
-    assert field in message
-    assert words.lower() in message.lower()
+    assert case.field in message
+    assert case.words.lower() in message.lower()
 
 
-@pytest.mark.parametrize("case", JOBS, ids=lambda case: case[0])
+@pytest.mark.parametrize("case", JOBS, ids=lambda case: case.scenario)
 def test_the_api_server_refuses_a_malformed_training_job(api: client.ApiClient, case: Malformed) -> None:
     """The message names field and reason."""
-    check_refused(api, changed(JOB, case[1], case[2]), case)
+    check_refused(api, changed(JOB, case.path, case.value), case)
 
 
-@pytest.mark.parametrize("case", POLICIES, ids=lambda case: case[0])
+@pytest.mark.parametrize("case", POLICIES, ids=lambda case: case.scenario)
 def test_the_api_server_refuses_a_malformed_cluster_policy(api: client.ApiClient, case: Malformed) -> None:
     """The message names field and reason."""
-    check_refused(api, changed(POLICY, case[1], case[2]), case)
+    check_refused(api, changed(POLICY, case.path, case.value), case)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Who may do what, asked of a real API server."""
+"""Who may do what, asked of a real API server; what is used: ``tests/operator/live``."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +48,20 @@ def role(namespace: str, name: str, rules: list[Rule]) -> client.V1Role:
     )
 
 
+def give_trainers_role(api: client.ApiClient, namespace: str) -> None:
+    """The role of job a's pods, to their service account."""
+    rbac = client.RbacAuthorizationV1Api(api)
+    rbac.create_namespaced_role(namespace, role(namespace, "a-trainer", trainer_rules("a")))
+    rbac.create_namespaced_role_binding(
+        namespace,
+        client.V1RoleBinding(
+            metadata=client.V1ObjectMeta(name="a-trainer"),
+            role_ref=client.V1RoleRef(api_group=RBAC, kind="Role", name="a-trainer"),
+            subjects=[client.RbacV1Subject(kind="ServiceAccount", name="a-trainer", namespace=namespace)],
+        ),
+    )
+
+
 @pytest.fixture
 def as_operator(control_plane: ControlPlane, api: client.ApiClient) -> Iterator[client.ApiClient]:
     """The API server as the operator's service account sees it."""
@@ -55,38 +69,6 @@ def as_operator(control_plane: ControlPlane, api: client.ApiClient) -> Iterator[
         opened.set_default_header("Impersonate-User", OPERATOR)
         opened.set_default_header("Impersonate-Group", "system:serviceaccounts")
         yield opened
-
-
-@pytest.mark.api
-@pytest.mark.parametrize(
-    ("verb", "group", "resource"),
-    [
-        ("watch", BALLAST, "trainingjobs"),
-        ("get", BALLAST, "trainingjobs"),
-        ("watch", BALLAST, "clusterpolicies"),
-        ("patch", BALLAST, "trainingjobs/status"),
-        ("patch", BALLAST, "clusterpolicies/status"),
-        ("delete", BALLAST, "trainingjobs"),
-        ("watch", "", "nodes"),
-        ("watch", "", "pods"),
-        ("create", "", "pods"),
-        ("delete", "", "pods"),
-        ("watch", "", "configmaps"),
-        ("patch", "", "configmaps"),
-        ("create", "", "serviceaccounts"),
-        ("create", "", "events"),
-        ("list", "", "events"),
-        ("watch", COORDINATION, "leases"),
-        ("update", COORDINATION, "leases"),
-        ("create", RBAC, "roles"),
-        ("create", RBAC, "rolebindings"),
-    ],
-)
-def test_the_operator_may_do_what_it_does(
-    api: client.ApiClient, verb: str, group: str, resource: str
-) -> None:
-    """Every verb on every kind that it uses."""
-    assert may(api, OPERATOR, verb, group, resource)
 
 
 @pytest.mark.api
@@ -129,16 +111,7 @@ def test_the_operator_gives_a_job_its_role_and_no_further_right(
 @pytest.mark.api
 def test_a_pod_may_only_follow_its_plan_and_renew_its_lease(api: client.ApiClient, namespace: str) -> None:
     """No other job's, and nothing else."""
-    rbac = client.RbacAuthorizationV1Api(api)
-    rbac.create_namespaced_role(namespace, role(namespace, "a-trainer", trainer_rules("a")))
-    rbac.create_namespaced_role_binding(
-        namespace,
-        client.V1RoleBinding(
-            metadata=client.V1ObjectMeta(name="a-trainer"),
-            role_ref=client.V1RoleRef(api_group=RBAC, kind="Role", name="a-trainer"),
-            subjects=[client.RbacV1Subject(kind="ServiceAccount", name="a-trainer", namespace=namespace)],
-        ),
-    )
+    give_trainers_role(api, namespace)
     user = account(namespace, "a-trainer")
 
     def allowed(verb: str, group: str, resource: str, name: str | None) -> bool:
@@ -166,18 +139,10 @@ def test_a_trainer_follows_its_plan_with_these_rights(
     control_plane: ControlPlane, api: client.ApiClient, namespace: str, tmp_path: Path
 ) -> None:
     """By a watch of the one ConfigMap, as its own account."""
-    rbac, core = client.RbacAuthorizationV1Api(api), client.CoreV1Api(api)
-    rbac.create_namespaced_role(namespace, role(namespace, "a-trainer", trainer_rules("a")))
+    core = client.CoreV1Api(api)
+    give_trainers_role(api, namespace)
     core.create_namespaced_service_account(
         namespace, client.V1ServiceAccount(metadata=client.V1ObjectMeta(name="a-trainer"))
-    )
-    rbac.create_namespaced_role_binding(
-        namespace,
-        client.V1RoleBinding(
-            metadata=client.V1ObjectMeta(name="a-trainer"),
-            role_ref=client.V1RoleRef(api_group=RBAC, kind="Role", name="a-trainer"),
-            subjects=[client.RbacV1Subject(kind="ServiceAccount", name="a-trainer", namespace=namespace)],
-        ),
     )
     request = client.AuthenticationV1TokenRequest(spec=client.V1TokenRequestSpec(audiences=[]))
     token = core.create_namespaced_service_account_token("a-trainer", namespace, request).status.token

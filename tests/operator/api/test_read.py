@@ -5,28 +5,30 @@ from ballast_operator.api.read import InvalidObject, read_cluster_policy, read_t
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.reshaping import RebalanceConfig
 
-from tests.operator.api.malformed.jobs import JOBS
-from tests.operator.api.malformed.policies import POLICIES
+from tests.operator.api.malformed import JOBS, POLICIES
 from tests.operator.api.objects import JOB, POLICY, RESHAPED, Malformed, changed
 
-LISTS_BY_KEY = "duplicate"
-"""Only the API server compares the entries of a list: an object with two of one key never gets here."""
+
+def read_here(cases: list[Malformed]) -> pytest.MarkDecorator:
+    """Only the API server compares the entries of a list: an object with two of one key never gets here."""
+    known = [case for case in cases if case.words != "duplicate"]
+    return pytest.mark.parametrize("case", known, ids=lambda case: case.scenario)
 
 
-@pytest.mark.parametrize("case", [c for c in JOBS if c[4] != LISTS_BY_KEY], ids=lambda case: case[0])
+@read_here(JOBS)
 def test_a_malformed_training_job_is_refused_on_reading(case: Malformed) -> None:
     """Should an old CRD have let it through; the message names the field."""
     with pytest.raises(InvalidObject) as caught:
-        read_training_job(changed(JOB, case[1], case[2]))
-    assert any(problem.startswith(case[3]) for problem in caught.value.problems)
+        read_training_job(changed(JOB, case.path, case.value))
+    assert any(problem.startswith(case.field) for problem in caught.value.problems)
 
 
-@pytest.mark.parametrize("case", [c for c in POLICIES if c[4] != LISTS_BY_KEY], ids=lambda case: case[0])
+@read_here(POLICIES)
 def test_a_malformed_cluster_policy_is_refused_on_reading(case: Malformed) -> None:
     """The message names the field."""
     with pytest.raises(InvalidObject) as caught:
-        read_cluster_policy(changed(POLICY, case[1], case[2]))
-    assert any(problem.startswith(case[3]) for problem in caught.value.problems)
+        read_cluster_policy(changed(POLICY, case.path, case.value))
+    assert any(problem.startswith(case.field) for problem in caught.value.problems)
 
 
 def test_all_problems_of_an_object_are_named_at_once() -> None:

@@ -167,6 +167,20 @@ def test_every_planner_answers_on_every_cluster_with_the_same_keys(run, name, cl
     assert "stage  0" in answer["picture"] or "rank  0" in answer["picture"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["best", "pipedream", "2bw", "megatron", "amp"])
+def test_a_batch_beyond_all_measure_is_planned_without_being_played(run, name):
+    """A step's length follows from shorter ones; best has no more microbatches than a job may have."""
+    few = "layers: [{repeat: 6, forwardSeconds: 0.03, backwardSeconds: 0.06, heldBytes: 50, outputBytes: 10}]"
+    result = run("--planner", name, "--batch-size", "1000000000", "--output", "json", profile=few)
+    assert result.exit_code == 0, result.output
+    (plan, *_) = json.loads(result.output)["plans"]
+    assert plan["microbatches"] * plan["microbatchSize"] == 10**9
+    assert plan["stepSeconds"] > 0
+    if name == "best":
+        assert plan["refused"] is None and plan["microbatches"] <= 65_536
+
+
 def test_top_plans_are_the_fastest_first_and_unlike(run):
     """Each of another shape; the first is that of one plan."""
     answer = json.loads(run("--planner", "best", "--top", "4", "--output", "json").output)
