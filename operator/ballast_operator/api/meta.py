@@ -11,13 +11,9 @@ CATEGORY = "ballast"
 
 TRAINING_JOB_KIND: Final = "TrainingJob"
 TRAINING_JOB_PLURAL = "trainingjobs"
-TRAINING_JOB_SINGULAR = "trainingjob"
-TRAINING_JOB_SHORT_NAME = "tj"
 
 CLUSTER_POLICY_KIND: Final = "ClusterPolicy"
 CLUSTER_POLICY_PLURAL = "clusterpolicies"
-CLUSTER_POLICY_SINGULAR = "clusterpolicy"
-CLUSTER_POLICY_SHORT_NAME = "bcp"
 
 LEADER_LEASE = "ballast-operator"
 """Name of the Lease that the leading operator holds; no job may have it, since a job's Lease has its name."""

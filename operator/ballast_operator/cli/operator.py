@@ -6,16 +6,11 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ballast_operator.cli.option_names import Number
-
-if TYPE_CHECKING:
-    from ballast_operator.app import Options
-    from ballast_operator.settings import Settings
-
 
 SWITCH_SECONDS = 0.001
 """Seconds after which a computing thread yields to another thread that is ready."""
@@ -77,7 +72,7 @@ def operator(history_days: float, history_jobs: int, log_level: str, **given: An
     gc.set_threshold(*COLLECT_AFTER)
     from kubernetes.aio.config import ConfigException
 
-    from ballast_operator.app import Options
+    from ballast_operator.app import Operator, Options
     from ballast_operator.errors import LeaseLapsed, NotLeader
     from ballast_operator.history.store import Keep
     from ballast_operator.settings import from_environment
@@ -96,7 +91,7 @@ def operator(history_days: float, history_jobs: int, log_level: str, **given: An
     # Decisions are computed in a thread; the event loop must not wait long for it.
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        asyncio.run(_run(options, settings))
+        asyncio.run(Operator(options, settings).run())
     except LeaseLapsed as error:
         logging.getLogger(__name__).warning("%s: the lease is lost; restarting", error)
         # A new process holds no state of the lapsed term while it waits for the lease.
@@ -125,9 +120,3 @@ def _log_refused_registrations() -> None:
     for registry in registries:
         for reason in registry.refused.values():
             logging.getLogger(__name__).warning("%s", reason)
-
-
-async def _run(options: "Options", settings: "Settings") -> None:
-    from ballast_operator.app import Operator
-
-    await Operator(options, settings).run()

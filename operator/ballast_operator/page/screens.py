@@ -346,24 +346,8 @@ def job_yaml(item: Object) -> str:
     return str(yaml.dump(json.loads(text), Dumper=dumper, sort_keys=False, allow_unicode=True))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TeamRow:
-    """A team. ``owed``: its part of all GPUs by the weights of the ClusterPolicy; None: not read."""
-
-    team: str
-    jobs: int
-    waiting: int
-    gpus: int
-    owed: float | None
-    cost: float
-    projected: float | None
-    spent: float | None
-    budget: float | None
-    goodput: float | None
-
-
 def teams(view: View) -> dict[str, Any]:
-    """What each team is owed, has, and may spend."""
+    """What each team is owed (its part of all GPUs by weight; None: not read), has, and may spend."""
     found = view.costs()
     had, waiting = Counter[str](), Counter[str]()
     active = set()
@@ -383,18 +367,7 @@ def teams(view: View) -> dict[str, Any]:
     reads = objective.get("policy") == "hierarchical"
     return {
         "rows": [
-            TeamRow(
-                team=line.team,
-                jobs=line.jobs,
-                waiting=waiting[line.team],
-                gpus=had[line.team],
-                owed=shares.get(line.team, 0.0) * total if reads else None,
-                cost=line.cost,
-                projected=line.projected,
-                spent=line.spent,
-                budget=line.budget,
-                goodput=line.goodput,
-            )
+            (line, waiting[line.team], had[line.team], shares.get(line.team, 0.0) * total if reads else None)
             for line in found.teams
         ],
         "policy": objective.get("policy", ""),

@@ -8,7 +8,6 @@ from typing import Any
 from ballast_policies.contract import JOB_LABEL
 
 from ballast_operator.api.policy_conditions import NO_POLICY
-from ballast_operator.errors import NotFound
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import EVENT, JOB, POD, POLICY, Object
 from ballast_operator.report.held import with_nodes
@@ -128,6 +127,3 @@ def _policy(policy: Object) -> str:
     conditions = (policy.get("status") or {}).get("conditions") or []
     said = [f"{c['type']} {c['status']} ({c['reason']}): {c['message']}" for c in conditions]
     return f"{policy['metadata']['name']}: " + ("; ".join(said) or "not looked at yet")
-
-
-__all__ = ["Explanation", "NotFound", "PodLine", "explain_job", "explanation"]

@@ -188,7 +188,6 @@ class Resource:
 
     kind: str
     plural: str
-    singular: str
     short_name: str
     scope: str
     root: type[ApiModel]
@@ -211,8 +210,7 @@ RESOURCES = (
     Resource(
         kind=meta.TRAINING_JOB_KIND,
         plural=meta.TRAINING_JOB_PLURAL,
-        singular=meta.TRAINING_JOB_SINGULAR,
-        short_name=meta.TRAINING_JOB_SHORT_NAME,
+        short_name="tj",
         scope="Namespaced",
         root=TrainingJob,
         spec=TrainingJobSpec,
@@ -242,8 +240,7 @@ RESOURCES = (
     Resource(
         kind=meta.CLUSTER_POLICY_KIND,
         plural=meta.CLUSTER_POLICY_PLURAL,
-        singular=meta.CLUSTER_POLICY_SINGULAR,
-        short_name=meta.CLUSTER_POLICY_SHORT_NAME,
+        short_name="bcp",
         scope="Cluster",
         root=ClusterPolicy,
         spec=ClusterPolicySpec,
@@ -300,7 +297,7 @@ def _definition(resource: Resource) -> dict[str, Any]:
                 "kind": resource.kind,
                 "listKind": f"{resource.kind}List",
                 "plural": resource.plural,
-                "singular": resource.singular,
+                "singular": resource.kind.lower(),
                 "shortNames": [resource.short_name],
                 "categories": [meta.CATEGORY],
             },
