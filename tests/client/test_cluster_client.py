@@ -73,6 +73,10 @@ COMMANDS = [
     ("doctor",),
     ("support-bundle",),
     ("submit", "--name", "one", "--image", "i", "--steps", "1", "--", "true"),
+    ("cost",),
+    ("explain", "one"),
+    ("top", "--once"),
+    ("whatif",),
 ]
 
 
@@ -82,12 +86,15 @@ def test_without_a_cluster_each_command_says_so(words, tmp_path, monkeypatch):
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert "there is no kubeconfig: ~/.kube/config does not exist" in refused(*words)
-    for text in ("{", "[1]", "a: b", "\x00"):
+    said = refused(*words)
+    assert "there is no kubeconfig: ~/.kube/config does not exist. To fix: " in said and "ballast up" in said
+    for text in ("{", "[1]", "a: b", "\x00", "current-context: a\ncontexts: 3"):
         (tmp_path / "broken").write_text(text)
-        refused(words[0], "--kubeconfig", str(tmp_path / "broken"), *words[1:])
+        said = refused(words[0], "--kubeconfig", str(tmp_path / "broken"), *words[1:])
+        assert str(tmp_path / "broken") in said
+        assert "is not a kubeconfig" in said or "Invalid kube-config file" in said
     said = refused(words[0], "--kubeconfig", kubeconfig(tmp_path, 1), *words[1:])
-    assert "no answer to /" in said
+    assert "no answer to /" in said or "Cannot connect to host" in said
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"\xff", b"[" * 5000, b'{"items": "', b""], ids=repr)

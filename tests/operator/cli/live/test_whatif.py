@@ -154,30 +154,6 @@ def test_a_policy_that_does_not_exist_is_refused_with_those_that_do():
         read(cluster(), "luck")
 
 
-@pytest.mark.parametrize(
-    "content", [b"just words", b"{: bad", b"\x7fELF\xd0", b"current-context: a\ncontexts: 3"]
-)
-def test_a_file_that_is_no_kubeconfig_is_named(tmp_path, content):
-    """One line, no traceback."""
-    file = tmp_path / "config"
-    file.write_bytes(content)
-    done = CliRunner().invoke(whatif, ["--kubeconfig", str(file)])
-    assert done.exit_code == 1
-    assert isinstance(done.exception, SystemExit)
-    assert f"{file} is not a kubeconfig" in done.stderr
-
-
-@pytest.mark.parametrize("arguments", [["cost"], ["explain", "job"], ["top", "--once"], ["whatif"]])
-def test_without_a_kubeconfig_each_command_tells_how_to_get_one(monkeypatch, tmp_path, arguments):
-    """The file that is missing is named, and the command that makes a cluster."""
-    monkeypatch.delenv("KUBECONFIG", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == 1
-    assert "there is no kubeconfig: ~/.kube/config does not exist. To fix: " in done.stderr
-    assert "ballast up" in done.stderr
-
-
 def test_which_of_two_policies_is_meant_must_be_said():
     """Named ones are taken; unknown ones are refused with those there are."""
     assert len(read(cluster(policies=2), name="demo-1")[0].jobs) == 3
