@@ -18,7 +18,12 @@ from tests.support.control_plane import ControlPlane
 pytestmark = pytest.mark.api
 
 FOLDER = Path(__file__).parents[3] / "examples"
-EXAMPLES = sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("demo/*.yaml"), *FOLDER.glob("scripts/*.yaml")])
+EXAMPLES = sorted(
+    path
+    for folder in (".", "demo", "scripts", "karpenter")
+    for path in FOLDER.glob(f"{folder}/*.yaml")
+    if path.name != "nodepool.yaml"  # Karpenter's: tests/e2e/test_karpenter.py has it make nodes of it
+)
 AS_KUBECTL = {"fieldValidation": "Strict", "dryRun": "All"}
 """Unknown fields are an error; nothing is kept."""
 

@@ -123,9 +123,10 @@ def test_every_pod_runs_without_privileges(chart: Any, kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_operators_arguments_are_options_of_the_command(chart: Any) -> None:
-    """The pod knows its namespace for the leader's Lease."""
+def test_arguments_and_settings_reach_the_operator(chart: Any) -> None:
+    """As options of the command and variables that it reads; the pod knows its namespace for the Lease."""
     from ballast_operator.cli.operator import operator
+    from ballast_operator.settings import from_environment
 
     (deployment,) = of_kind(render(chart, EVERYTHING), "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
@@ -136,19 +137,8 @@ def test_the_operators_arguments_are_options_of_the_command(chart: Any) -> None:
     assert context.params["page_port"] == 8091
     environment = {variable["name"]: variable for variable in container["env"]}
     assert environment["BALLAST_NAMESPACE"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace"
-
-
-@pytest.mark.slow
-def test_the_operators_settings_reach_the_operator(chart: Any) -> None:
-    """As environment variables that it reads."""
-    from ballast_operator.settings import from_environment
-
-    (deployment,) = of_kind(render(chart, EVERYTHING), "Deployment")
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    environment = {
-        v["name"]: v["value"] for v in container["env"] if v["name"].startswith("BALLAST_") and "value" in v
-    }
-    settings = from_environment(environment)
+    stated = {n: v["value"] for n, v in environment.items() if n.startswith("BALLAST_") and "value" in v}
+    settings = from_environment(stated)
     assert (settings.job.bind_seconds, settings.solver.limit_seconds) == (30, 2.5)
 
 
