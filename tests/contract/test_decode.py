@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from ballast_policies.contract.decode import decode, decode_text, parse_json
 from ballast_policies.contract.errors import ContractError
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 class Colour(enum.StrEnum):
@@ -166,27 +164,6 @@ def test_a_long_value_is_cut_in_the_message():
     """A condition has room for 32 KiB only."""
     (problem,) = problems({"name": list(range(10_000))})
     assert len(problem) < 200
-
-
-@pytest.mark.slow
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(["name", "speed", "parts", "size", "pair", "x"]), inner, max_size=4
-            )
-        ),
-        max_leaves=20,
-    )
-)
-def test_any_value_is_read_or_refused(value):
-    """No other exception leaves the decoder."""
-    try:
-        assert isinstance(decode(Outer, value), Outer)
-    except ContractError as error:
-        assert error.problems
 
 
 def test_a_list_is_not_json_of_an_object():

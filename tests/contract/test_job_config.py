@@ -14,23 +14,17 @@ PLAIN = {"totalSteps": 10, "model": {"name": "gpt"}}
 
 FIELDS = [
     ({"totalSteps": 0}, "totalSteps", "0 is below 1. To fix: 1 or more"),
-    ({"totalSteps": True}, "totalSteps", "expected a whole number, got True"),
-    ({"totalSteps": 2.0}, "totalSteps", "expected a whole number, got 2.0"),
-    ({"totalSteps": 10**400}, "totalSteps", "of 1329 bits is beyond 64 bits"),
     ({"totalStep": 3}, "totalStep", "did you mean 'totalSteps'?"),
     ({"model": {}}, "model.name", "missing"),
-    ({"model": "gpt"}, "model", "expected an object, got 'gpt'"),
     ({"model": {"name": "my model"}}, "model.name", "'my model' is not the name of a model"),
     ({"pipeline": {"microbatches": 0}}, "pipeline.microbatches", "0 is below 1. To fix: 1 to 65536"),
     ({"pipeline": {"schedule": "gpipe"}}, "pipeline.schedule", "did you mean 'GPipe'?"),
     ({"pipeline": {"schedule": "DualPipeV"}}, "pipeline.schedule", "'DualPipeV' is not one of 1F1B"),
     ({"pipeline": {"replicas": [2, 0]}}, "pipeline.replicas[1]", "0 is below 1"),
-    ({"pipeline": {"replicas": [2, "1"]}}, "pipeline.replicas[1]", "expected a whole number"),
     ({"dynamics": [{"kind": "pruning", "endStep": 3}]}, "dynamics[0].target", "needs a target"),
     ({"dynamics": [{**PRUNING, "target": 2}]}, "dynamics[0].target", "2 is above 1. To fix: 0 to 1"),
     ({"dynamics": [{**PRUNING, "kind": "thaw"}]}, "dynamics[0].kind", "'thaw' is not one of pruning"),
     ({"dynamics": [PRUNING, PRUNING]}, "dynamics", "'pruning' is given twice"),
-    ({"dynamics": {}}, "dynamics", "expected a list, got {}"),
     (
         {
             "pipeline": {"replicas": [2, 1]},
@@ -45,8 +39,6 @@ FIELDS = [
     ({"rebalance": {"memoryBytes": 0}}, "rebalance.memoryBytes", "0 is below 1. To fix: 1 or more"),
     ({"repack": {"maxSlowdown": -1}}, "repack.maxSlowdown", "-1 is below 0. To fix: 0 to 100"),
     ({"checkpoint": {"keep": 0}}, "checkpoint.keep", "0 is below 1"),
-    ({"training": {"learningRate": float("nan")}}, "training.learningRate", "expected a number, got nan"),
-    ({"training": {"weightDecay": 10**400}}, "training.weightDecay", "of 1329 bits is beyond 64 bits"),
     ({"training": {"precision": "fp8"}}, "training.precision", "'fp8' is not one of fp32, bf16, fp16"),
     ({"training": {"decay": "cosinus"}}, "training.decay", "did you mean 'cosine'?"),
     ({"training": {"decayTo": 1.5}}, "training.decayTo", "1.5 is above 1. To fix: 0 to 1"),

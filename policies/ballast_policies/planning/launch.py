@@ -13,10 +13,9 @@ import numpy as np
 
 from ballast_policies.contract.messages import Stage
 from ballast_policies.planning.balancers.exact import exact_partition
-from ballast_policies.planning.memory.bounds import bytes_on_positions
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.need import MOST_CUTS, bytes_of_cuts, smallest_cut
-from ballast_policies.planning.memory.stage_bytes import ROUNDING, stage_bytes
+from ballast_policies.planning.memory.stage_bytes import ROUNDING, bytes_on_positions, stage_bytes
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.stages import partition_of, stages_over

@@ -11,10 +11,9 @@ from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.balancers.subset import PlaceBytes
 from ballast_policies.planning.launch import LaunchRanks, launch_partition
-from ballast_policies.planning.memory.bounds import bytes_on_positions, reserves
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.need import MemoryNeed, bytes_of_cuts
-from ballast_policies.planning.memory.stage_bytes import stage_bytes
+from ballast_policies.planning.memory.stage_bytes import bytes_on_positions, reserves, stage_bytes
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 from ballast_policies.planning.rebalance import RebalanceDecision, decide_rebalance, least_gain

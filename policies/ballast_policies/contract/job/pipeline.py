@@ -149,19 +149,6 @@ def _stages(config: Any) -> int | None:
     return pipeline.max_stages * each
 
 
-def _explain_layers(config: Any) -> str:
-    return f"plan.layers are {sum(config.plan.layers)} together, model.layers is {config.model.layers}"
-
-
-def _explain_stages(config: Any) -> str:
-    return f"plan.layers has {len(config.plan.layers)} stages, the pipeline of maxStages {_stages(config)}"
-
-
-def _explain_gpus(config: Any) -> str:
-    planned = sum(of_type.stages for of_type in config.plan.gpus)
-    return f"the stages of plan.gpus are {planned}, pipeline.maxStages is {config.pipeline.max_stages}"
-
-
 _SEVERAL = [name for name, kind in SCHEDULES.builtin.items() if kind.stages_on_a_rank() > 1]
 _EACH = (
     "has(self.pipeline.stagesPerRank) ? self.pipeline.stagesPerRank : "
@@ -195,7 +182,9 @@ PLAN_RULES = (
         field="plan.layers",
         reason="the layers of the stages do not add up to model.layers",
         fix="plan with a profile of this model",
-        explain=_explain_layers,
+        explain=lambda config: (
+            f"plan.layers are {sum(config.plan.layers)} together, model.layers is {config.model.layers}"
+        ),
     ),
     Rule(
         condition=Cel(
@@ -207,7 +196,9 @@ PLAN_RULES = (
         field="plan.layers",
         reason="plan.layers has another number of stages than pipeline.maxStages (x stagesPerRank)",
         fix="the pipeline of the same plan",
-        explain=_explain_stages,
+        explain=lambda config: (
+            f"plan.layers has {len(config.plan.layers)} stages, the pipeline of maxStages {_stages(config)}"
+        ),
     ),
     Rule(
         condition=Cel(
@@ -223,6 +214,9 @@ PLAN_RULES = (
         field="plan.gpus",
         reason="the stages of plan.gpus do not add up to pipeline.maxStages",
         fix="the pipeline of the same plan",
-        explain=_explain_gpus,
+        explain=lambda config: (
+            f"the stages of plan.gpus are {sum(of_type.stages for of_type in config.plan.gpus)}, "
+            f"pipeline.maxStages is {config.pipeline.max_stages}"
+        ),
     ),
 )

@@ -11,8 +11,8 @@ from ballast_policies.planning.launch import (
     launch_partition,
     step_seconds,
 )
-from ballast_policies.planning.memory.bounds import bytes_on_positions
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.memory.stage_bytes import bytes_on_positions
 from ballast_policies.planning.stages import first_stages
 
 GB = 10**9

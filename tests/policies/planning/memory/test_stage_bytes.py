@@ -3,11 +3,10 @@
 import itertools
 
 import pytest
-from ballast_policies.planning.memory.bounds import bytes_on_positions, reserves
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.moments import schedule_of
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
-from ballast_policies.planning.memory.stage_bytes import stage_bytes
+from ballast_policies.planning.memory.stage_bytes import bytes_on_positions, reserves, stage_bytes
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.schedules.registry import SCHEDULES, trained_schedules
 from hypothesis import given
