@@ -19,15 +19,10 @@ from ballast_policies.allocation.answer import CERTIFIED_GAP, Answer, nothing
 from ballast_policies.allocation.fairness.demand_path import max_feasible
 from ballast_policies.allocation.fairness.stage_jobs import TiedError
 from ballast_policies.allocation.fairness.teams import FillStage, Team
-from ballast_policies.allocation.fairness.water_prices import fill_by_prices
+from ballast_policies.allocation.fairness.water_prices import FULL, Filled, fill_by_prices
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.solvers.linear import SOLVER, SolverError
+from ballast_policies.allocation.solvers.linear import SolverError
 from ballast_policies.allocation.solvers.methods import BY_LEVELS, BY_TYPES, Size, Task, choose, fell_back
-
-SMALL = 1e-4
-"""A gap is relative to a job's level, or to this part of its level at full speed where that is more."""
-FULL = 1e-9
-"""Relative room below which a job counts as full."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,21 +44,6 @@ class _Stage:
         return speeds
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Filled:
-    """Outcome of water filling.
-
-    Attributes:
-        answer: the shares; the gap is the largest of any stage.
-        levels: (n,) levels without weights, as demanded in the end.
-        stages: number of demand paths that were solved.
-    """
-
-    answer: Answer
-    levels: np.ndarray
-    stages: int
-
-
 def fill(instance: Instance, root: Team) -> Filled:
     """Fill until every job is bottlenecked or at full speed.
 
@@ -73,7 +53,7 @@ def fill(instance: Instance, root: Team) -> Filled:
     size = Size(rows=len(instance.gpus), pairs=len(instance.pairs))
     if choose(Task.FILLING, size) is BY_TYPES:
         try:
-            return _by_prices(instance, root)
+            return fill_by_prices(instance, root)
         except (TiedError, SolverError) as error:
             # Equal speeds leave several optima; linear programs over all jobs choose one.
             fell_back(BY_TYPES, str(error), BY_LEVELS)
@@ -84,28 +64,11 @@ def fill(instance: Instance, root: Team) -> Filled:
         return filled
     # The errors of hundreds of stages add up.
     try:
-        better = _by_prices(instance, root)
+        better = fill_by_prices(instance, root)
     except (TiedError, SolverError):
         return filled
     fell_back(BY_LEVELS, f"gap {gap:.0e} over {filled.stages} stages", BY_TYPES)
     return better
-
-
-def _by_prices(instance: Instance, root: Team) -> Filled:
-    """As ``fill``, with the gap between the levels and their proven upper bounds."""
-    filled = fill_by_prices(instance, root)
-    columns = instance.columns
-    x = instance.feasible(filled.X[columns.first, columns.place])
-    reached = instance.level_scale * instance.throughput(x)
-    least = SMALL * instance.level_scale * instance.top
-    size = np.where(filled.bound > 0, np.maximum(filled.bound, least), 1.0)
-    answer = Answer(
-        x=x,
-        solver=f"prices and {SOLVER}",
-        gap=float(np.maximum((filled.bound - reached) / size, 0.0).max(initial=0.0)),
-        shadow_prices=filled.prices,
-    )
-    return Filled(answer=answer, levels=filled.levels, stages=filled.stages)
 
 
 def fill_by_programs(instance: Instance, root: Team) -> Filled:

@@ -22,13 +22,14 @@ import dataclasses
 
 import numpy as np
 
+from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.fairness.stage_jobs import PricedJobs, StageJobs, stage_columns, stopped_jobs
 from ballast_policies.allocation.fairness.teams import FillStage, Team
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers.best_response import respond
 from ballast_policies.allocation.solvers.dense_program import largest, stratified
 from ballast_policies.allocation.solvers.least_utilization import Utilization, least_utilization
-from ballast_policies.allocation.solvers.simplex import SolverError
+from ballast_policies.allocation.solvers.simplex import SOLVER, SolverError
 
 SAMPLE = 2500
 ROUGH_JOBS = 10_000
@@ -283,24 +284,24 @@ def adjusted_prices(demands: PricedJobs) -> tuple[float, np.ndarray]:
 
 FULL = 1e-9
 """Relative room below which a job counts as full."""
+SMALL = 1e-4
+"""A gap is relative to a job's level, or to this part of its level at full speed where that is more."""
 OVER = 1e-8
 """Part of a type's GPUs that may be exceeded; the excess is scaled away at the end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PricedFilling:
-    """Outcome of water filling by prices.
+class Filled:
+    """Outcome of water filling.
 
     Attributes:
-        X: (n, w) shares, w columns as in ``StageColumns``.
-        levels, bound: (n,) levels reached, and their proven upper bounds.
-        prices: (k,) of the first stage: how much further it would reach with one more GPU.
+        answer: the shares; the gap is the largest of any stage.
+        levels: (n,) levels without weights, as demanded in the end.
+        stages: number of demand paths that were solved.
     """
 
-    X: np.ndarray
+    answer: Answer
     levels: np.ndarray
-    bound: np.ndarray
-    prices: np.ndarray
     stages: int
 
 
@@ -416,6 +417,21 @@ class _Filling:
             prices=prices if first else state.prices,
         )
 
+    def filled(self, state: _State, stages: int) -> Filled:
+        """What the last state comes to, with the gap between the levels and their proven upper bounds."""
+        instance, columns = self.instance, self.instance.columns
+        x = instance.feasible(state.X[columns.first, columns.place])
+        reached = instance.level_scale * instance.throughput(x)
+        least = SMALL * instance.level_scale * instance.top
+        size = np.where(state.bound > 0, np.maximum(state.bound, least), 1.0)
+        answer = Answer(
+            x=x,
+            solver=f"prices and {SOLVER}",
+            gap=float(np.maximum((state.bound - reached) / size, 0.0).max(initial=0.0)),
+            shadow_prices=state.prices,
+        )
+        return Filled(answer=answer, levels=state.levels, stages=stages)
+
     def _reach(self, types: np.ndarray) -> np.ndarray:
         """(n,) the fastest rate on ``types``."""
         if self.columns.use is not None:
@@ -426,7 +442,7 @@ class _Filling:
         return reach
 
 
-def fill_by_prices(instance: Instance, root: Team) -> PricedFilling:
+def fill_by_prices(instance: Instance, root: Team) -> Filled:
     """Fill until every job is bottlenecked or at full speed; no pairs.
 
     Raises:
@@ -439,9 +455,7 @@ def fill_by_prices(instance: Instance, root: Team) -> PricedFilling:
     more, known = np.zeros(k, dtype=bool), None
     for _ in range(3 * k + 3):
         if state.settled.all():
-            return PricedFilling(
-                X=state.X, levels=state.levels, bound=state.bound, prices=state.prices, stages=len(before)
-            )
+            return filling.filled(state, len(before))
         try:
             after, limits, end = filling.stage(state, more, known)
         except MoreTypesError as error:
