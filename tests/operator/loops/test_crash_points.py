@@ -15,7 +15,7 @@ from tests.operator.loops.simulated.world import Crash
 def shrinking_cluster() -> Simulation:
     """One node with two GPUs: the first job takes both and gives one back, the second waits for it."""
     simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=600)
-    simulation.add_job("first", trainer={"shrink_at": 20, "total": 80}, totalSteps=80)
+    simulation.add_job("first", trainer={"shrink_at": 20}, totalSteps=80)
     return simulation
 
 

@@ -114,7 +114,7 @@ def bugs(simulation: Simulation) -> float:
     return simulation.metrics.registry.get_sample_value("ballast_reconcile_errors_total", reason) or 0.0
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", first_daily(PLACES, 5))
 async def test_a_running_gang_keeps_its_gpus_and_the_others_are_decided_on(place, monkeypatch, caplog):
     """Its pods stay and its GPUs are nobody's, it is told why, and it takes part once the error is gone."""
     simulation = await full_cluster()

@@ -24,18 +24,6 @@ async def launched(**spec) -> tuple[Plan, dict]:
     return simulation.plan("one"), json.loads(data[CONFIG_KEY])
 
 
-async def test_what_the_spec_says_about_changes_of_shape_reaches_the_pods():
-    """Balancer, what is spread, the memory's limit, the target and the stages a rank, as they were said."""
-    pipeline = {**BATCH, "maxStages": 4, "schedule": "LoopedBFS", "stagesPerRank": 3}
-    rebalance = {"balancer": "diffusion", "by": "parameters", "memoryBytes": 2**33}
-    _, config = await launched(
-        pipeline=pipeline, rebalance=rebalance, repack={"enabled": True, "targetStages": 2}
-    )
-    assert rebalance.items() <= config["rebalance"].items()
-    assert config["repack"]["targetStages"] == 2
-    assert config["pipeline"]["stagesPerRank"] == 3
-
-
 @pytest.mark.parametrize(
     ("pipeline", "ranks"),
     [
@@ -161,7 +149,7 @@ async def test_the_second_job_of_a_kind_starts_with_the_stages_of_the_first_ones
 ):
     """The first starts with even ones: nothing is known of its layers."""
     simulation = a_cluster()
-    simulation.add_job("first", model=MODEL, trainer={"total": 1000, "pace": 1})
+    simulation.add_job("first", model=MODEL, totalSteps=1000, trainer={"pace": 1})
     assert await sizes_of(simulation, "first") == [3, 3]
     await simulation.ticks(3)
     simulation.add_job("second", **{"model": MODEL, **changes})
@@ -171,7 +159,7 @@ async def test_the_second_job_of_a_kind_starts_with_the_stages_of_the_first_ones
 async def test_measured_bytes_keep_jobs_of_the_kind_from_gpus_that_they_do_not_fit(measured):
     """Two GPUs with 2.5 GB do not hold six layers of 1 GB; the gang that runs stays."""
     simulation = a_cluster(memoryPerGpu="2500M")
-    await simulation.run_job("first", model=MODEL, trainer={"total": 1000, "pace": 1})
+    await simulation.run_job("first", model=MODEL, totalSteps=1000, trainer={"pace": 1})
     await simulation.ticks(3)
     simulation.add_job("second", model=MODEL)
     await simulation.until(lambda: simulation.condition("second", "Admitted") is not None)

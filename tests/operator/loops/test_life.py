@@ -36,7 +36,7 @@ async def test_a_job_is_launched_trains_and_succeeds():
 async def test_a_repack_releases_the_named_pods_and_the_waiting_job_starts_on_their_gpus():
     """Survivors keep their uids; the freed GPU goes to the job that waits."""
     simulation = Simulation(nodes={"a": ("fast", 2)})
-    await simulation.run_job("first", trainer={"shrink_at": 30, "total": 1000}, totalSteps=1000)
+    await simulation.run_job("first", trainer={"shrink_at": 30}, totalSteps=1000)
     before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in simulation.pods("first")}
     await simulation.run_job("second", stages=(1, 1))
     status = simulation.status("first")

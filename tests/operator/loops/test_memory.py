@@ -72,10 +72,10 @@ async def test_an_elastic_job_is_not_made_smaller_than_it_fits(monkeypatch):
         nodes={"a": ("gpu", 4)}, nodePools=[a_pool("gpu", "24G")], objective={"policy": "max-min-fairness"}
     )
     known_layers(monkeypatch, [10 * GB] * 4)
-    await simulation.run_job("one", stages=(1, 4), trainer={"total": 10_000, "pace": 1, "scales": True})
+    await simulation.run_job("one", stages=(1, 4), totalSteps=10_000, trainer={"pace": 1, "scales": True})
     assert simulation.status("one").allocation.gpus == 4
     for name in ("two", "three"):
-        simulation.add_job(name, stages=(1, 4), trainer={"total": 10_000, "pace": 1, "scales": True})
+        simulation.add_job(name, stages=(1, 4), totalSteps=10_000, trainer={"pace": 1, "scales": True})
     await simulation.running("two")
     await simulation.ticks(3, seconds=60)
     gpus = [

@@ -16,7 +16,7 @@ def gpus(pod) -> str:
 async def test_two_pods_of_two_repack_to_one_and_its_gpus_are_free_for_another_job():
     """Four ranks in two pods, named by pod and local rank; one pod leaves, its two GPUs are used again."""
     simulation = Simulation(nodes={"a": ("fast", 2), "b": ("fast", 2)}, roundSeconds=600)
-    trainer = {"total": 100_000, "shrink_at": 50}
+    trainer = {"shrink_at": 50}
     await simulation.run_job("wide", stages=(2, 4), trainer=trainer, **ENDLESS, **PAIRS)
     allocation = simulation.status("wide").allocation
     assert (allocation.gpus, allocation.gpus_per_pod) == (4, 2)
@@ -28,7 +28,7 @@ async def test_two_pods_of_two_repack_to_one_and_its_gpus_are_free_for_another_j
         "wide-1-1",
         "wide-1-1/1",
     ]
-    await simulation.run_job("next", stages=(2, 2), trainer={"total": 100_000}, **ENDLESS, **PAIRS)
+    await simulation.run_job("next", stages=(2, 2), **ENDLESS, **PAIRS)
     status = simulation.status("wide")
     assert (status.allocation.gpus, status.allocation.pods) == (2, ("wide-1-0",))
     (repacked,) = status.repacks
@@ -41,7 +41,7 @@ async def test_two_pods_of_two_repack_to_one_and_its_gpus_are_free_for_another_j
 async def test_a_gang_grows_by_whole_pods():
     """A node with three GPUs comes: one pod of two joins, the third GPU stays free."""
     simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=600)
-    await simulation.run_job("one", stages=(1, 6), trainer={"total": 100_000}, grow=True, **ENDLESS, **PAIRS)
+    await simulation.run_job("one", stages=(1, 6), grow=True, **ENDLESS, **PAIRS)
     simulation.world.put(NODE, node("b", "fast", 3))
     await simulation.until(lambda: simulation.status("one").is_true("Grown"))
     status = simulation.status("one")
@@ -66,11 +66,11 @@ async def test_a_gang_is_placed_when_a_node_has_room_for_its_pod():
     """Two jobs of one GPU are on different nodes, so that a pod of two waits until one of them has ended."""
     simulation = Simulation(nodes={"a": ("fast", 1), "b": ("fast", 1)}, roundSeconds=600)
     simulation.add_job("short", stages=(1, 1), totalSteps=100)
-    simulation.add_job("long", stages=(1, 1), trainer={"total": 100_000}, **ENDLESS)
+    simulation.add_job("long", stages=(1, 1), **ENDLESS)
     await simulation.until(lambda: {simulation.state(n) for n in ("short", "long")} == {"Running"})
     for name in ("a", "b"):
         simulation.world.patch(NODE, "", name, {"status": {"allocatable": {"nvidia.com/gpu": "2"}}})
-    simulation.add_job("pair", stages=(2, 2), trainer={"total": 100_000}, **ENDLESS, **PAIRS)
+    simulation.add_job("pair", stages=(2, 2), **ENDLESS, **PAIRS)
     await simulation.tick()
     await simulation.tick()
     waiting = simulation.condition("pair", "Admitted").message
@@ -83,7 +83,7 @@ async def test_a_gang_is_placed_when_a_node_has_room_for_its_pod():
 async def test_a_changed_number_of_gpus_per_pod_holds_from_the_next_launch():
     """The gang that runs keeps its pods; the next launch has the new ones."""
     simulation = Simulation(nodes={"a": ("fast", 4)}, roundSeconds=60)
-    await simulation.run_job("one", stages=(4, 4), trainer={"total": 100_000}, **ENDLESS, **PAIRS)
+    await simulation.run_job("one", stages=(4, 4), **ENDLESS, **PAIRS)
     simulation.change("one", parallelism={"gpusPerPod": 4})
     await simulation.ticks(5)
     assert len(simulation.pods("one")) == 2

@@ -84,7 +84,7 @@ async def test_deadlines_that_cannot_be_kept_are_named_and_the_others_are_kept()
             throughput=rate,
             deadline=at(60 * minutes),
             totalSteps=steps,
-            trainer={"total": steps, "silent": True},
+            trainer={"silent": True},
         )
     await simulation.tick()
     reasons = {name: simulation.condition(name, "OnTime") for name in ("over", "far", "kept", "late")}
@@ -119,35 +119,11 @@ async def test_time_that_the_owner_suspended_is_not_time_that_the_job_waited():
 
 
 @pytest.mark.slow
-async def test_the_isolated_time_of_finish_time_fairness_survives_the_operator():
-    """It is summed up in the job's status; a fresh operator continues from there."""
-    simulation = cluster(roundSeconds=3600, objective={"policy": "finish-time-fairness"})
-    for name in ("one", "two"):
-        simulation.add_job(name, stages=(2, 2), throughput=known(5, 5, 2), **LONG)
-    await simulation.running("two")
-    await simulation.ticks(20)
-    before = simulation.status("one").isolated
-    # Each of two jobs has half of each type: for a gang of two 0.5 of the time on both types, so always one.
-    assert before.seconds == pytest.approx(before.step / 5.0)
-    simulation.start_operator()
-    await simulation.ticks(20)
-    after = simulation.status("one").isolated
-    assert after.step > before.step
-    assert after.seconds == pytest.approx(after.step / 5.0)
-
-
-@pytest.mark.slow
 async def test_a_policy_of_ones_own_decides_and_says_what_is_proven():
     """Named as module:function; its answer is a linear program's, certified."""
-    simulation = cluster(
-        roundSeconds=5,
-        objective={"policy": "tests.policies.allocation.custom.problems:least_level"},
-    )
-    for name in ("one", "two", "three"):
-        simulation.add_job(name, throughput=known(4, 1, 2))
-    await simulation.until(
-        lambda: all(simulation.state(name) == "Succeeded" for name in ("one", "two", "three")), ticks=120
-    )
+    own = "tests.policies.allocation.custom.problems:least_level"
+    simulation = cluster(roundSeconds=5, objective={"policy": own})
+    await simulation.run_job("one", throughput=known(4, 1, 2))
     assert simulation.policy()["status"]["lastRound"]["policy"].endswith(":least_level")
 
 

@@ -32,8 +32,7 @@ async def played(path: Path, *names: str, stages: tuple[int, int] = (2, 2)) -> S
         for size in range(stages[0], stages[1] + 1)
     ]
     for name in names:
-        trainer = {"total": 500}
-        simulation.add_job(name, stages=stages, totalSteps=500, throughput=speeds, trainer=trainer)
+        simulation.add_job(name, stages=stages, totalSteps=500, throughput=speeds)
         created = {"metadata": {"creationTimestamp": simulation.now.isoformat()}}
         simulation.world.patch(JOB, NAMESPACE, name, created)
         for _ in range(5):
@@ -70,7 +69,7 @@ async def test_a_job_that_was_suspended_is_replayed_with_the_time_that_it_was(tm
     """What is kept of the limits of spot machines is there, too."""
     path = tmp_path / "history.db"
     simulation = await played(path)
-    simulation.add_job("one", stages=(2, 2), totalSteps=500, throughput=SPEEDS, trainer={"total": 500})
+    simulation.add_job("one", stages=(2, 2), totalSteps=500, throughput=SPEEDS)
     for number in range(400):
         if number in (20, 80):
             simulation.change("one", suspend=number == 20)

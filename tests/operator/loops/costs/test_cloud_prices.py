@@ -118,19 +118,6 @@ async def test_the_last_good_price_outlives_an_outage_and_the_operator(answer, r
     assert cluster.price() == pytest.approx(1.1)
 
 
-async def test_a_kept_price_grows_old_while_nothing_answers():
-    """It still counts; its age is in the metrics."""
-    cluster = Cluster({**AWS, "staleAfterSeconds": 1000})
-    await cluster.ask()
-    cluster.cloud.price = SourceUnavailableError("AWS does not answer. To fix: wait")
-    cluster.start_operator()
-    await cluster.tick(seconds=2000)
-    assert cluster.condition().reason == PolicyReason.PRICE_STALE
-    assert cluster.price() == 1.0
-    age = cluster.metrics.price_age_seconds.labels("spot")._value.get()
-    assert age >= 2000
-
-
 async def test_a_machine_that_no_catalogue_knows_needs_gpus_per_node():
     """Nothing is guessed; the stated price counts."""
     cluster = Cluster({"aws": {"region": "us-east-1", "instanceType": "p9.huge"}})

@@ -135,6 +135,7 @@ async def test_an_old_price_counts_and_is_called_stale_until_there_is_a_new_one(
     await simulation.tick(seconds=60)
     assert (condition(simulation).is_true, condition(simulation).reason) == (False, PolicyReason.PRICE_STALE)
     assert status(simulation).prices[0].price_per_gpu_hour == 1.0
+    assert simulation.metrics.price_age_seconds.labels("spot")._value.get() >= 60
     write(simulation, 1.2)
     await after_a_read(simulation)
     assert condition(simulation).is_true
@@ -169,8 +170,7 @@ async def test_jobs_and_nodes_pay_each_price_for_the_time_that_it_held():
     simulation = cluster("max-throughput")
     write(simulation, 1.0)
     speeds = [{"gpuType": "spot", "stages": 2, "stepsPerSecond": 1.0}]
-    trainer = {"total": 100_000}
-    simulation.add_job("one", trainer=trainer, totalSteps=100_000, gpuTypes=["spot"], throughput=speeds)
+    simulation.add_job("one", totalSteps=100_000, gpuTypes=["spot"], throughput=speeds)
     await simulation.until(lambda: simulation.status("one").allocation is not None)
     expected = 0.0
     for second in range(240):

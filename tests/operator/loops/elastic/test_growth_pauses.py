@@ -25,7 +25,7 @@ TO_JOIN_SECONDS = 6
 async def one_gang(*, most: int, pause_ms: float | None = None, **nodes: tuple[str, int]) -> Simulation:
     """A gang of 1 to ``most`` on the nodes; the round is an hour: no change waits for its end."""
     simulation = Simulation(nodes={"a": ("fast", 1), **nodes}, roundSeconds=3600)
-    trainer = {"total": 100_000, "scales": True, "growth_pause_ms": pause_ms}
+    trainer = {"scales": True, "growth_pause_ms": pause_ms}
     await simulation.run_job("one", stages=(1, most), trainer=trainer, **ENDLESS)
     return simulation
 
@@ -95,7 +95,7 @@ async def test_gpus_that_are_offered_and_wanted_back_again_and_again_do_not_wear
     growths, before, ticks = 0, 2, 90
     for tick in range(ticks):
         if tick % every == 0:
-            simulation.add_job(f"short-{tick}", totalSteps=10, stages=(1, 1), trainer={"total": 10})
+            simulation.add_job(f"short-{tick}", totalSteps=10, stages=(1, 1))
         await simulation.tick()
         growths += size(simulation) > before
         before = size(simulation)

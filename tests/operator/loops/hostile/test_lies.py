@@ -179,9 +179,7 @@ async def test_a_plan_that_someone_overwrites_is_written_again(text):
 async def test_an_object_of_a_running_job_that_someone_deletes_is_put_back(kind):
     """At the next pass; the trainer continues, and epochs continue where they were."""
     simulation = Simulation(nodes={"fast-0": ("fast", 4)})
-    simulation.add_job(
-        "one", stages=(2, 4), trainer={"shrink_at": 30, "shrink_to": 2, "total": 200}, totalSteps=200
-    )
+    simulation.add_job("one", stages=(2, 4), trainer={"shrink_at": 30, "shrink_to": 2}, totalSteps=200)
     await simulation.until(lambda: bool(simulation.status("one").repacks))
     name = plan_config_map_name("one") if kind is CONFIG_MAP else "one"
     simulation.world.drop(kind, NAMESPACE, name)

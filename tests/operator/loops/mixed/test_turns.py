@@ -10,7 +10,7 @@ SMALL = {"model": {"name": "small", "layers": 12}, "totalSteps": 100_000}
 
 
 def add_small(simulation, name, **spec):
-    simulation.add_job(name, stages=(2, 2), trainer={"total": 100_000, "pace": 1}, **{**SMALL, **spec})
+    simulation.add_job(name, stages=(2, 2), trainer={"pace": 1}, **{**SMALL, **spec})
 
 
 async def test_gpus_that_another_job_needs_are_not_taken_for_a_second_part():

@@ -36,7 +36,7 @@ def add_wide(
 ) -> None:
     """A job that may run in both pools at once, and does not end by itself."""
     given = {"model": MODEL, "mixedPools": "Allowed", "throughput": speeds(stages[0]), "totalSteps": 100_000}
-    simulation.add_job(name, stages=stages, trainer={"total": 100_000, "pace": 1}, **{**given, **spec})
+    simulation.add_job(name, stages=stages, trainer={"pace": 1}, **{**given, **spec})
 
 
 def layers_of(simulation: Simulation, name: str = "wide") -> list[int]:

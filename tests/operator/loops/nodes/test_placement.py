@@ -7,7 +7,7 @@ from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import Simulation
 
 ENDLESS = {"totalSteps": 100_000}
-SLOW = {"total": 100_000, "pace": 1, "spread": 0.4}
+SLOW = {"pace": 1, "spread": 0.4}
 """On several nodes the trainer does two steps a second; on one, five."""
 
 
@@ -19,7 +19,7 @@ def spread_gang(job: dict | None = None, **spec) -> Simulation:
     """Four ranks on two nodes of two, while another job holds two GPUs of the node of four."""
     nodes = {"a": ("fast", 4), "b": ("fast", 2), "c": ("fast", 2)}
     simulation = Simulation(nodes=nodes, roundSeconds=30, **spec)
-    simulation.add_job("first", stages=(4, 4), totalSteps=60, trainer={"total": 60, "pace": 1})
+    simulation.add_job("first", stages=(4, 4), totalSteps=60, trainer={"pace": 1})
     known = {"throughput": stated(5.0)} if job is None else job
     simulation.add_job("four", stages=(4, 4), trainer=dict(SLOW), **known, **ENDLESS)
     return simulation
@@ -70,8 +70,8 @@ async def test_a_spread_gang_moves_where_another_job_of_its_kind_has_shown_what_
 async def test_a_growth_onto_another_node_that_made_the_gang_slower_is_undone_once_and_for_all():
     """Four ranks on two nodes are slower than two on one; when the first node has room, it grows there."""
     simulation = Simulation(nodes={"a": ("fast", 4)}, roundSeconds=30)
-    await simulation.run_job("wall", stages=(2, 2), totalSteps=300, trainer={"total": 300, "pace": 1})
-    trainer = {"total": 100_000, "pace": 1, "scales": True, "spread": 0.3}
+    await simulation.run_job("wall", stages=(2, 2), totalSteps=300, trainer={"pace": 1})
+    trainer = {"pace": 1, "scales": True, "spread": 0.3}
     await simulation.run_job("grows", stages=(2, 4), trainer=trainer, **ENDLESS)
     simulation.world.put(NODE, node("b", "fast", 2))
     sizes = []

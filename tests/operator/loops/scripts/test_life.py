@@ -15,7 +15,7 @@ def small_cluster(**policy) -> Simulation:
 
 async def running(**command) -> Simulation:
     simulation = small_cluster()
-    simulation.add_script("one", command={"total": 1000, **command}, totalSteps=1000)
+    simulation.add_script("one", command=command, totalSteps=1000)
     await simulation.running("one")
     return simulation
 
@@ -138,7 +138,7 @@ async def test_a_rank_that_loses_its_peer_is_not_at_fault():
 async def test_an_error_counts_once_a_lost_peer_would_have_been_seen():
     """All ranks of a wrong script fail, and it fails for good after backoffLimit."""
     simulation = small_cluster()
-    simulation.add_script("one", command={"total": 1000}, totalSteps=1000, backoffLimit=0)
+    simulation.add_script("one", totalSteps=1000, backoffLimit=0)
     await simulation.running("one")
     end_pod(simulation.world, NAMESPACE, "one-1-1", 1)
     await simulation.until(lambda: simulation.state("one") == "Failed")
@@ -148,7 +148,7 @@ async def test_an_error_counts_once_a_lost_peer_would_have_been_seen():
 async def test_a_lost_node_under_a_script_is_no_failure_of_its_own():
     """Its peers fail at once; the node is known to be lost much later."""
     simulation = Simulation(nodes={"a": ("fast", 1), "b": ("fast", 1)})
-    simulation.add_script("one", command={"total": 1000}, totalSteps=1000)
+    simulation.add_script("one", totalSteps=1000)
     await simulation.running("one")
     command = simulation.trainers["one"]
     command.silent = True

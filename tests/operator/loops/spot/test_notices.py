@@ -9,6 +9,7 @@ from ballast_operator.views.clock import show
 from ballast_policies.contract import Directive
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.support.examples import first_daily
 
 ITN = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
 
@@ -35,7 +36,7 @@ def node_of_rank(simulation, number):
 async def elastic(nodes, *, stages=(1, 4), **trainer):
     """A gang of four ranks that trains, and may have any size in ``stages``."""
     simulation = Simulation(nodes=nodes)
-    await simulation.run_job("a", stages=stages, totalSteps=100_000, trainer={"total": 100_000, **trainer})
+    await simulation.run_job("a", stages=stages, totalSteps=100_000, trainer=trainer)
     return simulation
 
 
@@ -87,7 +88,7 @@ async def test_a_mark_that_says_nothing_of_the_end_changes_nothing(found, condit
     assert simulation.condition("a", "NodesStay") is None
 
 
-@pytest.mark.parametrize("seconds", [120, 30])
+@pytest.mark.parametrize("seconds", first_daily([30, 120]))
 async def test_a_gang_of_one_size_saves_and_moves_to_free_nodes_at_once(seconds):
     """It cannot shrink, others are free: it does not wait for the last moment, and loses no step."""
     simulation = await elastic({f"n{i}": ("spot", 1) for i in range(6)}, stages=(4, 4))
@@ -104,7 +105,7 @@ async def test_a_gang_of_one_size_saves_and_moves_to_free_nodes_at_once(seconds)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [120, 30])
+@pytest.mark.parametrize("seconds", first_daily([30, 120]))
 async def test_a_gang_without_another_place_trains_until_there_is_just_the_time_to_save(seconds):
     """Half of the notice is used, half is left for the checkpoint; then it waits, with nothing lost."""
     simulation = await elastic(FOUR_NODES, stages=(4, 4))
@@ -181,13 +182,7 @@ async def test_whole_positions_leave_together():
     """With two ranks at each position a gang cannot keep one of them: it shrinks by both."""
     nodes = {f"n{i}": ("spot", 1) for i in range(8)}
     simulation = Simulation(nodes=nodes)
-    await simulation.run_job(
-        "a",
-        stages=(1, 4),
-        totalSteps=100_000,
-        parallelism={"data": 2},
-        trainer={"total": 100_000},
-    )
+    await simulation.run_job("a", stages=(1, 4), totalSteps=100_000, parallelism={"data": 2})
     mark(simulation, node_of_rank(simulation, 5), ITN)
     await simulation.until(lambda: len(simulation.plan("a").ranks) == 6, ticks=10)
     assert simulation.status("a").restarts == {}
@@ -196,7 +191,7 @@ async def test_whole_positions_leave_together():
 async def test_a_script_is_stopped_before_its_node_goes_and_started_elsewhere():
     """It cannot change its size; without the client it gets SIGTERM while the node still stands."""
     simulation = Simulation(nodes={"n0": ("spot", 2), "n1": ("spot", 2)})
-    simulation.add_script("a", totalSteps=100_000, command={"total": 100_000})
+    simulation.add_script("a", totalSteps=100_000)
     await simulation.running("a")
     (on,) = simulation.nodes("a")
     mark(simulation, on, ITN)

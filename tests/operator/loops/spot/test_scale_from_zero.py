@@ -140,7 +140,7 @@ async def test_nodes_that_do_not_come_are_given_up_for_the_next_choice():
 async def test_gpus_are_asked_for_at_the_notice_and_not_after_the_loss(stages):
     """The node that goes still stands when the autoscaler sees pods that wait for another one."""
     simulation, autoscaler = cluster(seconds=60)
-    trainer = {"total": 100_000, "scales": True}
+    trainer = {"scales": True}
     simulation.add_job("a", stages=stages, totalSteps=100_000, trainer=trainer)
     await autoscaler.until(lambda: simulation.state("a") == "Running")
     await autoscaler.until(lambda: len(simulation.pods("a")) == 4, ticks=300)
