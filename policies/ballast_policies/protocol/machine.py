@@ -169,7 +169,8 @@ def next_move(seen: Observed) -> Decision:
     """The next move of a job; nothing but ``seen`` is read, and nothing is remembered."""
     state = state_of(seen)
     interruption = _interruption(seen, state)
-    decision = MOVES[state](seen) if interruption is None else Decision(state, interruption)
+    made = MOVES[state](seen) if interruption is None else interruption
+    decision = made if isinstance(made, Decision) else Decision(state, made)
     abandoned = _deleting(
         state, seen, tuple(pod for pod in seen.abandoned if pod.name not in decision.delete)
     )
@@ -208,11 +209,7 @@ def end(seen: Observed, cause: Cause, why: Why, pods: tuple[str, ...] = ()) -> E
     return End(dataclasses.replace(seen.gang, ending=cause), cause, why, pods)
 
 
-def _waiting(seen: Observed) -> Decision:
-    return Decision(State.WAITING, _wait_or_launch(seen))
-
-
-def _wait_or_launch(seen: Observed) -> Move:
+def _waiting(seen: Observed) -> Move:
     offer = seen.offer
     if seen.abandoned:
         return Wait(WaitFor.OLD_PODS)
@@ -230,24 +227,24 @@ def _wait_or_launch(seen: Observed) -> Move:
     return Launch(Gang(launch, tuple(pod_name(seen.job, launch, number) for number in range(offer.size))))
 
 
-def _starting(seen: Observed) -> Decision:
+def _starting(seen: Observed) -> Move:
     gang = seen.gang
     assert gang is not None
     pods = {pod.name: pod for pod in seen.gang_pods}
     if all(name in pods and seen.may_start(pods[name]) for name in gang.pods):
-        return Decision(State.STARTING, WritePlan(seen.next_epoch, Directive.RUN, gang.pods))
+        return WritePlan(seen.next_epoch, Directive.RUN, gang.pods)
     if Deadline.BIND in seen.over:
         # What is wrong with the job does not pass: it counts, so that the job fails in the end.
         broken = tuple(pod.name for pod in pods.values() if pod.broken)
         cause = Cause.USER_ERROR if broken else Cause.NOT_BOUND
-        return Decision(State.STARTING, end(seen, cause, Why.NOT_RUNNING_IN_TIME, broken))
+        return end(seen, cause, Why.NOT_RUNNING_IN_TIME, broken)
     if not pods and not seen.gpus_free:
         # A leader that has just lost its lease may have written this launch while another was written.
-        return Decision(State.STARTING, end(seen, Cause.NOT_BOUND, Why.GPUS_TAKEN))
+        return end(seen, Cause.NOT_BOUND, Why.GPUS_TAKEN)
     if seen.script and pods and gang.pods[0] not in pods:
         # The others have been told the address of a rank 0 that is gone.
-        return Decision(State.STARTING, end(seen, Cause.POD_LOST, Why.POD_MISSING, gang.pods[:1]))
-    return Decision(State.STARTING, _make_missing(gang.pods, pods))
+        return end(seen, Cause.POD_LOST, Why.POD_MISSING, gang.pods[:1])
+    return _make_missing(gang.pods, pods)
 
 
 def _make_missing(wanted: Iterable[str], there: Mapping[str, Pod]) -> CreatePods | Wait:
@@ -255,27 +252,26 @@ def _make_missing(wanted: Iterable[str], there: Mapping[str, Pod]) -> CreatePods
     return CreatePods(missing) if missing else Wait(WaitFor.PODS, Deadline.BIND)
 
 
-def _training(seen: Observed) -> Decision:
+def _training(seen: Observed) -> Move:
     gang, plan, proposal = seen.gang, seen.gang_plan, seen.proposal
     assert gang is not None and plan is not None
     if not seen.reached:
-        return Decision(State.TRAINING, Wait(WaitFor.TRAINER))
+        return Wait(WaitFor.TRAINER)
     if seen.leaving:
-        return Decision(State.TRAINING, shrink_for_drain(seen, plan))
+        return shrink_for_drain(seen, plan)
     is_open = proposal is not None and proposal.epoch == plan.epoch and not seen.script
     if is_open and proposal is not None and _splits(plan, proposal):
-        shrunk = WritePlan(seen.next_epoch, Directive.SHRINK, proposal.kept)
-        return Decision(State.TRAINING, shrunk)
+        return WritePlan(seen.next_epoch, Directive.SHRINK, proposal.kept)
     kept = asked_to_keep(seen, gang, plan)
     if kept:
-        return Decision(State.TRAINING, WritePlan(seen.next_epoch, Directive.SHRINK, kept))
+        return WritePlan(seen.next_epoch, Directive.SHRINK, kept)
     if _may_grow(seen, gang, plan):
         assert seen.offer is not None
         first = max(pod.number for pod in seen.gang_pods) + 1
         new = tuple(pod_name(seen.job, gang.launch, first + i) for i in range(seen.offer.size))
         larger = Gang(gang.launch, (*gang.pods, *new), joining=new, first_newcomer=first)
-        return Decision(State.TRAINING, BeginGrowth(larger))
-    return Decision(State.TRAINING, RefuseProposal() if is_open else Wait(WaitFor.TRAINER))
+        return BeginGrowth(larger)
+    return RefuseProposal() if is_open else Wait(WaitFor.TRAINER)
 
 
 def _splits(plan: WrittenPlan, proposal: ProposedShrink) -> bool:
@@ -294,20 +290,20 @@ def _may_grow(seen: Observed, gang: Gang, plan: WrittenPlan) -> bool:
     return offered and whole and not seen.abandoned
 
 
-def _shrinking(seen: Observed) -> Decision:
+def _shrinking(seen: Observed) -> Move | Decision:
     gang, plan = seen.gang, seen.gang_plan
     assert gang is not None and plan is not None
     late = _unacknowledged(seen, Cause.SHRINK_TIMEOUT)
     if late is not None:
-        return Decision(State.SHRINKING, late)
+        return late
     if seen.released:
         return _deleting(State.SHRINKING, seen, seen.released)
     smaller = dataclasses.replace(gang, pods=plan.pods)
     released = tuple(name for name in gang.pods if name not in plan.pods)
-    return Decision(State.SHRINKING, RecordShrink(smaller, released))
+    return RecordShrink(smaller, released)
 
 
-def _joining(seen: Observed) -> Decision:
+def _joining(seen: Observed) -> Move:
     gang, plan = seen.gang, seen.gang_plan
     assert gang is not None and plan is not None
     without = dataclasses.replace(
@@ -317,24 +313,24 @@ def _joining(seen: Observed) -> Decision:
     for pod in new.values():
         if not pod.alive or pod.leaving:
             why = Why.POD_DELETED if pod.alive else Why.POD_FAILED
-            return Decision(State.JOINING, AbandonGrowth(without, why, pod.name))
+            return AbandonGrowth(without, why, pod.name)
     for pod in seen.gang_pods:
         if pod.leaves:
-            return Decision(State.JOINING, AbandonGrowth(without, Why.NODE_LEAVES, pod.name))
+            return AbandonGrowth(without, Why.NODE_LEAVES, pod.name)
     if all(name in new and new[name].ready for name in gang.joining):
         grown = (*plan.pods, *gang.joining)
-        return Decision(State.JOINING, WritePlan(seen.next_epoch, Directive.GROW, grown))
+        return WritePlan(seen.next_epoch, Directive.GROW, grown)
     if Deadline.BIND in seen.over:
-        return Decision(State.JOINING, AbandonGrowth(without, Why.NOT_RUNNING_IN_TIME))
-    return Decision(State.JOINING, _make_missing(gang.joining, new))
+        return AbandonGrowth(without, Why.NOT_RUNNING_IN_TIME)
+    return _make_missing(gang.joining, new)
 
 
-def _growing(seen: Observed) -> Decision:
+def _growing(seen: Observed) -> Move:
     gang, plan = seen.gang, seen.gang_plan
     assert gang is not None and plan is not None
     late = _unacknowledged(seen, Cause.GROW_TIMEOUT)
     joined = dataclasses.replace(gang, pods=plan.pods, joining=())
-    return Decision(State.GROWING, late if late is not None else RecordGrowth(joined))
+    return late if late is not None else RecordGrowth(joined)
 
 
 def _unacknowledged(seen: Observed, cause: Cause) -> Move | None:
@@ -346,7 +342,7 @@ def _unacknowledged(seen: Observed, cause: Cause) -> Move | None:
     return Wait(WaitFor.ACKNOWLEDGEMENT, Deadline.ACKNOWLEDGEMENT)
 
 
-def _stopping(seen: Observed) -> Decision:
+def _stopping(seen: Observed) -> Move | Decision:
     gang, plan = seen.gang, seen.gang_plan
     assert gang is not None and gang.ending is not None
     failed = any(pod.phase is Phase.FAILED and pod.failure is not Failure.STOPPED for pod in seen.ranks)
@@ -356,25 +352,25 @@ def _stopping(seen: Observed) -> Decision:
     saves = saves and seen.listens and not (unstarted and gang.ending is Cause.NODE_LEAVING)
     if saves and plan is not None and any(pod.alive for pod in seen.ranks):
         if plan.directive is Directive.CHECKPOINT_AND_STOP:
-            return Decision(State.STOPPING, Wait(WaitFor.SAVE, Deadline.SAVE))
-        return Decision(State.STOPPING, WritePlan(seen.next_epoch, Directive.CHECKPOINT_AND_STOP, plan.pods))
+            return Wait(WaitFor.SAVE, Deadline.SAVE)
+        return WritePlan(seen.next_epoch, Directive.CHECKPOINT_AND_STOP, plan.pods)
     # A pod at fault has ended and holds no GPU: it stays for its log until the next launch ends.
     left = tuple(
         pod for pod in seen.pods if not (pod.launch == gang.launch and pod.failure is Failure.AT_FAULT)
     )
     if left:
         return _deleting(State.STOPPING, seen, left)
-    return Decision(State.STOPPING, Release(failed=gang.ending.counts and not seen.tries_left))
+    return Release(failed=gang.ending.counts and not seen.tries_left)
 
 
-def _completing(seen: Observed) -> Decision:
+def _completing(seen: Observed) -> Move | Decision:
     """Pods exit by themselves and are kept for their logs; those that do not exit are deleted."""
     alive = tuple(pod for pod in seen.pods if pod.alive)
     if not alive:
-        return Decision(State.COMPLETING, Succeed())
+        return Succeed()
     if Deadline.EXIT in seen.over:
         return _deleting(State.COMPLETING, seen, alive)
-    return Decision(State.COMPLETING, Wait(WaitFor.EXIT, Deadline.EXIT))
+    return Wait(WaitFor.EXIT, Deadline.EXIT)
 
 
 def _deleting(state: State, seen: Observed, pods: tuple[Pod, ...]) -> Decision:
@@ -385,12 +381,11 @@ def _deleting(state: State, seen: Observed, pods: tuple[Pod, ...]) -> Decision:
     return Decision(state, Wait(WaitFor.EXIT), delete, force)
 
 
-def _ended(seen: Observed) -> Decision:
-    over = Deadline.KEPT in seen.over
-    return Decision(State.ENDED, DeleteJob() if over else Wait(WaitFor.READERS, Deadline.KEPT))
+def _ended(seen: Observed) -> Move:
+    return DeleteJob() if Deadline.KEPT in seen.over else Wait(WaitFor.READERS, Deadline.KEPT)
 
 
-MOVES: Mapping[State, Callable[[Observed], Decision]] = {
+MOVES: Mapping[State, Callable[[Observed], Move | Decision]] = {
     State.WAITING: _waiting,
     State.STARTING: _starting,
     State.TRAINING: _training,

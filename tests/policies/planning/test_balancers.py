@@ -90,10 +90,10 @@ def test_over_unlike_ranks_filling_the_pipeline_counts_beside_the_slowest_rank(m
 
 @pytest.mark.slow
 def test_deepspeeds_rule_is_close_to_the_optimum_and_sometimes_misses_it():
-    """Over 300 cases never below the exact partition, 1 % above it in the mean, not always equal."""
+    """Over 100 cases never below the exact partition, 1 % above it in the mean, not always equal."""
     random = np.random.default_rng(0)
     ratios = []
-    for _ in range(300):
+    for _ in range(100):
         loads = random.uniform(0.1, 1.0, int(random.integers(24, 57)))
         ranks = int(random.choice([2, 4, 8]))
         got = deepspeed_partition(loads, ranks).loads(loads).max()
@@ -165,9 +165,9 @@ def test_mixed_gpus_are_arranged_so_that_each_type_has_the_layers_it_is_good_at(
 
 @pytest.mark.slow
 def test_swapping_types_finds_nearly_the_best_order():
-    """Beyond the exhaustive search, over 30 models of four types: at most 10 % above it, 2 % in the mean."""
+    """Beyond the exhaustive search, over 12 models of four types: at most 10 % above it, 2 % in the mean."""
     random, ratios = np.random.default_rng(0), []
-    for _ in range(30):
+    for _ in range(12):
         by_type = {name: random.uniform(0.5, 5.0, 12) for name in "abcd"}
         gpus = {"a": 2, "b": 1, "c": 2, "d": 1}
         exhaustive, swapped = arrange_ranks(by_type, gpus), arrange_ranks(by_type, gpus, most_orders=1)
