@@ -58,8 +58,7 @@ from ballast_trainer.reporting.callback import with_callback
 from ballast_trainer.reporting.console import Reporter, SilentReporter
 from ballast_trainer.reporting.writers import WritingReporter, writers_of
 from ballast_trainer.seeding import deterministic_kernels
-from ballast_trainer.tensor_parallel.check import check_tensor_parallel
-from ballast_trainer.tensor_parallel.layers import split_layer
+from ballast_trainer.tensor_parallel.layers import check_tensor_parallel, split_layer
 from ballast_trainer.tied_model import tied_model
 
 logger = logging.getLogger(__name__)

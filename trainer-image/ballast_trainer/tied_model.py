@@ -12,10 +12,9 @@ from ballast_trainer.dynamics.protocol import Dynamic, is_built_in
 from ballast_trainer.dynamics.pruning.pruning import GradualPruning
 from ballast_trainer.dynamics.registry import build_dynamic
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.protocol import Model, layer_without_memory
 from ballast_trainer.models.tied_search import find_ties, with_ties
 from ballast_trainer.models.ties import Tie, as_text
-from ballast_trainer.models.without_memory import layer_without_memory
 from ballast_trainer.pipeline.layout import is_asynchronous
 from ballast_trainer.tensor_parallel.layers import split_layer
 

@@ -4,7 +4,7 @@ import statistics
 import time
 
 from ballast_trainer.distributed.axis import Axis
-from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer
+from ballast_trainer.tensor_parallel.product import GemmTimer
 from tensor_group.shape import BASE_SLOWDOWN, RANKS
 
 TIMED_STEPS, SETTLED = 14, 6

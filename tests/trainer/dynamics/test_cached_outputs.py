@@ -57,8 +57,6 @@ def job(*, dropout=0.0, data="windows", freezing=None, **fields):
         ({"dropout": 0.1}, "layers 1 to 4 (Block) have dropout of 0.1"),
         ({"data": "drawn"}, "a function or a loader, whose samples need not come again"),
         ({"model": {"name": f"{HERE}:with_statistics"}}, "layer 1 (Sequential) has BatchNorm1d at '1'"),
-        ({"parallelism": {"tensor": 2}}, "parallelism.tensor cuts them"),
-        ({"pipeline": {"microbatches": 4, "globalBatchSize": 8, "schedule": "PipeDream"}}, "in flight"),
     ],
 )
 def test_a_job_whose_frozen_layers_cannot_be_passed_is_refused(changed, words):
@@ -66,24 +64,6 @@ def test_a_job_whose_frozen_layers_cannot_be_passed_is_refused(changed, words):
     with pytest.raises(ConfigurationError, match="To fix:") as caught:
         ValidatedJob.from_mapping(job(**changed))
     assert words in str(caught.value)
-
-
-def test_data_of_the_model_and_other_changes_are_refused():
-    """The model's own batches may never repeat; pruned layers put out something else."""
-    plain = job()
-    del plain["data"]
-    with pytest.raises(ConfigurationError, match="own data may not repeat"):
-        ValidatedJob.from_mapping(plain)
-    both = job()
-    both["dynamics"].append({"kind": "pruning", "endStep": 5, "target": 0.5})
-    with pytest.raises(ConfigurationError, match="other changes would change"):
-        ValidatedJob.from_mapping(both)
-
-
-def test_a_model_without_dropout_on_a_dataset_is_taken():
-    """The setting is in the configuration that ranks read."""
-    made = ValidatedJob.from_mapping(job())
-    assert made.config.dynamics[0].freezing.cache_bytes == 10**8
 
 
 @pytest.mark.processes

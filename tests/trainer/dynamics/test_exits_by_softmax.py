@@ -3,9 +3,8 @@
 import pytest
 import torch
 from ballast_policies.contract.job.dynamics import Confidence, ExitsSettings
-from ballast_trainer.config import read_job_config
 from ballast_trainer.dynamics.early_exit import ExitHead, ExitingBlock
-from ballast_trainer.errors import ConfigurationError, TrainerError
+from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.models.gpt import Block
 
@@ -99,13 +98,3 @@ def test_positions_without_a_target_teach_nothing(running):
     targets[0, 0] = 3
     running(targets)
     assert torch.isfinite(head.loss(logits, everyone))
-
-
-def test_softmax_needs_the_number_of_classes(small_config):
-    """Refused at admission."""
-    change = {"kind": "earlyExit", "exits": {"confidence": "softmax"}}
-    with pytest.raises(ConfigurationError, match="number of classes"):
-        read_job_config({**small_config(), "dynamics": [change]})
-    read_job_config(
-        {**small_config(), "dynamics": [{**change, "exits": {**change["exits"], "vocabulary": 256}}]}
-    )

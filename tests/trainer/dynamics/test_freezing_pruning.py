@@ -11,24 +11,19 @@ from ballast_policies.contract.job.dynamics import (
 )
 from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.checkpoints.tensors import as_remembered
-from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import BUFFER, Freezing
 from ballast_trainer.dynamics.pruning import neurons
 from ballast_trainer.dynamics.registry import build_dynamic
-from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.models.gpt import build_gpt
 from torch import nn
 
-CPU = torch.device("cpu")
-ALONE = World(epoch=1, rank=0, size=1, processes=("local",), device=CPU)
+from tests.trainer.layers.trained_layers import ALONE, all_layers
 
 
 def prepared(dynamic, layers=6):
     model = build_gpt(layers=layers, dim=16, heads=2, context=8, dropout=0.0)
-    made = LayerSet(model, TrainingConfig(seed=0), CPU, dynamic.prepare)
-    made.hold(made.make(index) for index in range(layers))
-    return made
+    return all_layers(model, TrainingConfig(seed=0), dynamic.prepare)
 
 
 def freezing(criterion, **settings):

@@ -1,10 +1,8 @@
 """Global magnitude selection: the same mask as one process's top-k, bit for bit."""
 
-import math
 import threading
 
 import hypothesis
-import pytest
 import torch
 from ballast_trainer.dynamics.pruning.pruning import largest_masks
 from hypothesis import strategies
@@ -62,19 +60,6 @@ def top_k_mask(weights, keep):
     return mask
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.9, 0.99, 1.0])
-def test_the_mask_equals_single_process_top_k(ranks, sparsity):
-    """For any number of ranks and sparsity, on weights of unlike scale."""
-    generator = torch.Generator().manual_seed(ranks)
-    weights = [torch.randn(1000 + 300 * i, generator=generator) * 0.5**i for i in range(6)]
-    keep = math.floor(sum(map(len, weights)) * (1 - sparsity))
-    owners = [layer * ranks // 6 for layer in range(6)]
-    mask = masks_over_ranks(weights, owners, keep)
-    assert int(mask.sum()) == keep
-    assert torch.equal(mask, top_k_mask(weights, keep))
-
-
 @examples(60)
 @hypothesis.given(
     strategies.lists(
@@ -88,10 +73,10 @@ def test_the_mask_equals_single_process_top_k(ranks, sparsity):
         max_size=5,
     ),
     strategies.integers(0, 60),
-    strategies.integers(1, 3),
+    strategies.integers(1, 4),
 )
 def test_ties_are_kept_in_the_order_of_layer_and_index(rows, keep, ranks):
-    """Equal magnitudes, signed zeros and denormals: never one more or less than asked for."""
+    """Equal magnitudes, signed zeros and denormals: never one more or less than asked for, on any ranks."""
     weights = [torch.tensor(row, dtype=torch.float32) for row in rows]
     keep = min(keep, sum(map(len, rows)))
     ranks = min(ranks, len(rows))

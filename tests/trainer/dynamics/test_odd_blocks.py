@@ -3,7 +3,7 @@
 import pytest
 import torch
 from ballast_policies.contract.job.dynamics import DynamicConfig, PruningSettings, Structure
-from ballast_trainer.dynamics.pruning import heads, neurons
+from ballast_trainer.dynamics.pruning import neurons
 from ballast_trainer.dynamics.pruning.neurons import as_linear
 from ballast_trainer.dynamics.registry import build_dynamic
 from torch import nn
@@ -71,26 +71,3 @@ def test_a_linear_layer_that_computes_otherwise_is_left_alone(linear):
     settings = PruningSettings(structure=Structure.WEIGHTS)
     change = build_dynamic(DynamicConfig(kind="pruning", target=0.9, pruning=settings), 3)
     assert "no linear layer" in change.lacks(1, nn.Sequential(linear))
-
-
-class Attention(nn.Module):
-    """Counts its heads by -1, or has their number from its making."""
-
-    def __init__(self, counts):
-        super().__init__()
-        self.head_dim, self.heads = 4, 2 if counts else -1
-        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
-
-    def forward(self, hidden):
-        size, length = hidden.shape[:2]
-        q, k, v = self.qkv(hidden).view(size, length, 3, self.heads, 4).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(size, length, -1))
-
-
-def test_attentions_of_one_class_are_tried_each():
-    """Two layers may be made with other settings."""
-    for counts in (False, True):
-        attention = Attention(counts)
-        refused = heads.lacks(nn.Sequential(attention), attention)
-        assert ("fails with a head less" in refused) == counts

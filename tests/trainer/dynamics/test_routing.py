@@ -186,25 +186,18 @@ def test_experts_equal_one_position_at_a_time(top_k, drops):
     assert (experts.dropped > 0) is drops
 
 
-def test_upcycled_experts_begin_as_the_dense_layer():
-    """With normalised gates the first output is that of the MLP that they copy."""
-    mlp = Mlp(DIM)
-    hidden = torch.randn(2, 24, DIM)
-    experts = Experts(mlp, DIM, ExpertsSettings(count=4, top_k=2))
-    torch.testing.assert_close(experts(hidden), mlp(hidden), atol=1e-5, rtol=1e-5)
-
-
 class InsistingMlp(Mlp):
-    """As those of decoders that have experts themselves."""
+    """Takes whole batches alone, as those of decoders that have experts themselves (Mixtral, Qwen)."""
 
     def forward(self, hidden):
         batch, length, width = hidden.shape
         return super().forward(hidden.reshape(-1, width)).view(batch, length, width)
 
 
-def test_an_mlp_that_takes_whole_batches_alone_can_be_an_expert():
-    """Mixtral's and Qwen's unpack batch, length and width."""
-    mlp = InsistingMlp(DIM)
+@pytest.mark.parametrize("kind", [Mlp, InsistingMlp])
+def test_upcycled_experts_begin_as_the_dense_layer(kind):
+    """With normalised gates the first output is that of the MLP that they copy."""
+    mlp = kind(DIM)
     hidden = torch.randn(2, 24, DIM)
     experts = Experts(mlp, DIM, ExpertsSettings(count=4, top_k=2))
     torch.testing.assert_close(experts(hidden), mlp(hidden), atol=1e-5, rtol=1e-5)

@@ -6,7 +6,7 @@ from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.layer_stack import LayerStack
-from ballast_trainer.models.gpt import cross_entropy
+from ballast_trainer.models.loss_weights import cross_entropy
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.meter import Meter
 from torch import nn

@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ballast_policies.contract import Stage
 from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.data.corpus import text_batch
@@ -14,55 +13,41 @@ from ballast_trainer.errors import TrainerError
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.layer_stack import LayerStack
-from ballast_trainer.loop.migrate import LayerMove, plan_moves
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.pipeline.layout import ScheduleRequest
-from ballast_trainer.pipeline.stages import PipelineBuilder
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import Profile
 from ballast_trainer.seeding import mixed_key
 from torch import nn
 
 from tests.support.waiting import eventually
+from tests.trainer.layers.trained_layers import CPU, all_layers, one_stage
 
-CPU = torch.device("cpu")
 
-
-def layer_set(seed=0, layers=5):
-    model = build_gpt(layers=layers, dim=16, heads=2, context=8)
-    made = LayerSet(model, TrainingConfig(seed=seed), CPU, lambda index, module: module)
-    return model, made
+def layer_set(seed=0):
+    model = build_gpt(layers=5, dim=16, heads=2, context=8)
+    return LayerSet(model, TrainingConfig(seed=seed), CPU, lambda index, module: module)
 
 
 def one_rank(dynamic=None, step=0):
     """A pipeline of one rank over a small model; returns it with its layers, meter and a batch."""
-    model, layers = layer_set()
-    layers.hold(layers.make(index) for index in range(model.layer_count))
+    model = build_gpt(layers=5, dim=16, heads=2, context=8)
+    layers, meter = all_layers(model), Meter(model.layer_count, CPU, None)
     if dynamic is not None:
         dynamic.conform(step, layers)
-    meter = Meter(model.layer_count, CPU, None)
-    pipeline = PipelineBuilder(
-        stages=(Stage(rank=0, first_layer=0, end_layer=model.layer_count),),
-        schedule=ScheduleRequest(name="1F1B", ranks=1, microbatches=2),
-        rank=0,
-        layers=layers,
-        meter=meter,
-        loss=model.loss,
-    ).build(())
-    return pipeline, layers, meter, model.batch(0, 0, 4)
+    return one_stage(model, layers, 2, meter), layers, meter, model.batch(0, 0, 4)
 
 
 def test_a_layer_starts_with_the_same_weights_in_any_order():
     """Initial weights depend on seed and index, not on what was built before."""
-    _, first = layer_set()
-    _, second = layer_set()
+    first = layer_set()
+    second = layer_set()
     expected = {index: first.make(index).state() for index in range(5)}
     for index in (3, 0, 4, 2, 1):
         torch.rand(7)
         built = second.make(index).state()
         assert all(torch.equal(built[name], value) for name, value in expected[index].items())
-    _, other = layer_set(seed=1)
+    other = layer_set(seed=1)
     assert not torch.equal(other.make(1).state()["module.mlp.up.weight"], expected[1]["module.mlp.up.weight"])
 
 
@@ -122,14 +107,6 @@ def test_change_steps_include_start_and_end():
     """t0, t0 + dt, ..., and the end even where it is no multiple."""
     steps = ChangeSteps(start=2, end=9, every=3)
     assert [step for step in range(12) if steps.acts_at(step)] == [2, 5, 8, 9]
-
-
-def test_only_layers_that_change_ranks_move():
-    """Moves by layer; a rank that keeps a layer sends nothing."""
-    old = (Stage(rank=0, first_layer=0, end_layer=3), Stage(rank=1, first_layer=3, end_layer=6))
-    new = (Stage(rank=0, first_layer=0, end_layer=4), Stage(rank=1, first_layer=4, end_layer=6))
-    assert plan_moves(old, new) == (LayerMove(layer=3, source=1, target=0),)
-    assert plan_moves(old, old) == ()
 
 
 def test_the_corpus_is_text_and_its_order_a_function_of_seed_and_step():

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from ballast_policies.contract import Stage
 from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.cli.forecasting import ForecastInput
 from ballast_trainer.config import read_job_config
@@ -13,7 +12,7 @@ from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.forecast import forecasts
-from ballast_trainer.layers.layer import Layer, LayerSet
+from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.optimize import optimizer_step, update
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.pipeline.gradients import (
@@ -22,13 +21,12 @@ from ballast_trainer.pipeline.gradients import (
     gather_weights,
     squared_norm_once,
 )
-from ballast_trainer.pipeline.layout import ScheduleRequest
-from ballast_trainer.pipeline.stages import PipelineBuilder
 from ballast_trainer.profiling.meter import Meter
 
+from tests.support.examples import first_daily
+from tests.trainer.layers.trained_layers import CPU, all_layers, one_stage
 from tests.trainer.tensor_parallel.ranks import on_ranks
 
-CPU = torch.device("cpu")
 HALF = {"precision": "bf16", "dtype": "bf16"}
 OPTIMIZERS = ("adamw", "sgd", "torch.optim:Adagrad", "torch.optim:Adafactor", f"{__name__}:by_dimension")
 """By numbers the first three (Adagrad makes its state at once); by matrices; two groups with own rates."""
@@ -80,8 +78,7 @@ def three_steps(world, optimizer, stage):
     model = build_gpt(layers=4, dim=24, heads=2, context=6)
     config = TrainingConfig(optimizer=optimizer, clip_norm=0.5)
     replicas = world.data if stage else None
-    layers = LayerSet(model, config, CPU, with_unused, replicas=replicas, shards_weights=stage == 3)
-    layers.hold(layers.make(index) for index in range(model.layer_count))
+    layers = all_layers(model, config, with_unused, replicas=replicas, shards_weights=stage == 3)
     for step in range(3):
         for layer in layers:
             generator = torch.Generator().manual_seed(100 * step + 10 * layer.index + world.data.index)
@@ -147,9 +144,20 @@ def with_state(layers):
 
 
 @pytest.mark.parametrize(
-    "types", [{}, HALF, {**HALF, "masterWeights": False}], ids=["fp32", "masters", "bf16"]
+    ("stage", "types"),
+    first_daily(
+        [
+            (0, {}),
+            (1, HALF),
+            (2, {**HALF, "masterWeights": False}),
+            (3, HALF),
+            (3, {}),
+            *[(stage, types) for stage in (1, 2) for types in ({}, HALF)],
+        ],
+        4,
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_forecast_has_the_bytes_of_a_rank(stage, types):
     """What `simulate` prints as held is within 5 % of parameters, gradients and optimizer state, counted."""
     config = {
@@ -163,12 +171,9 @@ def test_a_forecast_has_the_bytes_of_a_rank(stage, types):
     rows = ForecastInput(config_path=Path()).layers(config, microbatches=4, parallelism=job.parallelism)
     (forecast, *_) = forecasts(job, rows, ranks=4)
     model = build_gpt(layers=4, dim=24, heads=2, context=6)
-    for index in range(4):
+    for index in (0, 3):
         replicas = Axis(ranks=(0, 1, 2, 3), index=index) if stage else None
-        layers = LayerSet(
-            model, job.training, CPU, lambda _, module: module, replicas=replicas, shards_weights=stage == 3
-        )
-        layers.hold(layers.make(number) for number in range(4))
+        layers = all_layers(model, job.training, replicas=replicas, shards_weights=stage == 3)
         with_state(layers)
         counted = sum(layer.byte_count(shares_gradients=stage >= 2) for layer in layers)
         assert forecast.ranks[0].held_bytes == pytest.approx(counted, rel=0.05)
@@ -187,8 +192,7 @@ def backwards(world):
     mine = slice(4 * world.data.index, 4 * world.data.index + 4)
     for stage, first in ((1, 3), (2, 0), (3, 0)):
         config = TrainingConfig(recompute=stage == 3)
-        layers = LayerSet(model, config, CPU, with_unused, replicas=world.data, shards_weights=stage == 3)
-        layers.hold(layers.make(index) for index in range(4))
+        layers = all_layers(model, config, with_unused, replicas=world.data, shards_weights=stage == 3)
         buckets = GradientBuckets(world.data, layers, 4, each_backward=stage >= 2)
         alive, whole = [], []
         for parameter in layers.parameters():
@@ -201,16 +205,8 @@ def backwards(world):
             layer.module.register_forward_pre_hook(
                 lambda *_, held=layers, seen=whole: seen.append(memory(held))
             )
-        builder = PipelineBuilder(
-            stages=(Stage(rank=0, first_layer=0, end_layer=4),),
-            schedule=ScheduleRequest(name="1F1B", ranks=1, microbatches=4),
-            rank=0,
-            layers=layers,
-            meter=Meter(4, CPU, None),
-            loss=model.loss,
-            layer_ended=(first, buckets.layer_ended),
-        )
-        builder.build(()).run(lambda: (inputs[mine], targets[mine]))
+        pipeline = one_stage(model, layers, 4, layer_ended=(first, buckets.layer_ended))
+        pipeline.run(lambda: (inputs[mine], targets[mine]))
         buckets.finish()
         found[stage] = {
             f"{layer.index}.{name}": value for layer in layers for name, value in layer.gradients().items()
@@ -260,26 +256,10 @@ def peaks(world):
     mine = slice(8 * world.data.index, 8 * world.data.index + 8)
     for stage in range(4):
         replicas = world.data if stage else None
-        layers = LayerSet(
-            model,
-            TrainingConfig(),
-            CPU,
-            lambda _, module: module,
-            replicas=replicas,
-            shards_weights=stage == 3,
-        )
-        layers.hold(layers.make(index) for index in range(6))
+        layers = all_layers(model, replicas=replicas, shards_weights=stage == 3)
         buckets = GradientBuckets(world.data, layers, 4, each_backward=stage >= 2)
-        builder = PipelineBuilder(
-            stages=(Stage(rank=0, first_layer=0, end_layer=6),),
-            schedule=ScheduleRequest(name="1F1B", ranks=1, microbatches=4),
-            rank=0,
-            layers=layers,
-            meter=Meter(6, CPU, None),
-            loss=model.loss,
-            layer_ended=(0 if stage >= 2 else 3, buckets.layer_ended),
-        )
-        pipeline = builder.build(())
+        ended = 0 if stage >= 2 else 3, buckets.layer_ended
+        pipeline = one_stage(model, layers, 4, layer_ended=ended)
 
         def gradients(of=(pipeline, buckets, layers)):
             of[0].run(lambda: (inputs[mine], targets[mine]))

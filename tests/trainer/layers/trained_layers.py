@@ -1,18 +1,44 @@
-"""Layers of a small model that have computed the gradients of one batch."""
+"""Layers that one rank holds, and those of a small model that have computed the gradients of one batch."""
 
 import torch
+from ballast_policies.contract import Stage
+from ballast_policies.contract.job.training import TrainingConfig
+from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import computing_in
 from ballast_trainer.models.gpt import build_gpt
+from ballast_trainer.pipeline.layout import ScheduleRequest
+from ballast_trainer.pipeline.stages import PipelineBuilder
+from ballast_trainer.profiling.meter import Meter
 
 CPU = torch.device("cpu")
+ALONE = World(epoch=1, rank=0, size=1, processes=("local",), device=CPU)
+
+
+def all_layers(model, config=None, prepare=lambda index, module: module, **shared):
+    """All layers of a model on one rank."""
+    layers = LayerSet(model, config or TrainingConfig(), CPU, prepare, **shared)
+    layers.hold(layers.make(index) for index in range(model.layer_count))
+    return layers
+
+
+def one_stage(model, layers, microbatches, meter=None, **more):
+    """The pipeline of a rank that holds all layers."""
+    return PipelineBuilder(
+        stages=(Stage(rank=0, first_layer=0, end_layer=model.layer_count),),
+        schedule=ScheduleRequest(name="1F1B", ranks=1, microbatches=microbatches),
+        rank=0,
+        layers=layers,
+        meter=meter or Meter(model.layer_count, CPU, None),
+        loss=model.loss,
+        **more,
+    ).build(())
 
 
 def trained_layers(config, *, seed=3):
     """Layers of a small model with the gradients of one batch, not yet learnt from."""
     model = build_gpt(layers=4, dim=16, heads=2, context=8, dropout=0.0)
-    layers = LayerSet(model, config, CPU, lambda index, module: module)
-    layers.hold(layers.make(index) for index in range(4))
+    layers = all_layers(model, config)
     inputs, targets = model.batch(seed, 0, 4)
     value = inputs
     with computing_in(config.precision, CPU):

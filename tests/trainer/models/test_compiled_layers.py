@@ -3,21 +3,14 @@
 import pytest
 import torch
 from ballast_policies.contract.job.training import TrainingConfig
-from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.models.flops import step_flops
-from ballast_trainer.models.gpt import cross_entropy
+from ballast_trainer.models.loss_weights import cross_entropy
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.meter import Meter
 from torch import nn
 
-CPU = torch.device("cpu")
-
-
-def made(model, config=None):
-    layers = LayerSet(model, config or TrainingConfig(), CPU, lambda _, module: module)
-    layers.hold(layers.make(index) for index in range(model.layer_count))
-    return layers
+from tests.trainer.layers.trained_layers import CPU, all_layers
 
 
 def is_compiled(module):
@@ -31,7 +24,7 @@ def test_a_layer_compiled_in_place_is_compiled_in_the_copy_that_trains():
     block[0].compile(backend="eager")
     head = nn.Linear(4, 2)
     head.compile(backend="eager")
-    layers = made(Model.from_layers([block, head], loss=cross_entropy))
+    layers = all_layers(Model.from_layers([block, head], loss=cross_entropy))
     compiled = [is_compiled(module) for layer in layers for module in layer.module.modules()]
     assert compiled == [False, True, False, True]
 
@@ -39,7 +32,7 @@ def test_a_layer_compiled_in_place_is_compiled_in_the_copy_that_trains():
 @pytest.mark.parametrize("compile_layers", [True, False])
 def test_the_configuration_compiles_each_layer(compile_layers):
     model = Model(layer_count=2, build_layer=lambda _: nn.Linear(4, 4), loss=cross_entropy)
-    layers = made(model, TrainingConfig(compile=compile_layers))
+    layers = all_layers(model, TrainingConfig(compile=compile_layers))
     assert [is_compiled(layer.module) for layer in layers] == [compile_layers] * 2
 
 
@@ -49,7 +42,9 @@ def test_a_wrapped_layer_has_plain_names_in_exports():
     named = Model.from_layers(list(whole), loss=cross_entropy, whole=whole)
     for model in (listed, named):
         names = [
-            model.name_of(layer.index, name) for layer in made(model) for name in layer.module.state_dict()
+            model.name_of(layer.index, name)
+            for layer in all_layers(model)
+            for name in layer.module.state_dict()
         ]
         assert names == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
@@ -63,7 +58,7 @@ def test_measuring_what_a_compiled_layer_saves_compiles_nothing():
         return torch.compile(layer, backend="aot_eager")
 
     model = Model(layer_count=3, build_layer=wrapped, loss=cross_entropy)
-    layers = made(model)
+    layers = all_layers(model)
     meter = Meter(3, CPU, None)
     stack = LayerStack(list(layers), meter, 0, CPU)
 

@@ -5,7 +5,6 @@ import re
 
 import pytest
 import torch
-from ballast_policies.contract import ExitCode
 from ballast_trainer.config import read_job_config
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
@@ -18,6 +17,7 @@ from ballast_trainer.models.ties import merged
 from ballast_trainer.tied_model import check_ties, tied_model
 from torch import nn
 
+from tests.trainer.layers.trained_layers import all_layers
 from tests.trainer.models import tied_models
 
 ENDS = ((0, "weight"), (5, "weight"))
@@ -88,8 +88,7 @@ def test_layers_are_copies_and_the_first_owns_what_is_tied(build):
     """Layers that functions share do not learn twice; a copy is in no optimizer."""
     config = read_job_config(job())
     model = tied_model(build(), config)
-    layers = LayerSet(model, config.training, torch.device("cpu"), lambda index, module: module)
-    layers.hold(layers.make(index) for index in range(model.layer_count))
+    layers = all_layers(model, config.training)
     parameters = [id(parameter) for parameter in layers.parameters()]
     assert len(set(parameters)) == len(parameters)
     stepped = {
@@ -218,14 +217,3 @@ def test_a_split_layer_that_is_tied_is_refused():
     tied = with_ties(gpt, [((1, "mlp.up.weight"), (2, "mlp.up.weight"))], seed=0)
     with pytest.raises(ConfigurationError, match="layer 1 is split over the ranks"):
         check_ties(tied, read_job_config(job(parallelism={"tensor": 2})))
-
-
-@pytest.mark.processes
-def test_a_job_that_cannot_keep_weights_tied_ends_before_its_first_step(gang):
-    """Exit code 2 with the layers' names, although no rank holds both."""
-    value = job(model={"name": "tests.trainer.models.tied_models:by_closure"})
-    value["pipeline"] |= {"schedule": "PipeDream"}
-    running = gang(value, ranks=1)
-    assert running.exit_codes() == {"rank-0": ExitCode.USAGE}
-    assert "'weight' of layer 0 and 'weight' of layer 5 are one parameter" in running.errors()
-    assert running.losses() == {}

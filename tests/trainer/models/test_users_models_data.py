@@ -66,13 +66,6 @@ def test_a_loader_is_not_read_again_for_a_step_just_gone():
     assert source.begun == 2
 
 
-def test_a_batch_function_is_used_as_it_is():
-    """Its order is its own."""
-    batches = batches_from(lambda seed, step, size: (torch.full((size,), step), torch.full((size,), seed)))
-    inputs, targets = batches(3, 9, 2)
-    assert (inputs.tolist(), targets.tolist()) == ([9, 9], [3, 3])
-
-
 class Growing:
     """A dataset to which another process adds samples."""
 
@@ -346,19 +339,6 @@ def test_a_worker_that_is_killed_ends_the_job_in_words(ahead):
             reader.batch(step)
 
 
-def test_workers_for_a_loader_are_refused():
-    """It is read in its own order, by its own workers."""
-    config = {
-        "totalSteps": 2,
-        "model": {"name": "tests.trainer.models.users_module:regression"},
-        "data": {"name": "tests.trainer.models.users_module:loader", "args": {"size": 8}},
-        "pipeline": {"microbatches": 4, "globalBatchSize": 8},
-        "training": {"dataloaderNumWorkers": 2},
-    }
-    with pytest.raises(ConfigurationError, match=r"dataloaderNumWorkers: 2, .*To fix: 0, and num_workers"):
-        train_here(config)
-
-
 class Flaky:
     """A dataset with some samples that cannot be read."""
 
@@ -485,12 +465,23 @@ def test_a_generator_that_has_raised_cannot_go_on_and_ends_the_job():
         skipping(Broken())(0, 0, 2)
 
 
-def test_batch_functions_cannot_leave_samples_out():
-    """Refused before the first step."""
-    config = {
-        "totalSteps": 2,
-        "model": {"name": "gpt", "layers": 4},
-        "training": {"skipBadSamples": 2},
-    }
-    with pytest.raises(ConfigurationError, match=r"skipBadSamples: 2, .*To fix: 0, or a dataset"):
+@pytest.mark.parametrize(
+    ("data", "training", "words"),
+    [
+        (
+            {"name": "tests.trainer.models.users_module:loader", "args": {"size": 8}},
+            {"dataloaderNumWorkers": 2},
+            r"dataloaderNumWorkers: 2, .*To fix: 0, and num_workers",
+        ),
+        (None, {"skipBadSamples": 2}, r"skipBadSamples: 2, .*To fix: 0, or a dataset"),
+    ],
+    ids=["workers for a loader", "samples of a function"],
+)
+def test_data_that_cannot_be_read_so_are_refused(data, training, words):
+    """A loader is read in its own order, by its own workers; a batch function chooses its samples."""
+    config = {"totalSteps": 2, "model": {"name": "gpt", "layers": 4}, "training": training}
+    if data is not None:
+        config |= {"data": data, "model": {"name": "tests.trainer.models.users_module:regression"}}
+        config["pipeline"] = {"microbatches": 4, "globalBatchSize": 8}
+    with pytest.raises(ConfigurationError, match=words):
         train_here(config)

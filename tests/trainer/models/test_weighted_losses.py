@@ -58,14 +58,6 @@ def whole():
     return train_here(job(microbatches=1))
 
 
-@pytest.mark.slow
-def test_microbatches_learn_what_the_whole_batch_does(whole):
-    """With ever fewer labels that are not -100, and in one step a microbatch without any."""
-    parts = train_here(job())
-    assert parts.losses == pytest.approx(whole.losses, abs=1e-5)
-    assert evaluated(parts.events) == pytest.approx(evaluated(whole.events), abs=1e-5)
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("ranks", "fields"),

@@ -4,17 +4,14 @@ import random
 
 import pytest
 import torch
-from ballast_policies.contract import Stage
-from ballast_policies.contract.job.training import TrainingConfig
-from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.gpt import build_gpt
-from ballast_trainer.pipeline.layout import ScheduleRequest
-from ballast_trainer.pipeline.stages import PipelineBuilder
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.rank_speeds import RankSpeeds, SpeedProbe
 from torch.utils._python_dispatch import TorchDispatchMode
 
-CPU, LAYERS = torch.device("cpu"), 4
+from tests.trainer.layers.trained_layers import CPU, all_layers, one_stage
+
+LAYERS = 4
 
 
 class FakeEvent:
@@ -44,19 +41,10 @@ def test_a_measured_step_waits_for_the_gpu_once_its_seconds_are_read(monkeypatch
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("the whole device is waited for"))
     FakeEvent.recorded = FakeEvent.waits = 0
     model = build_gpt(layers=LAYERS, dim=8, heads=2, context=4)
-    layers = LayerSet(model, TrainingConfig(), CPU, lambda _, module: module)
-    layers.hold(layers.make(index) for index in range(LAYERS))
+    layers = all_layers(model)
     meter = Meter(LAYERS, torch.device("cuda", 0), None)
-    builder = PipelineBuilder(
-        stages=(Stage(rank=0, first_layer=0, end_layer=LAYERS),),
-        schedule=ScheduleRequest(name="1F1B", ranks=1, microbatches=3),
-        rank=0,
-        layers=layers,
-        meter=meter,
-        loss=model.loss,
-    )
     batch = model.batch(0, 0, 6)
-    builder.build(()).run(lambda: batch)
+    one_stage(model, layers, 3, meter).run(lambda: batch)
     forward_and_backward = FakeEvent.recorded
     began = meter.start_optimizer()
     for index in range(LAYERS):
@@ -71,7 +59,7 @@ def test_a_measured_step_waits_for_the_gpu_once_its_seconds_are_read(monkeypatch
     assert updates == pytest.approx([1e-3] * LAYERS)
     assert meter.busy_seconds() >= sum(forward + backward) - 1e-9
     meter.start_step(1, by_layer=False)
-    builder.build(()).run(lambda: batch)
+    one_stage(model, layers, 3, meter).run(lambda: batch)
     assert FakeEvent.recorded == forward_and_backward + LAYERS + 1, "those not measured have none"
 
 

@@ -4,12 +4,9 @@ import pytest
 import torch
 from ballast_policies.contract import Ack, Directive, Stage
 from ballast_trainer.channel.base import DirectoryChannel
-from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.distributed.mesh import Mesh, Place
-from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
-from ballast_trainer.layers.layer import LayerSet
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,8 +16,8 @@ from tests.support.waiting import eventually
 from tests.trainer.tensor_parallel.ranks import DIM, on_ranks, pipelined_step
 
 MESHES = {
-    "tensor 2": (2, {"tensor": 2}),
     "pipeline 2 x tensor 2": (4, {"tensor": 2}),
+    "tensor 2": (2, {"tensor": 2}),
     "tensor 4": (4, {"tensor": 4}),
     "data 2 x tensor 2": (4, {"tensor": 2, "data": 2}),
     "pipeline 2 x data 2": (4, {"data": 2}),
@@ -34,7 +31,7 @@ def with_heads(config, heads=4):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("mesh", first_daily(MESHES, 2))
+@pytest.mark.parametrize("mesh", first_daily(MESHES))
 def test_a_mesh_learns_as_one_process_does(gang, small_config, single_process_losses, mesh):
     """Any mesh gives the losses of one process to 1e-5, with dropout, clipping and frozen layers."""
     ranks, parallelism = MESHES[mesh]
@@ -46,42 +43,6 @@ def test_a_mesh_learns_as_one_process_does(gang, small_config, single_process_lo
     losses = running.losses()
     assert sorted(losses) == list(range(1, 11))
     assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5
-
-
-def whole_model(config, folder=None):
-    """All parameters by layer and name: of a checkpoint, its parts put together, or as they start."""
-    job = ValidatedJob.from_mapping({key: value for key, value in config.items() if key != "parallelism"})
-    world = World(epoch=1, rank=0, size=1, processes=("local",), device=torch.device("cpu"))
-    count = job.model.layer_count
-    layers = LayerSet(job.model, job.config.training, world.device, lambda _, module: module)
-    layers.hold(layers.make(index) for index in range(count))
-    if folder is not None:
-        saved = Checkpoints(str(folder), keep=1, layer_count=count, seed=0)
-        saved.load(world, layers, saved.newest(world))
-    return {
-        f"{layer.index}.{name}": value
-        for layer in layers
-        for name, value in layer.module.state_dict().items()
-    }
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("size", first_daily([2, 4]))
-def test_gathered_parameters_are_those_of_one_process(gang, small_config, tmp_path, size):
-    """After six steps every weight equals the unsharded model's to 1e-5, momentum and dropout on."""
-    config = with_heads(small_config(totalSteps=6, training={"optimizer": "sgd", "learningRate": 0.1}))
-    models = []
-    for name, ranks, parallelism in (("one", 1, {}), ("many", size, {"tensor": size})):
-        config["checkpoint"] = {"path": str(tmp_path / name), "everySteps": 6}
-        running = gang({**config, "parallelism": parallelism}, ranks=ranks)
-        assert set(running.exit_codes().values()) == {0}, running.errors()
-        models.append(whole_model(config, tmp_path / name))
-    one, many = models
-    fresh = whole_model(config)
-    assert one.keys() == many.keys()
-    assert any((one[name] - fresh[name]).abs().max() > 1e-2 for name in one), "the weights have moved"
-    for name, value in one.items():
-        torch.testing.assert_close(many[name], value, atol=1e-5, rtol=0, msg=name)
 
 
 def acked(folder):
@@ -169,26 +130,10 @@ def test_replicas_with_fewer_microbatches_than_stages_are_refused(small_config):
     ("change", "words"),
     [
         ({"parallelism": {"tensor": 3}}, "4 heads do not divide over 3"),
-        ({"parallelism": {"data": 3}}, "pipeline.microbatches: 4, parallelism.data: 3"),
-        ({"parallelism": {"tensor": 0}}, "below 1"),
-        (
-            {
-                "parallelism": {"data": 2, "zeroStage": 1},
-                "dynamics": [{"kind": "freezing", "target": 0.5, "freezing": {"criterion": "gradientNorm"}}],
-            },
-            "gradientNorm reads whole gradients",
-        ),
         ({"parallelism": {"tensor": 2}, "model": {"name": "recurrent", "layers": 4}}, "can be cut"),
-        (
-            {
-                "parallelism": {"tensor": 2},
-                "dynamics": [{"kind": "pruning", "endStep": 4, "target": 0.5}],
-            },
-            "dynamics: parallelism.tensor cuts layers, of the changes only freezing",
-        ),
     ],
 )
-def test_settings_that_a_mesh_cannot_have_are_refused_with_the_reason(small_config, change, words):
+def test_a_model_that_cannot_be_cut_is_refused_with_the_reason(small_config, change, words):
     """Before any rank starts, with the field and what to change."""
     with pytest.raises(ConfigurationError, match=words):
         ValidatedJob.from_mapping({**with_heads(small_config()), **change})
@@ -198,7 +143,7 @@ def test_settings_that_a_mesh_cannot_have_are_refused_with_the_reason(small_conf
 def test_a_checkpoint_of_one_mesh_continues_on_another(gang, small_config, single_process_losses, tmp_path):
     """Saved by tensor 2 x data 2, continued by pipeline 2 x tensor 2, then by one process: the same curve.
 
-    In between replicas share gradients and optimizer state (ZeRO-2), weights, too (ZeRO-3), or state alone.
+    In between replicas share optimizer state and weights (ZeRO-3), state alone, or gradients, too (ZeRO-2).
 
     Each part is written once: four ranks' checkpoint is about as large as one process's.
     """
@@ -209,10 +154,9 @@ def test_a_checkpoint_of_one_mesh_continues_on_another(gang, small_config, singl
     losses = {}
     for steps, ranks, parallelism in (
         (3, 4, {"tensor": 2, "data": 2}),
-        (4, 4, {"data": 4, "zeroStage": 2}),
         (5, 4, {"tensor": 2, "data": 2, "zeroStage": 3}),
-        (6, 4, {"tensor": 2, "data": 2, "zeroStage": 1}),
-        (7, 2, {"data": 2, "zeroStage": 3}),
+        (6, 2, {"data": 2, "zeroStage": 1}),
+        (7, 2, {"data": 2, "zeroStage": 2}),
         (8, 4, {"tensor": 2}),
         (9, 1, {}),
     ):

@@ -29,8 +29,7 @@ from ballast_trainer.dynamics.pruning.sparse_linear import PrunableLinear
 from ballast_trainer.dynamics.registry import build_dynamic, build_dynamics
 from ballast_trainer.errors import CheckpointError, ConfigurationError
 from ballast_trainer.layers.layer import LayerSet
-from ballast_trainer.models.protocol import Model
-from ballast_trainer.models.without_memory import layer_without_memory
+from ballast_trainer.models.protocol import Model, layer_without_memory
 from ballast_trainer.seeding import host_seeded
 
 _AGAIN = "To fix: name a directory with a whole checkpoint, as checkpoint.path has them"

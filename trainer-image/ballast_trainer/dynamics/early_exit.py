@@ -96,36 +96,30 @@ learnt."""
 class ExitingBlock(ChangingModule):
     """A block over the positions that are still in, [B, S, D + 1] -> [B, S, D + 1].
 
-    The last channel is 1 where a position has left, else 0.
+    The last channel is 1 where a position has left, else 0; with probability ``hazard`` one leaves because it
+    was drawn.
 
     Attributes:
         left: fraction of the positions that are out after the block, in the newest forward.
     """
 
     def __init__(self, block: nn.Module, settings: ExitsSettings, *, hazard: float) -> None:
-        """Wrap.
-
-        Args:
-            block: has ``run_at``, and ``width`` where a head is learnt.
-            settings: of the change.
-            hazard: probability with which a position leaves here because it was drawn.
-        """
         super().__init__()
         self.block = block
         self.left = 0.0
         self._settings = settings
         self._hazard = hazard
+        # Of a block that tells it, as those do in which a head is learnt.
+        width: Any = getattr(block, "width", None)
         self.head: nn.Linear | None = None
         if settings.confidence == Confidence.HEAD:
-            width: Any = block.width
             self.head = nn.Linear(width, 1)
             nn.init.zeros_(self.head.weight)
             nn.init.constant_(self.head.bias, -_FIRST_DOUBT)
         self.exit_head: ExitHead | None = None
         if settings.confidence == Confidence.SOFTMAX:
-            wide: Any = block.width
             assert settings.vocabulary is not None
-            self.exit_head = ExitHead(wide, settings.rank, settings.vocabulary)
+            self.exit_head = ExitHead(width, settings.rank, settings.vocabulary)
 
     def forward(self, marked: torch.Tensor) -> torch.Tensor:
         """Run the block on the remaining positions; before (head) or after it the confident ones leave."""

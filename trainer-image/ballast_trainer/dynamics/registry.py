@@ -15,9 +15,8 @@ from ballast_trainer.dynamics.freezing import most_frozen
 from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.blocks import Lacking, described
-from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.protocol import Model, layer_without_memory
 from ballast_trainer.models.registry import load_callable
-from ballast_trainer.models.without_memory import layer_without_memory
 
 logger = logging.getLogger(__name__)
 

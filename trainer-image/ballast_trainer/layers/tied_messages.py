@@ -10,14 +10,15 @@ in place of gradients, after the update and not before it: nothing waits for the
 forward, copies need no optimizer state, and an optimizer cannot drive them apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.layers.layer import Layer, LayerSet
 from ballast_trainer.models.ties import Tie
 
 Holders = Sequence[Sequence[int]]
@@ -28,19 +29,8 @@ _FLAG, _GRADIENT, _WEIGHT, _KINDS = 0, 1, 2, 3
 
 
 def gather_gradients(ties: Sequence[Tie], world: World, layers: LayerSet, holders: Holders) -> None:
-    """Sum each tied parameter's gradients on the ranks that own it; the copies have none afterwards.
-
-    Args:
-        ties: of the model.
-        world: the ranks.
-        layers: those that this rank holds.
-        holders: of each layer.
-    """
-    for number, tie in enumerate(ties):
-        learnt = [layers[layer].learnt(layers[layer].tied[number]) for layer in _held(tie, layers)]
-        held = [parameter for parameter in learnt if parameter is not None]
-        if not held:
-            continue
+    """Sum each tied parameter's gradients on the ranks that own it; the copies have none afterwards."""
+    for number, tie, held in _shared(ties, layers, Layer.learnt):
         total = _sum_of([parameter.grad for parameter in held])
         for parameter in held:
             parameter.grad = None
@@ -60,19 +50,8 @@ def gather_gradients(ties: Sequence[Tie], world: World, layers: LayerSet, holder
 
 @torch.no_grad()
 def send_weights(ties: Sequence[Tie], world: World, layers: LayerSet, holders: Holders) -> None:
-    """Give each tied parameter's weights to its copies; messages are sent in the background.
-
-    Args:
-        ties: of the model.
-        world: the ranks.
-        layers: those that this rank holds.
-        holders: of each layer.
-    """
-    for number, tie in enumerate(ties):
-        kept = [layers[layer].kept(layers[layer].tied[number]) for layer in _held(tie, layers)]
-        held = [parameter for parameter in kept if parameter is not None]
-        if not held:
-            continue
+    """Give each tied parameter's weights to its copies; messages are sent in the background."""
+    for number, tie, held in _shared(ties, layers, Layer.kept):
         owners = holders[tie[0][0]]
         others = sorted({position for layer, _ in tie for position in holders[layer]}.difference(owners))
         if world.position == owners[0]:
@@ -86,10 +65,15 @@ def send_weights(ties: Sequence[Tie], world: World, layers: LayerSet, holders: H
             copied.copy_(held[0])
 
 
-def _held(tie: Tie, layers: LayerSet) -> list[int]:
-    """This rank's layers that have the parameter, in their order."""
+def _shared(
+    ties: Sequence[Tie], layers: LayerSet, of: Callable[[Layer, str], nn.Parameter | None]
+) -> Iterator[tuple[int, Tie, list[nn.Parameter]]]:
+    """Each tie of which this rank has something: its number, and what ``of`` gives of the layers held."""
     mine = set(layers.indices())
-    return [index for index, _ in tie if index in mine]
+    for number, tie in enumerate(ties):
+        found = [of(layers[index], layers[index].tied[number]) for index, _ in tie if index in mine]
+        if held := [parameter for parameter in found if parameter is not None]:
+            yield number, tie, held
 
 
 def _sum_of(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
@@ -103,9 +87,7 @@ def _sum_of(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     return total
 
 
-def _received_gradient(
-    world: World, position: int, number: int, like: torch.nn.Parameter
-) -> torch.Tensor | None:
+def _received_gradient(world: World, position: int, number: int, like: nn.Parameter) -> torch.Tensor | None:
     flag = torch.empty(1, device=world.device)
     gradient = torch.empty_like(like, memory_format=torch.contiguous_format, requires_grad=False)
     works = [

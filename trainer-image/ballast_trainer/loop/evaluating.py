@@ -15,9 +15,9 @@ from ballast_trainer.data.sources import read_batch
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.evaluation.forward_only import ForwardOnly
 from ballast_trainer.evaluation.validation_data import ValidationData
+from ballast_trainer.layers.buffers import evaluating
 from ballast_trainer.layers.precision import in_full_precision
 from ballast_trainer.layers.running import CURRENT_FORWARD
-from ballast_trainer.layers.undisturbed import evaluating
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.saving import Saver

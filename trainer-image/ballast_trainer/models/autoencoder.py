@@ -10,9 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from ballast_trainer.data.corpus import VOCABULARY
-from ballast_trainer.models.arguments import check_arguments
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.models.text import text_model
+from ballast_trainer.models.text import check_arguments, text_model
 
 
 class BagEncoder(nn.Module):

@@ -8,10 +8,9 @@ from torch import nn
 from torch.nn import functional
 
 from ballast_trainer.data.corpus import VOCABULARY
-from ballast_trainer.models.arguments import check_arguments, check_positive
-from ballast_trainer.models.loss_weights import counted_targets
+from ballast_trainer.models.loss_weights import counted_targets, cross_entropy
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.models.text import text_model
+from ballast_trainer.models.text import check_arguments, check_positive, text_model
 
 
 class Embedding(nn.Module):
@@ -114,19 +113,6 @@ class Head(nn.Module):
         return logits
 
 
-def divide_weights(block: nn.Module, by: float) -> None:
-    """Divide the weights of all linear layers; biases and norms stay."""
-    with torch.no_grad():
-        for module in block.modules():
-            if isinstance(module, nn.Linear):
-                module.weight.div_(by)
-
-
-def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy in nats per byte; logits [B, S, V], targets [B, S]."""
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
 def build_gpt(
     *,
     layers: int = 10,
@@ -162,7 +148,10 @@ def build_gpt(
     def build_block(index: int) -> nn.Module:
         block = Block(dim, heads, dropout)
         if depth_scaled:
-            divide_weights(block, index**0.5)
+            with torch.no_grad():
+                for module in block.modules():
+                    if isinstance(module, nn.Linear):
+                        module.weight.div_(index**0.5)
         return block
 
     return text_model(

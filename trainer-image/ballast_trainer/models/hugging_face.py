@@ -23,7 +23,7 @@ from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.blocks import note_choices
 from ballast_trainer.models.chain import Chain, LayerCalls, NoChainError, Packed
 from ballast_trainer.models.deferred import DeferredWeights, deferred_weights
-from ballast_trainer.models.loss_weights import IGNORED, counted_targets
+from ballast_trainer.models.loss_weights import IGNORED, counted_targets, cross_entropy
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.trees import Tree
 
@@ -49,15 +49,6 @@ class DecoderLayer(nn.Module):
     def __init__(
         self, layer: nn.Module, index: int, calls: LayerCalls, width: int, members: set[str]
     ) -> None:
-        """Wrap a layer.
-
-        Args:
-            layer: of the model.
-            index: its number.
-            calls: what it gets beside hidden states.
-            width: of these.
-            members: of :class:`~ballast_trainer.models.blocks.TransformerBlock` that it has.
-        """
         super().__init__()
         self.layer, self.width = layer, width
         note_choices(layer)
@@ -111,14 +102,7 @@ class RoutedLayer(nn.Module):
     """
 
     def __init__(self, inner: DecoderLayer, router: type[nn.Module], place: int, chosen: int) -> None:
-        """Wrap a layer.
-
-        Args:
-            inner: the layer.
-            router: class of its routers.
-            place: of the logits in what they return.
-            chosen: experts of a token.
-        """
+        # Class of its routers, place of the logits in what they return, and experts of a token.
         super().__init__()
         self.inner = inner
         self._router, self._place, self._chosen = router, place, chosen
@@ -162,11 +146,6 @@ class _RoutedHead(nn.Module):
         assert value.chosen is not None and value.probabilities is not None
         loss = len(value.chosen) * (value.chosen / value.rows * (value.probabilities / value.rows)).sum()
         return {"logits": self.inner(value.hidden), "router_loss": loss}
-
-
-def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy in nats; logits [..., V], targets [...]."""
-    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
 def _routed_loss(output: Mapping[str, torch.Tensor], targets: torch.Tensor, *, weight: float) -> torch.Tensor:

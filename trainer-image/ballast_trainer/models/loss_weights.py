@@ -7,6 +7,7 @@ microbatches, which every schedule and all replicas compute, is then that of the
 from collections.abc import Callable
 
 import torch
+from torch.nn import functional
 
 from ballast_trainer.trees import Tree, tensors_of
 
@@ -19,6 +20,11 @@ LossWeight = Callable[[torch.Tensor], float]
 def counted_targets(targets: torch.Tensor) -> float:
     """How many targets are not -100: the weight of a mean cross entropy."""
     return float((targets != IGNORED).sum())
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy in nats; logits [..., V], targets [...]."""
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
 def weights_of(weight: LossWeight | None, targets: torch.Tensor, microbatches: int) -> list[float]:

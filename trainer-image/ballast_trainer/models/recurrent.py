@@ -4,11 +4,10 @@ import torch
 from torch import nn
 
 from ballast_trainer.data.corpus import VOCABULARY
-from ballast_trainer.models.arguments import check_arguments
-from ballast_trainer.models.gpt import Head, cross_entropy
-from ballast_trainer.models.loss_weights import counted_targets
+from ballast_trainer.models.gpt import Head
+from ballast_trainer.models.loss_weights import counted_targets, cross_entropy
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.models.text import text_model
+from ballast_trainer.models.text import check_arguments, text_model
 
 
 class TokenEmbedding(nn.Module):

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.protocol import Model, buildable
 from ballast_trainer.models.ties import Member, Tie, TieSearch, merged
-from ballast_trainer.models.without_memory import buildable
 from ballast_trainer.seeding import host_seeded, seed_build
 
 logger = logging.getLogger(__name__)

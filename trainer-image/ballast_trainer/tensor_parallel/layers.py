@@ -9,32 +9,27 @@ import functools
 from typing import Any
 
 import torch
+from ballast_policies.contract.job.job import JobConfig
 from torch import nn
 from torch.nn import functional
 
 from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.layers.slicing import slicings
 from ballast_trainer.models.gpt import Attention, Block, Mlp
-from ballast_trainer.tensor_parallel.linear import ColumnLinear, RowLinear
-from ballast_trainer.tensor_parallel.parallel_pair import ParallelPair, Units
+from ballast_trainer.models.protocol import Model, buildable
+from ballast_trainer.tensor_parallel.parallel_pair import ColumnLinear, ParallelPair, RowLinear, Units
 
 
 class ParallelMlp(ParallelPair):
     """This rank's inner units of two linear maps with a GELU between."""
 
+    names = "up", "down"
+
     def __init__(self, whole: Mlp, axis: Axis) -> None:
         up, down = ColumnLinear(whole.up, axis), RowLinear(whole.down, axis)
         super().__init__(axis, units=up.weight.shape[0])
         self.up, self.down = up, down
-
-    @property
-    def inner(self) -> ColumnLinear:
-        """The widening layer."""
-        return self.up
-
-    @property
-    def outer(self) -> RowLinear:
-        """The narrowing layer."""
-        return self.down
 
     def units_at(self, first: int, count: int) -> Units:
         """Views of the weights of some units."""
@@ -55,6 +50,8 @@ class ParallelMlp(ParallelPair):
 class ParallelAttention(ParallelPair):
     """This rank's heads of causal self-attention."""
 
+    names = "qkv", "out"
+
     def __init__(self, whole: Attention, axis: Axis) -> None:
         if whole.heads % axis.size:
             raise ValueError(f"{whole.heads} heads do not divide over {axis.size} tensor ranks")
@@ -62,16 +59,6 @@ class ParallelAttention(ParallelPair):
         self.heads = whole.heads
         self.dropout = whole.dropout
         self.qkv, self.out = ColumnLinear(whole.qkv, axis, blocks=3), RowLinear(whole.out, axis)
-
-    @property
-    def inner(self) -> ColumnLinear:
-        """Query, key and value in one."""
-        return self.qkv
-
-    @property
-    def outer(self) -> RowLinear:
-        """The output projection."""
-        return self.out
 
     def units_at(self, first: int, count: int) -> Units:
         """The weights of some heads, query, key and value of them one after the other."""
@@ -137,3 +124,29 @@ def split_layer(module: nn.Module, axis: Axis) -> nn.Module:
         ValueError: heads or units do not divide over the ranks.
     """
     return module if axis.size == 1 else split_layer_type(module, axis)
+
+
+def check_tensor_parallel(model: Model, config: JobConfig) -> None:
+    """Refuse a model that cannot be cut, before ranks start.
+
+    Raises:
+        ConfigurationError: no layer can be cut, or one cannot.
+    """
+    size = config.parallelism.tensor
+    if size == 1:
+        return
+    axis = Axis(ranks=tuple(range(size)))
+    with torch.random.fork_rng():
+        for index in range(model.layer_count):
+            try:
+                split = split_layer(buildable(model, index), axis)
+            except ValueError as error:
+                reason = f"{size}: layer {index}: {error}. To fix: a divisor of it, or 1"
+                raise ConfigurationError("parallelism.tensor", reason) from error
+            if slicings(split):
+                return
+    raise ConfigurationError(
+        "parallelism.tensor",
+        f"no layer of {config.model_name!r} can be cut. To fix: set it to 1, or register your layers "
+        "with ballast_trainer.tensor_parallel.layers.split_layer_type",
+    )

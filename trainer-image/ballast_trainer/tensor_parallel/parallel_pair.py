@@ -15,10 +15,52 @@ import torch
 from torch import nn
 
 from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.layers.slicing import SlicedModule, Slicing
 from ballast_trainer.tensor_parallel.exchange import Piggyback, copy_to_group, reduce_from_group
-from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer
-from ballast_trainer.tensor_parallel.linear import ColumnLinear, RowLinear, add_bias
-from ballast_trainer.tensor_parallel.product import ColumnSelection, product
+from ballast_trainer.tensor_parallel.product import ColumnSelection, GemmTimer, product
+
+
+class SlicedLinear(SlicedModule):
+    """This rank's part of a whole ``nn.Linear``, so that any number of ranks starts with the same model."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, whole: nn.Linear, axis: Axis, slicings: dict[str, Slicing]) -> None:
+        super().__init__()
+        self.axis, self.slicings = axis, slicings
+        for name, parameter in whole.named_parameters():
+            held = parameter.detach()
+            if name in slicings:
+                held = slicings[name].part(held, axis.index, axis.size)
+            setattr(self, name, nn.Parameter(held.clone(), requires_grad=parameter.requires_grad))
+        if whole.bias is None:
+            self.bias = None
+
+
+class ColumnLinear(SlicedLinear):
+    """Each rank makes some of the output features: weight [out / t, in], bias [out / t]."""
+
+    def __init__(self, whole: nn.Linear, axis: Axis, *, blocks: int = 1) -> None:
+        """Take this rank's output features; ``blocks`` as of :class:`Slicing`: 3 for query, key and value.
+
+        Raises:
+            ValueError: the features do not divide.
+        """
+        slicing = Slicing(dim=0, blocks=blocks)
+        super().__init__(whole, axis, {"weight": slicing, "bias": slicing})
+
+
+class RowLinear(SlicedLinear):
+    """Each rank takes some of the input features: weight [out, in / t]; the bias is whole, added once."""
+
+    def __init__(self, whole: nn.Linear, axis: Axis) -> None:
+        """Take this rank's input features.
+
+        Raises:
+            ValueError: the features do not divide.
+        """
+        super().__init__(whole, axis, {"weight": Slicing(dim=1)})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +88,8 @@ class Units:
 class ParallelPair(nn.Module):
     """Two sliced linear layers with independent units between.
 
+    A subclass names the attributes that hold its two layers.
+
     Attributes:
         units: of this rank.
         blocks: parts of the inner layer's rows that each have all units: 3 for query, key and value.
@@ -56,6 +100,8 @@ class ParallelPair(nn.Module):
         clock: times the products.
         rows: positions of the last microbatch, over all of its sequences.
     """
+
+    names: tuple[str, str]
 
     def __init__(self, axis: Axis, *, units: int, blocks: int = 1) -> None:
         super().__init__()
@@ -72,12 +118,14 @@ class ParallelPair(nn.Module):
     @property
     def inner(self) -> ColumnLinear:
         """The first layer."""
-        raise NotImplementedError
+        found: ColumnLinear = getattr(self, self.names[0])
+        return found
 
     @property
     def outer(self) -> RowLinear:
         """The second layer."""
-        raise NotImplementedError
+        found: RowLinear = getattr(self, self.names[1])
+        return found
 
     def units_at(self, first: int, count: int) -> Units:
         """Views of the weights of this rank's units ``first`` to ``first + count``."""
@@ -109,7 +157,8 @@ class ParallelPair(nn.Module):
         partial = self._partial(value, own, drawn, self.selections)
         for units in self.helped:
             partial = partial + self._partial(value, units, drawn, {})
-        return add_bias(reduce_from_group(partial, self.axis), self.outer)
+        summed = reduce_from_group(partial, self.axis)
+        return summed if self.outer.bias is None else summed + self.outer.bias
 
 
 def pairs(modules: Sequence[nn.Module]) -> list[ParallelPair]:

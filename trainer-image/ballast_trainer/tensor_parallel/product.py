@@ -8,17 +8,67 @@ gradients of the columns left out are imputed, so that the input's and the weigh
 with K the kept columns.  Each of the three products takes |K| / L of its arithmetic.
 """
 
+import contextlib
 import dataclasses
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer
+from ballast_trainer.gpu_emulation import EmulatedSpeed
 
 IMPUTATIONS = ("zero", "average", "same")
 """What stands for a gradient that was not computed: zero, the mean of those that were in the same row,
 or the last one that was (the most memory)."""
+
+
+class GemmTimer:
+    """Adds up the seconds of a rank's products, forward and backward: M of equation 1.
+
+    Attributes:
+        running: whether products are timed.
+        seconds: of this step, multiplied by the emulated slow-down.
+        extra: the part that only an emulated straggler adds, which no meter of whole stages measures.
+    """
+
+    def __init__(self, device: torch.device, speed: EmulatedSpeed | None = None) -> None:
+        # Where a slower device is emulated, each product is padded to its time there, so that the other ranks
+        # wait for it where they would.
+        self.running = speed is not None
+        self.start_step()
+        self._device = device
+        self._speed = speed.of_products() if speed is not None else None
+        self._extra = 1 - 1 / speed.products if speed is not None else 0.0
+        one_thread = device.type == "cpu" and torch.get_num_threads() == 1
+        self._clock = time.thread_time if one_thread else time.perf_counter
+
+    def start_step(self) -> None:
+        """Count from zero."""
+        self.seconds = self.extra = 0.0
+
+    def now(self) -> float:
+        """Seconds on the clock that products are timed by."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return self._clock()
+
+    @contextlib.contextmanager
+    def product(self) -> Iterator[None]:
+        """Around a product."""
+        if not self.running:
+            yield
+            return
+        wall, began = time.perf_counter(), self.now()
+        yield
+        spent = self.now() - began
+        if self._speed is None:
+            self.seconds += spent
+        else:
+            self.seconds += self._speed.factor * spent
+            self.extra += self._extra * self._speed.factor * spent
+            self._speed.pad(wall, spent)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -26,15 +76,12 @@ class ColumnSelection:
     """Which columns of a layer's matrix are computed, kept from the forward to the backward.
 
     Attributes:
-        layer, matrix: names, for messages.
         columns: L, length of the contraction.
         kept: ascending indices of the columns computed, int64.
         imputation: one of :data:`IMPUTATIONS`.
         last: the gradients imputed last, by ``input`` and ``weight``; filled for ``same`` alone.
     """
 
-    layer: str
-    matrix: str
     columns: int
     kept: torch.Tensor
     imputation: str = "zero"

@@ -7,15 +7,26 @@ is needed to act on it.
 """
 
 import dataclasses
+import functools
 import logging
 import statistics
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from ballast_policies.contract.job.parallelism import StragglersConfig
-from ballast_policies.planning.tensor_parallel.semi import MoveCosts, SemiDecision, mean_is_stale, stragglers
+from ballast_policies.planning.tensor_parallel.resizing import keep_list, layer_ratio, updated_variation
+from ballast_policies.planning.tensor_parallel.semi import (
+    LinearCost,
+    MoveCosts,
+    SemiDecision,
+    fit_cost,
+    mean_is_stale,
+    stragglers,
+)
 from ballast_policies.planning.tensor_parallel.workload import (
     decide_workload,
     left_alone,
@@ -27,12 +38,9 @@ from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.seeding import mixed_key
-from ballast_trainer.tensor_parallel.cost_probe import measure_costs
-from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer
-from ballast_trainer.tensor_parallel.importance import ColumnImportance
-from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
-from ballast_trainer.tensor_parallel.parallel_pair import ParallelPair, pairs
-from ballast_trainer.tensor_parallel.product import ColumnSelection
+from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration, numbers_per_unit
+from ballast_trainer.tensor_parallel.parallel_pair import ParallelPair, SlicedLinear, pairs
+from ballast_trainer.tensor_parallel.product import ColumnSelection, GemmTimer
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +51,148 @@ COLUMNS = 1000
 """Columns of a rank's whole work in a decision, which is therefore exact to a thousandth."""
 
 
+PATIENCE = 3
+"""Epochs after which a column that was left out comes first: the published rule has no such bound."""
+
+
+class ColumnImportance:
+    """Choice of the columns that a straggler leaves out: least changed, or random (section III-B).
+
+    How much each contraction column of one product has changed, and which are kept.
+
+    Attributes:
+        variation: delta, mean |change| of each column over the last epoch in which it was computed;
+            None before the first epoch is over.
+        kept: the columns computed since the last choice; None: all.
+    """
+
+    def __init__(self, linear: SlicedLinear, config: StragglersConfig, seed: int) -> None:
+        self._linear = linear
+        self._config = config
+        self._random = np.random.default_rng(seed)
+        self._columns = linear.weight.shape[1]
+        self._left_out_epochs = np.zeros(self._columns, dtype=np.int64)
+        self._before: torch.Tensor | None = None
+        self.variation: np.ndarray | None = None
+        self.kept: np.ndarray | None = None
+
+    def end_epoch(self) -> None:
+        """Measure the change since the last call; columns that were left out keep their last figure."""
+        weight = self._linear.weight.detach()
+        if self._before is not None:
+            fresh = (weight - self._before).abs().mean(0).cpu().numpy().astype(float)
+            kept = np.arange(self._columns) if self.kept is None else self.kept
+            old = fresh if self.variation is None else self.variation
+            self.variation = updated_variation(old, fresh, kept)
+            self._left_out_epochs += 1
+            self._left_out_epochs[kept] = 0
+        self._before = weight.clone()
+
+    def choose(self, ratio: float, columns: int) -> np.ndarray:
+        """Ascending columns to compute, of the first ``columns``, for a rank that leaves out ``ratio``.
+
+        Args:
+            ratio: gamma of the rank; varied by layer if so configured.
+            columns: those that this rank has not handed over.
+        """
+        config = self._config
+        variation = self._random.random(columns)
+        overdue = None
+        if config.selection == "priority" and self.variation is not None:
+            variation = self.variation[:columns]
+            overdue = self._left_out_epochs[:columns]
+            if config.differentiated:
+                ratio = layer_ratio(variation, ratio, iterations=config.epoch_steps)
+        self.kept = keep_list(variation, ratio, pruned_epochs=overdue, patience=PATIENCE)
+        return self.kept
+
+    def keep_all(self) -> None:
+        """Nothing is left out any more."""
+        self.kept = None
+
+
+_FRACTIONS = (0.25, 0.75)
+_REPEATS = 3
+
+
+def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    taken = []
+    for _ in range(_REPEATS):
+        began = clock()
+        work()
+        taken.append(clock() - began)
+    return statistics.median(taken)
+
+
+def _resize(pair: ParallelPair, fraction: float) -> None:
+    """The copies that a resized pair makes in a forward and a backward."""
+    for linear in (pair.inner, pair.outer):
+        weight = linear.weight.detach()
+        columns = weight.shape[1]
+        kept = torch.arange(max(1, round(columns * (1 - fraction))), device=weight.device)
+        selection = ColumnSelection(columns=columns, kept=kept)
+        value = weight.new_zeros(pair.rows, columns)
+        for matrix, name in ((value, "input"), (weight, "weight")):
+            selection.select(matrix)
+            selection.restore(selection.select(matrix), name)
+
+
+def _small_products(pair: ParallelPair) -> None:
+    """The products of a helper for one column: forward, and both of the backward."""
+    value = pair.outer.weight.new_zeros(pair.rows, pair.inner.weight.shape[1])
+    for weight in (pair.inner.weight.detach()[:1], pair.outer.weight.detach()[:, :1].t()):
+        wide = value @ weight.t()
+        wide @ weight
+        wide.t() @ value
+
+
+def measure_costs(
+    pairs: Sequence[ParallelPair], axis: Axis, columns: int, *, microbatches: int, slowdown: float
+) -> MoveCosts:
+    """Omega and Phi in seconds a step: pruning and migrating columns on this machine (Algorithm 2, line 1).
+
+    Measured on the layers that are held, once, when the group first finds a rank late; collective over the
+    axis, the same on all of its ranks.
+
+    Args:
+        pairs: all that are held; the first stands for all.
+        axis: the tensor group.
+        columns: L, the columns of a rank's whole work.
+        microbatches: of a step.
+        slowdown: of this rank's device, where one is emulated.
+    """
+    pair = pairs[0]
+    device = pair.outer.weight.device
+    times = len(pairs) * microbatches * slowdown
+    left_out = [
+        times * _seconds(functools.partial(_resize, pair, fraction), pair.clock.now)
+        for fraction in _FRACTIONS
+    ]
+    helping = times * _seconds(functools.partial(_small_products, pair), pair.clock.now)
+    numbers = sum(numbers_per_unit(each) * each.units for each in pairs)
+    sent = []
+    for fraction in _FRACTIONS:
+        buffer = torch.zeros(max(1, round(fraction * numbers)), device=device)
+        # Weights go out by a broadcast, their gradients return by an all-reduce.
+        there = _seconds(functools.partial(axis.broadcast, buffer, 0), time.perf_counter)
+        back = _seconds(functools.partial(axis.all_reduce, buffer), time.perf_counter)
+        sent.append(there + back)
+    rows = axis.gather_values([*left_out, *sent, helping], device)
+    slowest = [max(column) for column in zip(*rows, strict=True)]
+    at = [fraction * columns for fraction in _FRACTIONS]
+    resize, communicate = fit_cost(at, slowest[:2]), fit_cost(at, slowest[2:4])
+    return MoveCosts(
+        resize_fixed=resize.fixed,
+        resize=LinearCost(per_column=resize.per_column),
+        communicate=communicate,
+        help_fixed=slowest[4],
+    )
+
+
 @dataclasses.dataclass(slots=True)
 class _Held:
     """The pairs of one layer, and how important their columns are."""
 
-    index: int
     pairs: list[ParallelPair]
     importance: dict[tuple[int, str], ColumnImportance]
 
@@ -144,7 +289,7 @@ class StragglerMitigation:
             found = pairs([layer.module])
             known = self._held.get(layer.index)
             if known is None or known.pairs != found:
-                known = _Held(layer.index, found, self._importance(layer.index, found))
+                known = _Held(found, self._importance(layer.index, found))
                 for pair in found:
                     pair.clock = self._clock
                 if found:
@@ -240,8 +385,6 @@ class StragglerMitigation:
                         columns = columns // pair.units * (pair.units - pair.handed_over)
                     kept = importance.choose(ratio, columns)
                     pair.selections[name] = ColumnSelection(
-                        layer=f"layer {layer.index} pair {number}",
-                        matrix=name,
                         columns=columns,
                         kept=torch.from_numpy(kept).to(self._device),
                         imputation=self._config.imputation,
