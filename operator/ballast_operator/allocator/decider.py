@@ -25,8 +25,9 @@ from ballast_operator.allocator.costs.paid import Paid
 from ballast_operator.allocator.costs.teams import SpentBudget, next_change, next_team_costs, spent_budgets
 from ballast_operator.allocator.faults import Faults, FaultyJob, JobFaults
 from ballast_operator.allocator.policy_status import PolicyReport
+from ballast_operator.allocator.problem.admission import Admissions
 from ballast_operator.allocator.problem.hazards import SeenNodes, spot_seen
-from ballast_operator.allocator.problem.snapshot import Observed, Snapshot, SnapshotMemory, take_snapshot
+from ballast_operator.allocator.problem.snapshot import Observed, Snapshot, take_snapshot
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api.cluster_policy import ClusterPolicy, Objective
@@ -171,7 +172,7 @@ class Decider:
         self.growth_at: float | None = None
         self.seen_nodes = SeenNodes()
         self.paid = Paid()
-        self._snapshots = SnapshotMemory()
+        self._admissions = Admissions()
 
     def look(
         self,
@@ -220,7 +221,7 @@ class Decider:
         ``policy`` has the prices of feeds. ``item``: the ClusterPolicy as it is stored. ``left_out``: jobs
         at fault, with their errors.
         """
-        snapshot = take_snapshot(policy.spec, seen, self._snapshots, left_out=left_out)
+        snapshot = take_snapshot(policy.spec, seen, self._admissions, left_out=left_out)
         snapshot = spot_seen(snapshot, policy.spec.node_pools, (item or {}).get("status"))
         faulty = {job.key for job in snapshot.faulty}
         considered = [view for view in seen.jobs if view.key not in faulty]

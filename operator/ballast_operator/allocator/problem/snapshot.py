@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence, Set
 
-from ballast_policies.allocation.registry import find_policy
 from ballast_policies.protocol.cause import Cause
 from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling import ClusterState
@@ -17,8 +16,8 @@ from ballast_operator.allocator.problem.capacity import ClusterCapacity, read_ca
 from ballast_operator.allocator.problem.capacity_types import spot_limits
 from ballast_operator.allocator.problem.snapshot_job import (
     SnapshotJob,
-    SnapshotJobs,
     colocation_candidates,
+    snapshot_jobs,
     speeds_beside,
 )
 from ballast_operator.allocator.problem.tenants import admit_tenants, within_types
@@ -77,29 +76,21 @@ class Observed:
     avoided: Mapping[str, FailedThere] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SnapshotMemory:
-    """Parts of earlier snapshots, which are made again only where something has changed."""
-
-    admissions: Admissions = dataclasses.field(default_factory=Admissions)
-    jobs: SnapshotJobs = dataclasses.field(default_factory=SnapshotJobs)
-
-
 def take_snapshot(
     spec: ClusterPolicySpec,
     seen: Observed,
-    memory: SnapshotMemory | None = None,
+    admissions: Admissions | None = None,
     *,
     left_out: Mapping[Key, Exception] | None = None,
 ) -> Snapshot:
     """What the policy ``spec`` has to decide on, without the jobs for which that raises.
 
-    ``memory``: of earlier snapshots. ``left_out``: jobs that are known to be at fault, with their errors.
+    ``admissions``: of earlier snapshots. ``left_out``: jobs that are known to be at fault, with their errors.
     """
-    memory, out = memory or SnapshotMemory(), dict(left_out or {})
+    admissions, out = admissions or Admissions(), dict(left_out or {})
     while True:
         try:
-            return _take(spec, seen, memory, out)
+            return _take(spec, seen, admissions, out)
         except JobFaults as faults:
             if faults.by_job.keys() <= out.keys():
                 raise
@@ -107,7 +98,7 @@ def take_snapshot(
 
 
 def _take(
-    spec: ClusterPolicySpec, seen: Observed, memory: SnapshotMemory, left_out: Mapping[Key, Exception]
+    spec: ClusterPolicySpec, seen: Observed, admissions: Admissions, left_out: Mapping[Key, Exception]
 ) -> Snapshot:
     now, measurements = seen.now, seen.measurements
     at_fault = [view for view in seen.jobs if view.key in left_out]
@@ -125,7 +116,7 @@ def _take(
     )
     _leave_out_partners(jobs, left_out, capacity.left_out.keys() & capacity.shared.keys())
     capacity = dataclasses.replace(capacity, data_prices=data_prices(spec.data_prices))
-    admitted, refused = memory.admissions.admit(spec, capacity, wanting, measurements.profiles)
+    admitted, refused = admissions.admit(spec, capacity, wanting, measurements.profiles)
     refused += over
     shrinkable = frozenset(one.view.key for one in admitted if one.shrinks)
     tenants = admit_tenants(
@@ -144,8 +135,7 @@ def _take(
     admitted, beyond = within_types(spec.tenants, admitted, seen.jobs)
     refused += beyond
     shared = colocation_candidates(admitted, capacity, measurements.kinds)
-    reads = find_policy(spec.objective.policy).reads
-    found = memory.jobs.of(admitted, measurements, capacity, shared, now=now, reads=reads)
+    found = snapshot_jobs(admitted, measurements, capacity, shared, now)
     running = {job.name: job.placement for job in found if job.placement is not None}
     if speeds_there := speeds_beside(running, shared):
         found = tuple(dataclasses.replace(job, beside_speed=speeds_there.get(job.name, 1.0)) for job in found)

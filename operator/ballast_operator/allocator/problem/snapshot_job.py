@@ -1,14 +1,10 @@
-"""Jobs that want GPUs, as decisions see them.
-
-Of those that wait, only the ones that have changed are made for each decision.
-"""
+"""Jobs that want GPUs, as decisions see them."""
 
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 
-from ballast_policies.allocation.policy import CLOCK, Reads
 from ballast_policies.allocation.problem import Job
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.rounds.divisions import mixtures
@@ -198,97 +194,32 @@ def snapshot_job(
     )
 
 
-TIMES = frozenset({*CLOCK, Reads.STEPS})
-"""Inputs of policies that compute with times: when jobs will end, by the steps that are left."""
+def snapshot_jobs(
+    admitted: Sequence[Admitted],
+    measurements: Measurements,
+    capacity: ClusterCapacity,
+    shared: SharedGpus,
+    now: Time,
+) -> tuple[SnapshotJob, ...]:
+    """A job for each that is admitted; ``shared``: who may share which GPUs.
 
-SpeedByType = Mapping[str, Estimate]
-"""GPU type -> what is known of a gang's speed there."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Made:
-    """A job, what it was made of, and when."""
-
-    one: Admitted
-    speeds: SpeedByType
-    layers: MeasuredLayers | None
-    job: SnapshotJob
-    time: Time
-
-    def aged(self, now: Time) -> SnapshotJob:
-        """The job, as old as it is now."""
-        elapsed = self.job.job.elapsed + (now - self.time).total_seconds()
-        return dataclasses.replace(self.job, job=dataclasses.replace(self.job.job, elapsed=elapsed))
-
-
-class SnapshotJobs:
-    """Makes the jobs of snapshots.
-
-    Of thousands of jobs most wait for GPUs of one size. Such a job is a function of its admission, which is
-    kept while neither the job nor the cluster changes, and of what was measured: both are values that are
-    compared. Times that pass are none of it where the policy computes with none: ``Job.elapsed`` of a job
-    that is kept is as old as the job's last change, unless the policy serves jobs by their age.
+    Raises:
+        JobFaults: jobs that cannot be made.
     """
-
-    def __init__(self) -> None:
-        self._made: dict[Key, _Made] = {}
-
-    def of(
-        self,
-        admitted: Sequence[Admitted],
-        measurements: Measurements,
-        capacity: ClusterCapacity,
-        shared: SharedGpus,
-        *,
-        now: Time,
-        reads: Set[Reads],
-    ) -> tuple[SnapshotJob, ...]:
-        """A job for each that is admitted.
-
-        ``shared``: who may share which GPUs. ``reads``: what the policy reads.
-
-        Raises:
-            JobFaults: jobs that cannot be made.
-        """
-        requests = [one.request(capacity.node_sizes) for one in admitted]
-        speeds = measurements.estimates(requests, capacity.gpu_types)
-        reads_times, reads_ages = not TIMES.isdisjoint(reads), Reads.ARRIVAL_ORDER in reads
-        known, self._made = {} if reads_times else self._made, {}
-        # Thousands of jobs have the same speeds; guesses of types that they may not use are none of them.
-        alike: dict[tuple[int, int, tuple[str, ...]], bool] = {}
-        found = []
-        faults: dict[Key, Exception] = {}
-        for one, request in zip(admitted, requests, strict=True):
-            key, there = one.view.key, speeds[one.view.key]
-            layers = measurements.profiles.layers(key, one.spec)
-            before = known.get(key)
-            if before is not None and before.one is one and before.layers is layers:
-                pair = id(before.speeds), id(there), one.gpu_types
-                if pair not in alike:
-                    alike[pair] = all(before.speeds[name] == there[name] for name in one.gpu_types)
-                if alike[pair]:
-                    self._made[key] = before
-                    found.append(before.aged(now) if reads_ages else before.job)
-                    continue
-            try:
-                alone = sharing_text(one, shared)
-                job = snapshot_job(one, request, there, measurements, capacity, now, alone)
-            except Exception as error:
-                faults[key] = error
-                continue
-            found.append(job)
-            if _waits(one) and not reads_times:
-                self._made[key] = _Made(one, there, layers, job, now)
-        if faults:
-            raise JobFaults(faults)
-        return tuple(found)
-
-
-def _waits(one: Admitted) -> bool:
-    """Whether it holds nothing, and is a function of its admission, its speeds and its layers."""
-    spec = one.spec
-    simple = len(one.sizes) == 1 and one.mixed is None and not spec.shares_gpu
-    return simple and spec.data is None and spec.deadline is None and one.view.status.allocation is None
+    requests = [one.request(capacity.node_sizes) for one in admitted]
+    speeds = measurements.estimates(requests, capacity.gpu_types)
+    found = []
+    faults: dict[Key, Exception] = {}
+    for one, request in zip(admitted, requests, strict=True):
+        key = one.view.key
+        try:
+            alone = sharing_text(one, shared)
+            found.append(snapshot_job(one, request, speeds[key], measurements, capacity, now, alone))
+        except Exception as error:
+            faults[key] = error
+    if faults:
+        raise JobFaults(faults)
+    return tuple(found)
 
 
 def spread_gang(
@@ -327,7 +258,7 @@ def mixed_gang(
     one: Admitted,
     capacity: ClusterCapacity,
     measurements: Measurements,
-    speeds: SpeedByType,
+    speeds: Mapping[str, Estimate],
     *,
     may_grow: bool,
 ) -> MixedGang | None:
