@@ -20,6 +20,7 @@ def small_samples(monkeypatch):
     monkeypatch.setattr(boxstep, "FIRST_SAMPLE", 30)
     monkeypatch.setattr(boxstep, "LP_JOBS", 40)
     monkeypatch.setattr(boxstep, "COARSE_JOBS", 70)
+    monkeypatch.setattr(box_search, "MOST_JOBS", 6000)
 
 
 def by_simplex(policy, instance, monkeypatch):

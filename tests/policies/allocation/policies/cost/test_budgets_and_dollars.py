@@ -11,9 +11,12 @@ from ballast_policies.allocation.problem import Job, Problem, ProblemError
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.configuration import Configuration
 
+from tests.support.examples import in_proportion
+
 pytestmark = pytest.mark.slow
 
 EXACT = 1e-5
+SEEDS = range(in_proportion(50))
 
 
 def random_problem(seed: int, *, elastic: bool = False) -> Problem:
@@ -135,8 +138,8 @@ def cost(p: Problem, answer) -> dict[str, float]:
 
 @pytest.mark.parametrize("elastic", [False, True], ids=["gangs", "elastic"])
 def test_the_makespan_within_a_budget_is_the_least(elastic):
-    """Fifty instances each; every budget that can be kept is, and the gap is proven."""
-    for seed in range(50):
+    """Every budget that can be kept is, and the gap is proven."""
+    for seed in SEEDS:
         p = random_problem(seed, elastic=elastic)
         answer = allocate("makespan-within-budget", p)
         assert answer.objective == pytest.approx(reference(p, fairness=False), rel=EXACT), seed
@@ -173,8 +176,8 @@ def test_without_a_budget_the_makespan_is_that_of_makespan():
 
 @pytest.mark.parametrize("elastic", [False, True], ids=["gangs", "elastic"])
 def test_the_least_worth_in_dollars_is_the_largest(elastic):
-    """Fifty instances each, with a proven gap."""
-    for seed in range(50):
+    """With a proven gap."""
+    for seed in SEEDS:
         p = random_problem(seed, elastic=elastic)
         answer = allocate("max-min-fairness-per-dollar", p)
         assert answer.objective == pytest.approx(reference(p, fairness=True), rel=EXACT), seed
