@@ -73,11 +73,6 @@ def is_built_in(dynamic: Dynamic) -> bool:
     return type(dynamic).__module__.startswith(__name__.partition(".")[0] + ".")
 
 
-def figures_of(dynamic: Dynamic, layers: LayerSet, world: World) -> dict[str, dict[int, Any]]:
-    """The newest figures of a change by name and layer, of all ranks' layers; collective."""
-    return gathered(dynamic.measured(layers), world)
-
-
 def gathered(own: dict[str, dict[int, Any]], world: World) -> dict[str, dict[int, Any]]:
     """Figures by name and layer, of all ranks; collective."""
     figures: dict[str, dict[int, Any]] = {}

@@ -282,8 +282,4 @@ def _tell_backward(meter: Meter, index: int, value: Tree, sources: tuple[Any, ..
     """Tell the meter when a gradient of what the layer has computed is known: its backward begins."""
     for tensor in tensors_of(value):
         if tensor.requires_grad and tensor.grad_fn not in sources:
-            tensor.register_hook(functools.partial(_enter_backward, meter, index))
-
-
-def _enter_backward(meter: Meter, index: int, gradient: torch.Tensor) -> None:
-    meter.enter(index)
+            tensor.register_hook(lambda _: meter.enter(index))

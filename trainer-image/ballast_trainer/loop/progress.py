@@ -17,7 +17,7 @@ from ballast_policies.planning.step_time import predict_step_seconds
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.checkpoints.memory_copies import Loss
 from ballast_trainer.dynamics.mixture_of_experts import TOKEN_IMBALANCE, own_experts
-from ballast_trainer.dynamics.protocol import Dynamic, figures_of, gathered
+from ballast_trainer.dynamics.protocol import Dynamic, gathered
 from ballast_trainer.loop.replanning import LayerSizes, best_step_seconds, layer_sizes
 from ballast_trainer.loop.reshape import ReshapeResult
 from ballast_trainer.loop.state import ModelState, RunState
@@ -433,7 +433,7 @@ class Progress:
         for dynamic in model.dynamics:
             if dynamic.measures is None:
                 continue
-            figures = figures_of(dynamic, model.layers, model.world)
+            figures = gathered(dynamic.measured(model.layers), model.world)
             self.event(dynamic.measures, **figures)
             # Kinds of other distributions need not tell.
             why = dynamic.idle(figures) if at_end and isinstance(dynamic, Dynamic) else ""

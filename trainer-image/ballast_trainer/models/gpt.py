@@ -3,6 +3,8 @@
 Layer 0 embeds, the last layer is norm and head, those between are the blocks.
 """
 
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -10,7 +12,7 @@ from torch.nn import functional
 from ballast_trainer.data.corpus import VOCABULARY
 from ballast_trainer.models.loss_weights import counted_targets, cross_entropy
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.models.text import check_arguments, check_positive, text_model
+from ballast_trainer.models.text import check_arguments, text_model
 
 
 class Embedding(nn.Module):
@@ -141,7 +143,9 @@ def build_gpt(
         ValueError: names the argument that no model can be built of.
     """
     check_arguments(layers=layers, context=context, dropout=dropout, dim=dim, heads=heads)
-    check_positive(embedding_std=embedding_std)
+    usable = isinstance(embedding_std, int | float) and not isinstance(embedding_std, bool)
+    if not usable or not 0 < embedding_std < math.inf:
+        raise ValueError(f"embedding_std {embedding_std!r} is no number above 0")
     if dim % heads:
         raise ValueError(f"dim {dim} is not a multiple of {heads} heads")
 

@@ -1,6 +1,5 @@
 """Models of the trainer's own text: a first layer, layers that are alike, and a head."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -79,15 +78,3 @@ def check_arguments(*, layers: int, context: int, dropout: float, **sizes: int) 
         raise ValueError(f"context {context}: the built-in text has samples of at most {longest_context()}")
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise ValueError(f"dropout {dropout!r} is no probability from 0 to below 1")
-
-
-def check_positive(**numbers: float) -> None:
-    """Refuse numbers that are not finite and above 0.
-
-    Raises:
-        ValueError: names the argument and its value.
-    """
-    for name, value in numbers.items():
-        usable = isinstance(value, int | float) and not isinstance(value, bool)
-        if not usable or not 0 < value < math.inf:
-            raise ValueError(f"{name} {value!r} is no number above 0")

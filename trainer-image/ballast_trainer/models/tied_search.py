@@ -42,18 +42,13 @@ def find_ties(model: Model, *, seed: int) -> tuple[Tie, ...]:
                 index - 1,
             )
             break
-        search.look_at(_as_kept(model, index, seed))
+        kept = None if model.kept_layer is None else model.kept_layer(index)
+        search.look_at(_built(model, index, seed) if kept is None else kept)
         try:
             search.add(index)
         except ValueError as error:
             raise ConfigurationError("model.name", str(error)) from error
     return merged([*model.tied, *search.ties()])
-
-
-def _as_kept(model: Model, index: int, seed: int) -> nn.Module:
-    """The layer that the model keeps, else a new one."""
-    kept = None if model.kept_layer is None else model.kept_layer(index)
-    return _built(model, index, seed) if kept is None else kept
 
 
 def _built(model: Model, index: int, seed: int) -> nn.Module:

@@ -31,17 +31,6 @@ class ParallelMlp(ParallelPair):
         super().__init__(axis, units=up.weight.shape[0])
         self.up, self.down = up, down
 
-    def units_at(self, first: int, count: int) -> Units:
-        """Views of the weights of some units."""
-        rows = slice(first, first + count)
-        return Units(
-            first=self.axis.index * self.units + first,
-            count=count,
-            inner=self.up.weight[rows],
-            inner_bias=None if self.up.bias is None else self.up.bias[rows],
-            outer=self.down.weight[:, rows],
-        )
-
     def mix(self, between: torch.Tensor, units: Units, drawn: Any) -> torch.Tensor:
         """GELU."""
         return functional.gelu(between)
@@ -59,23 +48,6 @@ class ParallelAttention(ParallelPair):
         self.heads = whole.heads
         self.dropout = whole.dropout
         self.qkv, self.out = ColumnLinear(whole.qkv, axis, blocks=3), RowLinear(whole.out, axis)
-
-    def units_at(self, first: int, count: int) -> Units:
-        """The weights of some heads, query, key and value of them one after the other."""
-        weight: torch.Tensor = self.qkv.weight
-        bias: torch.Tensor | None = self.qkv.bias
-        if count < self.units:
-            blocks = (3, self.units, -1)
-            weight = weight.view(*blocks, weight.shape[1])[:, first : first + count].flatten(0, 2)
-            bias = None if bias is None else bias.view(*blocks)[:, first : first + count].flatten()
-        width = self.out.weight.shape[1] // self.units
-        return Units(
-            first=self.axis.index * self.units + first,
-            count=count,
-            inner=weight,
-            inner_bias=bias,
-            outer=self.out.weight[:, first * width : (first + count) * width],
-        )
 
     def draw(self, value: torch.Tensor) -> torch.Tensor | None:
         """Dropout of the attention of all heads, [B, H, S, S]: 0 or 1 / (1 - p).

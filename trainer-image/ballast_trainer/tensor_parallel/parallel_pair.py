@@ -128,8 +128,21 @@ class ParallelPair(nn.Module):
         return found
 
     def units_at(self, first: int, count: int) -> Units:
-        """Views of the weights of this rank's units ``first`` to ``first + count``."""
-        raise NotImplementedError
+        """The weights of this rank's units ``first`` to ``first + count``, those of a block together."""
+        weight: torch.Tensor = self.inner.weight
+        bias: torch.Tensor | None = self.inner.bias
+        if count < self.units:
+            blocks = (self.blocks, self.units, -1)
+            weight = weight.view(*blocks, weight.shape[1])[:, first : first + count].flatten(0, 2)
+            bias = None if bias is None else bias.view(*blocks)[:, first : first + count].flatten()
+        width = self.outer.weight.shape[1] // self.units
+        return Units(
+            first=self.axis.index * self.units + first,
+            count=count,
+            inner=weight,
+            inner_bias=bias,
+            outer=self.outer.weight[:, first * width : (first + count) * width],
+        )
 
     def draw(self, value: torch.Tensor) -> Any:
         """Random numbers of a forward, the same on every rank, for units of any rank."""
