@@ -89,7 +89,7 @@ def test_a_run_that_finds_no_whole_checkpoint_refuses_to_start_and_removes_none(
     assert make().newest(ALONE).step == 5
 
 
-def test_a_folder_with_nothing_but_corrupt_checkpoints_is_not_taken_for_an_empty_one(store):
+def test_a_folder_with_nothing_but_corrupt_checkpoints_is_not_taken_for_an_empty_one(store, caplog):
     """A pod that is restarted after the refusal does not start from step 0 either."""
     make, _, folder = saved(store, 5)
     damage(folder, 5)
@@ -97,18 +97,7 @@ def test_a_folder_with_nothing_but_corrupt_checkpoints_is_not_taken_for_an_empty
         with pytest.raises(CheckpointError, match="none can be used"):
             make().newest(ALONE)
     assert names(folder) == ["5.corrupt"]
-
-
-def test_starting_over_sets_aside_what_cannot_be_used(store):
-    """``checkpoint.startOver``: from step 0, and the next checkpoints leave the old ones alone."""
-    make, layers, folder = saved(store, 5, 10)
-    hide(folder, 5)
-    damage(folder, 10)
-    again = make(keep=1, start_over=True)
-    assert again.newest(ALONE) is None
-    for step in (5, 10, 15):
-        again.save(ALONE, layers, step)
-    assert names(folder) == ["10.corrupt", "15", "5.unreadable"]
+    assert caplog.text.count("skipping the corrupt checkpoint") == 1
 
 
 def test_what_cannot_be_read_at_first_is_read_again(store):
@@ -125,27 +114,6 @@ def test_what_cannot_be_read_at_first_is_read_again(store):
     assert make(retry_seconds=60, sleep=sleep).newest(ALONE).step == 10
     assert waited == sorted(waited)
     assert names(folder) == ["10", "5"]
-
-
-def test_a_checkpoint_that_cannot_be_read_survives_all_that_are_written_after_it(store):
-    """Resumed from the one before, past its step and past ``keep``; the storage may bring it back."""
-    make, layers, folder = saved(store, 5, 10)
-    hide(folder, 10)
-    again = make(keep=1)
-    assert again.newest(ALONE).step == 5
-    for step in (8, 10, 15):
-        again.save(ALONE, layers, step)
-    assert names(folder) == ["10.unreadable", "15"]
-
-
-def test_checkpoints_of_before_are_removed_only_when_newer_ones_are_known_to_be_whole(store):
-    """``keep`` counts those that this run has verified or written."""
-    make, layers, folder = saved(store, 5, 10)
-    again = make(keep=2)
-    again.save(ALONE, layers, 15)
-    assert names(folder) == ["10", "15", "5"]
-    again.save(ALONE, layers, 20)
-    assert names(folder) == ["15", "20"]
 
 
 def test_a_full_disk_leaves_no_part_behind_and_the_next_checkpoint_is_whole(store):
@@ -193,32 +161,34 @@ def test_all_ranks_verify_their_share_and_wait_for_slow_storage_without_a_limit(
     assert all(rank["read"] for rank in ranks)
 
 
-def test_a_corrupt_checkpoint_is_written_again_when_its_step_comes_again(store, caplog):
-    """Resumed from the one before, the job reaches the damaged step once more."""
-    make, layers, folder = store
-    first = make()
-    for step in (5, 10):
-        first.save(ALONE, layers, step)
-    damage(folder, 10)
-    again = make()
-    assert again.newest(ALONE).step == 5
-    assert "skipping the corrupt checkpoint" in caplog.text
-    again.save(ALONE, layers, 10)
-    assert make().newest(ALONE).step == 10
-    assert names(folder) == ["10", "10.corrupt", "5"]
+START_OVER = {"keep": 1, "start_over": True}
+RESUMED = {
+    "one that cannot be read survives": ([10], [], {"keep": 1}, 5, (8, 10, 15), ["10.unreadable", "15"]),
+    "none goes before enough are whole": ([], [], {"keep": 2}, None, (15,), ["10", "15", "5"]),
+    "those of before go then": ([], [], {"keep": 2}, None, (15, 20), ["15", "20"]),
+    "a corrupt one is written again": ([], [10], {"keep": 2}, 5, (10,), ["10", "10.corrupt", "5"]),
+    "a corrupt one takes no whole one's place": ([], [10], {"keep": 2}, 5, (15,), ["10.corrupt", "15", "5"]),
+    "the job starts over": ([5], [10], START_OVER, 0, (5, 10, 15), ["10.corrupt", "15", "5.unreadable"]),
+}
 
 
-def test_a_corrupt_checkpoint_takes_no_whole_ones_place(store):
-    """``keep`` counts what can be loaded."""
-    make, layers, folder = store
-    first = make(keep=2)
-    for step in (5, 10):
-        first.save(ALONE, layers, step)
-    damage(folder, 10)
-    again = make(keep=2)
-    assert again.newest(ALONE).step == 5
-    again.save(ALONE, layers, 15)
-    assert names(folder) == ["10.corrupt", "15", "5"]
+@pytest.mark.parametrize(
+    ("hidden", "damaged", "how", "newest", "steps", "left"), RESUMED.values(), ids=RESUMED
+)
+def test_a_job_that_resumes_keeps_what_it_must(store, hidden, damaged, how, newest, steps, left):
+    """Of two checkpoints, and those written then; ``keep`` counts what this run has verified or written."""
+    make, layers, folder = saved(store, 5, 10)
+    for step in hidden:
+        hide(folder, step)
+    for step in damaged:
+        damage(folder, step)
+    again = make(**how)
+    if newest is not None:
+        found = again.newest(ALONE)
+        assert (found.step if found else 0) == newest
+    for step in steps:
+        again.save(ALONE, layers, step)
+    assert names(folder) == left
 
 
 def test_a_whole_checkpoint_of_the_step_is_left_alone(store):

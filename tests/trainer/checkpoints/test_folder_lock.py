@@ -69,7 +69,7 @@ def test_a_run_that_lives_on_this_machine_is_refused_at_once(tmp_path):
 def test_a_lock_that_is_not_touched_any_more_is_taken_over(tmp_path, caplog):
     """Its machine is gone without a word."""
     held_by(tmp_path, ELSEWHERE)
-    time, lock = Time(), None
+    time = Time()
     lock = lock_of(tmp_path, mine(), time)
     lock.acquire()
     assert lock.held()
@@ -95,28 +95,24 @@ def test_of_two_that_find_the_same_stale_lock_one_gets_it(tmp_path):
     assert Owner.read(tmp_path / LOCK) == rival
 
 
-@pytest.mark.parametrize("gone", [{"pid": 2**22 + 1}, {"started": "0"}])
-def test_the_lock_of_a_process_of_this_machine_that_is_gone_holds_nothing_up(tmp_path, caplog, gone):
-    """Killed and started again, also where its number belongs to another process now."""
-    held_by(tmp_path, dataclasses.replace(HERE, token="theirs", **gone))
-    time = Time()
-    lock = lock_of(tmp_path, mine(), time)
-    lock.acquire()
-    assert lock.held()
-    assert "which has ended" in caplog.text
-    assert time.now < 1
-    lock.release()
+JOB = {"run": "team/job"}
+PASSING = {
+    "a process that is gone": (HERE, {"pid": 2**22 + 1}, {}, "which has ended"),
+    "a process whose number belongs to another now": (HERE, {"started": "0"}, {}, "which has ended"),
+    "a restarted pod": (ELSEWHERE, JOB | {"launch": 3}, JOB | {"launch": 3}, "on a node that was lost"),
+    "the next launch": (ELSEWHERE, JOB | {"launch": 3}, JOB | {"launch": 4}, "on a node that was lost"),
+}
 
 
-@pytest.mark.parametrize("launch", [3, 4])
-def test_a_restarted_pod_and_the_next_launch_of_a_job_pass_at_once(tmp_path, caplog, launch):
-    """Wherever the pods of before ran: the operator has ended them, or has lost their node."""
-    held_by(tmp_path, dataclasses.replace(ELSEWHERE, run="team/job", launch=3))
+@pytest.mark.parametrize(("holder", "theirs", "own", "words"), PASSING.values(), ids=PASSING)
+def test_a_lock_whose_owner_is_known_to_be_gone_passes_at_once(tmp_path, caplog, holder, theirs, own, words):
+    """On this machine by its process; of a job by its launch, whose pods the operator has ended or lost."""
+    held_by(tmp_path, dataclasses.replace(holder, token="theirs", **theirs))
     time = Time()
-    lock = lock_of(tmp_path, mine(run="team/job", launch=launch), time)
+    lock = lock_of(tmp_path, mine(**own), time)
     lock.acquire()
     assert lock.held()
-    assert "should it still run on a node that was lost" in caplog.text
+    assert words in caplog.text
     assert time.now < 1
     lock.release()
 

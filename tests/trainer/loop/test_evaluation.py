@@ -42,7 +42,7 @@ def saved(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", first_daily(CHANGES, 4))
+@pytest.mark.parametrize("case", first_daily(CHANGES, 2))
 def test_training_does_not_notice_evaluations(job, tmp_path, case):
     """Losses and checkpoints are those of the job without them, bit for bit, whatever changes the model."""
     runs = {}

@@ -5,10 +5,13 @@ import signal
 import socket
 
 import pytest
-from ballast_policies.contract import Ack, Directive, ExitCode
+from ballast_policies.contract import Ack, Directive, ExitCode, Report, Stage
 from ballast_trainer.distributed.stopping import LEAVE_SECONDS
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.launch import ValidatedJob
 
 from tests.support.examples import first_daily
+from tests.support.one_process import train_here
 from tests.support.plans import local_plan
 from tests.support.waiting import eventually
 
@@ -103,33 +106,14 @@ def test_sigterm_before_the_plan_stops_at_once(pods, tmp_path):
     assert pods.termination("job-1-0")["reason"] == "CheckpointedAndStopped"
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
-    first_daily(
-        [
-            ({"model": {"name": "gtp"}}, "model.name"),
-            ({"model": {"name": "gpt", "args": {"dim": 30}}}, "model.args"),
-            ({"model": {"name": "gpt", "layers": 2}}, "model.args"),
-            ({"pipeline": {"microbatches": 3, "globalBatchSize": 8}}, "pipeline.globalBatchSize"),
-            ({"pipeline": {"schedule": "2F2B"}}, "pipeline.schedule"),
-            ({"dynamics": [{"kind": "melting", "endStep": 3, "target": 0.5}]}, "dynamics[0].kind"),
-            ({"totalSteps": "many"}, "totalSteps"),
-            ({"model": {"name": "gpt", "layers": 3}, "pipeline": {"maxStages": 2}}, None),
-        ],
-        3,
-    ),
-)
-def test_a_wrong_configuration_ends_with_its_field_named(pods, small_config, change, field, tmp_path):
+def test_a_wrong_configuration_ends_with_its_field_named(pods, small_config, tmp_path):
     """Exit code USAGE, reason ConfigurationError, and the field that is wrong."""
-    config, names = {**small_config(totalSteps=2), **change}, PODS[:1]
-    pods.start_job(tmp_path / "channel", config, local_plan(names, network=26))
-    if field is None:
-        assert pods.exit_code(names[0]) == ExitCode.OK, pods.errors()
-        return
-    assert pods.exit_code(names[0]) == ExitCode.USAGE
-    message = pods.termination(names[0])
+    config = {**small_config(totalSteps=2), "model": {"name": "gtp"}}
+    pods.start_job(tmp_path / "channel", config, local_plan(PODS[:1], network=26))
+    assert pods.exit_code(PODS[0]) == ExitCode.USAGE
+    message = pods.termination(PODS[0])
     assert message["reason"] == "ConfigurationError"
-    assert message["message"].startswith(field)
+    assert message["message"].startswith("model.name")
 
 
 def test_more_ranks_than_layers_are_refused(gang, small_config):
@@ -154,3 +138,37 @@ def test_a_port_that_is_taken_is_named(pods, small_config):
         assert pods.exit_code("rank-0") == ExitCode.USAGE
     assert f"MASTER_PORT: rank 0 cannot listen on 127.0.0.1:{environment['MASTER_PORT']}" in pods.errors()
     assert "Traceback" not in pods.errors()
+
+
+def test_local_ranks_that_fill_no_pods_are_refused(gang, small_config):
+    """Three ranks in pods of two: named before the first step."""
+    running = gang(small_config(parallelism={"gpusPerPod": 2}), ranks=3)
+    assert set(running.exit_codes().values()) == {2}
+    assert "parallelism.gpusPerPod: 3 ranks do not fill pods of 2" in running.errors()
+
+
+def test_a_gang_starts_with_exactly_the_planned_layers(gang, small_config, tmp_path):
+    """Not with even stages."""
+    config = small_config(totalSteps=4, plan={"layers": [1, 5, 2]})
+    folder = tmp_path / "channel"
+    running = gang(config, ranks=3, options=["--channel", str(folder)])
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    report = Report.from_json((folder / "report.json").read_text())
+    assert [stage.end_layer for stage in report.stages] == [1, 6, 8]
+
+
+@pytest.mark.parametrize(("layers", "ranks"), [([1, 5, 1], 3), ([1, 7], 3), ([1, 5, 2], 2)])
+def test_a_plan_of_another_model_or_other_ranks_is_refused(small_config, layers, ranks):
+    """With what the plan and the model have, where the configuration alone does not know the layers."""
+    config = small_config(plan={"layers": layers})
+    del config["model"]["layers"]
+    config["model"]["args"]["layers"] = 8
+    with pytest.raises(ConfigurationError, match=r"plan\.layers: has \d layers in \d stages; 'gpt' has 8"):
+        ValidatedJob.from_mapping(config).check_ranks(ranks)
+
+
+def test_stages_of_other_layers_than_the_models_are_refused(small_config):
+    """Before, such a job trained with even stages, and said nothing."""
+    plan = local_plan(["job-1-0"]).replace(stages=(Stage(rank=0, first_layer=0, end_layer=7),))
+    with pytest.raises(ConfigurationError, match=r"plan 1 has 7 layers on ranks \[0\]; 'gpt' has 8"):
+        train_here(small_config(), plan=plan)

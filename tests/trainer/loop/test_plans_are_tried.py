@@ -68,14 +68,12 @@ def test_stages_that_end_in_views_train_as_one_process(gang, single_process_loss
     config = job("ending_in_views", schedule=schedule)
     running = gang(config, ranks=ranks)
     assert set(running.exit_codes().values()) == {0}, running.errors()
-    expected = single_process_losses(config)
-    losses = running.losses()
-    assert_same_curve(losses, expected)
+    assert_same_curve(running.losses(), single_process_losses(config))
 
 
 def test_a_cut_on_which_the_job_would_end_is_tried_once_and_not_made(gang, single_process_losses):
     """The balancer wants it at every turn: the two stay together, the cause is named, training continues."""
-    config = job("with_a_cut_that_fails", totalSteps=40, rebalance={"enabled": True, "everySteps": 10})
+    config = job("with_a_cut_that_fails", totalSteps=22, rebalance={"enabled": True, "everySteps": 10})
     running = gang(config, ranks=2)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     (refused,) = running.events("cutRefused")
@@ -91,10 +89,7 @@ def test_a_cut_on_which_the_job_would_end_is_tried_once_and_not_made(gang, singl
     "change",
     first_daily(
         [
-            {},
             {"schedule": "ZeroBubbleH1"},
-            {"training": {"recompute": True}},
-            {"parallelism": {"data": 2}},
             {"parallelism": {"data": 2}, "training": {"recompute": True}},
             {
                 "dynamics": [
@@ -103,9 +98,9 @@ def test_a_cut_on_which_the_job_would_end_is_tried_once_and_not_made(gang, singl
             },
             {"args": {"momentum": None}, "parallelism": {"data": 2}},
         ],
-        4,
+        2,
     ),
-    ids=["pipeline", "split", "recompute", "data", "data+recompute", "freezing", "data+mean"],
+    ids=["split", "data+recompute", "freezing", "data+mean"],
 )
 def test_running_statistics_are_those_of_one_process(gang, tmp_path, change):
     """BatchNorm counts every microbatch once: whatever rebuilds the pipeline, recomputes or replicates it."""

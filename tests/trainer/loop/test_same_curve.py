@@ -23,7 +23,12 @@ FREEZING = {"kind": "freezing", "startStep": 4, "endStep": 12, "everySteps": 4, 
 PRUNING = {"kind": "pruning", "startStep": 4, "endStep": 12, "everySteps": 2, "target": 0.95}
 
 
-@pytest.mark.parametrize("schedule", trained_schedules(asynchronous=False))
+FLUSHING = trained_schedules(asynchronous=False)
+ALONE_HERE = ("GPipe", "LoopedBFS")
+"""Schedules whose curve no other daily test compares; ``test_executor.py`` has the gradients of all."""
+
+
+@pytest.mark.parametrize("schedule", first_daily(sorted(FLUSHING, key=lambda s: s not in ALONE_HERE), 2))
 @pytest.mark.parametrize("model", first_daily(["gpt", "recurrent"]))
 def test_a_pipeline_learns_as_one_process_does(gang, small_config, single_process_losses, schedule, model):
     """Every schedule and model family gives the losses of the unpartitioned model, dropout on.
@@ -114,46 +119,44 @@ def proposed(folder):
     return proposal if proposal is not None and proposal.epoch == 2 else None
 
 
-def test_heads_plasticity_and_exits_by_softmax_keep_the_curve(
-    gang, small_config, single_process_losses, tmp_path
-):
-    """Layers lose heads, freeze by what they tell apart, and let positions out, as they move at random."""
-    exits = {"confidence": "softmax", "vocabulary": 256, "rank": 8, "threshold": 0.02, "headWeight": 0.3}
-    freezing = {"criterion": "plasticity", "threshold": 0.9, "patience": 1, "thawSteps": 6}
-    changes = [
-        {"kind": "pruning", "startStep": 3, "endStep": 15, "everySteps": 3, "target": 0.6}
-        | {"pruning": {"structure": "heads"}},
-        {"kind": "freezing", "everySteps": 2, "freezing": freezing},
-        {"kind": "earlyExit", "target": 0.6, "exits": exits},
-    ]
-    config = small_config(totalSteps=24, dynamics=changes)
-    gates = Gates(tmp_path / "gates", 3, 9)
-    running = gang(gates.hold(config), ranks=3, options=["--channel", str(tmp_path / "channel")])
-    replan_at_random(running, tmp_path, gates, seed=4, epochs=4)
-    assert set(running.exit_codes().values()) == {0}, running.errors()
-    assert running.events("migrate")
-    assert_same_curve(running.losses(), single_process_losses(config))
+def all_kinds_but(left_out):
+    """Early exits and depths exclude each other."""
+    return [change(kind, startStep=2, endStep=11, everySteps=3) for kind in SHORT if kind != left_out]
 
 
-@pytest.mark.parametrize(
-    ("schedule", "left_out"),
-    first_daily(
-        [
-            (schedule, ("mixtureOfDepths", "earlyExit")[number % 2])
-            for number, schedule in enumerate(reversed(trained_schedules(asynchronous=False)))
-        ],
-        2,
-    ),
-)
+CHANGED = {
+    "InterleavedZeroBubble": all_kinds_but("mixtureOfDepths"),
+    # Layers lose heads, freeze by what they tell apart, and let positions out by softmax.
+    "ZeroBubbleV": [
+        change("pruning", startStep=3, endStep=12, everySteps=3)
+        | {"target": 0.6, "pruning": {"structure": "heads"}},
+        {
+            "kind": "freezing",
+            "everySteps": 2,
+            "freezing": {"criterion": "plasticity", "threshold": 0.9, "patience": 1, "thawSteps": 6},
+        },
+        {
+            "kind": "earlyExit",
+            "target": 0.6,
+            "exits": {
+                "confidence": "softmax",
+                "vocabulary": 256,
+                "rank": 8,
+                "threshold": 0.02,
+                "headWeight": 0.3,
+            },
+        },
+    ],
+}
+for number, name in enumerate(FLUSHING):
+    CHANGED.setdefault(name, all_kinds_but(("mixtureOfDepths", "earlyExit")[number % 2]))
+
+
+@pytest.mark.parametrize(("schedule", "changes"), first_daily(CHANGED.items(), 2), ids=CHANGED)
 def test_every_schedule_keeps_the_curve_with_all_dynamic_cases_and_random_replans(
-    gang, small_config, single_process_losses, schedule, left_out, tmp_path
+    gang, small_config, single_process_losses, schedule, changes, tmp_path
 ):
-    """Five of the six kinds at once, on every placement, while layers move.
-
-    Two kinds exclude each other: half of the schedules are tried with the one, half with the other.
-    """
-    steps = {"startStep": 2, "endStep": 11, "everySteps": 3}
-    changes = [change(kind, **steps) for kind in SHORT if kind != left_out]
+    """Several kinds at once, on every placement, while layers move."""
     config = small_config(totalSteps=16, dynamics=changes)
     config["model"]["args"]["context"] = 32
     config["pipeline"]["schedule"] = schedule

@@ -77,11 +77,7 @@ class Channel(Protocol):
 
 
 def plan_from(text: str | None, source: object) -> Plan | None:
-    """The plan in a text; None where there is no text.
-
-    Args:
-        text: JSON.
-        source: where it was read, for the message.
+    """The plan in a text of JSON; None where there is no text. ``source`` is where it was read.
 
     Raises:
         ChannelError: the text is not a plan.
@@ -93,11 +89,7 @@ def plan_from(text: str | None, source: object) -> Plan | None:
 
 
 def config_from(text: str | None, source: object) -> Mapping[str, Any] | None:
-    """The job's configuration in a text; None where there is no text.
-
-    Args:
-        text: JSON.
-        source: where it was read, for the message.
+    """The job's configuration in a text of JSON; None where there is no text. ``source`` as above.
 
     Raises:
         ChannelError: the text is not a JSON object, or above the contract's limits.

@@ -207,7 +207,8 @@ class Checkpoints:
         if written:
             return
         if failure is None:
-            failure = self._write(world, state, temporary)
+            reason = tensors.save(world, state, temporary)
+            failure = None if reason is None else _cannot_write(temporary, reason)
         if failure is None:
             failure = self._complete(world, temporary, final, manifest)
         if failure is not None:
@@ -215,14 +216,6 @@ class Checkpoints:
             if world.rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise CheckpointNotWritten(failure)
-
-    def _write(self, world: World, state: Mapping[str, torch.Tensor], temporary: Path) -> str | None:
-        """Write all tensors; on all ranks, the reason of a failure."""
-        try:
-            tensors.save(world, state, temporary)
-        except tensors.WriteFailed as error:
-            return _cannot_write(temporary, error)
-        return None
 
     def _complete(self, world: World, temporary: Path, final: Path, manifest: Manifest) -> str | None:
         """Verify the written files and rename them into place; on all ranks, the reason of a failure."""
@@ -356,7 +349,7 @@ class Checkpoints:
         return Patience(self._retry_seconds, check=self._check, sleep=self._sleep)
 
 
-def _cannot_write(path: Path, error: Exception) -> str:
+def _cannot_write(path: Path, error: Exception | str) -> str:
     return (
         f"cannot write a checkpoint to {path}: {error}. "
         "To fix: let checkpoint.path be a directory that all ranks share and can write to, with room"

@@ -18,10 +18,6 @@ from ballast_trainer.layers.layer import OPTIMIZER, LayerSet
 from ballast_trainer.tensor_parallel.shards import assembled, is_share, needed_keys, stored_tensors
 
 
-class WriteFailed(Exception):  # noqa: N818
-    """Some rank could not write its part."""
-
-
 def stored(world: World, layers: LayerSet) -> dict[str, torch.Tensor]:
     """The tensors that this rank writes, by key; live ones.
 
@@ -58,12 +54,8 @@ def changed_by_optimizer(layers: LayerSet, state: Mapping[str, torch.Tensor]) ->
     }
 
 
-def save(world: World, state: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write the tensors ``state`` of this rank, by key; collective.
-
-    Raises:
-        WriteFailed: on all ranks, with the first reason.
-    """
+def save(world: World, state: Mapping[str, torch.Tensor], path: Path) -> str | None:
+    """Write the tensors ``state`` of this rank, by key; collective. On all ranks, the reason of a failure."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -75,9 +67,10 @@ def save(world: World, state: Mapping[str, torch.Tensor], path: Path) -> None:
                 dict(state), checkpoint_id=path, no_dist=world.size == 1, process_group=world.patient_group
             )
         except CheckpointException as error:
-            raise WriteFailed(_first_reason(error)) from None
+            return _first_reason(error)
         except OSError as error:
-            raise WriteFailed(str(error)) from None
+            return str(error)
+    return None
 
 
 def load(world: World, layers: LayerSet, path: Path, patience: Patience, *, optimizer: bool = True) -> None:

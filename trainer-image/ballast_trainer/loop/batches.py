@@ -20,6 +20,15 @@ _KEPT_TARGETS = 4
 """Steps whose targets are kept: without a flush, several are in flight."""
 
 
+def own_part(batch: Batch, world: World, device: torch.device, *, pinned: bool = False) -> Batch:
+    """This replica's part of a whole batch, on ``device``; ``pinned``: it is in page-locked memory."""
+    inputs, targets = batch
+    share = len(targets) // world.data.size
+    mine = slice(world.data.index * share, (world.data.index + 1) * share)
+    part = mapped(lambda one: one[mine].to(device, non_blocking=pinned), inputs)
+    return part, targets[mine].to(device, non_blocking=pinned)
+
+
 class Batches:
     """Reads the data of each step, ahead of it where the configuration has workers for that."""
 
@@ -111,16 +120,13 @@ class Batches:
     def _moved(self, step: int, world: World) -> Batch:
         with ACTIVITY.doing(f"the batch of step {step + 1}"):
             inputs, targets = self._read(step) if self._ahead is None else self._read_ahead(step, self._ahead)
-        share = len(targets) // world.data.size
-        mine = slice(world.data.index * share, (world.data.index + 1) * share)
-        pinned = self._ahead is not None
-        there = targets[mine].to(self._device, non_blocking=pinned)
-        self._targets[step] = there
+        found = own_part((inputs, targets), world, self._device, pinned=self._ahead is not None)
+        self._targets[step] = found[1]
         for old in sorted(self._targets)[:-_KEPT_TARGETS]:
             del self._targets[old]
             self._factors.pop(old, None)
         self._factors[step] = self._factors_of(step, targets, world)
-        return mapped(lambda one: one[mine].to(self._device, non_blocking=pinned), inputs), there
+        return found
 
     def _read_ahead(self, step: int, ahead: ReadAhead) -> Batch:
         """The batch that a worker has read, unless it has a sample that others could not read."""

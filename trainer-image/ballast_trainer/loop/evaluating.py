@@ -18,6 +18,7 @@ from ballast_trainer.evaluation.validation_data import ValidationData
 from ballast_trainer.layers.buffers import evaluating
 from ballast_trainer.layers.precision import in_full_precision
 from ballast_trainer.layers.running import CURRENT_FORWARD
+from ballast_trainer.loop.batches import own_part
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.saving import Saver
@@ -25,7 +26,6 @@ from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.models.loss_weights import weighted, weights_of
 from ballast_trainer.models.protocol import Metric
 from ballast_trainer.tensor_parallel.parallel_pair import pairs
-from ballast_trainer.trees import mapped
 
 logger = logging.getLogger(__name__)
 
@@ -180,8 +180,8 @@ class Evaluator:
     def _batch(self, forward: ForwardOnly, data: ValidationData, number: int) -> Any:
         if not forward.reads_data:
             return None, None
-        size, world = self._model.config.pipeline.global_batch_size, self._model.world
-        inputs, targets = read_batch(
+        size = self._model.config.pipeline.global_batch_size
+        batch = read_batch(
             data.batch,
             data.seed,
             number,
@@ -194,9 +194,6 @@ class Evaluator:
             count = self._model.config.pipeline.microbatches
             # Of the whole batch, so that all replicas have the same.
             self._usual_weight = (
-                sum(weights_of(self._model.definition.loss_weight, targets, count)) / count or 1.0
+                sum(weights_of(self._model.definition.loss_weight, batch[1], count)) / count or 1.0
             )
-        share = len(targets) // world.data.size
-        mine = slice(world.data.index * share, (world.data.index + 1) * share)
-        device = self._model.device
-        return mapped(lambda one: one[mine].to(device), inputs), targets[mine].to(device)
+        return own_part(batch, self._model.world, self._model.device)

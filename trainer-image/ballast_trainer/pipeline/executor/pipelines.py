@@ -95,16 +95,7 @@ class AsynchronousPipeline(ExecutedPipeline):
         line: Sequence[int] | None = None,
         lines: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Prepare; collective over all ranks.
-
-        Args:
-            flush: a schedule of one step with a flush, on the same ranks.
-            schedule_of_run: the schedule of a run, given its number of steps.
-            held: the rank's stages.
-            rank: position of this one.
-            line: the rank at each position of this pipeline; None: there is one, of all ranks.
-            lines: those of every pipeline, in one order everywhere; none: there is one.
-        """
+        """Prepare; ``schedule_of_run`` is given its number of steps, the rest is as of its base class."""
         super().__init__(flush, held, rank=rank, line=line, lines=lines)
         self._schedule_of_run, self._rank = schedule_of_run, rank
         self._orders: dict[int, tuple[RankOrder, ScheduleFacts]] = {}
