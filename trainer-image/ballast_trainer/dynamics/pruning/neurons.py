@@ -164,19 +164,17 @@ def cut(layer: Layer | None, linear: nn.Linear, name: str, keep: torch.Tensor, d
     """Keep the rows (or columns) of a bool mask of a parameter, and of what the optimizer keeps of it."""
     old = getattr(linear, name)
     index = keep.nonzero(as_tuple=True)[0]
-    # Before the new one takes its place: state on its way from another rank is of the old one's shape.
-    optimizer = None if layer is None else layer.optimizer
+    # Read while the old one is in its place, to which state on its way from another rank goes.
+    state = {} if layer is None or layer.optimizer is None else layer.optimizer.state.get(old, {})
     new = nn.Parameter(old.detach().index_select(dim, index), requires_grad=old.requires_grad)
     setattr(linear, name, new)
-    if layer is None:
-        return
-    state = {} if optimizer is None else optimizer.state.get(old, {})
-    cut = {
-        key: value.index_select(dim, index)
-        for key, value in state.items()
-        if isinstance(value, torch.Tensor) and value.shape == old.shape
-    }
-    layer.replace_parameter(old, new, cut)
+    if layer is not None:
+        cut = {
+            key: value.index_select(dim, index)
+            for key, value in state.items()
+            if isinstance(value, torch.Tensor) and value.shape == old.shape
+        }
+        layer.replace_parameter(old, new, cut)
 
 
 def lacks(mlp: nn.Module) -> str:
