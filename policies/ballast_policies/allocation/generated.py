@@ -10,12 +10,13 @@ programs", Operations Research 8, 1960.)
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from ballast_policies.allocation.instance import Instance, instance
+from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.own_share import best_use
 from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
 from ballast_policies.allocation.registry import allocate, find_policy
 from ballast_policies.allocation.solvers.linear import LinearSolution, SolverError, watched
@@ -87,7 +88,7 @@ def allocate_generated(
         posed = search.posed()
         with watched() as programs:
             found = allocate(policy, posed)
-        columns, missing, first = len(instance(posed).columns), 0.0, None
+        columns, missing, first = max((len(real.columns) for real, _, _ in programs), default=0), 0.0, None
         before = search.size
         for real, value, solution in programs:
             if len(real.columns) == columns:
@@ -111,10 +112,7 @@ class _Search:
         self.problem = problem
         self.most = {t: int(n) for t, n in problem.capacity.items() if n > 0}
         self.source = [sources.get(job.name) for job in problem.jobs]
-        self.known: dict[int, dict[str, Configuration]] = {}
-        for source in self.source:
-            if source is not None and id(source) not in self.known:
-                self.known[id(source)] = self._best_use(source)
+        self.known = self._best_uses()
 
     @property
     def size(self) -> int:
@@ -169,38 +167,48 @@ class _Search:
                 self.known[id(source)].setdefault(answer.name, answer)
         return excess
 
-    def _best_use(self, source: ConfigurationSource) -> dict[str, Configuration]:
-        """The configurations that make the best of 1/n of all GPUs (``own_share``), and the fastest."""
-        from scipy.optimize import linprog
+    def _best_uses(self) -> dict[int, dict[str, Configuration]]:
+        """Of each source the configurations that make the best of 1/n of all GPUs, and the fastest.
 
-        part = {t: n / len(self.problem.jobs) for t, n in self.most.items()}
-        known: dict[str, Configuration] = {}
-        prices, limit = dict.fromkeys(part, 0.0), -1.0
+        As :mod:`.own_share` with all of them listed.
+        """
+        sources = {id(source): source for source in self.source if source is not None}
+        part = np.array(list(self.most.values())) / len(self.problem.jobs)
+        known: dict[int, dict[str, Configuration]] = {at: {} for at in sources}
+        limit = dict.fromkeys(sources, (np.zeros(len(part)), -1.0))
         for _ in range(MOST_ROUNDS):
-            answer = source.best_answer(prices, 1.0, self.most)
-            if answer is None or answer.name in known:
+            better = []
+            for at, (prices, most) in limit.items():
+                named = dict(zip(self.most, prices.tolist(), strict=True))
+                answer = sources[at].best_answer(named, 1.0, self.most)
+                if answer is None or answer.name in known[at]:
+                    continue
+                if _gain(answer, named, 1.0) > most + GAINS * answer.throughput:
+                    known[at][answer.name] = answer
+                    better.append(at)
+            if not better:
                 break
-            if _gain(answer, prices, 1.0) <= limit + GAINS * answer.throughput:
-                break
-            known[answer.name] = answer
-            rows = [[float(each.gpus.get(t, 0)) for each in known.values()] for t in part]
-            # Relative to the fastest: the solver's tolerances are absolute.
-            unit = max(each.throughput for each in known.values()) or 1.0
-            found = linprog(
-                [-each.throughput / unit for each in known.values()],
-                A_ub=[*rows, [1.0] * len(known)],
-                b_ub=[*part.values(), 1.0],
-                method="highs",
+            limit = self._multipliers(part, {at: list(known[at].values()) for at in better})
+        # A job that cannot run is an elastic one all the same, whose units differ from those of gangs.
+        idle = Configuration.of_one_type(self.problem.gpu_types[0], 1, 0.0)
+        return {at: some or {idle.name: idle} for at, some in known.items()}
+
+    def _multipliers(
+        self, part: np.ndarray, known: Mapping[int, Sequence[Configuration]]
+    ) -> dict[int, tuple[np.ndarray, float]]:
+        """By source, prices (k,) of GPUs and the worth of its time where it has ``part`` (k,) of them."""
+        gpus = np.zeros((len(known), len(part) + 1, max(map(len, known.values()))))
+        worth = np.zeros((len(known), gpus.shape[2]))
+        for row, some in enumerate(known.values()):
+            worth[row, : len(some)] = [each.throughput for each in some]
+            gpus[row, :-1, : len(some)] = np.transpose(
+                [[each.gpus.get(t, 0) for t in self.most] for each in some]
             )
-            if found.status != 0:
-                raise SolverError(f"best use of an equal share: {found.message}")
-            duals = (np.maximum(-found.ineqlin.marginals, 0.0) * unit).tolist()
-            prices, limit = dict(zip(part, duals[:-1], strict=True)), duals[-1]
-        if not known:
-            # It cannot run, but is an elastic job, whose units differ from those of gangs.
-            idle = Configuration.of_one_type(self.problem.gpu_types[0], 1, 0.0)
-            known[idle.name] = idle
-        return known
+            gpus[row, -1, : len(some)] = 1.0
+        gpus[:, :-1] /= part[:, None]
+        unit = np.maximum(worth.max(axis=1, keepdims=True), np.finfo(float).tiny)
+        multipliers = best_use(worth / unit, gpus)[1] * unit
+        return {at: (row[:-1] / part, float(row[-1])) for at, row in zip(known, multipliers, strict=True)}
 
 
 def _gain(each: Configuration, prices: Mapping[str, float], worth: float) -> float:

@@ -56,14 +56,22 @@ def own_share(columns: Columns, capacity: np.ndarray, jobs: int) -> np.ndarray:
         worth = np.zeros((len(some), width))
         worth[row, place] = here.rate_first
         worth /= worth.max(axis=1, keepdims=True)
-        x[at] = _solved(worth, table)[row, place]
+        x[at] = best_use(worth, table)[0][row, place]
     return x
 
 
-def _solved(worth: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """(n, c) solutions of: maximise worth (n, c) . x subject to table (n, r, c) x <= 1, x >= 0."""
+def best_use(worth: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Solutions of n programs: maximise worth . x subject to table x <= 1, x >= 0.
+
+    Args:
+        worth: (n, c), 1 at most.
+        table: (n, r, c), at least 0; a column of zeros is none.
+
+    Returns:
+        (x, shape (n, c); multipliers of the rows, shape (n, r)).
+    """
     n, rows, width = table.shape
-    x = np.zeros((n, width))
+    x, multipliers = np.zeros((n, width)), np.zeros((n, rows))
     # Basic variables (from ``width`` on: the slack of a row), the inverse of their columns, their values.
     basis = np.tile(width + np.arange(rows), (n, 1))
     inverse = np.tile(np.eye(rows), (n, 1, 1))
@@ -80,6 +88,7 @@ def _solved(worth: np.ndarray, table: np.ndarray) -> np.ndarray:
         )
         entering = gain.argmax(axis=1)
         open_ = gain[every, entering] > OPTIMAL
+        multipliers[active] = prices
         if not open_.any():
             active = active[:0]
             break
@@ -103,14 +112,13 @@ def _solved(worth: np.ndarray, table: np.ndarray) -> np.ndarray:
     here, which = np.nonzero(basis < width)
     x[here, basis[here, which]] = values[here, which]
     for m in active.tolist():
-        x[m] = _by_highs(worth[m], table[m])
-    return x
+        x[m], multipliers[m] = _by_highs(worth[m], table[m])
+    return x, np.maximum(multipliers, 0.0)
 
 
-def _by_highs(worth: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """(c,) the solution of one program that did not end."""
+def _by_highs(worth: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The solution (c,) and multipliers (r,) of one program that did not end."""
     from scipy.optimize import linprog
 
     found = linprog(-worth, A_ub=table, b_ub=np.ones(len(table)), bounds=(0, None), method="highs")
-    solution: np.ndarray = found.x
-    return solution
+    return found.x, -found.ineqlin.marginals
