@@ -125,7 +125,7 @@ class JobReason(enum.StrEnum):
 
     # Admitted=False: user errors
     MISCONFIGURED = "Misconfigured"
-    """Not admitted or failed: the spec cannot be used; the message names the field."""
+    """Not admitted or failed: the spec cannot be used; the message names the field; a gang stops."""
 
     # Reporting
     CLIENT_CONNECTED = "ClientConnected"

@@ -143,7 +143,7 @@ class Reconciler:
             self._forget(key)
             return Requeue()
         self._findings.saw(view)
-        view = await self._with_kueues_word(view)
+        view = (await self._with_kueues_word(view)).as_launched()
         if view.status.allocation is None:
             view = await self._look_at_pods(view)
             if view is None:
@@ -300,6 +300,8 @@ class Reconciler:
             if JOB_LABEL in (lease["metadata"].get("labels") or {}):
                 self._observer.caches.wrote(LEASE, lease)
         fresh = self._observer.job(view.key)
+        if fresh is not None:
+            fresh = fresh.as_launched()
         return fresh is not None and (fresh.pods, fresh.finished_step) == (view.pods, view.finished_step)
 
     async def _read_status(self, key: Key) -> None:

@@ -14,7 +14,7 @@ from ballast_operator.kube.kinds import Key
 from ballast_operator.views.clock import Time, show
 from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.pod import PodView
-from ballast_operator.views.spec import JobSpec
+from ballast_operator.views.spec import JobSpec, spec_of_launch
 
 ROUNDING = 1e-9
 """Relative error of a sum of costs."""
@@ -168,6 +168,18 @@ class JobView:
     def hold(self, now: Time) -> SuspendCause | None:
         """Why the job must hold no GPUs; None: it may."""
         return None if self.spec is None else hold(self.spec, self.status, now) or self.queued
+
+    def as_launched(self) -> "JobView":
+        """The view by which its passes go: where its spec cannot be used, it holds no GPUs.
+
+        What it holds it gives back as by ``suspend``, by the configuration that it was launched with.
+        """
+        if self.spec is not None or self.status.allocation is None:
+            return self
+        teams = self.status.team_costs
+        spec = spec_of_launch(self.plan_config, teams[-1].team if teams else "")
+        cause = SuspendCause(JobReason.MISCONFIGURED, self.spec_problem)
+        return dataclasses.replace(self, spec=spec, queued=cause)
 
     @property
     def unpaid_since(self) -> Time | None:

@@ -4,12 +4,16 @@ import dataclasses
 import functools
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ballast_policies.contract import Stage
+from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.job.pipeline import PipelineConfig
 from ballast_policies.contract.job.reshaping import BalanceBy
+from ballast_policies.contract.limits import MOST_STEP
 from ballast_policies.planning.launch import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.partition import Partition
@@ -279,6 +283,31 @@ def read_spec(item: Object) -> tuple[JobSpec | None, str]:
     except InvalidObject as error:
         return None, str(error)
     return _spec(job.spec), ""
+
+
+def spec_of_launch(plan_config: str, team: str) -> JobSpec:
+    """What a job was launched with, as far as its plan's ConfigMap says; it never fails for good.
+
+    Args:
+        plan_config: the trainer's configuration, as JSON; where it cannot be read, the gang counts as
+            a script's.
+        team: that pays for it.
+    """
+    try:
+        config = JobConfig.from_json(plan_config)
+    except ContractError:
+        config = JobConfig(total_steps=MOST_STEP, pipeline=PipelineConfig(max_stages=1))
+    return JobSpec(
+        config=config,
+        gpu_types=(),
+        throughput={},
+        weight=1.0,
+        suspend=False,
+        backoff_limit=sys.maxsize,
+        ttl_seconds=None,
+        template={},
+        entity=team or None,
+    )
 
 
 def _spec(spec: TrainingJobSpec) -> JobSpec:

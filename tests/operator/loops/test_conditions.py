@@ -5,7 +5,8 @@ from unittest import mock
 import pytest
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.policy_conditions import PolicyReason
-from ballast_operator.kube.kinds import JOB, NODE, POLICY
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POLICY
+from ballast_policies.contract import CONFIG_KEY, plan_config_map_name
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, policy
@@ -88,6 +89,27 @@ async def test_a_job_that_cannot_run_says_why_and_the_others_run(case):
     assert admitted.reason == case["want_reason"]
     assert case["want_words"] in admitted.message
     assert simulation.pods("bad") == []
+
+
+@pytest.mark.parametrize("config", ["", None], ids=["unreadable configuration", "as launched"])
+async def test_a_gang_whose_spec_cannot_be_used_any_more_saves_and_gives_its_gpus_back(config):
+    """By an edit, or stricter rules. It says why, others get its GPUs, and a repair resumes it."""
+    simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=60)
+    await simulation.run_job("bad")
+    if config is not None:
+        name = plan_config_map_name("bad")
+        simulation.world.patch(CONFIG_MAP, NAMESPACE, name, {"data": {CONFIG_KEY: config}})
+    simulation.change("bad", quantumStages=3)
+    await simulation.run_job("good")
+    admitted, status = simulation.condition("bad", "Admitted"), simulation.status("bad")
+    assert (admitted.reason, status.allocation) == (JobReason.MISCONFIGURED, None)
+    assert "spec.quantumStages: there is no such field" in admitted.message
+    assert (simulation.pods("bad"), status.restarts) == ([], {})
+    saved = simulation.trainers["bad"].step
+    simulation.change("bad", quantumStages=None)
+    await simulation.until(lambda: simulation.state("bad") == "Succeeded")
+    assert 0 < saved <= 100
+    assert simulation.status("bad").launches == 2
 
 
 async def test_a_job_waits_for_capacity_with_numbers():
