@@ -1,11 +1,12 @@
 """``ballast reproduce``: each figure's program is there and runs."""
 
 import ast
+import dataclasses
 import runpy
 import sys
 
 import pytest
-from ballast_lab.commands.reproduce import CHECKOUT, FIGURES
+from ballast_lab.catalogue import CHECKOUT, FIGURES, Figure
 from ballast_operator.cli.main import main
 from click.testing import CliRunner
 
@@ -16,7 +17,7 @@ def ballast(*words):
     return CliRunner().invoke(main, ["reproduce", *words])
 
 
-@pytest.mark.parametrize("program", sorted({figure.program for figure in FIGURES.values()}))
+@pytest.mark.parametrize("program", sorted({figure.program for figure in FIGURES.values()} - {""}))
 def test_every_program_can_be_imported_and_has_the_parts_that_are_named(program, monkeypatch):
     """A program that is run whole has an entry; the pages exist."""
     figures = [figure for figure in FIGURES.values() if figure.program == program]
@@ -26,6 +27,7 @@ def test_every_program_can_be_imported_and_has_the_parts_that_are_named(program,
     found = runpy.run_path(str(path))
     for figure in figures:
         assert callable(found[figure.part or "main"])
+        assert figure.page
         assert (CHECKOUT / figure.page).is_file()
     if not all(figure.part for figure in figures):
         assert "__main__" in ast.unparse(ast.parse(path.read_text()).body[-1])
@@ -68,17 +70,43 @@ def test_a_figure_of_other_peoples_files_says_what_it_needs(tmp_path):
     assert "sailor" in done.output
 
 
+def test_a_figure_that_is_not_made_says_why_and_fails():
+    """Everyone has a program or a reason."""
+    done = ballast("pipedream-2.9")
+    assert done.exit_code == 2
+    assert "not made: trains VGG-16 on ImageNet" in done.output
+    for figure in FIGURES.values():
+        assert bool(figure.program) != bool(figure.why_not)
+
+
+def test_a_value_outside_its_band_fails_unless_it_is_known(monkeypatch):
+    """The band and ours are printed, and the reason where there is one."""
+    known = ballast("ptdp-4.1-degrees")
+    assert known.exit_code == 0
+    assert "inside their band: 6 of 10" in known.output
+    assert "outside: 145.6 billion: 0, not 1 to 1\n" in known.output
+    assert "known: a tensor degree of 8" in known.output
+    unknown = dataclasses.replace(FIGURES["ptdp-4.1-degrees"], known="")
+    monkeypatch.setitem(FIGURES, "ptdp-4.1-degrees", unknown)
+    done = ballast("ptdp-4.1-degrees")
+    assert done.exit_code == 1
+    assert "4 of 10 outside their band" in done.output
+
+
 def test_all_runs_what_it_can_and_says_of_the_others_why_not(monkeypatch):
     """A program that fails stops nobody and is named at the end."""
     from ballast_lab.commands import reproduce
 
-    broken = reproduce.Figure(source="", published="", program="ballast_lab/sia.py", part="none")
-    away = reproduce.Figure(source="", published="", program="lab/benchmarks/away.py")
-    some = {"broken": broken, "away": away, **{name: FIGURES[name] for name in ("sailor", "ptdp-4.1")}}
+    broken = Figure(source="", program="ballast_lab/sia.py", part="none")
+    away = Figure(source="", program="lab/benchmarks/away.py")
+    names = ("sailor", "ptdp-4.1", "ptdp-4.8", "amp-6-11")
+    some = {"broken": broken, "away": away, **{name: FIGURES[name] for name in names}}
     monkeypatch.setattr(reproduce, "FIGURES", some)
     done = ballast("--all")
     assert done.exit_code == 1
-    assert "1 of 4 failed: broken" in done.output
+    assert "1 of 6 failed: broken" in done.output
+    assert "6 figures, 2 not run\ninside: 1\noutside: 1: ptdp-4.8\n" in done.output
+    assert "without a band: 1: amp-6-11\n" in done.output
     assert "not run: lab/benchmarks/away.py is in Ballast's repository alone" in done.output
     assert "To fix: --data FOLDER" in done.output
     assert "| 24 | 2304 | 1.7 |" in done.output

@@ -7,9 +7,11 @@ Published values are from D. Narayanan's dissertation (tables 2.2, 4.1, 4.2 and 
 supplement (tables 6 to 11). The figures of closed forms print no numbers but those of the text. Nothing is run.
 """
 
+import itertools
 from pathlib import Path
 
 import click
+from ballast_lab.comparison import Comparison, Point, near, table
 from ballast_lab.ptdp import (
     Transformer,
     best_checkpoints,
@@ -21,6 +23,23 @@ from ballast_lab.ptdp import (
 )
 from ballast_lab.two_versions import BlockModel, GpuServers, memory_bytes
 from ballast_policies.planning.planners.pipedream import Level, plan_pipedream
+from pipelines import (
+    ETHERNET,
+    PCIE,
+    Replicated,
+    best_cut,
+    bubbles,
+    bytes_a_sample,
+    flushes,
+    footprints,
+    in_flight,
+    interleaved,
+    predicted_and_played,
+    recomputing,
+    stashed_memory,
+    vgg,
+    without_pipelining,
+)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "published-planners.md"
 DAY = 86_400.0
@@ -56,24 +75,7 @@ TABLE_42 = (
 MICROBATCHES, GAIN, HIDDEN_47 = (1, 2, 4, 8, 16), 1.3, 4096
 HALF_SPEED = HIDDEN_47 * 16 * (GAIN - 1) / (16 - GAIN)
 """The b h / t at half speed by which a GPU is GAIN times as fast at b = 16 as at 1: figure 4.7 (h = 4096)."""
-CONVOLUTIONS = (
-    # VGG-16: channels in and out, side of the output, whether a pooling follows.
-    (3, 64, 224, False),
-    (64, 64, 224, True),
-    (64, 128, 112, False),
-    (128, 128, 112, True),
-    (128, 256, 56, False),
-    (256, 256, 56, False),
-    (256, 256, 56, True),
-    (256, 512, 28, False),
-    (512, 512, 28, False),
-    (512, 512, 28, True),
-    (512, 512, 14, False),
-    (512, 512, 14, False),
-    (512, 512, 14, True),
-)
-CONNECTED = ((25_088, 4096), (4096, 4096), (4096, 1000))
-CLUSTERS = (("4x4 (A)", (4, 1e10), (4, 1.25e9)), ("2x8 (B)", (8, 2.5e10), (2, 3.125e9)))
+CLUSTERS = (("4x4 (A)", (4, PCIE), (4, ETHERNET)), ("2x8 (B)", (8, 2.5e10), (2, 3.125e9)))
 AMP = (
     ("6, 7: like GPUs", 1.32, 1.20),
     ("8, 9: unlike GPUs", 1.97, 1.28),
@@ -85,27 +87,25 @@ def percent(ours, theirs):
     return f"{100 * (ours / theirs - 1):+.1f} %"
 
 
-def table(head, rows):
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
-
-
 def transformer(index):
     return Transformer(layers=LAYERS[index], hidden=HIDDEN[index], sequence=2048, vocabulary=51_200)
 
 
 def parameters():
-    rows = []
-    for index, published in enumerate(SIZES):
-        ours = transformer(index).parameters / 1e9
-        rows.append((LAYERS[index], HIDDEN[index], published, f"{ours:.1f}", percent(ours, published)))
-    gpt3 = GPT3.parameters / 1e9
-    rows.append((96, 12_288, 174.6, f"{gpt3:.1f}", percent(gpt3, 174.6)))
-    return table(("layers", "hidden size", "published, billions", "equation 4.3", "deviation"), rows)
+    rows, points = [], []
+    for model, published in [
+        *((transformer(index), size) for index, size in enumerate(SIZES)),
+        (GPT3, 174.6),
+    ]:
+        ours = model.parameters / 1e9
+        rows.append((model.layers, model.hidden, published, f"{ours:.1f}", percent(ours, published)))
+        points.append(near(f"{published} billion", published, ours, 0.03))
+    head = ("layers", "hidden size", "published, billions", "equation 4.3", "deviation")
+    return Comparison(tuple(points), table(head, rows))
 
 
 def degrees():
-    rows = []
+    rows, points = [], []
     for index, published in enumerate(SIZES):
         servers = GpuServers(
             gpus=GPUS[index],
@@ -127,20 +127,24 @@ def degrees():
         )
         same = (plan.tensor, plan.pipeline) == (TENSOR[index], PIPELINE[index])
         ours = f"{plan.tensor}x{plan.pipeline}x{plan.data}"
+        points.append(
+            Point(what=f"{published} billion", published=theirs, ours=float(same), low=1.0, high=1.0)
+        )
         rows.append(
             (published, GPUS[index], theirs, ours, plan.microbatch_size, "the same" if same else "other")
         )
     head = ("billions", "GPUs", "published t x p", "ours t x p x d", "microbatch", "")
-    return table(head, rows)
+    return Comparison(tuple(points), table(head, rows))
 
 
 def days():
-    rows = []
+    rows, points = [], []
     for name, count, tokens, gpus, teraflops, published in DAYS:
         seconds = training_seconds(
             tokens=tokens, parameters=count, gpus=gpus, flops_per_second=teraflops * 1e12
         )
         ours = seconds / DAY
+        points.append(near(name, published, ours, 0.015))
         rows.append((name, gpus, teraflops, published, f"{ours:.1f}", percent(ours, published)))
     head = ("model", "GPUs", "TFLOP/s a GPU", "published days", "equation 4.4", "deviation")
     by_flops = []
@@ -148,29 +152,17 @@ def days():
         model = GPT3 if billions < 200 else transformer(SIZES.index(billions))
         steps = 300e9 / (batch * model.sequence)
         ours = steps * model.step_flops(batch) / (gpus * teraflops * 1e12) / DAY
+        points.append(near(f"{scheme}, {billions} billion, {gpus} GPUs", published, ours, 0.015))
         by_flops.append(
             (scheme, billions, gpus, teraflops, published, f"{ours:.1f}", percent(ours, published))
         )
     names = ("scheme", "billions", *head[1:4], "equation 4.2", "deviation")
-    return table(head, rows) + "\n\n" + table(names, by_flops)
-
-
-def bubbles():
-    """Figure 4.6."""
-    rows = [
-        (
-            gpus,
-            batch,
-            *(f"{(gpus - data) / batch:.2f}" if data < gpus else "" for data in (1, 2, 4, 8, 16, 32, 64)),
-        )
-        for gpus, batch in ((32, 32), (32, 128), (128, 128), (128, 512))
-    ]
-    return table(("n", "b'", *(f"d = {data}" for data in (1, 2, 4, 8, 16, 32, 64))), rows)
+    return Comparison(tuple(points), table(head, rows) + "\n\n" + table(names, by_flops))
 
 
 def microbatches():
     """Figure 4.8: equation 4.1 with (p, t) = (8, 8), relative to the best microbatch."""
-    rows = []
+    rows, points = [], []
     for batch in (128, 512):
         seconds = [
             step_seconds(
@@ -182,15 +174,70 @@ def microbatches():
             for size in MICROBATCHES
         ]
         best = min(seconds)
-        rows.append(
-            (batch, 4, MICROBATCHES[seconds.index(best)], *(f"{best / each:.2f}" for each in seconds))
+        ours = MICROBATCHES[seconds.index(best)]
+        points.append(Point(what=f"best b at B = {batch}", published="4", ours=ours, low=4, high=4))
+        rows.append((batch, 4, ours, *(f"{best / each:.2f}" for each in seconds)))
+    head = ("B", "published best b", "ours", *(f"b = {size}" for size in MICROBATCHES))
+    return Comparison(tuple(points), table(head, rows))
+
+
+def configurations(hidden, batches, **fixed):
+    """Figures 4.13 to 4.15: by batch, plans of 32 layers on 64 A100s with b = 1 and ``fixed`` degrees, fastest first.
+
+    FLOP/s depend on b h / t as in figure 4.8, and memory decides nothing.
+    """
+    servers = GpuServers(
+        gpus=64, gpus_per_server=8, memory_bytes=1e15, fast_bandwidth=3e11, slow_bandwidth=2.5e10
+    )
+    found = {}
+    for batch in batches:
+        plans = plan_ptdp(
+            Transformer(layers=32, hidden=hidden, sequence=2048, vocabulary=51_200),
+            servers,
+            batch_size=batch,
+            flops_per_second=2e14,
+            half_speed=HALF_SPEED,
+            microbatch_sizes=(1,),
+            most=1000,
         )
-    return table(("B", "published best b", "ours", *(f"b = {size}" for size in MICROBATCHES)), rows)
+        found[batch] = [
+            plan for plan in plans if all(getattr(plan, key) == value for key, value in fixed.items())
+        ]
+    return found
+
+
+def tensor_and_pipeline():
+    """Figure 4.13."""
+    return Comparison(
+        tuple(
+            Point(what=f"best t at B = {batch}", published="8", ours=plans[0].tensor, low=8, high=8)
+            for batch, plans in configurations(20_480, (32, 128), data=1).items()
+        )
+    )
+
+
+def against_data():
+    """Figures 4.14 and 4.15: replicas are faster than stages, and than tensor ranks, at each size of both."""
+    points = []
+    for kind, other in (("pipeline", "tensor"), ("tensor", "pipeline")):
+        for batch, plans in configurations(3840, (64, 128, 512), **{other: 1}).items():
+            sizes = [getattr(plan, kind) for plan in plans if 2 <= getattr(plan, kind) <= 32]
+            slower = sum(a < b for a, b in itertools.pairwise(sizes))
+            points.append(
+                Point(
+                    what=f"B = {batch}: slower with each doubling of the {kind} degree",
+                    published=f"{len(sizes) - 1} of {len(sizes) - 1}",
+                    ours=slower,
+                    low=len(sizes) - 1,
+                    high=len(sizes) - 1,
+                )
+            )
+    return Comparison(tuple(points))
 
 
 def largest_model():
     """Figure 3.9: the most parameters for which two versions and the activations fit 16 GB, 64 GPUs."""
-    rows = []
+    rows, points = [], []
     for stages in (1, 2, 4, 8, 16, 32, 64):
         layers, sequence = 96, 512
         fits = [
@@ -212,12 +259,13 @@ def largest_model():
             <= 16e9
         ]
         rows.append((stages, "almost 30" if stages == 64 else "", f"{max(fits):.1f}"))
-    return table(("stages", "published, billions", "ours, billions"), rows)
+    points.append(near("64 stages, billions", 30, max(fits)))
+    return Comparison(tuple(points), table(("stages", "published, billions", "ours, billions"), rows))
 
 
 def recomputed():
     """Section 4.3.5: the checkpoints of a stage that need the least memory, at most one a layer."""
-    rows = []
+    rows, points = [], []
     for index, published in enumerate(SIZES):
         hidden, tensor, heads = HIDDEN[index], TENSOR[index], HIDDEN[index] / 128
         each, layers = 2.0 * 2048 * hidden, LAYERS[index] // PIPELINE[index]
@@ -228,34 +276,33 @@ def recomputed():
             checkpointed_bytes(layers, c, intermediate_bytes=inside, input_bytes=each) / 1e9
             for c in (count, layers)
         ]
+        points.append(
+            Point(
+                what=f"{published} billion, layers a checkpoint",
+                published="1 or 2",
+                ours=layers / count,
+                low=1.0,
+                high=2.0,
+            )
+        )
         rows.append((published, layers, f"{best:.1f}", count, *(f"{size:.2f}" for size in held)))
     head = ("billions", "layers a stage", "c", "checkpoints", "GB with them", "GB with one a layer")
-    return table(head, rows)
-
-
-def vgg():
-    """Seconds, weights and outputs of VGG-16's layers, from its shapes: 64 samples, 7 TFLOP/s, fp32."""
-    batch, seconds, weights, outputs = 64, [], [], []
-    for inputs, channels, side, pooled in CONVOLUTIONS:
-        values = 9 * inputs * channels
-        seconds.append(3 * 2 * values * side**2 * batch / 7e12)
-        weights.append(4.0 * (values + channels))
-        outputs.append(4.0 * channels * (side // 2 if pooled else side) ** 2 * batch)
-    for inputs, channels in CONNECTED:
-        seconds.append(3 * 2 * inputs * channels * batch / 7e12)
-        weights.append(4.0 * (inputs + 1) * channels)
-        outputs.append(4.0 * channels * batch)
-    return seconds, weights, outputs
+    return Comparison(tuple(points), table(head, rows))
 
 
 def pipedream():
-    rows = []
+    rows, points = [], []
     for name, inside, between in CLUSTERS:
         levels = [Level(components=count, bandwidth=speed) for count, speed in (inside, between)]
         plan = plan_pipedream(*vgg(), levels)
         one = plan_pipedream(*vgg(), [Level(components=16, bandwidth=between[1])])
         rows.append((name, "15-1", plan.configuration, one.configuration))
-    return table(("servers x GPUs", "published", "ours, two levels", "ours, one level"), rows)
+        same = float("15-1" in (plan.configuration, one.configuration))
+        points.append(Point(what=f"15-1 on {name}", published="15-1", ours=same, low=1.0, high=1.0))
+    alone, chosen = (Replicated((16,), (), ETHERNET), best_cut((15, 1), ETHERNET))
+    points.append(near("15-1 over data parallelism, 4x4 (A)", 5.3, alone.predicted / chosen.predicted, 0.2))
+    head = ("servers x GPUs", "published", "ours, two levels", "ours, one level")
+    return Comparison(tuple(points), table(head, rows))
 
 
 def amp():
@@ -295,7 +342,13 @@ The text's two examples are of equation 4.4; table 4.2 is the steps' FLOPs over 
 
 {bubbles()}
 
-(n - d) / b', as the figure's curves; empty where d is all GPUs or more.
+1F1B played on n / d stages, at most 32, with b' / d microbatches: each is (n - d) / b', as the figure's curves. The bubbles of figure 4.4, played:
+
+{interleaved()}
+
+At small batches recomputing costs "up to 33 %" of the sequences a second (figure 4.17); played:
+
+{recomputing()}
 
 ## PTD-P: microbatch size (figure 4.8)
 
@@ -303,6 +356,15 @@ The text's two examples are of equation 4.4; table 4.2 is the steps' FLOPs over 
 
 Speed over that of the best b, by equation 4.1, (p, t) = (8, 8), d = 1. The seconds of a microbatch are not printed: they follow from the 1.3 of figure 4.7.
 At B = 128 two and four differ by 2 %.
+
+## PTD-P: degrees against one another (figures 4.13 to 4.15)
+
+{tensor_and_pipeline()}
+
+{against_data()}
+
+`plan_ptdp` on 64 GPUs with the assumptions of table 4.1, b = 1. As there, a tensor degree of 8 costs more FLOP/s here than it did; and the
+exchange of gradients, which nothing hides here, outweighs the bubble of a few stages.
 
 ## PTD-P: recomputing every c-th layer (4.3.5)
 
@@ -318,6 +380,18 @@ most 17 % of the activations. So `training.recompute` keeps each layer's input, 
 
 By the planner's `2 W / p + A / p + p Ain` with recomputation, b = 1, on 16 GB; 96 blocks, 512 tokens and 16 bytes of weights, gradients and Adam a parameter are assumed.
 
+## PipeDream-2BW: flushes and memory (figures 3.6, 3.7, 3.10, 3.11)
+
+{flushes()}
+
+A GPT of 2.2 billion parameters on 8 equal stages, batches of 512 and 2048 in microbatches of 32 (assumed), played without transfers, which are not
+printed: 2BW is then 8 times as fast as one microbatch at a time. How many microbatches GPipe's memory admitted is not printed.
+
+{footprints()}
+
+Closed forms with recomputation, 16 bytes a parameter, microbatch 4 (assumed). By them GPipe's inputs weigh less than 2BW's second version, in the
+measurements more, so what else was counted there is unknown.
+
 ## PipeDream: configurations (table 2.2)
 
 VGG-16, the one model of the table whose layers follow from its published shape:
@@ -325,10 +399,34 @@ VGG-16, the one model of the table whose layers follow from its published shape:
 {pipedream()}
 
 Seconds are FLOPs at an assumed 7 TFLOP/s, 64 samples; links inside servers are assumed (10 GB/s shared PCIe, 25 GB/s NVLink). Over two
-levels the recursion uses whole servers for its outer stages, so 15-1 over 4 x 4 GPUs is not among its answers.
+levels the recursion uses whole servers for its outer stages, so 15-1 over 4 x 4 GPUs is not among its answers. By these seconds 15-1 is 14 times as fast as data parallelism on 4 x 4; measured were 5.3 times.
 
 Published, without ours, since the profiles of their layers are not printed: ResNet-50 16 (both clusters); AlexNet 15-1; GNMT-16
 straight (1x4, 4x4, 2x8); GNMT-8 straight (1x4, 3x4), 16 (2x8); AWD LM straight (1x4); S2VT 2-1-1 (4x1).
+
+## PipeDream: figures 2.13 to 2.17
+
+Of VGG-16 as above, and of four equal stages in 2.17, whose GNMT-8 is not printed. The schedules are played.
+
+2.13, 4 GPUs of Cluster-A. By our assumptions 4 GPUs cannot be 15 times as fast as the same 4 without pipelining:
+
+{without_pipelining()}
+
+2.14, 16 GPUs over links of 1.25 GB/s:
+
+{predicted_and_played()}
+
+2.15: the first of four stages holds four versions of the convolutions' outputs, which are most of the memory:
+
+{stashed_memory()}
+
+2.16, two stages on 4 GPUs:
+
+{bytes_a_sample()}
+
+2.17:
+
+{in_flight()}
 
 ## AMP: tables 6 to 11
 
@@ -339,10 +437,7 @@ printed. Our search over AMP's cost model equals brute force on random instances
 
 ## Missing
 
-- 2BW's tables are throughputs measured on V100 GPUs, with profiles that are not printed; the planner's formulas are tested
-  against brute force. Its memory (figures 3.7 and 3.11) as well: by the closed forms GPipe's inputs weigh less than 2BW's second version, in the
-  measurements more, so what else was counted there is unknown. Table 3.1 is BERT, pre-trained and fine-tuned.
-- Figures 2.14 to 2.17 are measurements of VGG-16, ResNet-50, GNMT-8 and GNMT-16; profiles of the latter are not printed.
+`ballast reproduce` lists the other figures of these papers, each with the reason for which it is not made.
 """
 
 
