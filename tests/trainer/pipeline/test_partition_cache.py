@@ -5,6 +5,7 @@ import collections
 import pytest
 import torch
 from ballast_policies.contract.job.training import TrainingConfig
+from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.gpt import build_gpt
@@ -15,6 +16,7 @@ from ballast_trainer.pipeline.trial import TrialFailed
 from ballast_trainer.profiling.meter import Meter
 
 from tests.support import replans
+from tests.trainer.tensor_parallel.ranks import on_ranks
 
 LAYERS = 6
 BEFORE, AFTER = (0, 2, 4, 6), (0, 2, 5, 6)
@@ -143,6 +145,56 @@ def test_a_refusal_of_another_rank_reaches_this_one():
             known=job.known,
             in_force=stages_at(BEFORE),
         )
+
+
+def trials_that_fail_on_rank_3(world, known):
+    """Forwards of layer 2 meet over both axes, and so do backwards; the causes that this rank is told."""
+    job, told = Job(), []
+    job.learn((0, LAYERS))
+
+    def meet(*given):
+        for axis in (world.tensor, world.data):
+            axis.all_reduce(torch.ones(1))
+
+    def fail(*given):
+        if world.rank == 3:
+            raise MemoryError("no room")
+
+    layer = job.layers[2].module
+    layer.register_forward_hook(meet)
+    layer.register_full_backward_hook(meet)
+    for register in (layer.register_forward_pre_hook, layer.register_full_backward_pre_hook, None):
+        handle = register(fail) if register else None
+        builder = PipelineBuilder(
+            stages=stages_at((0, LAYERS)),
+            schedule=ScheduleRequest(name="1F1B", ranks=1, microbatches=4),
+            rank=0,
+            layers=job.layers,
+            meter=Meter(LAYERS, torch.device("cpu"), None),
+            loss=job.model.loss,
+            line=world.pipeline,
+            shared=(world.tensor, world.data),
+        )
+        how = {"in_force": stages_at(BEFORE), "joined": {0}} if known else {}
+        batch = job.model.batch(0, 0, 4)
+        try:
+            builder.probe_partition(batch, world.gather, known=job.known, **how)
+            told.append("")
+        except TrialFailed as error:
+            told.append(str(error))
+        if handle is not None:
+            handle.remove()
+    return told
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("known", [True, False])
+def test_ranks_that_wait_inside_a_stage_for_one_that_fails_fail_with_it(known):
+    """Those that share no axis with it, too, in a forward and in a backward; then all can go on."""
+    for first, second, third in on_ranks(trials_that_fail_on_rank_3, 4, known, mesh=Mesh(tensor=2, data=2)):
+        assert first.startswith("rank 3: MemoryError: no room")
+        assert second.startswith("rank 3: MemoryError: no room")
+        assert third == ""
 
 
 def test_cuts_between_stages_of_one_rank_separate_nothing():

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class Axis:
         group: their process group; None for the default one, or where this rank is alone.
         calls: number of collectives, by name; every rank of the axis counts the same.
         bytes: bytes that this rank has put into them, by name.
+        before_each: called before every collective of a layer; None: nothing.
     """
 
     ranks: tuple[int, ...] = (0,)
@@ -32,6 +33,7 @@ class Axis:
     group: Any = None
     calls: Counter[str] = dataclasses.field(default_factory=Counter)
     bytes: Counter[str] = dataclasses.field(default_factory=Counter)
+    before_each: Callable[[], None] | None = None
 
     @property
     def size(self) -> int:
@@ -48,7 +50,9 @@ class Axis:
         return self
 
     def count(self, name: str, size: int) -> None:
-        """Count a collective and the bytes that this rank has put into it."""
+        """A collective is about to begin: count it, and the bytes that this rank puts into it."""
+        if self.before_each is not None:
+            self.before_each()
         self.calls[name] += 1
         self.bytes[name] += size
 

@@ -71,6 +71,7 @@ class _AllToAll(torch.autograd.Function):
 
 def _exchange(rows: torch.Tensor, sent: list[int], received: list[int], axis: Axis) -> torch.Tensor:
     out = rows.new_empty(sum(received), *rows.shape[1:])
+    axis.count("all_to_all", rows.nbytes)
     dist.all_to_all_single(out, rows.contiguous(), received, sent, group=axis.group)
     return out
 

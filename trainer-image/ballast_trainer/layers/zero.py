@@ -177,6 +177,9 @@ class WholeWeights:
         if shares is self._layer or not shares:
             return
         self.release()
+        self._replicas.count(
+            "gather_weights", sum(share.own.nbytes for share in shares.values() if share.own is not None)
+        )
         works = []
         for parameter, share in shares.items():
             if not parameter.numel():
@@ -189,9 +192,6 @@ class WholeWeights:
             else:
                 source = self._replicas.ranks[share.owner]
                 works.append(dist.broadcast(whole, src=source, group=self._replicas.group, async_op=True))
-        self._replicas.count(
-            "gather_weights", sum(share.own.nbytes for share in shares.values() if share.own is not None)
-        )
         for work in works:
             work.wait()
         self._layer = shares

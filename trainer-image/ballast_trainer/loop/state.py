@@ -9,6 +9,7 @@ from ballast_policies.contract.job.parallelism import StragglerPolicy
 
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.data.sources import has_one_shape, is_read_in_order
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import Freezing, frozen_layers
 from ballast_trainer.dynamics.protocol import Dynamic, is_built_in
@@ -252,9 +253,7 @@ class ModelState:
             meter=self.meter,
             loss=self._loss,
             independent_layers=self.definition.independent_layers and all(map(is_built_in, self.dynamics)),
-            ranks_meet=self.config.parallelism.weight_shares > 1
-            or self.config.parallelism.tensor > 1
-            or self._shares_experts,
+            shared=tuple(axis for axis in self._shared_axes if axis.size > 1),
             frozen_outputs=self.frozen_outputs,
             # Every schedule takes microbatches in order.
             layer_ended=(0 if self._shards_gradients else self.microbatches - 1, self._layer_ended)
@@ -275,6 +274,11 @@ class ModelState:
             and (tensor == 1 or stragglers.policy is StragglerPolicy.NONE)
             and not self._shares_experts
         )
+
+    @property
+    def _shared_axes(self) -> tuple[Axis, ...]:
+        by_replicas = self.config.parallelism.weight_shares > 1 or self._shares_experts
+        return (self.world.tensor, self.world.data) if by_replicas else (self.world.tensor,)
 
     @property
     def _shares_experts(self) -> bool:

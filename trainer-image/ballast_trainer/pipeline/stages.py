@@ -81,7 +81,8 @@ class PipelineBuilder:
         lines: the ranks of every pipeline; none: there is one.
         tensor: ranks that send a part of the activations each; None: this rank sends all.
         independent_layers: no layer reads what others leave in this process.
-        ranks_meet: ranks wait for each other inside a stage: for weights, or parts of an output.
+        shared: the axes over which ranks wait for each other inside a stage: for weights, or parts of an
+            output.
         frozen_outputs: keeps what frozen layers put out; None: nothing is kept.
         layer_ended: from which microbatch of a step on, what is told when a backward has gone past a layer,
             where the schedule lets that be seen: not where backwards are split or stages have replicas.
@@ -97,7 +98,7 @@ class PipelineBuilder:
     lines: tuple[tuple[int, ...], ...] = ()
     tensor: Axis | None = None
     independent_layers: bool = False
-    ranks_meet: bool = False
+    shared: tuple[Axis, ...] = ()
     frozen_outputs: FrozenOutputs | None = None
     layer_ended: tuple[int, Callable[[int], None]] | None = None
 
@@ -180,8 +181,7 @@ class PipelineBuilder:
             loss=self.loss,
             backward=backward_in_halves if self._splits_backward else None,
             device=self.layers.device,
-            # Where another partition is in force, ranks that hold the same layers refuse a new one alike.
-            ends_at_once=self.ranks_meet and in_force is None,
+            shared=self.shared,
         )
         inputs, targets = batch() if callable(batch) else batch
         count = self.schedule.microbatches

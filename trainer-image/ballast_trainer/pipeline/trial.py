@@ -2,8 +2,8 @@
 
 It finds the shapes of the tensors between stages, and whether the stages can run; no
 parameter, gradient or buffer is changed.  A stage that fails is named on all ranks, and
-all of them stop at the same place.  Where the shapes are known from earlier trials, the ranks try
-their new stages side by side.
+all of them stop at the same place, also those that wait for it inside the stage.  Where the shapes are
+known from earlier trials, the ranks try their new stages side by side.
 """
 
 import contextlib
@@ -19,7 +19,6 @@ from torch import nn
 from ballast_trainer.causes import describe
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.distributed.axis import Axis
-from ballast_trainer.distributed.process_group import is_peer_failure
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.buffers import copies_of, in_place
@@ -47,6 +46,51 @@ class TrialFailed(TrainerError):  # noqa: N818
     shows_cause = True
 
 
+_ELSEWHERE = "a rank that shares its layers has failed"
+"""Why a stage does not run that was fine on this rank."""
+
+
+class _Shared:
+    """The axes over which ranks wait for each other inside a stage: where one fails, the others do.
+
+    Before each collective of a layer they tell each other that they have come there; whoever has failed
+    tells that in its place, and so does each one that hears of it over another axis.  At the end of the stage
+    they do so once more.
+    """
+
+    def __init__(self, axes: Sequence[Axis], device: torch.device) -> None:
+        self._axes, self._device = axes, device
+        self._open: list[Axis] = []
+
+    def __enter__(self) -> None:
+        self._open = list(self._axes)
+        for axis in self._axes:
+            axis.before_each = functools.partial(self._ask, axis)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        for axis in self._axes:
+            axis.before_each = None
+        # Of several axes side by side: those of one may wait for the others.
+        told = [self._tell(axis, failed=error is not None) for axis in self._open]
+        failed = [_heard(*each) for each in told]
+        if error is None and any(failed):
+            raise TrialFailed(_ELSEWHERE)
+
+    def _ask(self, axis: Axis) -> None:
+        if axis in self._open and _heard(*self._tell(axis, failed=False)):
+            self._open.remove(axis)
+            raise TrialFailed(_ELSEWHERE)
+
+    def _tell(self, axis: Axis, *, failed: bool) -> tuple[torch.Tensor, Any]:
+        flag = torch.tensor(float(failed), device=self._device)
+        return flag, dist.all_reduce(flag, dist.ReduceOp.MAX, group=axis.group, async_op=True)
+
+
+def _heard(flag: torch.Tensor, work: Any) -> bool:
+    work.wait()
+    return bool(flag.item())
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """The stages of a partition on this rank, and how to reach the others.
@@ -58,7 +102,7 @@ class Trial:
         loss: of one microbatch.
         backward: of a stage that is not the first; None: all at once.
         device: where this rank computes.
-        ends_at_once: whether ranks wait for each other inside a stage, so that one that fails alone must end.
+        shared: the axes over which ranks wait for each other inside a stage.
     """
 
     stacks: Mapping[int, LayerStack]
@@ -67,7 +111,7 @@ class Trial:
     loss: Loss
     backward: BackwardTrial | None
     device: torch.device
-    ends_at_once: bool = False
+    shared: tuple[Axis, ...] = ()
 
     def run(self, batch: Batch, gather: Gather) -> tuple[tuple[Boundary, ...], list[Findings]]:
         """Try all stages, one after the other; collective over all ranks.
@@ -80,8 +124,7 @@ class Trial:
             The boundaries between the stages, and what each rank has seen.
 
         Raises:
-            TrialFailed: on every rank, with the first cause, unless the one that fails ends at once.  At the
-                rank that failed its error is the cause.
+            TrialFailed: on every rank, with the first cause.  At the rank that failed its error is the cause.
         """
         boundaries: list[Boundary] = []
         error: Exception | None = None
@@ -92,10 +135,15 @@ class Trial:
                 found: Boundary | str | None = None
                 if stage in self.stacks:
                     try:
-                        found = self._forward(stage, batch, boundaries, runs)
+                        with self._together():
+                            found = self._forward(stage, batch, boundaries, runs)
                     except Exception as failure:
-                        error, found = failure, self._told(failure)
+                        error, found = failure, _told(failure)
                         problem = problem or found
+                # Not all that share a stage with one that has failed have heard of it.
+                if self.shared and any(gather(problem)):
+                    problem = problem or _ELSEWHERE
+                    break
                 if stage + 1 < len(self.holders):
                     agreed = self._share(stage, found)
                     if isinstance(agreed, str):
@@ -103,10 +151,12 @@ class Trial:
                         break
                     boundaries.append(agreed)
             try:
-                while runs and problem is None:
-                    self._backward(*runs.pop())
+                if problem is None:
+                    with self._together():
+                        while runs:
+                            self._backward(*runs.pop())
             except Exception as failure:
-                error, problem = failure, self._told(failure)
+                error, problem = failure, _told(failure)
         return tuple(boundaries), self._agree(seen(), gather, problem, error)
 
     def run_some(
@@ -130,24 +180,21 @@ class Trial:
         problem: str | None = None
         with self._observed() as seen:
             try:
-                for stage in sorted(stages):
-                    runs: list[_Run] = []
-                    sends = self._forward(stage, batch, boundaries[:stage], runs)
-                    if stage < len(boundaries) and sends != boundaries[stage]:
-                        raise TypeError(
-                            f"stage {stage} sends {sends}, and was known to send {boundaries[stage]}"
-                        )
-                    self._backward(*runs.pop())
+                with self._together():
+                    for stage in sorted(stages):
+                        runs: list[_Run] = []
+                        sends = self._forward(stage, batch, boundaries[:stage], runs)
+                        if stage < len(boundaries) and sends != boundaries[stage]:
+                            raise TypeError(
+                                f"stage {stage} sends {sends}, and was known to send {boundaries[stage]}"
+                            )
+                        self._backward(*runs.pop())
             except Exception as failure:
-                error, problem = failure, describe(failure)
+                error, problem = failure, _told(failure)
         return self._agree(seen(), gather, problem, error)
 
-    def _told(self, failure: Exception) -> str:
-        if self.ends_at_once and is_peer_failure(failure):
-            raise failure
-        if self.ends_at_once:
-            raise TrialFailed(describe(failure)) from failure
-        return describe(failure)
+    def _together(self) -> contextlib.AbstractContextManager[None]:
+        return _Shared(self.shared, self.device)
 
     @contextlib.contextmanager
     def _observed(self) -> Iterator[Callable[[], Findings]]:
@@ -234,7 +281,12 @@ class Trial:
     ) -> list[Findings]:
         """Agree on whether it works; what each rank has seen."""
         everywhere = gather((problem, mine))
-        for rank, (reason, _) in enumerate(everywhere):
+        # One that has failed because of another is not the cause.
+        for rank, (reason, _) in sorted(enumerate(everywhere), key=lambda each: each[1][0] == _ELSEWHERE):
             if reason is not None:
                 raise TrialFailed(f"rank {rank}: {reason}" if len(everywhere) > 1 else reason) from error
         return [found for _, found in everywhere]
+
+
+def _told(failure: Exception) -> str:
+    return _ELSEWHERE if _ELSEWHERE in str(failure) else describe(failure)
