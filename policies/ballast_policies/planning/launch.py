@@ -6,13 +6,14 @@ The cut is that of the smallest largest load over the speeds of the ranks, withi
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ballast_policies.contract.messages import Stage
-from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.balancers.exact import exact_partition, fill_in_order
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.need import MOST_CUTS, bytes_of_cuts, smallest_cut
 from ballast_policies.planning.memory.stage_bytes import ROUNDING, bytes_on_positions, stage_bytes
@@ -183,29 +184,51 @@ def step_seconds(pipeline: LaunchedPipeline, ranks: tuple[RankGpu, ...]) -> floa
 
     None: there are fewer layers than ranks, or no cut fits the memory.
     """
-    count, layers = pipeline.count, pipeline.layers
+    count = pipeline.count
     if not 1 <= len(ranks) <= count:
         return None
-    known = len(layers.seconds) == count and sum(layers.seconds) > 0
-    seconds = layers.seconds if known else (1.0,) * count
-    speeds = np.array([rank.speed for rank in ranks])
-    cut = pipeline.cut if pipeline.cut is not None and pipeline.cut.ranks == len(ranks) else None
-    if cut is None and count * len(ranks) > MOST_CUTS:  # launched with even stages
+    seconds, speeds = _seconds_of(pipeline), np.array([rank.speed for rank in ranks])
+    planned = pipeline.cut is not None and pipeline.cut.ranks == len(ranks)
+    if not planned and count * len(ranks) > MOST_CUTS:  # launched with even stages
         loads = np.full(len(ranks), sum(seconds) / len(ranks))
     else:
-        capacity = RankCapacity(speeds=speeds.tolist())
-        if len(layers.held_bytes) == count and any(math.isfinite(rank.memory) for rank in ranks):
-            form = dataclasses.replace(pipeline.form, positions=len(ranks))
-            capacity = dataclasses.replace(
-                capacity,
-                memory=[int(min(rank.memory, UNLIMITED_BYTES)) for rank in ranks],
-                stage_bytes=stage_bytes(layers, form),
-            )
-        try:
-            found = cut or exact_partition(seconds, len(ranks), capacity)
-            if not (cut is None or capacity.memory is None or capacity.fits(cut)):
-                return None
-            loads = found.loads(seconds)
-        except PlanningError:
+        found = best_cut(pipeline, ranks)
+        if found is None:
             return None
+        loads = found.loads(seconds)
     return predict_step_seconds(loads / speeds, max(1, pipeline.form.microbatches))
+
+
+def best_cut(pipeline: LaunchedPipeline, ranks: Sequence[RankGpu]) -> Partition | None:
+    """The cut with the smallest largest load, then the smallest sum of loads; None: none fits the memory.
+
+    Args:
+        pipeline: whose own cut is the only one, where it has one for as many ranks.
+        ranks: one for each position, no more than there are layers.
+    """
+    count, layers, seconds = pipeline.count, pipeline.layers, _seconds_of(pipeline)
+    speeds = [rank.speed for rank in ranks]
+    capacity = RankCapacity(speeds=speeds)
+    if len(layers.held_bytes) == count and any(math.isfinite(rank.memory) for rank in ranks):
+        capacity = dataclasses.replace(
+            capacity,
+            memory=[int(min(rank.memory, UNLIMITED_BYTES)) for rank in ranks],
+            stage_bytes=stage_bytes(layers, dataclasses.replace(pipeline.form, positions=len(ranks))),
+        )
+    planned = pipeline.cut if pipeline.cut is not None and pipeline.cut.ranks == len(ranks) else None
+    if planned is not None or all(after <= before for before, after in itertools.pairwise(speeds)):
+        found = planned or fill_in_order(seconds, speeds)
+        if capacity.memory is None or capacity.fits(found):
+            return found
+        if planned is not None:
+            return None
+    with contextlib.suppress(PlanningError):
+        return exact_partition(seconds, len(ranks), capacity)
+    return None
+
+
+def _seconds_of(pipeline: LaunchedPipeline) -> tuple[float, ...]:
+    """Of its layers; alike where they were not measured."""
+    seconds = pipeline.layers.seconds
+    known = len(seconds) == pipeline.count and sum(seconds) > 0
+    return seconds if known else (1.0,) * pipeline.count

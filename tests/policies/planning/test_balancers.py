@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.balancers.exact import exact_partition, fill_in_order
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.balancers.mixed_gpus import arrange_ranks, partition_by_rank
 from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
@@ -233,3 +233,16 @@ def test_the_nearest_partition_respects_memory():
     """The one in force is as good and needs no move, but does not fit the last rank."""
     capacity = RankCapacity(layer_bytes=[1] * 4, memory=[4, 1])
     assert nearest_partition(even_partition(4, 2), [1.0] * 4, capacity).bounds == (0, 3, 4)
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0, 1.7]), min_size=1, max_size=12).filter(any),
+    st.lists(st.sampled_from([0.3, 1.0, 1.9, 3.0]), min_size=1, max_size=12),
+)
+def test_filling_ranks_in_the_order_of_their_speed_is_the_exact_partition(seconds, speeds):
+    """The same largest load and the same sum of loads, ties and layers that take no time included."""
+    speeds = sorted(speeds, reverse=True)[: len(seconds)]
+    exact = exact_partition(seconds, len(speeds), RankCapacity(speeds=speeds)).loads(seconds, speeds)
+    filled = fill_in_order(seconds, speeds).loads(seconds, speeds)
+    assert filled.max() == pytest.approx(exact.max(), rel=1e-11)
+    assert filled.sum() == pytest.approx(exact.sum(), rel=1e-11)

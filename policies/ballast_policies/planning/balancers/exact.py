@@ -11,8 +11,14 @@ The smallest sum is then found by the same recursion, with loads above D left ou
     s[r, j] = min over k < j of s[r - 1, k] + (S[j] - S[k]) / speed_r
 
 O(p L^2), vectorised over k and j.  Where a layer takes other seconds on each rank, S is that of the rank.
+
+Where no rank is faster than the one before it and memory is no limit, D is also the least load with which
+ranks that take as many layers as they may, one after the other, take all of them.  Their sum of loads is then
+the smallest, too: every rank but the last has the most layers before its end that any partition has.
 """
 
+import bisect
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -25,6 +31,9 @@ ENDS_AT_ONCE = 64
 """Values of j in one array operation: larger arrays leave the processor's caches."""
 ALIKE = 1 + 1e-12
 """Ratio up to which two sums of the same seconds differ by rounding alone."""
+
+CLOSE = 1e-3
+"""Part by which bounds of the largest load differ, below which the next larger loads are tried one by one."""
 
 _Choose = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """(values of k, shape (K,); loads by j and k, infinite where k is no choice) -> values, and each j's k."""
@@ -91,6 +100,51 @@ def partition_by_rank(
             "use more ranks, fewer microbatches in flight, or ranks with more memory"
         )
     return Partition(bounds=bounds_of(cut))
+
+
+def fill_in_order(seconds: Sequence[float], speeds: Sequence[float]) -> Partition:
+    """A partition with the loads of :func:`exact_partition`, by filling: O(p log L) for each load tried.
+
+    Args:
+        seconds: load of each layer, shape (L,), >= 0.
+        speeds: of each rank, shape (p,), p <= L; none is above the one before it.
+    """
+    S, ranks = [0.0, *itertools.accumulate(seconds)], len(speeds)
+    low = S[-1] / sum(speeds)
+    high = low + max(seconds) / speeds[-1]
+    _, high, _ = _filled(S, speeds, high * ALIKE)
+    load = low
+    while low < high:
+        found, largest, more = _filled(S, speeds, load)
+        if len(found) > ranks and found[-1] == len(seconds):
+            high = largest
+        else:
+            low = more
+        load = (low + high) / 2 if high > low * (1 + CLOSE) else low
+    return Partition(bounds=tuple(_filled(S, speeds, high * ALIKE)[0]))
+
+
+def _filled(S: Sequence[float], speeds: Sequence[float], load: float) -> tuple[list[int], float, float]:
+    """(bounds of ranks that take up to ``load``, the largest of their loads, the least that takes more).
+
+    Each leaves a layer for every rank after it. The bounds end at a rank that cannot take one.
+    """
+    bounds, begin, largest, more = [0], 0, 0.0, float("inf")
+    for last, speed in enumerate(speeds, start=len(S) - len(speeds)):
+        end = bisect.bisect_right(S, S[begin] + load * speed, begin, last + 1) - 1
+        # As loads are counted, whatever the sum was rounded to.
+        while end < last and (S[end + 1] - S[begin]) / speed <= load:
+            end += 1
+        while (S[end] - S[begin]) / speed > load:
+            end -= 1
+        if end < last:
+            more = min(more, (S[end + 1] - S[begin]) / speed)
+        if end == begin:
+            break
+        largest = max(largest, (S[end] - S[begin]) / speed)
+        bounds.append(end)
+        begin = end
+    return bounds, largest, more
 
 
 class _Cuts:
