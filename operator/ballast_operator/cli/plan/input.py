@@ -29,6 +29,12 @@ Speed = Annotated[float, pydantic.Field(ge=1e-9, le=1e9)]
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 Count = Annotated[int, pydantic.Field(ge=1)]
 
+MOST_GPUS = 4096
+"""That the planners weigh in two minutes; each link between two is a number in memory."""
+
+MOST_LAYERS = 2000
+"""Of a model; ``best`` and ``amp`` hold a number for each two of them."""
+
 
 class _Input(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True)
@@ -89,6 +95,8 @@ class ClusterInput(_Input):
 
     @pydantic.model_validator(mode="after")
     def _types_once(self) -> Self:
+        if self.total > MOST_GPUS:
+            raise ValueError(f"{self.total} GPUs are more than the {MOST_GPUS} planned over: plan for a part")
         types = [gpu.type for gpu in self.gpus]
         twice = sorted({name for name in types if types.count(name) > 1})
         if twice:
@@ -278,9 +286,14 @@ def read_profile(path: Path) -> ProfileFile:
         ClickException: it cannot be read; the text names the field and the reason.
     """
     try:
-        return profile_from(_content(path))
+        profile = profile_from(_content(path))
     except ContractError as error:
         raise click.ClickException(f"{path}: {error}") from error
+    layers = sum(layer.repeat for layer in profile.layers) or len(profile.layer_seconds)
+    if layers > MOST_LAYERS:
+        reason = f"{layers} layers are more than the {MOST_LAYERS} that are planned"
+        raise click.ClickException(f"{path}: {reason}. To fix: give neighbouring layers as one")
+    return profile
 
 
 def read_gpu_profiles(paths: Sequence[Path]) -> GpuProfiles:

@@ -254,6 +254,9 @@ def test_a_picture_may_be_asked_for_anywhere(tmp_path, place):
     assert "stage  0" in result.output
 
 
+LAYER = "{repeat: 2000, forwardSeconds: 1, backwardSeconds: 1}"
+
+
 @pytest.mark.parametrize(
     ("files", "options", "want"),
     [
@@ -265,6 +268,8 @@ def test_a_picture_may_be_asked_for_anywhere(tmp_path, place):
         ({"cluster": "gpus: []"}, (), "gpus"),
         ({"cluster": "gpus: [{type: a, count: 0}]"}, (), "gpus.0.count"),
         ({"cluster": "gpus: [{type: a, count: 1}, {type: a, count: 2}]"}, (), "listed twice"),
+        ({"cluster": "gpus: [{type: a, count: 5000}]"}, (), "5000 GPUs are more than the 4096"),
+        ({"profile": f"layers: [{LAYER}, {LAYER}]"}, (), "4000 layers are more than the 2000"),
         ({"cluster": "gpus: [{type: a, count: 99}]"}, (), "cannot be cut into 99 stages"),
         ({"cluster": "gpus: [{type: a, count: 2, memoryBytes: 200}]"}, (), "do not fit the memory"),
         *(
