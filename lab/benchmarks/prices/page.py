@@ -8,15 +8,18 @@ python lab/benchmarks/prices/page.py                                     # the p
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from string import Template
 
 import numpy as np
+from ballast_lab.comparison import Comparison, Point, near, table
+from ballast_lab.prices.history import PriceSeries
 from ballast_lab.prices.logs.folder import excerpt
 from ballast_lab.prices.market import Market
+from ballast_lab.prices.offers import Offer
 from ballast_lab.spot.engine import replay
 from ballast_lab.spot.settings import SpotJob, SpotSettings
 from ballast_policies.prices.hazard import Hazard
@@ -47,13 +50,16 @@ DISCOUNTS = {
 FIRST = 1582502400.0 + 3600.0
 """24 February 2020, 1:00 UTC: the first hour for which all logs have a price."""
 DAYS = 20
+EGRESS_USD = 0.09
+"""USD a GB from AWS in North America to the Internet, its list of 2020."""
+TRANSFERS = (
+    # What, GB, published percent of the compute cost.
+    ("ResNet-50's data", 150, 9.13),
+    ("ResNet-50", 0.098, 0.006),
+    ("BERT-Base's data", 17, 0.98),
+    ("BERT-Base", 0.408, 0.025),
+)
 REGION = {"aws": "us-east-1", "gcp": "us-west1", "azure": "us_east"}
-
-
-def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    names = list(headings)
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
 
 
 @functools.cache
@@ -61,18 +67,22 @@ def market() -> Market:
     return excerpt()
 
 
-def cost_normalised() -> str:
-    speeds, rows = built_in_table(), []
+def cost_normalised() -> Comparison:
+    speeds, rows, points = built_in_table(), [], []
+    columns = ("P100", "V100", "P100 per dollar", "V100 per dollar")
     for model, (name, said) in MODELS.items():
         rate = {kind: speeds.alone(JobType(name=name), kind) for kind in GOOGLE}
         ours = [rate[kind] / rate["k80"] for kind in ("p100", "v100")]
         ours += [rate[kind] / rate["k80"] * GOOGLE["k80"] / GOOGLE[kind] for kind in ("p100", "v100")]
         rows.append([model, name, *(f"{a:.1f}/{b:.1f}" for a, b in zip(said, ours, strict=True))])
-    return table(("model", "row", "P100", "V100", "P100 per dollar", "V100 per dollar"), rows)
+        points += [
+            near(f"{model}, {what}", *pair, 0.25) for what, *pair in zip(columns, said, ours, strict=True)
+        ]
+    return Comparison(tuple(points), table(("model", "row", *columns), rows))
 
 
-def discounts() -> str:
-    rows = []
+def discounts() -> Comparison:
+    rows, points = [], []
     for (cloud, kind), said in DISCOUNTS.items():
         found = [
             (market().on_demand[on_demand] / float(np.nanmin(series.usd)), offer.zone)
@@ -84,8 +94,118 @@ def discounts() -> str:
             and not np.isnan(series.usd).all()
         ]
         best, zone = max(found)
+        points.append(near(f"{cloud} {kind}", said, best, 0.15))
         rows.append([cloud, kind, f"{said:.1f}", f"{best:.1f}", zone])
-    return table(("cloud", "GPU", "dissertation", "ours", "where"), rows)
+    return Comparison(tuple(points), table(("cloud", "GPU", "dissertation", "ours", "where"), rows))
+
+
+def egress() -> Comparison:
+    """Table 6.2: a transfer to the Internet over the least price of 160 V100-hours, in percent."""
+    hours = 160 * min(
+        float(np.nanmin(series.usd)) for offer, series in in_region("p3.2xlarge") if offer.gpus == 1
+    )
+    return Comparison(
+        tuple(
+            near(f"{model}, {size:g} GB", said, 100 * EGRESS_USD * size / hours, 0.15)
+            for model, size, said in TRANSFERS
+        )
+    )
+
+
+def in_region(instance: str) -> list[tuple[Offer, PriceSeries]]:
+    """The spot prices of an AWS instance in the zones of us-east-1."""
+    return [
+        (offer, series)
+        for offer, series in sorted(market().spot.items())
+        if (offer.cloud, offer.region, offer.instance) == ("aws", "us-east-1", instance)
+    ]
+
+
+def price_changes() -> Comparison:
+    """Figure 6.1: prices of AWS in us-east-1 over time."""
+    hours = np.arange(FIRST, FIRST + DAYS * 86400.0, 3600.0)
+    single = {offer.zone[-1]: series.at(hours) for offer, series in in_region("p2.xlarge")}
+    moving_ones = [prices for prices in single.values() if np.ptp(prices) > 0]
+    cheapest = np.argmin(np.vstack(list(single.values())), axis=0)
+    related = [abs(np.corrcoef(a, b)[0, 1]) for a, b in itertools.combinations(moving_ones, 2)]
+    still = max(float(np.ptp(series.at(hours))) for _, series in in_region("p3.16xlarge"))
+    return Comparison(
+        (
+            Point(
+                what="p3.16xlarge, USD between least and most",
+                published="none",
+                ours=still,
+                low=0.0,
+                high=0.0,
+            ),
+            near("p2.xlarge in us-east-1f, over on demand", 1.0, float(single["f"].min()) / 0.9, 1e-6),
+            Point(
+                what="p2.xlarge, mean correlation of two zones",
+                published="not highly correlated",
+                ours=float(np.mean(related)),
+                low=0.0,
+                high=0.6,
+            ),
+            Point(
+                what="p2.xlarge, zones that are the cheapest at some time",
+                published="can change",
+                ours=len(set(cheapest)),
+                low=2,
+                high=len(single),
+            ),
+        )
+    )
+
+
+def across_clouds() -> Comparison:
+    """Figure 6.3: the clouds that are the cheapest for some number of some GPUs, at the first hour."""
+    least: dict[tuple[str, int], tuple[float, str]] = {}
+    for offer, series in market().spot.items():
+        usd = float(series.at(np.array([FIRST]))[0])
+        if not math.isnan(usd):
+            key = offer.gpu_type, offer.gpus
+            least[key] = min(least.get(key, (math.inf, "")), (usd, offer.cloud))
+    clouds = {cloud for _, cloud in least.values()}
+    return Comparison(
+        (
+            Point(
+                what=f"clouds that are the cheapest for some of {len(least)} sizes",
+                published="changes with the instance type",
+                ours=len(clouds),
+                low=2,
+                high=3,
+            ),
+        )
+    )
+
+
+def by_size() -> Comparison:
+    """Figure 6.4: deviation over mean of hourly prices, mean over the zones, by GPUs of the instance."""
+    hours = np.arange(FIRST, FIRST + DAYS * 86400.0, 3600.0)
+    points = []
+    for one, several in (
+        ("p2.xlarge", ("p2.8xlarge", "p2.16xlarge")),
+        ("p3.2xlarge", ("p3.8xlarge", "p3.16xlarge")),
+    ):
+        spread = {
+            instance: float(
+                np.mean(
+                    [prices.std() / prices.mean() for _, s in in_region(instance) for prices in [s.at(hours)]]
+                )
+            )
+            for instance in (one, *several)
+        }
+        points += [
+            Point(
+                what=f"variation of {instance} over {one}",
+                published="more stable",
+                ours=spread[instance] / spread[one],
+                low=0.0,
+                high=0.9,
+            )
+            for instance in several
+        ]
+    return Comparison(tuple(points))
 
 
 def lifetimes() -> str:
@@ -117,7 +237,7 @@ def lifetimes() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Moving:
-    """Four V100-days of one model from one moment on, in USD; ``best``: with all prices known beforehand."""
+    """Some V100-days of one model from one moment on, in USD; ``best``: with all prices known beforehand."""
 
     v100: float
     gpu: float
@@ -127,11 +247,11 @@ class Moving:
     moves: int
 
 
-def moving(model: str, start: float) -> Moving:
+def moving(model: str, start: float, days: float = 4.0) -> Moving:
     """Figure 6.5: the cheapest single choices, moving as prices change, and the least that it could cost."""
     speeds = built_in_table()
     rate = {kind: speeds.alone(JobType(name=MODELS[model][0]), kind) for kind in GOOGLE}
-    steps = 4 * 86400.0 * rate["v100"]
+    steps = days * 86400.0 * rate["v100"]
     speed = {kind: value for kind, value in rate.items() if value > 0}
     job = SpotJob(name=model, arrival=0.0, steps=steps, gpus=1, speeds=speed)
     aws = {o for o in market().spot if (o.cloud, o.region, o.gpus) == ("aws", "us-east-1", 1)}
@@ -152,18 +272,46 @@ def moving(model: str, start: float) -> Moving:
     )
 
 
-def dynamic() -> str:
+def dynamic() -> Comparison:
     """The first week, as in the dissertation."""
-    rows = []
-    for model in MODELS:
-        one = moving(model, FIRST)
+    rows, found = [], {model: moving(model, FIRST) for model in MODELS}
+    for model, one in found.items():
         rows.append(
             [model, f"{one.v100:.2f}", f"{one.v100 / one.gpu:.2f}", f"{one.v100 / one.cloud:.2f}",
              f"{one.v100 / one.moved:.2f}", f"{one.cloud / one.moved:.2f}", f"{one.cloud / one.best:.2f}",
              f"{one.moves}"]
         )  # fmt: skip
     headings = ("model", "1 x V100, USD", "GPU type", "multi-cloud", "dynamic", "dynamic over multi-cloud")
-    return table((*headings, "at best", "moves"), rows)
+    points = (
+        near("the most in all", 3.5, max(one.v100 / one.moved for one in found.values()), 0.15),
+        near("the most by moving", 1.4, max(one.cloud / one.moved for one in found.values()), 0.1),
+        Point(
+            what="switches",
+            published="fewer than 3",
+            ours=max(one.moves for one in found.values()),
+            low=0,
+            high=2,
+        ),
+    )
+    return Comparison(points, table((*headings, "at best", "moves"), rows))
+
+
+def durations() -> Comparison:
+    """Figure 6.6: what moving saves, the most of the models, by V100-days of work from the first hour on."""
+    gains, moves = {}, []
+    for days in (0.5, 1.0, 2.0, 4.0, 8.0):
+        found = [moving(model, FIRST, days) for model in MODELS]
+        gains[days] = max(one.cloud / one.moved for one in found)
+        moves.append(max(one.moves for one in found))
+    short = max(gains[days] for days in (0.5, 1.0))
+    return Comparison(
+        (
+            Point(what="up to a day", published="small", ours=short, low=0.99, high=1.1),
+            near("the longest, 8 days", 1.4, gains[8.0], 0.1),
+            Point(what="8 days over a day", published="more", ours=gains[8.0] / short, low=1.01, high=1.4),
+            Point(what="switches", published="fewer than 3", ours=max(moves), low=0, high=2),
+        )
+    )
 
 
 def dynamic_starts() -> str:
@@ -274,6 +422,11 @@ def main() -> None:
     words = Template(WORDS.read_text(encoding="utf-8"))
     page = words.substitute(
         cost_normalised=cost_normalised(),
+        egress=egress(),
+        price_changes=price_changes(),
+        across_clouds=across_clouds(),
+        by_size=by_size(),
+        durations=durations(),
         discounts=discounts(),
         lifetimes=lifetimes(),
         dynamic=dynamic(),

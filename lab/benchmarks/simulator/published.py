@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ballast_lab.arrays.engine import simulate
+from ballast_lab.comparison import Comparison, near
 from ballast_policies.simulator.result import HOUR, Result
 from published_figures import (
     FIGURES,
@@ -107,7 +108,7 @@ def keep(fresh: dict[str, Any]) -> None:
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
 
 
-def main() -> None:
+def main() -> Comparison:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -125,6 +126,7 @@ def main() -> None:
     print("| figure | curve | at | seed | published | ours | deviation | wall s |")
     print("|---|---|---|---|---|---|---|---|")
     known = json.loads(KEPT.read_text()) if KEPT.exists() and options.missing else []
+    points = []
     for at in options.at:
         for curve in FIGURES[options.figure].curves:
             if options.curves and curve.key not in options.curves:
@@ -154,6 +156,9 @@ def main() -> None:
                         f"| {found['wall_seconds']} |",
                         flush=True,
                     )
+                    if theirs:
+                        points.append(near(f"{label} at {at:g}, seed {seed}", theirs, ours))
+    return Comparison(tuple(points), "Band: 5 % around what is published.")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import random
 import time
 from typing import Any
 
+from ballast_lab.comparison import Comparison, near
 from ballast_policies.allocation.problem import Entity, Job, Problem
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.simulator.workloads.generate import DISTRIBUTED
@@ -74,7 +75,7 @@ def record(figure: str, curve: str, count: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main() -> Comparison:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -82,6 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     print("| figure | curve | jobs | published | ours | deviation | largest of a job |")
     print("|---|---|---|---|---|---|---|")
+    points = []
     for figure in FIGURES:
         for curve in CURVES:
             for count in range(1, 19):
@@ -89,11 +91,13 @@ def main() -> None:
                 if options.keep:
                     keep(found)
                 theirs = published(figure, curve, count)
+                points.append(near(f"{figure}, {curve}, {count} jobs", sum(theirs), found["values"]["total"]))
                 ours, off = found["values"]["total"], zip(found["values"]["volumes"], theirs, strict=True)
                 print(
                     f"| {figure} | {curve} | {count} | {sum(theirs):.3f} | {ours:.3f} "
                     f"| {ours / sum(theirs) - 1:+.1%} | {max(abs(a - b) for a, b in off):.3f} |"
                 )
+    return Comparison(tuple(points), "Band: 5 % around what is published.")
 
 
 if __name__ == "__main__":

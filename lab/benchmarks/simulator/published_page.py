@@ -1,4 +1,4 @@
-"""Write lab/docs/published.md and its plots from the runs that were kept: nothing is simulated here.
+"""Write lab/docs/published.md and its plots from the runs that were kept; what ``mechanism`` has is run.
 
 python lab/benchmarks/simulator/published_page.py
 """
@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import mechanism
 import published_hierarchical as hierarchical
 from published import KEPT, compared
 from published_figures import FIGURES, Curve, published
@@ -206,6 +207,13 @@ def main() -> None:
         *head,
         *summary,
         *parts,
+        "",
+        "## Ratios in the text, the physical cluster, rounds and estimates",
+        *(
+            line
+            for part in ("headlines", "physical", "renewals", "rounds", "estimated")
+            for line in ("", WORDS["mechanism"][part], "", str(getattr(mechanism, part)()))
+        ),
         "",
         "## Reasons",
         "",
