@@ -149,6 +149,11 @@ GpuType = Annotated[
 DnsLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 """Lower case letters, digits and hyphens."""
 
+LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+
+LabelKey = Annotated[str, Field(min_length=1, max_length=316, pattern=LABEL_KEY)]
+"""Name of a label, with or without a prefix."""
+
 MemoryQuantity = Annotated[
     str,
     Field(max_length=16, pattern=r"^([1-9][0-9]{0,5}(\.[0-9]{1,3})?(M|G|T|Mi|Gi|Ti)|[1-9][0-9]{6,14})$"),

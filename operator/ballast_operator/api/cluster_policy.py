@@ -13,7 +13,7 @@ from ballast_policies.contract.conditions import Cel, Rule
 from pydantic import Field, field_validator
 
 from ballast_operator.api import meta
-from ballast_operator.api.base import ApiModel, ObjectMeta, cel_list, listed, registered
+from ballast_operator.api.base import ApiModel, LabelKey, ObjectMeta, cel_list, listed, registered
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.costs import DataPrice, SpotLimits, TeamBudget
 from ballast_operator.api.node_pool import CapacityType, NodePool
@@ -220,20 +220,10 @@ class NodeHealth(ApiModel):
     """How long such a node is avoided, as long as others fit; 0: not at all."""
 
 
-_LabelKey = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=316,
-        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
-    ),
-]
-
-
 class TopologyLevel(ApiModel):
     """A level of the topology: nodes with the same value of its label, and of those above, are a domain."""
 
-    node_label: _LabelKey
+    node_label: LabelKey
     """Label of nodes, as ``topology.kubernetes.io/rack``. A node without it is a domain of its own."""
 
 

@@ -1,13 +1,14 @@
 """Node pools of a ``ClusterPolicy``: which nodes, what kind, at what price."""
 
 import enum
+import re
 from typing import Annotated
 
 from ballast_policies.contract import GPU_RESOURCE
 from ballast_policies.contract.conditions import Cel, Rule, absent, at, given
 from pydantic import Field
 
-from ballast_operator.api.base import ApiModel, DnsLabel, GpuType, MemoryQuantity
+from ballast_operator.api.base import LABEL_KEY, ApiModel, DnsLabel, GpuType, MemoryQuantity
 from ballast_operator.api.costs import PriceFeed, Region
 
 
@@ -48,7 +49,7 @@ class SharesGpu(enum.StrEnum):
     """In pools with ``sharing``, where both together do more than by turns."""
 
 
-_LabelValue = Annotated[str, Field(max_length=63)]
+_LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 
 
 class CapacityType(enum.StrEnum):
@@ -102,6 +103,17 @@ class NodePool(ApiModel):
             field="price_feed",
             reason="priceFeed.aws has prices of spot machines",
             fix="state pricePerGpuHour of machines on demand",
+        ),
+        Rule(
+            condition=Cel(
+                f"self.nodeSelector.all(key, size(key) <= 316 && key.matches('{LABEL_KEY}'))",
+                lambda pool: all(
+                    len(key) <= 316 and re.fullmatch(LABEL_KEY, key) for key in pool.node_selector
+                ),
+            ),
+            field="node_selector",
+            reason="a key of nodeSelector is no name of a label: no pod could be made there",
+            fix="name labels as nodes have them",
         ),
         Rule(
             condition=absent("min_nodes"),

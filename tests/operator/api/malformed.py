@@ -252,6 +252,13 @@ POLICIES = table(
     ("a budget for no team", "spec.budgets", {"": {"amount": 1}}, "1 to 253 characters"),
     ("a pool without a GPU type", "spec.nodePools.0.gpuType", REMOVED, "required"),
     ("a pool that matches every node", "spec.nodePools.0.nodeSelector", {}, "at least 1"),
+    (
+        "a label that no node can have",
+        "spec.nodePools.0.nodeSelector",
+        {"!pool": "fast"},
+        "no name of a label",
+    ),
+    ("a value that no label can have", "spec.nodePools.0.nodeSelector.pool", "fast ", "should match"),
     ("two pools of one name", "spec.nodePools.1.name", "fast", "duplicate", "spec.nodePools[1]"),
     ("a negative price", "spec.nodePools.0.pricePerGpuHour", -1, "greater than or equal to 0"),
     (
