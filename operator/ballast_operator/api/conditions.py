@@ -163,6 +163,8 @@ class JobReason(enum.StrEnum):
     not continue without such a node, and saved first."""
     PEER_LOST = "PeerLost"
     """Restarts: ranks lost touch with each other."""
+    STEPS_ADDED = "StepsAdded"
+    """Restarts: ``totalSteps`` was raised while it trained; it goes on from the former last step."""
     SHRINK_TIMEOUT = "ShrinkTimeout"
     """Restarts: a shrink was not acknowledged in time."""
 

@@ -96,5 +96,8 @@ def why_it_ends(context: ReconcileContext, end: End) -> str:
             )
         case Why.NODE_LEAVES:
             return leaving_text(context.allocation.leaving)
+        case Why.STEPS_ADDED:
+            more = context.spec.config.total_steps
+            return f"the {view.launched_steps} steps of its launch are done; spec.totalSteps is {more} now"
         case Why.EXITED_EARLY:
             return "every rank exited with success, but training is not done: the lease names no last step"

@@ -40,6 +40,7 @@ def observed(context: ReconcileContext) -> Observed:
             ending=allocation.ending.cause if allocation.ending is not None else None,
         )
     going = {pod.name for pod in view.leaving}
+    done = lease.finished_step if lease is not None else None
     written = None
     if plan is not None:
         written = WrittenPlan(plan.epoch, plan.launch, plan.directive, plan.pods)
@@ -54,6 +55,7 @@ def observed(context: ReconcileContext) -> Observed:
         heard=_heard(lease),
         proposal=_proposal(context),
         finished=view.finished_step is not None or said_to_be_done(context),
+        steps_added=done is not None and done == view.launched_steps,
         suspended=hold is not None,
         fails=hold is not None and hold.fails,
         survivors=view.survivors,

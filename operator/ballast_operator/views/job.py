@@ -3,6 +3,8 @@
 import dataclasses
 
 from ballast_policies.contract import Directive, Plan
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.protocol.cause import Cause
 from ballast_policies.protocol.shrink import pods_after_drain
 
@@ -347,6 +349,16 @@ class JobView:
         if self.spec is None or step is None:
             return None
         return step if self.ended_early or step >= self.spec.config.total_steps else None
+
+    @property
+    def launched_steps(self) -> int | None:
+        """The last step, as its ranks were told at their launch; None: they were not, or it is not known."""
+        try:
+            return (
+                JobConfig.from_json(self.plan_config).total_steps if self.launched_plan is not None else None
+            )
+        except ContractError:  # someone has changed the ConfigMap
+            return None
 
     @property
     def ended_early(self) -> str:

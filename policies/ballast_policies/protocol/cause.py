@@ -30,6 +30,8 @@ class Cause(enum.StrEnum):
     """A node has announced that it goes, and the gang could not continue without it."""
     PEER_LOST = "PeerLost"
     """Ranks lost their connections and no other pod or node has failed."""
+    STEPS_ADDED = "StepsAdded"
+    """The launch has done the steps that it was told of, and the job has got more since."""
     SHRINK_TIMEOUT = "ShrinkTimeout"
     """A shrink was not acknowledged in time."""
     GROW_TIMEOUT = "GrowTimeout"
@@ -53,7 +55,7 @@ class Cause(enum.StrEnum):
     @property
     def graceful(self) -> bool:
         """The trainer is asked to save and stop before its pods are deleted."""
-        return self in (Cause.SUSPENDED, Cause.PREEMPTED, Cause.NODE_LEAVING)
+        return self in (Cause.SUSPENDED, Cause.PREEMPTED, Cause.NODE_LEAVING, Cause.STEPS_ADDED)
 
     @property
     def saves_first(self) -> bool:

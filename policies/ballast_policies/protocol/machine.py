@@ -66,8 +66,11 @@ def seen_failure(seen: Observed) -> SeenFailure | None:
     peers = tuple(pod.name for pod in gang if pod.failure is Failure.PEER_LOST)
     if peers and not seen.settling:
         return Cause.PEER_LOST, Why.POD_FAILED, peers[:1]
-    if seen.ranks and all(pod.phase is Phase.SUCCEEDED for pod in seen.ranks) and Deadline.QUIET in seen.over:
-        return Cause.USER_ERROR, Why.EXITED_EARLY, ()
+    if seen.ranks and all(pod.phase is Phase.SUCCEEDED for pod in seen.ranks):
+        if seen.steps_added:
+            return Cause.STEPS_ADDED, Why.STEPS_ADDED, ()
+        if Deadline.QUIET in seen.over:
+            return Cause.USER_ERROR, Why.EXITED_EARLY, ()
     late = not seen.reached and Deadline.ACKNOWLEDGEMENT in seen.over
     if seen.reached or plan.directive is not Directive.RUN:
         # A change of size that is late has a cause of its own.

@@ -50,6 +50,7 @@ class Why(enum.StrEnum):
     NOT_ACKNOWLEDGED = "NotAcknowledged"
     NODE_LEAVES = "NodeLeaves"
     """A node that the gang needs is about to go."""
+    STEPS_ADDED = "StepsAdded"
     EXITED_EARLY = "ExitedEarly"
     """Every rank exited with success before the last step."""
 

@@ -167,6 +167,7 @@ class Observed:
         acknowledged: the epoch that rank 0 has acknowledged; 0: none.
         heard: the highest epoch that the trainer has spoken of; 0: none.
         finished: the last step is done and saved.
+        steps_added: the launch has done all steps that it was told of, and the job has more by now.
         suspended: it should hold no GPUs: its owner, its budget or its deadline says so.
         fails: with ``suspended``: it is not resumed, and has failed once it holds nothing.
         offer: None: the allocator has not decided.
@@ -192,6 +193,7 @@ class Observed:
     heard: int = 0
     proposal: ProposedShrink | None = None
     finished: bool = False
+    steps_added: bool = False
     suspended: bool = False
     fails: bool = False
     offer: Offer | None = None

@@ -2,8 +2,9 @@
 
 import asyncio
 
+import pytest
 from ballast_operator.api.conditions import JobReason
-from ballast_operator.kube.kinds import JOB
+from ballast_operator.kube.kinds import JOB, NODE
 from ballast_policies.contract import (
     ExitCode,
     ExitReason,
@@ -198,3 +199,19 @@ async def test_a_sidecar_that_never_ends_keeps_no_job_from_its_end() -> None:
     assert failed is not None and failed.reason == "BackoffLimitExceeded"
     await simulation.until(lambda: simulation.state("done") == "Succeeded")
     await simulation.until(lambda: not simulation.pods("done") + simulation.pods("wrong"))
+
+
+@pytest.mark.parametrize("total", [200, 100], ids=["raised", "raised, and lowered again"])
+async def test_a_job_that_gets_more_steps_while_it_trains_goes_on_after_its_former_last_step(total):
+    """That is no failure of the job, which may have no try left."""
+    simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=60)
+    await simulation.run_job("one", totalSteps=100, backoffLimit=0)
+    simulation.world.patch(NODE, "", "a", {"spec": {"unschedulable": True}})  # the next launch has to wait
+    simulation.change("one", totalSteps=200)
+    await simulation.until(lambda: simulation.status("one").allocation is None)
+    simulation.change("one", totalSteps=total)
+    simulation.trainers["one"].total = total
+    simulation.world.patch(NODE, "", "a", {"spec": {"unschedulable": False}})
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    status = simulation.status("one")
+    assert (status.progress.step, status.restarts) == (total, {"StepsAdded": 1})

@@ -199,7 +199,9 @@ def _leave_out_partners(jobs: Sequence[JobView], left_out: Mapping[Key, Exceptio
 def wants_gpus(view: JobView, now: Time) -> bool:
     """Whether the job takes part in the allocation."""
     status = view.status
-    if view.deleting or view.spec is None or status.finished or view.finished_step is not None:
+    if view.deleting or view.spec is None or status.finished:
+        return False
+    if view.finished_step is not None and status.allocation is not None:
         return False
     if view.blocked is not None and status.allocation is None:
         return False

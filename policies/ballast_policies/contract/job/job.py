@@ -272,7 +272,7 @@ class JobConfig(Settings):
     RULES = _RULES
 
     total_steps: int = Field(ge=1, le=2**53)
-    """Optimizer steps until the job has succeeded."""
+    """Optimizer steps until the job has succeeded. A change takes effect at the next launch."""
     model: Annotated[
         ModelConfig | None, InCluster(immutable="the checkpoint holds the weights of this one")
     ] = None
