@@ -48,7 +48,7 @@ RUN --mount=type=cache,target=/root/.cache/uv \
     uv sync --locked --no-dev --package ballast-trainer --no-editable
 RUN scripts/tidy-image /opt/ballast ballast_trainer ballast_policies
 
-# PyTorch's own index has its build for CPUs, of the locked version; PyPI has none for x86.
+# PyTorch's own index has its build for CPUs, of the locked version, x86 and arm64; PyPI has none for Linux from 2.11 on.
 FROM workspace AS build-trainer-cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=cache,target=/root/.cache/uv \
@@ -82,6 +82,10 @@ RUN SOURCE_DATE_EPOCH=0 groupadd --gid 65532 ballast && \
     /etc/apt /var/lib/apt /var/cache/* /var/log/* /usr/local/bin/pip* && \
     rm -rf /usr/lib/*-linux-gnu/gconv /usr/share/zoneinfo/right /var/lib/dpkg/info /usr/bin/dpkg* /usr/bin/gpgv /usr/bin/openssl && \
     find /usr/sbin -mindepth 1 ! -name 'ldconfig*' -delete && \
+    # Libraries of the package manager's and of logins, and the tools of util-linux that need them: 11 MB.
+    (cd /usr/bin && rm -f lslogins logger lsblk findmnt lsfd wdctl) && rm -rf /usr/lib/*-linux-gnu/security && \
+    for name in gnutls unistring idn2 p11-kit nettle hogweed tasn1 systemd gcrypt gpg-error udev sepol semanage ext2fs; do \
+    rm -f /usr/lib/*-linux-gnu/lib"$name"[.-]*; done && \
     find /usr -type d -name __pycache__ -prune -exec rm -rf {} + && \
     python3 -m compileall -q --invalidation-mode unchecked-hash \
     "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"

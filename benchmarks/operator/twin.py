@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ballast_operator.history.recording import TwinResult
+from ballast_operator.history.store import History
 from ballast_operator.history.twin import read_recording
 from ballast_policies.simulator.replay import replay
 from ballast_policies.throughput.gavel_file import built_in_table
@@ -68,7 +69,7 @@ def elastic(runs: int, folder: Path) -> Iterator[dict[str, Any]]:
 def compared(kind: str, folder: Path, began: float) -> dict[str, Any]:
     """The errors of the twin of a run."""
     time.sleep(WRITTEN_SECONDS)
-    found = replay(read_recording(folder / "history.db", began, time.time()))
+    found = replay(read_recording(History(folder / "history.db"), began, time.time()))
     result = TwinResult.of(found)
     print(f"{kind}: {result.text}", file=sys.stderr, flush=True)
     for job in found.jobs:

@@ -16,7 +16,6 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -25,7 +24,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.errors import Forbidden, LeaseLapsed, NotLeader, OperatorError, Unavailable
 from ballast_operator.history.recent import Recent
-from ballast_operator.history.store import HistoryWriter, Keep
+from ballast_operator.history.writer import HistoryWriter, Keep
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster, connect
 from ballast_operator.kube.informers import Informers
@@ -54,7 +53,7 @@ class Options:
         lease_namespace: where the leader's Lease is.
         health_host, health_port: where ``/healthz`` and ``/metrics`` are served; port 0: one that is free.
         page_port: where the page is served, on the same address; None: nowhere.
-        history: file in which it is kept what jobs did; None: nowhere.
+        history: database in which it is kept what jobs did; None: nowhere.
         keep: how much of it.
     """
 
@@ -64,7 +63,7 @@ class Options:
     health_host: str = "0.0.0.0"
     health_port: int = 8080
     page_port: int | None = None
-    history: Path | None = None
+    history: str | None = dataclasses.field(default=None, repr=False)  # a password may be in it
     keep: Keep = dataclasses.field(default_factory=Keep)
 
 
@@ -165,12 +164,20 @@ class Operator:
         options = self._options
         if options.page_port is None and options.history is None:
             return
-        recent = Recent(caches, clock=time.time)
+        recent, history = Recent(caches, clock=time.time), None
         if options.history is not None:
-            alone = options.page_port is None
+            from ballast_operator.history.store import History
+
+            history, alone = History(options.history), options.page_port is None
             writer = HistoryWriter(
-                options.history, recent, self._metrics, keep=options.keep, leads=leads, work_out=alone
+                History(options.history),
+                recent,
+                self._metrics,
+                keep=options.keep,
+                leads=leads,
+                work_out=alone,
             )
+            logger.info("history is kept in %s", history)
             writer.start()
             self._history = writer
             within.push_async_callback(asyncio.to_thread, writer.stop)
@@ -180,7 +187,7 @@ class Operator:
             page = beside_the_operator(
                 caches,
                 recent,
-                history=options.history,
+                history=history,
                 connected=connect(options.kubeconfig, request_seconds=self._settings.api.request_seconds),
                 on_answer=self._answered,
                 host=options.health_host,

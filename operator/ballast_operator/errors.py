@@ -9,6 +9,8 @@
     │   ├── Forbidden    the operator's account lacks a right (HTTP 403 by RBAC): a person has to grant it
     │   ├── NotAllowed   a quota, an admission policy or a missing class forbids it now (other HTTP 403)
     │   └── ActionRefused   what a job needs was refused, and it has no launch that could end for it
+    ├── HistoryError     history cannot be read or written: jobs do not notice
+    │   └── RowsRefused  what is in its rows cannot be kept: a retry cannot help
     └── Unavailable      no answer in time, throttled or a server error: a retry may help
         ├── Fenced                the leader's Lease is not renewed for now: nothing is written meanwhile
         ├── Unreachable           no answer came at all, or its connection was lost
@@ -29,6 +31,14 @@ class NotLeader(OperatorError):  # noqa: N818 - reads as a sentence where it is 
 
 class LeaseLapsed(NotLeader):
     """The Lease is not this replica's any more, and no other one was seen to hold it."""
+
+
+class HistoryError(OperatorError):
+    """History cannot be read or written: there is none, or its database is away, full, broken or another."""
+
+
+class RowsRefused(HistoryError):  # noqa: N818
+    """The database refuses what is in these rows, whenever they are written."""
 
 
 class NotFound(OperatorError):  # noqa: N818

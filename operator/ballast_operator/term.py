@@ -19,7 +19,7 @@ from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.allocator.throttle import DecisionThrottle
 from ballast_operator.api.conditions import JobCondition, JobReason, JobState
 from ballast_operator.errors import OperatorError
-from ballast_operator.history.store import HistoryWriter
+from ballast_operator.history.writer import HistoryWriter
 from ballast_operator.kube.caches import WATCHED
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.informers import Informers

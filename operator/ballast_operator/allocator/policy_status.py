@@ -36,7 +36,7 @@ from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
 from ballast_operator.api.read import unknown_fields
 from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable, for_good
 from ballast_operator.history.recording import Decided, TwinResult
-from ballast_operator.history.store import HistoryWriter
+from ballast_operator.history.writer import HistoryWriter
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import POLICY, Object, job_id

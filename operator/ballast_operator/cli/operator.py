@@ -5,12 +5,11 @@ import gc
 import logging
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
-from ballast_operator.cli.option_names import Number
+from ballast_operator.cli.option_names import Database, Number
 
 SWITCH_SECONDS = 0.001
 """Seconds after which a computing thread yields to another thread that is ready."""
@@ -54,8 +53,11 @@ COLLECT_AFTER = (20_000, 10, 10)
 )
 @click.option(
     "--history",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Keep in this SQLite file what jobs did, after they are deleted. Default: nowhere.",
+    type=Database(),
+    default=lambda: os.environ.get("BALLAST_HISTORY"),
+    show_default="$BALLAST_HISTORY, or nowhere",
+    help="Keep what jobs did, after they are deleted, in this SQLite file or in "
+    "postgresql://USER:PASSWORD@HOST/DATABASE.",
 )
 @click.option("--history-days", type=Number(min=0, min_open=True), default=90, show_default=True)
 @click.option("--history-jobs", type=click.IntRange(min=1), default=100_000, show_default=True)
@@ -74,7 +76,7 @@ def operator(history_days: float, history_jobs: int, log_level: str, **given: An
 
     from ballast_operator.app import Operator, Options
     from ballast_operator.errors import LeaseLapsed, NotLeader
-    from ballast_operator.history.store import Keep
+    from ballast_operator.history.writer import Keep
     from ballast_operator.settings import from_environment
     from ballast_operator.trainer_template import trainer_template
 

@@ -43,6 +43,21 @@ class Number(click.FloatRange):
         return number
 
 
+class Database(click.Path):
+    """A SQLite file, or ``postgresql://...``, which is looked at when it is used; as text."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text.
+
+        Raises:
+            click.BadParameter: it is a folder.
+        """
+        return str(value if "://" in str(value) else super().convert(value, param, ctx))
+
+
 def with_option(message: str, options: Mapping[str, str]) -> str:
     """``message`` with the setting that it begins with replaced by its option.
 

@@ -1,4 +1,4 @@
-"""What decisions saw, and what jobs held, as rows of the history's file; :mod:`.twin` reads them."""
+"""Rows of history: what jobs did, what decisions saw, and what jobs held, which :mod:`.twin` reads."""
 
 import dataclasses
 import json
@@ -8,7 +8,8 @@ from typing import Any
 from ballast_policies.scheduling import ClusterJob, ClusterState, SchedulingPolicy
 from ballast_policies.simulator.replay import WITHIN, RecordedCluster, Replay
 
-from ballast_operator.kube.kinds import Object
+from ballast_operator.history.recent import seconds_of
+from ballast_operator.kube.kinds import Object, key_of
 from ballast_operator.report.held import held_parts, partner
 
 SEEN, COURSE, CLUSTER, TWIN = "seen", "course", "cluster", "twin"
@@ -16,6 +17,80 @@ SEEN, COURSE, CLUSTER, TWIN = "seen", "course", "cluster", "twin"
 
 SPEEDS_DIFFER = 0.005
 """Part by which a speed has to change for the job to be kept again."""
+
+LONGEST = 2_000
+"""Characters of a message that are kept."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """A job that is or was there. Times in epoch seconds; None: that has not happened, or was not seen.
+
+    Attributes:
+        message: of the condition behind its state: why it failed, or waits.
+        restarts: by cause.
+        goodput: the part of its GPUs' time that was productive; None: not known.
+        pools: pool -> (GPU seconds, cost).
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    team: str
+    created: float | None
+    finished: float | None
+    deleted: float | None
+    updated: float
+    state: str
+    message: str
+    launches: int
+    restarts: dict[str, int]
+    step: int
+    total_steps: int
+    gpu_seconds: float
+    cost: float
+    startup_cost: float
+    lost_steps: int
+    lost_cost: float
+    goodput: float | None
+    pools: dict[str, Any]
+
+    @classmethod
+    def of(cls, item: Object, at: float, *, deleted: bool) -> "JobRecord":
+        """From the object as it was seen last."""
+        status: Any = item.get("status") or {}
+        created, finished = item["metadata"].get("creationTimestamp"), status.get("finishedAt")
+        conditions = {each["type"]: each for each in status.get("conditions") or []}
+        state = status.get("state") or "New"
+        said = conditions.get(state) or conditions.get("Admitted") or {}
+        pools = {
+            entry["pool"]: (entry.get("gpuSeconds", 0.0), entry.get("cost", 0.0))
+            for entry in status.get("poolCosts") or []
+        }
+        namespace, name = key_of(item)
+        return cls(
+            uid=item["metadata"]["uid"],
+            namespace=namespace,
+            name=name,
+            team=item["spec"].get("entity") or "",
+            created=seconds_of(created, at) if created else None,
+            finished=seconds_of(finished, at) if finished else None,
+            deleted=at if deleted else None,
+            updated=at,
+            state=state,
+            message=str(said.get("message", ""))[:LONGEST],
+            launches=int(status.get("launches") or 0),
+            restarts=dict(status.get("restarts") or {}),
+            step=int((status.get("progress") or {}).get("step") or 0),
+            total_steps=int(item["spec"].get("totalSteps") or 0),
+            gpu_seconds=sum(seconds for seconds, _ in pools.values()),
+            cost=float(status.get("costSoFar") or 0.0),
+            startup_cost=sum(entry.get("startupCost", 0.0) for entry in status.get("poolCosts") or []),
+            lost_steps=int(status.get("lostSteps") or 0),
+            lost_cost=float(status.get("lostCost") or 0.0),
+            goodput=(status.get("gpuTime") or {}).get("goodput"),
+            pools=pools,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,11 @@
-"""A recording of what the history's file has, to be replayed."""
+"""A recording of what history has, to be replayed."""
 
 import dataclasses
 import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ballast_policies.contract import ContractError
 from ballast_policies.contract.decode import decode_text
@@ -14,8 +13,10 @@ from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling import ClusterJob
 from ballast_policies.simulator.replay import RecordedCluster, RecordedJob, Recording
 
-from ballast_operator.history.recording import CLUSTER, COURSE, SEEN, Held
-from ballast_operator.history.store import JobRecord, read_jobs, read_kept
+from ballast_operator.history.recording import CLUSTER, COURSE, SEEN, Held, JobRecord
+
+if TYPE_CHECKING:
+    from ballast_operator.history.store import History
 
 SAME_SECONDS = 5.0
 """A job that was seen so soon after it was created arrived when it was seen: API times are whole seconds."""
@@ -41,20 +42,20 @@ def _read(kind: type[Any], text: str) -> Any:
     return decode_text(kind, text, unknown="ignore", spelling=str)
 
 
-def read_recording(path: Path, since: float, until: float) -> Recording:
-    """What the file has of the time from ``since`` to ``until``, epoch seconds.
+def read_recording(history: "History", since: float, until: float) -> Recording:
+    """What history has of the time from ``since`` to ``until``, epoch seconds.
 
     Raises:
         HistoryError: it cannot be read.
     """
-    rows = {what: read_kept(path, what, until=until) for what in (SEEN, COURSE, CLUSTER)}
+    rows = {what: history.kept(what, until=until) for what in (SEEN, COURSE, CLUSTER)}
     seen = {row.uid: row.content for row in rows[SEEN]}
     courses: defaultdict[str, list[str]] = defaultdict(list)
     for row in rows[COURSE]:
         courses[row.uid].append(row.content)
     clusters, left_out = _clusters([row.content for row in rows[CLUSTER]], since), dict[str, str]()
     jobs = []
-    for record in read_jobs(path, most=MOST_JOBS):
+    for record in history.jobs(most=MOST_JOBS):
         if (record.created or record.updated) > until or _ends(record) < since:
             continue
         name = f"{record.namespace}/{record.name}"

@@ -9,17 +9,16 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from importlib.resources import files
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ballast_operator.errors import OperatorError
+from ballast_operator.errors import HistoryError, OperatorError
 from ballast_operator.history.recent import Recent
-from ballast_operator.history.store import HistoryError, JobRecord, read_events, read_jobs, read_namespaces
+from ballast_operator.history.recording import JobRecord
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import Kind
@@ -35,6 +34,9 @@ from ballast_operator.page.access import (
 )
 from ballast_operator.page.pictures import duration
 from ballast_operator.tasks import LoopThread
+
+if TYPE_CHECKING:
+    from ballast_operator.history.store import History
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +82,7 @@ PERSON = web.RequestKey("person", Person)
 class Page:
     """The page of one operator, or of one look at a cluster or a simulation.
 
-    ``window``: of time that the first screen shows, unless another is chosen. ``history``: file of what
+    ``window``: of time that the first screen shows, unless another is chosen. ``history``: what
     deleted jobs did; None: none is kept. ``clock``: epoch seconds.
     """
 
@@ -92,7 +94,7 @@ class Page:
         *,
         title: str = "",
         window: str = "1h",
-        history: Path | None = None,
+        history: "History | None" = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._caches, self._recent, self._access = caches, recent, access
@@ -243,13 +245,12 @@ class Page:
         """Jobs of history that may be seen, whether there are more, and the number of the page."""
         assert self._history is not None
         chosen, person = screens.Filter.of(request.query), request[PERSON]
-        there_are = await asyncio.to_thread(read_namespaces, self._history)
+        there_are = await asyncio.to_thread(self._history.namespaces)
         seen = await self._access.namespaces(person, there_are)
         asked = seen & {chosen.namespace} if chosen.namespace else seen
         rows = screens.PAGE_ROWS
         found = await asyncio.to_thread(
-            read_jobs,
-            self._history,
+            self._history.jobs,
             namespaces=asked,
             name=chosen.text,
             most=rows + 1,
@@ -272,11 +273,11 @@ class Page:
     async def _past_job(self, request: web.Request) -> web.Response:
         assert self._history is not None
         uid = request.match_info["uid"]
-        found = await asyncio.to_thread(read_jobs, self._history, uid=uid, most=1)
+        found = await asyncio.to_thread(self._history.jobs, uid=uid, most=1)
         namespaces = await self._access.namespaces(request[PERSON], {job.namespace for job in found})
         if not found or found[0].namespace not in namespaces:
             raise web.HTTPNotFound(text="there is no such job in history, or you may not see it")
-        events = await asyncio.to_thread(read_events, self._history, uid)
+        events = await asyncio.to_thread(self._history.events, uid)
         return self._show(request, "past_job.html", {"job": found[0], "events": events})
 
     async def _static(self, request: web.Request) -> web.Response:
@@ -408,7 +409,7 @@ async def beside_the_operator(
     caches: Caches,
     recent: Recent,
     *,
-    history: Path | None,
+    history: "History | None",
     connected: Coroutine[Any, Any, Cluster],
     on_answer: Callable[[str, Kind, OperatorError | None], None],
     host: str,
@@ -417,7 +418,7 @@ async def beside_the_operator(
     """Serve the operator's page within it, on a loop of its own: nothing else waits for who looks.
 
     ``connected`` makes a connection of its own, for reviews; ``on_answer`` hears of each answer of the API
-    server. ``history``: file of what deleted jobs did; None: none is kept. Yields the port, a free one where
+    server. ``history``: what deleted jobs did; None: none is kept. Yields the port, a free one where
     ``port`` is 0.
 
     Raises:

@@ -186,8 +186,10 @@ def test_the_page_is_off_unless_it_is_asked_for(chart: Any) -> None:
 
 
 @pytest.mark.slow
-def test_history_is_a_file_on_a_volume_that_outlives_the_release(chart: Any) -> None:
-    """Of one replica, which ends before its successor begins; `ballast history` in the pod knows the file."""
+def test_history_is_a_file_on_a_volume_that_outlives_the_release(
+    chart: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one replica, which ends before its successor begins; or in PostgreSQL, by a Secret that any read."""
     from ballast_operator.cli.operator import operator
 
     values = {"history": {"enabled": True, "days": 30, "volume": {"storageClass": "ssd"}}}
@@ -199,15 +201,26 @@ def test_history_is_a_file_on_a_volume_that_outlives_the_release(chart: Any) -> 
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
+    (file,) = [each["value"] for each in container["env"] if each["name"] == "BALLAST_HISTORY"]
+    monkeypatch.setenv("BALLAST_HISTORY", file)
     context = operator.make_context("operator", container["args"][1:])
-    folder = Path(container["volumeMounts"][-1]["mountPath"])
-    assert (context.params["history"].parent, context.params["history_days"]) == (folder, 30)
-    assert {"name": "BALLAST_HISTORY", "value": str(context.params["history"])} in container["env"]
+    assert (context.params["history"], context.params["history_days"]) == (file, 30)
+    assert Path(file).parent == Path(container["volumeMounts"][-1]["mountPath"])
     assert pod["volumes"][-1]["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
     mine = {"history": {"enabled": True, "volume": {"existingClaim": "mine"}}}
     assert of_kind(render(chart, mine), "PersistentVolumeClaim") == []
     with pytest.raises(helm.HelmError, match="To fix: replicas: 1"):
         render(chart, {**values, "replicas": 2})
+    values["history"]["postgresql"] = {"secret": "history-app", "port": 6432}
+    items = render(chart, {**values, "replicas": 2, "networkPolicy": {"enabled": True}})
+    (deployment,) = of_kind(items, "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    reference = {"secretKeyRef": {"name": "history-app", "key": "uri"}}
+    assert {"name": "BALLAST_HISTORY", "valueFrom": reference} in container["env"]
+    assert deployment["spec"]["strategy"]["type"] == "RollingUpdate"
+    assert of_kind(items, "PersistentVolumeClaim") == [] and "/var/lib/ballast" not in json.dumps(deployment)
+    (policy,) = of_kind(items, "NetworkPolicy")
+    assert {"port": 6432, "protocol": "TCP"} in policy["spec"]["egress"][0]["ports"]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from ballast_operator.cli.live.cost import cost
 from ballast_operator.cli.live.history import twin
 from ballast_operator.history.recording import TwinResult
-from ballast_operator.history.store import write_kept
+from ballast_operator.history.store import History
 from ballast_operator.history.twin import read_recording
 from ballast_operator.kube.kinds import JOB
 from ballast_policies.rounds.question import SpotLimits
@@ -54,14 +54,14 @@ async def test_the_twin_takes_as_long_and_pays_as_much_as_the_cluster(tmp_path: 
     await simulation.tick()
     simulation.history.write()
     ended = simulation.now.timestamp()
-    found = replay(read_recording(path, BEGAN, ended))
+    found = replay(read_recording(History(path), BEGAN, ended))
     assert [job.job for job in found.jobs] == [f"{NAMESPACE}/{name}" for name in ("one", "two", "three")]
     assert found.time_error == pytest.approx(0, abs=0.05) and found.cost_error == pytest.approx(0, abs=0.05)
     assert found.jobs[2].recorded_seconds > 140 and found.agrees() and not found.left_out
-    late = replay(read_recording(path, BEGAN + 30, ended))
+    late = replay(read_recording(History(path), BEGAN + 30, ended))
     assert late.jobs[0].recorded_seconds == pytest.approx(found.jobs[0].recorded_seconds - 29, abs=2)
     assert late.time_error == pytest.approx(0, abs=0.1) and late.jobs[0].starts == 0
-    before = replay(read_recording(path, BEGAN, BEGAN + 30))
+    before = replay(read_recording(History(path), BEGAN, BEGAN + 30))
     assert (before.jobs, before.running, before.agrees()) == ((), 3, None)
 
 
@@ -77,7 +77,7 @@ async def test_a_job_that_was_suspended_is_replayed_with_the_time_that_it_was(tm
         simulation.history.write()
         if simulation.state("one") == "Succeeded":
             break
-    recorded = read_recording(path, BEGAN, simulation.now.timestamp())
+    recorded = read_recording(History(path), BEGAN, simulation.now.timestamp())
     ((begin, end),) = recorded.jobs[0].suspended
     assert 55 < end - begin < 65 and recorded.clusters[0].spot == SpotLimits()
     found = replay(recorded)
@@ -136,14 +136,14 @@ async def test_what_cannot_be_read_is_left_out_with_why(tmp_path: Path) -> None:
         database.execute("UPDATE kept SET content = replace(content, '5.0', 'NaN') WHERE what = 'seen' AND "
                          "uid = (SELECT uid FROM jobs WHERE name = 'one')")  # fmt: skip
     database.close()
-    found = replay(read_recording(path, BEGAN, simulation.now.timestamp()))
+    found = replay(read_recording(History(path), BEGAN, simulation.now.timestamp()))
     assert list(found.left_out) == [f"{NAMESPACE}/one"] and [job.job for job in found.jobs] == [
         f"{NAMESPACE}/two"
     ]
-    nothing = replay(read_recording(path, 0.0, 1.0))
+    nothing = replay(read_recording(History(path), 0.0, 1.0))
     assert nothing.agrees() is None and TwinResult.of(nothing).text.startswith("no job")
     for words in (["--since", "2026-01-02", "--until", "2026-01-01"], ["--since", "soon"]):
         assert CliRunner().invoke(twin, ["--file", str(path), *words]).exit_code == 2
     missing = CliRunner().invoke(twin, ["--file", str(tmp_path / "none.db")])
     assert missing.exit_code == 1 and "To fix" in missing.output
-    write_kept(path, TwinResult(since=0.0, until=1.0, jobs=0).as_row())
+    History(path).put([TwinResult(since=0.0, until=1.0, jobs=0).as_row()], create=False)

@@ -1,20 +1,22 @@
 """History: what deleted jobs did stays, within bounds, and no trouble with its file is anybody else's."""
 
+import gc
+import itertools
 import json
+import math
 import sqlite3
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
+from ballast_operator.app import Options
 from ballast_operator.cli.live.history import history
-from ballast_operator.history.store import (
-    MOST_WAITING,
-    HistoryError,
-    HistoryWriter,
-    Keep,
-    read_events,
-    read_jobs,
-)
+from ballast_operator.errors import HistoryError
+from ballast_operator.history.recording import TWIN, TwinResult
+from ballast_operator.history.store import History
+from ballast_operator.history.writer import MOST_WAITING, HistoryWriter, Keep
 from ballast_operator.kube.kinds import JOB
 from ballast_operator.metrics import Metrics
 from ballast_operator.page.server import Page
@@ -22,16 +24,24 @@ from click.testing import CliRunner
 
 from tests.operator.page.test_page import looked_at, plain, text_of
 from tests.operator.page.world import HOSTILE, NOW, Everybody, World, condition, runs, time_of
+from tests.support.examples import first_daily
+from tests.support.postgresql import PostgreSQL, a_postgresql
+from tests.support.waiting import eventually
+
+# One server; its driver leaves the socket of a connection that was refused to the collector.
+pytestmark = [pytest.mark.xdist_group("postgresql"), pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+_numbers = itertools.count()
 
 
 class Kept:
     """A world whose history is written when a test says so."""
 
-    def __init__(self, path: Path, *, keep: Keep | None = None, leads: bool = True) -> None:
-        self.world, self.metrics, self.path = World(), Metrics(), path
-        self.leads = leads
+    def __init__(self, where: str | Path, *, keep: Keep | None = None, leads: bool = True) -> None:
+        self.world, self.metrics, self.where = World(), Metrics(), str(where)
+        self.leads, self.history, self.written = leads, History(where), History(where)
         self.writer = HistoryWriter(
-            path,
+            self.written,
             self.world.recent,
             self.metrics,
             keep=keep if keep is not None else Keep(),
@@ -40,12 +50,52 @@ class Kept:
             clock=lambda: self.world.now,
         )
 
+    @property
+    def path(self) -> Path:
+        return Path(self.where)
+
     def value(self, name: str) -> float:
         return self.metrics.registry.get_sample_value(f"ballast_history_{name}_total") or 0.0
 
+    def names(self) -> list[str]:
+        return [job.name for job in self.history.jobs()]
+
+    def close(self) -> None:
+        self.history.close()
+        self.written.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgreSQL]:
+    with a_postgresql() as running:
+        yield running
+
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Kept:
+def database(server: PostgreSQL) -> str:
+    """One that is empty."""
+    name = f"history{next(_numbers)}"
+    server.run(f"CREATE DATABASE {name}")
+    return name
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.processes)])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database of each kind."""
+    if request.param == "sqlite":
+        return str(tmp_path / "history.db")
+    return request.getfixturevalue("server").address(request.getfixturevalue("database"))
+
+
+@pytest.fixture
+def kept(where: str) -> Iterator[Kept]:
+    made = Kept(where)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def in_file(tmp_path: Path) -> Kept:
     return Kept(tmp_path / "history.db")
 
 
@@ -73,22 +123,22 @@ def test_a_status_that_cannot_be_read_costs_that_change_alone(kept: Kept):
         kept.world.now += 10
     kept.world.job("a", "other", runs(step=5))
     kept.writer.write()
-    assert (kept.world.recent.dropped, {job.name for job in read_jobs(kept.path)}) == (1, {"odd", "other"})
+    assert (kept.world.recent.dropped, set(kept.names())) == (1, {"odd", "other"})
     kept.world.job("a", "odd", runs(step=70))
     kept.writer.write()
-    assert read_jobs(kept.path, name="odd")[0].step == 70
+    assert kept.history.jobs(name="odd")[0].step == 70
 
 
 def test_what_a_deleted_job_did_stays(kept: Kept) -> None:
     """Its end and why, launches, moves, restarts, cost; a job with the same name later is another."""
     ended("team", kept)
     kept.writer.write()
-    (job,) = read_jobs(kept.path)
+    (job,) = kept.history.jobs()
     assert (job.namespace, job.name, job.team, job.state) == ("team", "one", "vision", "Failed")
     assert (job.message, job.deleted, job.finished) == ("out of memory", NOW + 30, NOW + 19)
     assert (job.launches, job.restarts, job.step, job.lost_steps) == (2, {"NodeLost": 1}, 60, 7)
     assert (job.gpu_seconds, job.cost, job.startup_cost) == (3600.0, 12.5, 1.5)
-    assert [what for _, what, _ in read_events(kept.path, job.uid)] == [
+    assert [what for _, what, _ in kept.history.events(job.uid)] == [
         "Launched",
         "LayersMoved",
         "Launched",
@@ -98,16 +148,17 @@ def test_what_a_deleted_job_did_stays(kept: Kept) -> None:
     ]
 
 
-def test_an_operator_that_starts_again_tells_nothing_twice(kept: Kept, tmp_path: Path) -> None:
+def test_an_operator_that_starts_again_tells_nothing_twice(kept: Kept) -> None:
     """What is seen again has the same time."""
     kept.world.job("team", "one", runs())
     kept.writer.write()
-    again = Kept(kept.path)
+    again = Kept(kept.where)
     again.world.now += 1000
     again.world.job("team", "one", runs())
     again.writer.write()
-    (job,) = read_jobs(kept.path)
-    assert [what for _, what, _ in read_events(kept.path, job.uid)] == ["Launched"]
+    again.close()
+    (job,) = kept.history.jobs()
+    assert [what for _, what, _ in kept.history.events(job.uid)] == ["Launched"]
 
 
 def test_a_replica_that_does_not_lead_writes_nothing(kept: Kept) -> None:
@@ -115,64 +166,114 @@ def test_a_replica_that_does_not_lead_writes_nothing(kept: Kept) -> None:
     kept.leads = False
     ended("team", kept)
     kept.writer.write()
-    assert not kept.path.exists() or read_jobs(kept.path) == []
+    assert kept.names() == []
 
 
-def test_old_jobs_and_too_many_are_forgotten_with_what_happened_to_them(tmp_path: Path) -> None:
+def test_old_jobs_and_too_many_are_forgotten_with_what_happened_to_them(where: str) -> None:
     """By the time of their last change."""
-    kept = Kept(tmp_path / "history.db", keep=Keep(days=1, jobs=3))
+    kept = Kept(where, keep=Keep(days=1, jobs=3))
     for number in range(5):
         kept.world.job("team", f"job-{number}", runs())
         kept.world.now += 60
     kept.writer.write()
-    assert [job.name for job in read_jobs(kept.path)] == ["job-4", "job-3", "job-2"]
+    assert kept.names() == ["job-4", "job-3", "job-2"]
     kept.world.now += 86_400 - 100
     kept.writer.write()
-    assert [job.name for job in read_jobs(kept.path)] == ["job-4"]
-    with sqlite3.connect(kept.path) as database:
-        assert database.execute("SELECT count(DISTINCT uid) FROM events").fetchone() == (1,)
-    database.close()
+    assert kept.names() == ["job-4"]
+    assert [bool(kept.history.events(f"uid-team-job-{number}")) for number in range(5)] == [False] * 4 + [
+        True
+    ]
+    kept.close()
 
 
-def test_a_locked_file_costs_nothing_that_waits(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_job_and_of_the_cluster_the_newest_rows_are_kept(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What happened to another job stays; rows of a kind are read up to a time."""
+    monkeypatch.setattr("ballast_operator.history.store.EVENTS_A_JOB", 2)
+    monkeypatch.setattr("ballast_operator.history.store.ROWS_KEPT", 2)
+    for launch in range(1, 5):
+        kept.world.job("team", "one", runs(launch=launch))
+        kept.world.now += 10
+    kept.world.job("team", "two", runs())
+    kept.written.put([TwinResult(since=0.0, until=kept.world.now - at, jobs=at).as_row() for at in range(4)])
+    kept.writer.write()
+    assert [text[:8] for _, _, text in kept.history.events("uid-team-one")] == ["launch 3", "launch 4"]
+    assert len(kept.history.events("uid-team-two")) == 1
+    assert [row.at for row in kept.history.kept(TWIN, until=math.inf)] == [kept.world.now - 1, kept.world.now]
+    assert [row.at for row in kept.history.kept(TWIN, until=kept.world.now - 1)] == [kept.world.now - 1]
+
+
+def test_text_and_numbers_that_a_database_does_not_take_are_kept_as_near_as_can_be(kept: Kept) -> None:
+    """NUL, half of a surrogate pair, more than 64 bits."""
+    conditions = [condition("Running", "True", "AllRanksTrain", "a\0b\ud800c\N{SKULL}")]
+    kept.world.job("team", "one", runs(step=2**70, conditions=conditions), entity="x\0")
+    kept.writer.write()
+    (job,) = kept.history.jobs()
+    assert (job.message, job.team, job.step) == ("a\ufffdb?c\N{SKULL}", "x\ufffd", 2**63 - 1)
+    assert kept.history.jobs(uid="no\0ne") == [] and kept.value("failures") == 0
+
+
+def test_the_replica_that_leads_no_more_writes_over_nothing_newer(kept: Kept) -> None:
+    """What waited in it comes late; and both may write at once."""
+    late = Kept(kept.where)
+    late.world.job("team", "one", runs(step=1))
+    kept.world.now += 10
+    kept.world.job("team", "one", runs(step=2))
+    kept.writer.write()
+    late.writer.write()
+    assert [job.step for job in kept.history.jobs()] == [2]
+    for world in (kept.world, late.world):
+        for number in range(40):
+            world.job("team", f"job-{number}", runs())
+    kept.writer.start()
+    late.writer.start()
+    eventually(lambda: len(kept.names()) == 41, "jobs of both")
+    kept.writer.stop()
+    late.writer.stop()
+    assert kept.value("dropped") == late.value("dropped") == 0
+    late.close()
+
+
+def test_a_locked_file_costs_nothing_that_waits(in_file: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is written once the file is free."""
     monkeypatch.setattr("ballast_operator.history.store.BUSY_SECONDS", 0.01)
-    kept.world.job("team", "zero", runs())
-    kept.writer.write()
-    with sqlite3.connect(kept.path) as other:
+    in_file.world.job("team", "zero", runs())
+    in_file.writer.write()
+    with sqlite3.connect(in_file.path) as other:
         other.execute("BEGIN IMMEDIATE")
-        kept.world.job("team", "one", runs())
-        kept.writer.write()
-        assert kept.value("failures") >= 1
+        in_file.world.job("team", "one", runs())
+        in_file.writer.write()
+        assert in_file.value("failures") >= 1
         other.rollback()
     other.close()
-    kept.writer.write()
-    assert {job.name for job in read_jobs(kept.path)} == {"zero", "one"}
-    assert kept.value("dropped") == 0
+    in_file.writer.write()
+    assert set(in_file.names()) == {"zero", "one"}
+    assert in_file.value("dropped") == 0
 
 
 @pytest.mark.parametrize("content", [b"no database at all" * 500, b"SQLite format 3\x00" + b"\xff" * 8000])
-def test_a_broken_file_is_put_aside_and_history_begins_anew(kept: Kept, content: bytes) -> None:
+def test_a_broken_file_is_put_aside_and_history_begins_anew(in_file: Kept, content: bytes) -> None:
     """Beside it, so that somebody can look at it."""
-    kept.path.write_bytes(content)
-    kept.world.job("team", "one", runs())
-    kept.writer.write()
-    kept.writer.write()
-    assert [job.name for job in read_jobs(kept.path)] == ["one"]
-    assert kept.path.with_suffix(".broken").read_bytes() == content
+    in_file.path.write_bytes(content)
+    in_file.world.job("team", "one", runs())
+    in_file.writer.write()
+    in_file.writer.write()
+    assert in_file.names() == ["one"]
+    assert in_file.path.with_suffix(".broken").read_bytes() == content
 
 
-def test_a_disk_that_takes_nothing_drops_rows_and_counts_them(kept: Kept, tmp_path: Path) -> None:
+def test_a_disk_that_takes_nothing_drops_rows_and_counts_them(in_file: Kept) -> None:
     """What waits is bounded; the caches do not notice."""
-    kept.path.mkdir()  # nothing can be written there
+    in_file.path.mkdir()  # nothing can be written there
     for number in range(20):
-        kept.world.job("team", f"job-{number}", runs())
-    kept.writer.write()
-    assert kept.value("failures") == 1
+        in_file.world.job("team", f"job-{number}", runs())
+    in_file.writer.write()
+    assert in_file.value("failures") == 1
     for number in range(MOST_WAITING + 1):
-        kept.writer._told(float(number), kept.world.recent.events[0], False)
-    assert kept.value("dropped") == 1
-    assert len(kept.world.caches[JOB]) == 20
+        in_file.writer._told(float(number), in_file.world.recent.events[0], False)
+    assert in_file.value("dropped") == 1
+    assert len(in_file.world.caches[JOB]) == 20
 
 
 def test_the_thread_ends_when_it_is_told_and_writes_what_waits(kept: Kept) -> None:
@@ -181,7 +282,7 @@ def test_the_thread_ends_when_it_is_told_and_writes_what_waits(kept: Kept) -> No
     ended("team", kept)
     kept.writer.stop()
     assert not [thread for thread in threading.enumerate() if thread.name == "history"]
-    assert [job.state for job in read_jobs(kept.path)] == ["Failed"]
+    assert [job.state for job in kept.history.jobs()] == ["Failed"]
 
 
 def test_ballast_history_shows_jobs_and_what_happened_to_one(kept: Kept, tmp_path: Path) -> None:
@@ -191,7 +292,7 @@ def test_ballast_history_shows_jobs_and_what_happened_to_one(kept: Kept, tmp_pat
     kept.writer.write()
 
     def told(*words: str) -> str:
-        answer = CliRunner().invoke(history, ["--file", str(kept.path), *words])
+        answer = CliRunner().invoke(history, [*words], env={"BALLAST_HISTORY": kept.where})
         assert answer.exit_code == 0, answer.output
         return answer.output
 
@@ -202,8 +303,6 @@ def test_ballast_history_shows_jobs_and_what_happened_to_one(kept: Kept, tmp_pat
     assert job["state"] == "Failed" and [event["what"] for event in job["events"]][-1] == "Deleted"
     missing = CliRunner().invoke(history, ["--file", str(tmp_path / "none.db")])
     assert missing.exit_code == 1 and "To fix" in missing.output
-    with pytest.raises(HistoryError):
-        read_jobs(tmp_path / "none.db")
 
 
 async def test_the_page_shows_history_to_who_may_see_the_namespace(kept: Kept) -> None:
@@ -214,7 +313,7 @@ async def test_the_page_shows_history_to_who_may_see_the_namespace(kept: Kept) -
     kept.writer.write()
     world = kept.world
     world.page = Page(
-        world.caches, world.recent, Everybody({"open"}), clock=lambda: world.now, history=kept.path
+        world.caches, world.recent, Everybody({"open"}), clock=lambda: world.now, history=kept.history
     )
     async with looked_at(world) as client:
         listed = await text_of(client, "/history")
@@ -225,6 +324,166 @@ async def test_the_page_shows_history_to_who_may_see_the_namespace(kept: Kept) -
         await text_of(client, "/history/uid-none", 404)
         found = await (await client.get("/history.json?namespace=open&text=one")).json()
         assert [job["name"] for job in found["jobs"]] == ["one"]
-        kept.path.rename(kept.path.with_suffix(".elsewhere"))
+
+
+async def test_the_page_says_why_it_has_no_history(in_file: Kept) -> None:
+    """All else goes on."""
+    world = in_file.world
+    world.page = Page(
+        world.caches, world.recent, Everybody(), clock=lambda: world.now, history=in_file.history
+    )
+    async with looked_at(world) as client:
         assert "cannot be read" in await text_of(client, "/history", 503)
         await text_of(client, "/jobs")
+
+
+TROUBLES = {  # name: words that tell of it, a statement that makes it, one that ends it
+    "no-database": (
+        "does not exist",
+        "ALTER DATABASE {0} RENAME TO x{0}",
+        "ALTER DATABASE x{0} RENAME TO {0}",
+    ),
+    "wrong-password": (
+        "password authentication failed",
+        "ALTER USER {0} PASSWORD 'other'",
+        "ALTER USER {0} PASSWORD '{1}'",
+    ),
+    "no-right-to-make-tables": (
+        "permission denied for schema public",
+        "ALTER DATABASE {0} OWNER TO admin",
+        "ALTER DATABASE {0} OWNER TO {0}",
+    ),
+    # As a server that is managed does once its disk is full.
+    "takes-nothing": (
+        "read-only transaction",
+        "ALTER USER {0} SET default_transaction_read_only = on",
+        "ALTER USER {0} RESET default_transaction_read_only",
+    ),
+    "busy": (
+        "too many connections",
+        "ALTER USER {0} CONNECTION LIMIT 0",
+        "ALTER USER {0} CONNECTION LIMIT 9",
+    ),
+}
+
+
+def told_and_kept(kept: Kept, words: str, caplog: pytest.LogCaptureFixture, end: Callable[[], None]) -> None:
+    """What is wrong is told in the log and by the command, without the password; nothing is lost by it."""
+    kept.world.job("team", "one", runs())
+    kept.writer.write()
+    shown = CliRunner().invoke(history, env={"BALLAST_HISTORY": kept.where})
+    assert kept.value("failures") == 1 and shown.exit_code == 1
+    for text in (caplog.text, shown.output):
+        assert "To fix" in text and "s3cret" not in text
+    assert words in caplog.text
+    gc.collect()
+    end()
+    kept.writer.write()
+    assert kept.names() == ["one"] and kept.value("dropped") == 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("trouble", first_daily(TROUBLES, 3))
+def test_trouble_with_postgresql_is_told_and_costs_nothing_that_waits(
+    trouble: str, server: PostgreSQL, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The operator lives on, and writes once somebody has ended it."""
+    server.run(
+        f"CREATE USER {database} PASSWORD '{server.PASSWORD}'",
+        f"ALTER DATABASE {database} OWNER TO {database}",
+    )
+    words, made, end = TROUBLES[trouble]
+    server.run(made.format(database, server.PASSWORD))
+    kept = Kept(server.address(database, user=database))
+    told_and_kept(kept, words, caplog, lambda: server.run(end.format(database, server.PASSWORD)))
+    kept.close()
+
+
+@pytest.mark.processes
+def test_a_server_that_is_away_at_first_and_later_costs_nothing(
+    server: PostgreSQL, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What happens meanwhile waits for it."""
+    server.stop()
+    kept = Kept(server.address(database))
+    told_and_kept(kept, "Can't create a connection", caplog, server.start)
+    server.stop()
+    kept.world.job("team", "two", runs())
+    kept.writer.write()
+    server.start()
+    kept.writer.write()
+    assert set(kept.names()) == {"one", "two"} and (kept.value("failures"), kept.value("dropped")) == (2, 0)
+    kept.close()
+
+
+@pytest.mark.processes
+def test_the_servers_certificate_is_verified_where_the_address_asks_for_it(
+    server: PostgreSQL, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By an authority of its own, or those of the system, which do not know this one; rows wait meanwhile."""
+    kept = Kept(f"{server.address(database)}?sslmode=verify-full")
+    kept.world.job("team", "one", runs())
+    kept.writer.write()
+    assert "certificate verify failed" in caplog.text and kept.value("dropped") == 0
+    kept.written.where += f"&sslrootcert={server.authority}"
+    kept.writer.write()
+    for mode in ("disable", "prefer", "require", f"verify-ca&sslrootcert={server.authority}"):
+        reader = History(f"{server.address(database)}?sslmode={mode}")
+        assert [job.name for job in reader.jobs()] == ["one"]
+        reader.close()
+    kept.close()
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("postgresql://ann:s3cret@host:port/history", "this is neither"),
+        ("mysql://ann:s3cret@host/history", "this is neither"),
+        ("", "this is neither"),
+        ("postgresql://ann:s3cret@host/history?sslmode=s3cret", "has sslmode"),
+        ("postgresql://ann:s3cret@host/history?password=s3cret", "has password"),
+        ("postgresql://ann:s3cret@host/history?sslmode=verify-full&sslrootcert=/none.pem", "No such file"),
+        ("postgresql://ann:s3cret@127.0.0.1:1/history?sslmode=require", "Can't create a connection"),
+    ],
+)
+def test_a_wrong_address_is_told_without_its_password(
+    where: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the log, and where somebody reads; nothing raises beside it."""
+    kept = Kept(where)
+    kept.world.job("team", "one", runs())
+    kept.writer.write()
+    assert (
+        kept.value("failures") == 1
+        and words in caplog.text
+        and "s3cret" not in caplog.text + str(kept.history)
+    )
+    with pytest.raises(HistoryError, match="To fix") as failed:
+        kept.history.jobs()
+    assert "s3cret" not in str(failed.value) and "s3cret" not in repr(Options(history=where))
+
+
+@pytest.mark.processes
+def test_rows_that_a_database_refuses_are_dropped_and_counted(server: PostgreSQL, database: str) -> None:
+    """They would be refused for ever, and those behind them would wait."""
+    server.run(f"CREATE DATABASE {database}_latin ENCODING LATIN1 TEMPLATE template0")
+    kept = Kept(server.address(f"{database}_latin"))
+    kept.world.job("team", "one", runs(), entity="\N{SKULL}")
+    kept.writer.write()
+    assert kept.value("dropped") > 0
+    kept.world.job("team", "two", runs())
+    kept.writer.write()
+    assert kept.names() == ["two"]
+    kept.close()
+
+
+def test_tables_of_another_version_are_told(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    """By the column that is missing."""
+    kept.writer.write()
+    engine = kept.written._engines["rwc"]
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE jobs DROP COLUMN goodput"))
+    kept.world.job("team", "one", runs())
+    kept.writer.write()
+    assert "goodput" in caplog.text and "no other program or version" in caplog.text
+    assert kept.value("failures") == 1

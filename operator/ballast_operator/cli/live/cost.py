@@ -13,7 +13,7 @@ import click
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
 from ballast_operator.cli.live.history import Moment, against_text
 from ballast_operator.cli.live.history import against as against_policies
-from ballast_operator.cli.option_names import import_from_here, printable
+from ballast_operator.cli.option_names import Database, import_from_here, printable
 from ballast_operator.cli.text_table import WIDE_COLUMNS, stacked, text_table
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ NOT_IN_TABLES = ("by_pool", "data_by_pool", "badput", "gpu_hours_by_pool")
     "--history",
     envvar="BALLAST_HISTORY",
     show_envvar=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="With --against: the operator's file; in its pod it is set.",
+    type=Database(),
+    help="With --against: the operator's file, or postgresql://...; in its pod it is set.",
 )
 @click.option(
     "--since", type=Moment(), metavar="TIME", help="With --against. [default: a day before --until]"
@@ -106,10 +106,10 @@ def cost(
 
 
 def _print_against(
-    policies: tuple[str, ...], output: str, history: Path | None, since: float | None, until: float | None
+    policies: tuple[str, ...], output: str, history: str | None, since: float | None, until: float | None
 ) -> None:
     if history is None:
-        raise click.UsageError("--against: needs --history. To fix: name the operator's file")
+        raise click.UsageError("--against: needs --history. To fix: name what the operator has")
     for name in policies:
         import_from_here(name)
     found = against_policies(history, policies, since, until)

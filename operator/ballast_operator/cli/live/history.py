@@ -6,17 +6,17 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ballast_operator.cli.option_names import printable
+from ballast_operator.cli.option_names import Database, printable
+from ballast_operator.errors import HistoryError
 
 if TYPE_CHECKING:
     from ballast_policies.simulator.replay import Recording, Replay
 
-    from ballast_operator.history.store import JobRecord
+    from ballast_operator.history.recording import JobRecord
 
 DAY = 86_400.0
 
@@ -45,8 +45,8 @@ file_option = click.option(
     envvar="BALLAST_HISTORY",
     required=True,
     show_envvar=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The operator's file; in its pod it is set.",
+    type=Database(),
+    help="The operator's --history: a file, or postgresql://...; in its pod it is set.",
 )
 
 
@@ -56,16 +56,17 @@ file_option = click.option(
 @file_option
 @click.option("--last", default=50, show_default=True, type=click.IntRange(1, 100_000), help="So many jobs.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def history(job: str, namespace: str, path: Path, last: int, output: str) -> None:
+def history(job: str, namespace: str, path: str, last: int, output: str) -> None:
     """What jobs did, also deleted ones, the newest change first; of JOB, what has happened to it, too.
 
     In the operator's pod: kubectl exec -n ballast-system deploy/ballast -- ballast history
     """
-    from ballast_operator.history.store import HistoryError, read_events, read_jobs
+    from ballast_operator.history.store import History
 
+    kept = History(path)
     try:
-        found = read_jobs(path, namespaces=[namespace] if namespace else None, name=job, most=last)
-        events = {each.uid: read_events(path, each.uid) for each in found} if job else {}
+        found = kept.jobs(namespaces=[namespace] if namespace else None, name=job, most=last)
+        events = {each.uid: kept.events(each.uid) for each in found} if job else {}
     except HistoryError as error:
         raise click.ClickException(str(error)) from error
     if output == "json":
@@ -108,20 +109,20 @@ def _line(job: "JobRecord") -> str:
 @click.option("--until", type=Moment(), metavar="TIME", help="[default: now]")
 @click.option("--keep", is_flag=True, help="Add the result to the history: condition TwinAgrees.")
 @click.option("--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
-def twin(path: Path, since: float | None, until: float | None, keep: bool, output: str) -> None:
+def twin(path: str, since: float | None, until: float | None, keep: bool, output: str) -> None:
     """Replay the last day in the simulator, by the operator's decisions; how far off is it?
 
     Compared are the jobs that ended. The operator does the same each day, with --keep.
     In the operator's pod: kubectl exec -n ballast-system deploy/ballast -- ballast twin
     """
     from ballast_operator.history.recording import TwinResult
-    from ballast_operator.history.store import HistoryError, write_kept
+    from ballast_operator.history.store import History
 
     found = replayed(recorded(path, since, until))
     result = TwinResult.of(found)
     if keep:
         try:
-            write_kept(path, result.as_row())
+            History(path).put([result.as_row()], create=False)
         except HistoryError as error:
             raise click.ClickException(str(error)) from error
     if output == "text":
@@ -136,14 +137,14 @@ def twin(path: Path, since: float | None, until: float | None, keep: bool, outpu
         click.echo(json.dumps(content, indent=2))
 
 
-def recorded(path: Path, since: float | None, until: float | None) -> "Recording":
-    """What the file has of the time, by default of the last day.
+def recorded(path: str, since: float | None, until: float | None) -> "Recording":
+    """What history has of the time, by default of the last day.
 
     Raises:
         UsageError: the time ends before it begins.
-        ClickException: the file cannot be read.
+        ClickException: history cannot be read.
     """
-    from ballast_operator.history.store import HistoryError
+    from ballast_operator.history.store import History
     from ballast_operator.history.twin import read_recording
 
     until = time.time() if until is None else until
@@ -151,7 +152,7 @@ def recorded(path: Path, since: float | None, until: float | None) -> "Recording
     if since >= until:
         raise click.UsageError("--since: it is not before --until. To fix: name an earlier time")
     try:
-        return read_recording(path, since, until)
+        return read_recording(History(path), since, until)
     except HistoryError as error:
         raise click.ClickException(str(error)) from error
 
@@ -187,11 +188,11 @@ def _twin_text(found: "Replay", said: str) -> str:
     return printable("\n".join([*lines, f"{said[0].upper()}{said[1:]}."]))
 
 
-def against(path: Path, policies: Sequence[str], since: float | None, until: float | None) -> dict[str, Any]:
+def against(path: str, policies: Sequence[str], since: float | None, until: float | None) -> dict[str, Any]:
     """As JSON: what was paid, what the replay of the policy in force pays, and each of the others.
 
     Raises:
-        ClickException: the file cannot be read, or a policy cannot be used on what is in it.
+        ClickException: history cannot be read, or a policy cannot be used on what is in it.
     """
     from ballast_policies.simulator.least_cost import least_cost
 

@@ -19,7 +19,8 @@ from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.errors import ActionRefused, Conflict, NotFound, Unavailable
 from ballast_operator.history.recent import Recent
-from ballast_operator.history.store import HistoryWriter, Keep
+from ballast_operator.history.store import History
+from ballast_operator.history.writer import HistoryWriter, Keep
 from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POD, POLICY, Key
 from ballast_operator.kube.queue import KeyQueue
@@ -221,7 +222,7 @@ class Simulation:
     def _history(self, path: Path) -> HistoryWriter:
         recent = Recent(self.caches, clock=self._epoch)
         self.history = HistoryWriter(
-            path,
+            History(path),
             recent,
             self.metrics,
             keep=Keep(),
