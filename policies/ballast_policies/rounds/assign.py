@@ -7,17 +7,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from ballast_policies.rounds.ledger import Ledger, pack
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.topology import TopologyRequest
-from ballast_policies.rounds.values import Node, Placement
+from ballast_policies.rounds.values import Node, Placement, PoolPart
 
 Granted = tuple[str, str, int]
-"""Job, pool, GPUs."""
+"""Job, pool (of rank 0), GPUs."""
+
+Splits = Mapping[str, Sequence[tuple[str, Mapping[str, int]]]]
+"""Gang that starts or moves -> in the order of its ranks: pool, and its GPUs there by group of nodes
+(``Node.group``)."""
 
 
 def assign_nodes(
     granted: Iterable[Granted],
     ledger: Ledger,
     running: Mapping[str, Placement],
-    splits: Mapping[str, Mapping[str, int]] | None = None,
+    splits: Splits | None = None,
     question: Question | None = None,
 ) -> dict[str, Placement]:
     """Exact nodes for gangs that fit their pools by count, the largest first.
@@ -29,7 +33,7 @@ def assign_nodes(
         granted: the most urgent first.
         ledger: of all nodes; the gangs take their GPUs there.
         running: job -> where it runs now; a gang that stays in its pool keeps its nodes.
-        splits: job -> group of nodes (``Node.group``) -> GPUs, for gangs that start or move; None: any nodes.
+        splits: where nodes are told apart, and of gangs in several pools; None: any nodes.
         question: with what gangs ask of their nodes; None: nothing.
     """
     found = _Assignment(granted, ledger, running, splits or {}, question)
@@ -44,7 +48,7 @@ def assign_by_urgency(
     granted: Iterable[Granted],
     ledger: Ledger,
     running: Mapping[str, Placement],
-    splits: Mapping[str, Mapping[str, int]],
+    splits: Splits,
     question: Question,
     pinned: Collection[str] | None = None,
 ) -> tuple[dict[str, Placement], dict[str, str]]:
@@ -60,9 +64,9 @@ def assign_by_urgency(
     while found.movers:
         at = found.movers.pop(0)
         if not found.place(at) and not found.make_room(at) and pinned:
-            job, pool, _ = found.granted[at]
-            if pool not in kept and found.keep(at, pinned):
-                kept[pool] = job
+            pools = found.pools(at)
+            if not kept.keys() & pools and found.keep(at, pinned):
+                kept |= dict.fromkeys(pools, found.granted[at][0])
     return found.placements, kept
 
 
@@ -80,7 +84,7 @@ class _Assignment:
         granted: Iterable[Granted],
         ledger: Ledger,
         running: Mapping[str, Placement],
-        splits: Mapping[str, Mapping[str, int]],
+        splits: Splits,
         question: Question | None,
     ) -> None:
         """Let those that stay keep their nodes."""
@@ -110,21 +114,8 @@ class _Assignment:
     def place(self, at: int) -> bool:
         """Give the gang what is free; whether it finds its nodes."""
         job, pool, gpus = self.granted[at]
-        asked, split = self._asked(at), self._splits.get(job)
-        if split is None or (asked is not None and asked.required):
-            chosen = self._packed(at)
-        else:
-            parts = [
-                pack(
-                    count,
-                    [node for node in self._ledger.pools[pool] if node.group == group],
-                    self._ledger.left,
-                    self.per_pod(at),
-                    asked,
-                )
-                for group, count in split.items()
-            ]
-            chosen = None if None in parts else tuple(name for part in parts for name in part or ())
+        asked = self._asked(at)
+        chosen = self._packed(at, by_group=asked is None or not asked.required)
         if chosen is None:
             free = self._question is None or not (self._question.gpus_per_pod or self._question.topology)
             assert not free, f"{job} was granted {gpus} GPUs that pool {pool} has not"
@@ -134,7 +125,7 @@ class _Assignment:
 
     def make_room(self, at: int) -> bool:
         """Give the gang nodes of less urgent ones that stay, as few as possible; these have to move."""
-        less = [other for other in self._staying if other > at and self._in_pool_of(at, other)]
+        less = [other for other in self._staying if other > at and self.pools(at) & self.pools(other)]
 
         def fits(count: int) -> bool:
             own = [name for other in less[len(less) - count :] for name in self._nodes(other)]
@@ -167,7 +158,7 @@ class _Assignment:
         others = [
             name
             for other in self._staying
-            if (other > at or self.granted[other][0] in pinned) and self._in_pool_of(at, other)
+            if (other > at or self.granted[other][0] in pinned) and self.pools(at) & self.pools(other)
             for name in self._nodes(other)
         ]
         self._ledger.undo(others)
@@ -177,22 +168,55 @@ class _Assignment:
             self._ledger.take([name] * min(gpus, max(0, self._ledger.left[name])))
         return bool(wanted)
 
-    def _in_pool_of(self, at: int, other: int) -> bool:
-        return self.granted[other][1] == self.granted[at][1]
+    def pools(self, at: int) -> set[str]:
+        """Those of the gang."""
+        job, pool, _ = self.granted[at]
+        if job in self.placements:
+            return {*self.placements[job].nodes_by_pool}
+        return {part[0] for part in self._splits.get(job, ())} or {pool}
 
     def _nodes(self, at: int) -> Sequence[str]:
         return self.placements[self.granted[at][0]].nodes
 
-    def _packed(self, at: int) -> tuple[str, ...] | None:
+    def _packed(self, at: int, *, by_group: bool = False) -> tuple[str, ...] | None:
+        """Nodes for the gang; ``by_group``: in the groups of its split, where it has one."""
         job, pool, gpus = self.granted[at]
-        members: Sequence[Node] = self._ledger.pools[pool]
-        if self._tells_nodes_apart and self._question is not None:
-            barred = self._question.not_tolerated.get(job, frozenset())
-            members = [node for node in members if not node.closed and node.group not in barred]
-        return pack(gpus, members, self._ledger.left, self.per_pod(at), self._asked(at))
+        split = self._splits.get(job)
+        several, asked = split is not None and len(split) > 1, self._asked(at)
+        barred = frozenset[str]()
+        if self._question is not None:
+            gang = self._question.mixed[job] if several else None
+            barred = self._question.not_tolerated.get(job, barred) if gang is None else gang.barred
+        chosen: list[str] = []
+        for there, groups in split if split is not None else [(pool, {"": gpus})]:
+            counts: list[tuple[str | None, int]] = [(None, sum(groups.values()))]
+            if split is not None and by_group:
+                counts = [*groups.items()]
+            for group, count in counts:
+                members: Sequence[Node] = self._ledger.pools[there]
+                if group is not None:
+                    members = [node for node in members if node.group == group]
+                elif self._tells_nodes_apart:
+                    members = [node for node in members if not node.closed and node.group not in barred]
+                found = pack(count, members, self._ledger.left, self.per_pod(at), None if several else asked)
+                if found is None:
+                    self._ledger.undo(chosen)
+                    return None
+                self._ledger.take(found)
+                chosen += found
+        self._ledger.undo(chosen)
+        return tuple(chosen)
 
     def _give(self, at: int, nodes: tuple[str, ...]) -> None:
         job, pool, _ = self.granted[at]
         self._ledger.take(nodes)
-        gpu_type = self._ledger.pools[pool][0].gpu_type
-        self.placements[job] = Placement(gpu_type=gpu_type, pool=pool, nodes=nodes)
+        parts = tuple(
+            PoolPart(pool=there, gpu_type=self._type(there), gpus=sum(groups.values()))
+            for there, groups in self._splits.get(job, ())
+        )
+        self.placements[job] = Placement(
+            gpu_type=self._type(pool), pool=pool, nodes=nodes, parts=parts if len(parts) > 1 else ()
+        )
+
+    def _type(self, pool: str) -> str:
+        return self._ledger.pools[pool][0].gpu_type

@@ -1,15 +1,15 @@
 """Rounds of the policy that chooses sizes and pools itself, by the completion times that follow.
 
-1. :class:`~ballast_policies.elastic.completion_time.CompletionTime` chooses a pool and a size for each gang,
-   or that it waits, within the GPUs of the pools and what gangs may do now: one that must not be disturbed
-   keeps its pool, and of its sizes those that it may have. Within a round, where none may be stopped, its
-   choice is taken as it is; whether restarts pay is tried out at the ends of rounds.
+1. :class:`~ballast_policies.elastic.completion_time.CompletionTime` chooses a pool and a size for each gang
+   (pools, for one that no pool holds), or that it waits, within the GPUs of the pools and what gangs may do
+   now: one that must not be disturbed keeps its pool, and of its sizes those that it may have. Within a
+   round, where none may be stopped, its choice is taken as it is; whether restarts pay is tried out at the
+   ends of rounds.
 2. The chosen gangs are granted their least sizes in these pools, and grow to the chosen ones first.
 3. What is left goes to the gangs that were not chosen, those that run first.
 """
 
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -20,9 +20,10 @@ from ballast_policies.configuration import Configuration
 from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.elastic.completion_time import BASE, CompletionTime
 from ballast_policies.elastic.job import LEAST_SECONDS, ElasticCluster, ElasticJob, JobState
+from ballast_policies.rounds.divisions import mixtures
 from ballast_policies.rounds.draft import Draft, Explained
 from ballast_policies.rounds.elastic import grant_elastic
-from ballast_policies.rounds.gangs import ElasticGang
+from ballast_policies.rounds.gangs import ElasticGang, MixedGang
 from ballast_policies.rounds.hysteresis import exempt_newest, moves_left, within_min_run
 from ballast_policies.rounds.ledger import given_to_tenants, in_its_pools
 from ballast_policies.rounds.question import Question
@@ -39,7 +40,7 @@ GRANTED = ("", "stays on ")
 
 
 def grant_sizes(question: Question) -> Draft:
-    """The round of gangs in one pool each, with the sizes that the policy chooses if it chooses some."""
+    """The round with the sizes that the policy chooses, if it chooses some."""
     if question.sizes.surplus is not Surplus.COMPLETION_TIME or not question.jobs:
         return grant_elastic(question)
     chosen = _choice(question)
@@ -47,7 +48,7 @@ def grant_sizes(question: Question) -> Draft:
     placed, running = first.placements, question.state.running
     reasons = {
         name: dataclasses.replace(
-            why, text=f"{chosen[name][1]} GPUs are to be its, by the jobs' completion times"
+            why, text=f"{chosen[name].total} GPUs are to be its, by the jobs' completion times"
         )
         if why.lead in GRANTED
         else why
@@ -79,24 +80,32 @@ def _of_these_shares(question: Question, shares: dict[str, dict[str, float]]) ->
     return dataclasses.replace(question, shares=shares, state=state)
 
 
-def _chosen_alone(question: Question, chosen: dict[str, tuple[str, int]]) -> Question:
-    """The question of the chosen gangs alone, each on the GPU type of its pool; ``chosen``: pool and size."""
+def _chosen_alone(question: Question, chosen: Mapping[str, Configuration]) -> Question:
+    """The question of the chosen gangs alone, each on the GPU types of its pools."""
     types = {node.pool: node.gpu_type for node in question.nodes}
-    jobs, shares, elastic = [], {}, {}
+    jobs, shares, elastic, mixed = [], {}, {}, dict(question.mixed)
     for job in question.jobs:
         if job.name not in chosen:
             continue
-        pool, size = chosen[job.name]
-        gpu_type, at = types[pool], question.state.running.get(job.name)
-        jobs.append(dataclasses.replace(job, throughput={gpu_type: job.throughput[gpu_type]}))
+        pools, at = chosen[job.name].gpus, question.state.running.get(job.name)
+        here = {types[pool] for pool in pools}
+        rates = {gpu_type: rate for gpu_type, rate in job.throughput.items() if gpu_type in here}
+        jobs.append(dataclasses.replace(job, throughput=rates))
+        pool = next(iter(pools))
         stays = at is not None and at.pool == pool
-        shares[job.name] = {question.columns.get(pool, gpu_type): STAYS if stays else STARTS}
+        shares[job.name] = {question.columns.get(pool, types[pool]): STAYS if stays else STARTS}
+        if question.in_several_pools(job.name):
+            if at is None:
+                speeds = {kind: rate for kind, rate in mixed[job.name].speeds.items() if kind in here}
+                mixed[job.name] = dataclasses.replace(mixed[job.name], speeds=speeds)
+            continue
         gang = question.elastic.get(job.name)
         if gang is not None:
             elastic[job.name] = dataclasses.replace(
-                gang, speeds={gpu_type: gang.speeds.get(gpu_type, {})}, wanted=size
+                gang, speeds={types[pool]: gang.speeds.get(types[pool], {})}, wanted=pools[pool]
             )
-    alone = dataclasses.replace(question, jobs=jobs, elastic=elastic, parts=question.claimed_parts())
+    parts = question.claimed_parts()
+    alone = dataclasses.replace(question, jobs=jobs, elastic=elastic, mixed=mixed, parts=parts)
     return _of_these_shares(alone, shares)
 
 
@@ -126,15 +135,13 @@ class _Pools:
         return self._open[barred]
 
 
-def _choice(question: Question) -> dict[str, tuple[str, int]]:
-    """Job -> (pool, GPUs), of the gangs that are to run."""
+def _choice(question: Question) -> dict[str, Configuration]:
+    """Job -> pools with its GPUs there, of the gangs that are to run."""
     nodes = {node.name: node for node in question.nodes}
     pools = _Pools(question.nodes)
     cluster = ElasticCluster(nodes=pools.gpus, gpus_per_node=dict.fromkeys(pools.gpus, 1))
     policy = CompletionTime(cluster=cluster, round_seconds=1.0)
-    held = {
-        name: at for name, at in question.state.running.items() if not at.parts and in_its_pools(at, nodes)
-    }
+    held = {name: at for name, at in question.state.running.items() if in_its_pools(at, nodes)}
     kept, limit = within_min_run(question, held), moves_left(question)
     while True:
         found = [_state(job, question, held.get(job.name), job.name in kept, pools) for job in question.jobs]
@@ -146,21 +153,15 @@ def _choice(question: Question) -> dict[str, tuple[str, int]]:
             state.job.name: held[state.job.name]
             for state in states
             if state.job.name in held and state.job.name not in kept
-            if chosen.get(state.job.name, ("", 0))[0] != held[state.job.name].pool
+            if (to := chosen.get(state.job.name)) is None or held[state.job.name].pool not in to.gpus
         }
         if len(disturbed) <= limit:
             return chosen
         kept |= exempt_newest(disturbed, question.state, limit, "")
 
 
-def _by_name(
-    states: Sequence[JobState], chosen: Sequence[Configuration | None]
-) -> dict[str, tuple[str, int]]:
-    return {
-        state.job.name: next(iter(to.gpus.items()))
-        for state, to in zip(states, chosen, strict=True)
-        if to is not None
-    }
+def _by_name(states: Sequence[JobState], chosen: Sequence[Configuration | None]) -> dict[str, Configuration]:
+    return {state.job.name: to for state, to in zip(states, chosen, strict=True) if to is not None}
 
 
 def _state(job: Job, question: Question, at: Placement | None, keeps: bool, pools: _Pools) -> JobState | None:
@@ -168,26 +169,13 @@ def _state(job: Job, question: Question, at: Placement | None, keeps: bool, pool
 
     ``at``: where it runs; ``keeps``: it must not be stopped or moved.
     """
-    gang = question.elastic.get(job.name)
+    several = question.in_several_pools(job.name)
+    gang = None if several else question.elastic.get(job.name)
     rooms = pools.open_to(question.not_tolerated.get(job.name, frozenset()))
-    if at is not None:
-        rooms = {**rooms, at.pool: pools.gpus[at.pool]}
-    by_pool = {
-        pool: [
-            Configuration(name=f"{size} in {pool}", gpus={pool: size}, throughput=speed)
-            for size, speed in _sizes(job, gang, pools.gpu_type[pool]).items()
-            if size <= room and speed > 0
-        ]
-        for pool, room in rooms.items()
-    }
-    now = None
-    if at is not None:
-        here, size = by_pool.setdefault(at.pool, []), len(at.nodes)
-        now = next((each for each in here if each.total == size), None)
-        if now is None and (speed := _speed(job, gang, at)) > 0:
-            now = Configuration(name=f"{size} in {at.pool}", gpus={at.pool: size}, throughput=speed)
-            here.append(now)
-    every = tuple(itertools.chain.from_iterable(by_pool.values()))
+    if several:
+        every, now = _over_pools(job, question.mixed.get(job.name), at, pools, rooms)
+    else:
+        every, now = _in_each_pool(job, gang, at, pools, rooms)
     if not every:
         return None
     fastest = max(each.throughput for each in every)
@@ -195,8 +183,11 @@ def _state(job: Job, question: Question, at: Placement | None, keeps: bool, pool
     work = min(max(steps, 2 * LEAST_SECONDS * fastest), MOST_SECONDS / 2 * fastest)
     held_to: tuple[Configuration, ...] = ()
     if now is not None and keeps:
-        assert at is not None
-        held_to = tuple(each for each in by_pool[at.pool] if _may_become(each.total, now.total, gang))
+        held_to = tuple(
+            each
+            for each in every
+            if each.gpus.keys() == now.gpus.keys() and _may_become(each.total, now.total, gang)
+        )
     pause = gang.restart_seconds if gang is not None else RESTART_SECONDS
     return JobState(
         job=ElasticJob(
@@ -204,7 +195,7 @@ def _state(job: Job, question: Question, at: Placement | None, keeps: bool, pool
             arrival=0.0,
             work=work,
             restart_seconds=min(pause, MOST_SECONDS),
-            configurations=every,
+            configurations=tuple(every),
             resize_seconds=None if gang is None else gang.pause_seconds,
             weight=job.weight,
         ),
@@ -212,6 +203,55 @@ def _state(job: Job, question: Question, at: Placement | None, keeps: bool, pool
         current=now,
         held_to=held_to,
     )
+
+
+Ways = tuple[list[Configuration], Configuration | None]
+"""What a gang may have, by pool, and what it has."""
+
+
+def _in_each_pool(
+    job: Job, gang: ElasticGang | None, at: Placement | None, pools: _Pools, rooms: Mapping[str, int]
+) -> Ways:
+    if at is not None:
+        rooms = {**rooms, at.pool: pools.gpus[at.pool]}
+    every = [
+        Configuration(name=f"{size} in {pool}", gpus={pool: size}, throughput=speed)
+        for pool, room in rooms.items()
+        for size, speed in _sizes(job, gang, pools.gpu_type[pool]).items()
+        if size <= room and speed > 0
+    ]
+    if at is None:
+        return every, None
+    held = {at.pool: len(at.nodes)}
+    now = next((each for each in every if each.gpus == held), None)
+    if now is None and (speed := _speed(job, gang, at)) > 0:
+        now = Configuration(name=f"{len(at.nodes)} in {at.pool}", gpus=held, throughput=speed)
+        every.append(now)
+    return every, now
+
+
+def _over_pools(
+    job: Job, gang: MixedGang | None, at: Placement | None, pools: _Pools, rooms: Mapping[str, int]
+) -> Ways:
+    """Of a gang in several pools: where it is with its least size, or where it could be."""
+    if at is not None:
+        least = next(iter(gang.smaller(at)), at) if gang is not None else at
+        gpus = {pool: len(nodes) for pool, nodes in least.nodes_by_pool.items()}
+        speed = gang.speed_at(least) if gang is not None else job.throughput.get(at.gpu_type, 0.0)
+        if speed <= 0:
+            return [], None
+        now = Configuration(name=str(least), gpus=gpus, throughput=speed)
+        return [now], now
+    assert gang is not None  # no pool holds it
+    room = {pool: (pools.gpu_type[pool], has // gang.per_pod * gang.per_pod) for pool, has in rooms.items()}
+    return [
+        Configuration(
+            name=" and ".join(map(str, parts)),
+            gpus=sum((Counter({part.pool: part.gpus}) for part in parts), Counter[str]()),
+            throughput=gang.speed(parts),
+        )
+        for parts in mixtures(gang, room)
+    ], None
 
 
 def _may_become(size: int, now: int, gang: ElasticGang | None) -> bool:

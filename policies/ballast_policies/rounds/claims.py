@@ -11,6 +11,10 @@ A claim is a job (or a pair of jobs that share GPUs) on a column: a GPU type, or
 order of urgency; each is granted if its column still has room for its whole gang and none of its jobs has
 been granted another (algorithm 2, on arrays: 30,000 claims take 5 ms).
 
+A gang that no pool holds, or that runs in several, has one claim on all columns together. It keeps its nodes
+where more urgent ones leave them; else it is granted its fastest mix of what they leave, with its least size:
+of GPUs that no running gang holds if it can, and unless it runs, of those of nodes to come.
+
 Where a pool's nodes are not alike to every job, claims are granted by the GPUs left in each group of nodes
 that are (``Node.group``): a job that does not tolerate a node's taints is not started there, and no job on a
 closed node; gangs that run there stay.
@@ -23,11 +27,20 @@ from typing import Self
 
 import numpy as np
 
+from ballast_policies.rounds.divisions import best_parts
+from ballast_policies.rounds.gangs import MixedGang
+from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
 
 SHARE_EPSILON = 1e-6
 """A smaller fraction is a solver's rounding error."""
+
+SEVERAL = -1
+"""The column of a claim on several pools."""
+
+MOST_MIXES = 64
+"""Waiting gangs for which a mix of pools is looked for in one pass, the most urgent first."""
 
 
 def priorities(
@@ -176,10 +189,21 @@ def ordered_claims(question: Question, pools: Pools, valid: Mapping[str, Placeme
     jobs, shares, state, settings = question.jobs, question.shares, question.state, question.settings
     elapsed = _elapsed(question.now, state, settings)
     rows = []
-    received_fraction = {}
+    received_fraction = dict[tuple[str, str], float]()
     for index, job in enumerate(jobs):
         received, promised = state.received.get(job.name, {}), (state.promised or {}).get(job.name, {})
         total, fastest = sum(received.values()), max(job.throughput.values(), default=0.0)
+        several = question.in_several_pools(job.name)
+        if several or (job.name in question.mixed and job.name not in state.running):
+            # One that some pool holds has a share there; several are for it where no share wants their GPUs.
+            share = sum(shares.get(job.name, {}).values()) if several else 0.0
+            owed = share * elapsed if state.promised is None else sum(promised.values())
+            rows.append((index, SEVERAL, job.gpus, job.name in valid, share, owed, total, total, 1.0, True))
+        received_fraction |= {
+            (job.name, column): min(1.0, seconds / elapsed) for column, seconds in received.items()
+        }
+        if several:
+            continue
         for index_of_pool, pool in enumerate(pools.names):
             rate, column = (
                 job.throughput.get(pools.gpu_types[index_of_pool], 0.0),
@@ -187,7 +211,6 @@ def ordered_claims(question: Question, pools: Pools, valid: Mapping[str, Placeme
             )
             if rate <= 0:
                 continue
-            received_fraction[job.name, column] = min(1.0, received.get(column, 0.0) / elapsed)
             share = shares.get(job.name, {}).get(column, 0.0)
             rows.append(
                 (
@@ -228,93 +251,150 @@ def _elapsed(now: float, state: RoundState, settings: RoundSettings) -> float:
 Split = Mapping[str, int]
 """Group of nodes -> GPUs of a gang in it."""
 
+Parts = Sequence[tuple[int, Split]]
+"""Of a gang, in the order of its ranks: pool index, and its GPUs there."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
     """The groups of nodes of all pools.
 
     Attributes:
-        room: for each pool, in their order: group -> GPUs.
+        pools: in order of their indices.
+        room: for each pool: group -> GPUs.
+        spare: the same, of GPUs that no running gang holds: with these, nobody need make way.
+        to_come: the same, of nodes that do not exist yet.
         barred: job index -> groups on which the job must not be started.
-        held: job index -> (pool index, split), of running jobs that could continue where they are.
+        held: job index -> its parts, of running jobs that could continue where they are.
         per_pod: job index -> GPUs of each of its pods, where it is not 1.
         order: all groups, those that fewest jobs may use first: they are of least use to the others.
+        mixed: job index -> gang with its least size, of those that may claim several pools.
     """
 
+    pools: Pools
     room: Sequence[Mapping[str, int]]
+    spare: Sequence[Mapping[str, int]]
+    to_come: Sequence[Mapping[str, int]]
     barred: Mapping[int, frozenset[str]]
-    held: Mapping[int, tuple[int, Split]]
+    held: Mapping[int, Parts]
     order: tuple[str, ...]
     per_pod: Mapping[int, int]
+    mixed: Mapping[int, MixedGang]
 
     @classmethod
-    def of(cls, question: Question, pools: Pools, valid: Mapping[str, Placement]) -> Self | None:
-        """The groups; None where every job tolerates every node, so that pools are enough.
+    def of(
+        cls,
+        question: Question,
+        pools: Pools,
+        valid: Mapping[str, Placement],
+        held: Mapping[str, Placement],
+    ) -> Self | None:
+        """The groups; None where pools are enough: every job tolerates every node, and claims single pools.
 
-        ``valid``: job -> placement, of running jobs that could continue where they are.
+        Args:
+            question: of the round.
+            pools: of its nodes.
+            valid: job -> placement, of running jobs that could continue where they are.
+            held: running job -> all that it holds.
         """
         jobs, nodes = question.jobs, question.nodes
-        not_tolerated, gpus_per_pod = question.not_tolerated, question.gpus_per_pod
+        gpus_per_pod = question.gpus_per_pod
         present = {node.group for node in nodes if node.gpus > 0}
         closed = frozenset(node.group for node in nodes if node.gpus > 0 and node.closed)
         barred = {
             index: texts
             for index, job in enumerate(jobs)
-            if (texts := (not_tolerated.get(job.name, frozenset()) & present) | closed)
+            if (texts := (question.not_tolerated.get(job.name, frozenset()) & present) | closed)
         }
-        if not barred:
+        if not barred and not question.mixed and not any(at.parts for at in valid.values()):
             return None
         column = {name: at for at, name in enumerate(pools.names)}
         room: list[Counter[str]] = [Counter() for _ in pools.names]
+        to_come: list[Counter[str]] = [Counter() for _ in pools.names]
         group = {node.name: node.group for node in nodes}
         for node in nodes:
             room[column[node.pool]][node.group] += node.gpus
-        held = {
-            index: (column[valid[job.name].pool], Counter(group[name] for name in valid[job.name].nodes))
+            if node.provisionable:
+                to_come[column[node.pool]][node.group] += node.gpus
+        spare, nodes_left = [Counter[str]() for _ in pools.names], Ledger(nodes)
+        for at in held.values():
+            nodes_left.take(at.nodes)
+        for node in nodes:
+            spare[column[node.pool]][node.group] += max(0, nodes_left.left[node.name])
+        parts = {
+            index: [
+                (column[pool], Counter(group[name] for name in names))
+                for pool, names in valid[job.name].nodes_by_pool.items()
+            ]
             for index, job in enumerate(jobs)
             if job.name in valid
         }
         refusals = Counter(text for texts in barred.values() for text in texts)
-        order = tuple(sorted(present, key=lambda text: (-refusals[text], text)))
-        per_pod = {
-            index: gpus_per_pod[job.name] for index, job in enumerate(jobs) if job.name in gpus_per_pod
-        }
-        return cls(room=room, barred=barred, held=held, order=order, per_pod=per_pod)
+        return cls(
+            pools=pools,
+            room=room,
+            spare=spare,
+            to_come=to_come,
+            barred=barred,
+            held=parts,
+            order=tuple(sorted(present, key=lambda text: (-refusals[text], text))),
+            per_pod={
+                index: gpus_per_pod[job.name] for index, job in enumerate(jobs) if job.name in gpus_per_pod
+            },
+            mixed={
+                index: dataclasses.replace(gang.smallest, barred=gang.barred | closed)
+                for index, job in enumerate(jobs)
+                if (gang := question.mixed.get(job.name)) is not None
+            },
+        )
 
-    def select(self, claims: Claims, pinned: Iterable[int]) -> tuple[np.ndarray, dict[int, Split]]:
-        """As ``selection.select``, by groups; also the split of each job that starts or moves.
+    def select(
+        self, claims: Claims, pinned: Iterable[int], shut: Mapping[int, frozenset[int]] | None = None
+    ) -> tuple[np.ndarray, dict[int, Parts]]:
+        """As ``selection.select``, by groups; also the parts of each job that starts or moves.
 
         Args:
             claims: the most urgent first; without pairs.
             pinned: jobs, by index, that keep their nodes before any claim is granted.
+            shut: job with a claim on several pools -> pools in which it may not be started.
         """
         left = [Counter(groups) for groups in self.room]
+        spare = [Counter(groups) for groups in self.spare]
         for job in pinned:
-            column, own = self.held[job]
-            left[column].subtract(own)
+            _take(self.held[job], left)
         taken: set[int] = set()
         granted: list[int] = []
-        splits: dict[int, Split] = {}
+        found: dict[int, Parts] = {}
+        mixes = 0
         rows = zip(claims.job.tolist(), claims.column.tolist(), claims.gpus.tolist(), strict=True)
         for position, (job, column, gpus) in enumerate(rows):
             if job in taken:
                 continue
-            at, own = self.held.get(job, (-1, {}))
-            if at == column and all(left[column][text] >= count for text, count in own.items()):
-                split = own
+            held = self.held.get(job, ())
+            if held and column in (SEVERAL, held[0][0]) and _fits(held, left):
+                parts: Parts | None = held
+            elif column != SEVERAL:
+                split = self._split(job, gpus, left[column], self.barred.get(job, frozenset()))
+                parts = None if split is None else [(column, split)]
             else:
-                found = self._split(job, gpus, left[column])
-                if found is None:
-                    continue
-                splits[job] = split = found
-            left[column].subtract(split)
+                mixes += not held
+                rooms = (spare, left) if held or mixes <= MOST_MIXES else ()
+                parts = self._mix(job, rooms, (shut or {}).get(job, frozenset()))
+            if parts is None:
+                continue
+            if parts is not held:
+                found[job] = parts
+                _take(parts, spare)
+            _take(parts, left)
             taken.add(job)
             granted.append(position)
-        return np.array(granted, dtype=np.int64), splits
+        return np.array(granted, dtype=np.int64), found
 
-    def _split(self, job: int, gpus: int, left: Mapping[str, int]) -> Split | None:
-        """GPUs for a gang that starts, from the groups that it tolerates; None: too few are left."""
-        barred, split, missing = self.barred.get(job, frozenset()), {}, gpus
+    def _split(
+        self, job: int, gpus: int, left: Mapping[str, int], barred: frozenset[str] = frozenset()
+    ) -> Split | None:
+        """GPUs for a gang that starts, from groups that are not barred; None: too few are left."""
+        split, missing = {}, gpus
         per_pod = self.per_pod.get(job, 1)
         for text in self.order:
             here = min(missing, left.get(text, 0)) // per_pod * per_pod if text not in barred else 0
@@ -322,3 +402,51 @@ class Groups:
                 split[text] = here
                 missing -= here
         return split if missing == 0 else None
+
+    def _mix(self, job: int, rooms: Iterable[Sequence[Counter[str]]], shut: frozenset[int]) -> Parts | None:
+        """The parts of the fastest mix in the first of ``rooms`` that has one; None: there is none."""
+        gang, tried = self.mixed.get(job), list[object]()
+        if gang is None:
+            return None
+        for room in rooms:
+            for to_come in (False, True) if job not in self.held else (False,):
+                left = {
+                    at: {
+                        text: max(0, has - (0 if to_come else self.to_come[at][text]))
+                        for text, has in groups.items()
+                        if text not in gang.barred
+                    }
+                    for at, groups in enumerate(room)
+                    if at not in shut
+                }
+                if left in tried:
+                    continue
+                tried.append(left)
+                gpus = {
+                    self.pools.names[at]: (
+                        self.pools.gpu_types[at],
+                        sum(has // gang.per_pod * gang.per_pod for has in groups.values()),
+                    )
+                    for at, groups in left.items()
+                }
+                parts: list[tuple[int, Split]] = []
+                for part in best_parts(gang, gpus):
+                    at = self.pools.names.index(part.pool)
+                    split = self._split(job, part.gpus, left[at])
+                    if split is None:
+                        break
+                    left[at] = {text: has - split.get(text, 0) for text, has in left[at].items()}
+                    parts.append((at, split))
+                else:
+                    if parts:
+                        return parts
+        return None
+
+
+def _take(parts: Parts, room: Sequence[Counter[str]]) -> None:
+    for at, split in parts:
+        room[at].subtract(split)
+
+
+def _fits(parts: Parts, room: Sequence[Counter[str]]) -> bool:
+    return all(room[at][text] >= count for at, split in parts for text, count in split.items())

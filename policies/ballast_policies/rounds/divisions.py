@@ -10,13 +10,14 @@ pool can hold as a configuration for each mixture of types.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import find_policy
 from ballast_policies.configuration import Configuration
 from ballast_policies.rounds.gangs import MixedGang, speed_key
-from ballast_policies.rounds.values import PoolPart
+from ballast_policies.rounds.ledger import Ledger
+from ballast_policies.rounds.values import Node, PoolPart
 
 MOST_POOLS = 6
 """Of the pools with room, those of which pairs are looked at: the fastest types, and the most GPUs."""
@@ -63,10 +64,35 @@ def best_parts(
     return found
 
 
+def open_nodes(gang: MixedGang, ledger: Ledger, *, to_come: bool = False) -> dict[str, list[Node]]:
+    """Pool -> nodes with GPUs left on which the gang may be started; ``to_come``: of those as well."""
+    found: dict[str, list[Node]] = {}
+    for node in ledger.nodes.values():
+        may_start = not node.closed and node.group not in gang.barred and ledger.left[node.name] > 0
+        if may_start and (to_come or not node.provisionable):
+            found.setdefault(node.pool, []).append(node)
+    return found
+
+
+def room_on(nodes: Mapping[str, Sequence[Node]], gang: MixedGang, ledger: Ledger) -> Room:
+    """What is left of them for whole pods of the gang; ``nodes``: by pool."""
+    return {
+        pool: (there[0].gpu_type, sum(ledger.left[n.name] // gang.per_pod * gang.per_pod for n in there))
+        for pool, there in nodes.items()
+    }
+
+
+def waits_for(gang: MixedGang, ledger: Ledger) -> str:
+    """What a gang lacks that waits for GPUs of several pools."""
+    room = room_on(open_nodes(gang, ledger, to_come=True), gang, ledger)
+    types = {node.pool: node.gpu_type for node in ledger.nodes.values() if gang.relative(node.gpu_type) > 0}
+    has = [f"{room.get(pool, ('', 0))[1]} {kind} free in pool {pool}" for pool, kind in sorted(types.items())]
+    return f"waits for {gang.sizes[0]} GPUs of its pools together: {'; '.join(has) or 'it may use none'}"
+
+
 def mixtures(gang: MixedGang, room: Room) -> tuple[tuple[PoolPart, ...], ...]:
     """Divisions of the least size over several pools in which the gang fits, the fastest first."""
-    least = dataclasses.replace(gang, sizes=gang.sizes[:1])
-    found = [parts for parts in _options(least, room) if gang.speed(parts) > 0]
+    found = [parts for parts in _options(gang.smallest, room) if gang.speed(parts) > 0]
     return tuple(sorted(found, key=gang.speed, reverse=True)[:MOST_MIXTURES])
 
 

@@ -37,6 +37,7 @@ class Reason:
         text = self.text
         if self.lead is not None and placement is not None:
             gpus = f"{len(placement.nodes)} x {placement.gpu_type} in pool {placement.pool}"
+            gpus = str(placement) if placement.parts else gpus
             text = f"{self.lead}{gpus}: {text}"
         return "; ".join((text, *self.notes))
 

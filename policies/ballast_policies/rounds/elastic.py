@@ -2,7 +2,8 @@
 
 1. A running elastic gang counts with its least size, on the nodes of its first ranks; what it holds beyond
    that is there for gangs that wait. So a waiting gang comes before another's extra GPUs, by every policy.
-2. :func:`.grant_gpus` says which gangs run, and on which pool.
+2. :func:`.grant_gpus` says which gangs run, and on which pool. Of a gang that runs in several pools the last
+   ranks are there for others in the same way; it grows in the pool of its last rank.
 3. Gangs go to another pool where the sizes that they reach there win more than a restart costs.
 4. GPUs that are left go to elastic gangs one step of size at a time, the most urgent by the policy first.
    Within a round a gang keeps what it holds, unless a gang that starts needs it. At the end of a round, and
@@ -40,6 +41,7 @@ class _GangSize:
         base: nodes of its least size.
         own: by position of the pipeline, the nodes beyond ``base`` that it holds now, in order of ranks.
         runs: its ranks hold them; a gang that is about to start takes any size at no cost.
+        several: where it runs, in several pools; None: it is in one.
         barred: groups of nodes that it must not be started on.
         topology: what it asks of the domains of its nodes.
         tenant: whose limit on GPUs counts.
@@ -49,6 +51,7 @@ class _GangSize:
     base: Placement
     own: tuple[tuple[str, ...], ...] = ()
     runs: bool = False
+    several: Placement | None = None
     barred: frozenset[str] = frozenset()
     topology: TopologyRequest | None = None
     tenant: str = ""
@@ -57,6 +60,21 @@ class _GangSize:
     def held(self) -> int:
         """GPUs that it has now."""
         return len(self.base.nodes) + sum(map(len, self.own))
+
+    @property
+    def grows_in(self) -> str:
+        """The pool in which it may have more."""
+        return (self.several or self.base).by_pool[-1].pool
+
+    def placement(self, nodes: tuple[str, ...]) -> Placement:
+        """The gang on these nodes."""
+        held = self.several
+        if held is None:
+            return dataclasses.replace(self.base, nodes=nodes)
+        if len(nodes) >= len(held.nodes):
+            return held.and_more(nodes[len(held.nodes) :]) if nodes != held.nodes else held
+        fewer = held.first(len(nodes))
+        return fewer if len(fewer.parts) > 1 else dataclasses.replace(fewer, parts=())
 
 
 class _SizeAssignment:
@@ -177,6 +195,8 @@ class _SizeAssignment:
             if fits and self._ledger.holds([*nodes, *position]):
                 nodes += position
                 positions.add(number)
+            elif self._seats[at].several is not None and number not in self._kept[at]:
+                break  # its first ranks stay
         return tuple(nodes), positions
 
     def _is_a_size(self, seat: _GangSize, gpus: int) -> bool:
@@ -184,10 +204,10 @@ class _SizeAssignment:
 
     def _find(self, gpus: int, seat: _GangSize, near: Iterable[str]) -> tuple[str, ...] | None:
         """A node of the gang's pool for each GPU, ``near`` first, then by domain; None: too few are left."""
-        left, per_pod, members = self._ledger.left, seat.one.gang.per_pod, self._open[seat.base.pool]
+        left, per_pod, members = self._ledger.left, seat.one.gang.per_pod, self._open[seat.grows_in]
         while members and left[members[-1].name] <= 0:
             members.pop()
-        close = dict.fromkeys(near)
+        close = dict.fromkeys(name for name in near if self._ledger.nodes[name].pool == seat.grows_in)
         others: Iterable[Node] = (node for node in reversed(members) if node.name not in close)
         if self._has_domains:
             others = beside(others, [self._ledger.nodes[name] for name in seat.base.nodes], seat.topology)
@@ -205,13 +225,20 @@ class _SizeAssignment:
 
 
 def grant_elastic(question: Question) -> Draft:
-    """The round of gangs in one pool each; without elastic gangs as :func:`grant_gpus` decides it.
+    """The round with the sizes of elastic gangs; without any as :func:`grant_gpus` decides it.
 
     No node is given more GPUs than it has, no gang has fewer than its least size, and no GPU stays free that
     a running gang could take and be faster with. A running gang becomes either smaller, on some of its nodes,
     or larger, on all of them and others of its pool (``Round.resized``).
     """
-    elastic, state, pending = question.elastic, question.state, question.pending
+    state, pending = question.state, question.pending
+    elastic = {
+        name: gang for name, gang in question.elastic.items() if not question.in_several_pools(name)
+    } | {
+        name: question.mixed[name].where_it_runs(at)
+        for name, at in state.running.items()
+        if at.parts and name in question.mixed
+    }
     if not elastic:
         return grant_gpus(question)
     sizes, settings = question.sizes, question.settings
@@ -227,31 +254,31 @@ def grant_elastic(question: Question) -> Draft:
         else job
         for job in question.jobs
     ]
-    cluster = dataclasses.replace(question, jobs=asked, parts=question.claimed_parts())
+    cluster = dataclasses.replace(question, jobs=asked, elastic=elastic, parts=question.claimed_parts())
     claimed = claims_where_they_run(cluster, reduced)
     at_least = dataclasses.replace(claimed.state, running={**state.running, **reduced})
-    decided = grant_gpus(dataclasses.replace(claimed, state=at_least))
+    decided = grant_gpus(dataclasses.replace(claimed, state=at_least), state.running)
     decided = choose_pools(cluster, reduced, decided)
-    seats = _seats(decided, question, reduced)
+    seats = _seats(decided, question, elastic, reduced)
     if not seats:
         return dataclasses.replace(decided, question=question)
     kept = _SizeAssignment(seats, Ledger.of(question, decided.placements), sizes)
-    if sizes.surplus is not Surplus.COST:
-        # What was granted and is not held yet comes first: its GPUs are still on their way.
-        kept.keep_what_is_held(at for at, seat in enumerate(seats) if not seat.runs)
-        kept.keep_what_is_held(at for at, seat in enumerate(seats) if seat.runs)
+    by_cost = sizes.surplus is Surplus.COST  # GPUs that cost more than they win are given back
+    # What was granted and is not held yet comes first: its GPUs are still on their way.
+    for runs in (False, True):
+        kept.keep_what_is_held(
+            at for at, seat in enumerate(seats) if seat.runs == runs and (seat.several or not by_cost)
+        )
     kept.share_out()
     chosen = kept
     # Where the policy has chosen the sizes, it has weighed their pauses.
     by_choice = sizes.surplus is Surplus.COMPLETION_TIME
-    if by_choice or (
-        sizes.surplus is not Surplus.COST and (decided.changes.started or not settings.within_round)
-    ):
+    if by_choice or (not by_cost and (decided.changes.started or not settings.within_round)):
         best = _SizeAssignment(seats, Ledger.of(question, decided.placements), sizes)
         best.share_out()
         if by_choice or _wins(seats, kept, best, sizes, settings):
             chosen = best
-    return _resized(dataclasses.replace(decided, question=question), seats, chosen)
+    return _resized(decided, question, seats, chosen)
 
 
 def _as_it_is(job: Job, gang: ElasticGang, held: Placement) -> Job:
@@ -265,10 +292,14 @@ def _as_it_is(job: Job, gang: ElasticGang, held: Placement) -> Job:
 def _least(placement: Placement, gang: ElasticGang) -> Placement:
     by_size = gang.speeds.get(placement.gpu_type, {})
     least = min(by_size, default=gang.least)
+    if placement.parts:
+        return placement.first(least) if least < len(placement.nodes) else placement
     return dataclasses.replace(placement, nodes=placement.nodes[:least])
 
 
-def _seats(decided: Draft, question: Question, reduced: Mapping[str, Placement]) -> list[_GangSize]:
+def _seats(
+    decided: Draft, question: Question, elastic: Mapping[str, ElasticGang], reduced: Mapping[str, Placement]
+) -> list[_GangSize]:
     """The gangs that could have more than they were given."""
     state, parts = question.state, question.claimed_parts()
     capacity: Counter[str] = Counter()
@@ -276,10 +307,13 @@ def _seats(decided: Draft, question: Question, reduced: Mapping[str, Placement])
         capacity[node.gpu_type] += node.gpus
     seats = []
     for index, job in enumerate(question.jobs):
-        placement, gang = decided.placements.get(job.name), question.elastic.get(job.name)
+        placement, gang = decided.placements.get(job.name), elastic.get(job.name)
         if placement is None or gang is None:
             continue
         stays = placement == reduced.get(job.name)
+        several = question.in_several_pools(job.name)
+        if several and not stays:
+            continue  # it is started elsewhere
         if job.name in state.running and job.name not in reduced and placement == state.running[job.name]:
             continue  # it cannot change its size now
         extra = state.running[job.name].nodes[len(placement.nodes) :] if stays else ()
@@ -292,7 +326,10 @@ def _seats(decided: Draft, question: Question, reduced: Mapping[str, Placement])
                 base=placement,
                 own=own,
                 runs=stays and job.name not in question.pending,
-                barred=question.not_tolerated.get(job.name, frozenset()),
+                several=state.running[job.name] if several else None,
+                barred=question.mixed[job.name].barred
+                if several
+                else question.not_tolerated.get(job.name, frozenset()),
                 topology=question.topology.get(job.name),
                 tenant=question.tenants.get(job.name, ""),
             )
@@ -320,14 +357,21 @@ def _wins(
     return bool(changed) and gain(sizes.surplus, changed) >= sizes.least_gain
 
 
-def _resized(decided: Draft, seats: Sequence[_GangSize], chosen: _SizeAssignment) -> Draft:
+def _resized(
+    decided: Draft, question: Question, seats: Sequence[_GangSize], chosen: _SizeAssignment
+) -> Draft:
     """The round with the gangs' sizes."""
     placements, reasons = dict[str, Placement](), dict[str, Reason]()
+    new = ", ".join(sorted(decided.changes.started)[:3]) or "more urgent jobs"
     for at, seat in enumerate(seats):
         name = seat.one.job.name
-        placements[name] = dataclasses.replace(seat.base, nodes=chosen.nodes[at])
+        placements[name] = placed = seat.placement(chosen.nodes[at])
         count, least = chosen.size(at), len(seat.base.nodes)
         most = max(seat.one.gang.speeds.get(seat.one.gpu_type, {least: 0.0}))
         size = f"it may have {least} to {most} GPUs and has {count}, " if most > least else ""
         reasons[name] = decided.reasons[name].noted(f"{size}at {seat.one.speed(count):.3g} steps/s")
-    return decided.with_placements(placements, reasons)
+        if seat.several is not None and count < seat.held:
+            reasons[name] = Reason(
+                f"stays on {placed}; {new} can run on what it gives back of {seat.several}"
+            )
+    return dataclasses.replace(decided, question=question).with_placements(placements, reasons)

@@ -246,12 +246,16 @@ class _PoolMarket:
         for name, placement in placements.items():
             continues = placement == cluster.state.running.get(name)
             least = self._at[name] = reduced.get(name, placement) if continues else placement
-            changes = name in cluster.elastic and (name in reduced or not continues)
+            changes = name in cluster.elastic and (name in reduced or not continues) and not placement.parts
             self._ledger.take(least.nodes)
             if changes and name in self._jobs:
                 inside[name] = least
-            elif placement.pool in gpus:
-                gpus[placement.pool] -= len(placement.nodes)
+                continue
+            stays = placement.parts and placement == reduced.get(name)
+            holds = cluster.state.running[name] if stays else placement
+            for pool, nodes in holds.nodes_by_pool.items():
+                if pool in gpus:
+                    gpus[pool] -= len(nodes)
         self._reach = _ReachableSizes(gpus, cluster.sizes)
         for name, placement in inside.items():
             entrant = self._entrant(name, placement.pool)

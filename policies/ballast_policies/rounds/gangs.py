@@ -105,7 +105,7 @@ class MixedGang:
         mixtures: divisions of its least size over the pools of an empty cluster.
         measured: (:func:`speed_key`) -> steps/s in several pools, as it has reported itself.
         memory: pool -> bytes of each GPU, where that is known.
-        barred: groups of nodes (``Node.group``) on which it must not be started.
+        barred: groups of nodes (``Node.group``) on which it must not be started in several pools.
         per_pod: GPUs of each pod, which are on one node.
         planned: GPU types in the order of its ranks, and GPUs of each, each in one pool; empty: any.
         min_gain: part by which several pools must be faster than one.
@@ -138,6 +138,11 @@ class MixedGang:
         """GPUs that are in one pool: whole positions of the pipeline, in whole pods."""
         return math.lcm(self.pipeline.ranks_per_position, self.per_pod)
 
+    @property
+    def smallest(self) -> "MixedGang":
+        """The gang, with its least size alone."""
+        return dataclasses.replace(self, sizes=self.sizes[:1])
+
     def relative(self, gpu_type: str) -> float:
         """Speed of a GPU relative to the fastest type's; 0: it may not use the type."""
         fastest = max(self.speeds.values(), default=0.0)
@@ -166,6 +171,30 @@ class MixedGang:
         sizes = self.sizes if self.may_shrink and at.parts and not self.planned else ()
         fewer = [at.first(size) for size in sizes if size < len(at.nodes)]
         return [to for to in fewer if self._whole_positions(to) and self.speed_at(to) > 0]
+
+    def where_it_runs(self, held: Placement) -> ElasticGang:
+        """Its live sizes: its first ranks, what it holds, and more in the pool of its last ranks.
+
+        Their speeds are those predicted, so that they compare.
+        """
+        alike = dataclasses.replace(self, measured={})
+        speeds = {len(to.nodes): alike.speed_at(to) for to in (*self.smaller(held), held)}
+        if self.may_grow and not self.planned and speeds[len(held.nodes)] > 0:
+            more = ((size, size - len(held.nodes)) for size in self.sizes if size > len(held.nodes))
+            speeds |= {
+                size: alike.speed_at(held.and_more(held.nodes[-1:] * gpus))
+                for size, gpus in more
+                if gpus % self.together == 0
+            }
+        return ElasticGang(
+            speeds={held.gpu_type: speeds},
+            together=self.together,
+            per_pod=self.per_pod,
+            may_grow=self.may_grow,
+            may_move=False,
+            pause_seconds=self.pause_seconds,
+            restart_seconds=self.restart_seconds,
+        )
 
     def becomes(self, was: Placement, now: Placement) -> bool:
         """Whether it gets from its several pools to ``now`` without a restart."""

@@ -1,4 +1,4 @@
-"""Gangs of one size on one pool each, granted by priority (dissertation section 5.5).
+"""Gangs of one size, on one pool or several, granted by priority (dissertation section 5.5).
 
 1. Gangs that must not be disturbed keep their nodes (too young to stop).
 2. The others are granted pools by priority; what no job with a share needs goes to any job that can use it.
@@ -16,7 +16,17 @@ import numpy as np
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.assign import assign_by_urgency, assign_nodes
-from ballast_policies.rounds.claims import Claims, Groups, OrderedClaims, Pools, Split, ordered_claims, select
+from ballast_policies.rounds.claims import (
+    SEVERAL,
+    Claims,
+    Groups,
+    OrderedClaims,
+    Parts,
+    Pools,
+    ordered_claims,
+    select,
+)
+from ballast_policies.rounds.divisions import waits_for
 from ballast_policies.rounds.draft import Draft, Explained, Reason, explain_placement
 from ballast_policies.rounds.hysteresis import (
     exempt_newest,
@@ -30,9 +40,15 @@ from ballast_policies.rounds.ledger import Ledger, pack
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Placement
 
+NEEDED = "more urgent jobs need its GPUs"
+"""Of a gang in several pools that may be in those alone."""
 
-def grant_gpus(question: Question) -> Draft:
-    """The round of gangs of one size, each on one pool, granted by priority."""
+
+def grant_gpus(question: Question, held: Mapping[str, Placement] | None = None) -> Draft:
+    """The round of gangs of one size, granted by priority.
+
+    ``held``: running gang -> all that it holds, where the question has its least size.
+    """
     pools, valid = Pools.of(question.nodes, question.columns), valid_placements(question)
     state, settings = question.state, question.settings
     claimed = _Claimed(
@@ -41,7 +57,7 @@ def grant_gpus(question: Question) -> Draft:
         names=tuple(job.name for job in question.jobs),
         pools=pools,
         valid=valid,
-        groups=Groups.of(question, pools, valid),
+        groups=Groups.of(question, pools, valid, question.state.running if held is None else held),
         ordered=ordered_claims(question, pools, valid),
     )
     pinned = within_min_run(question, valid)
@@ -71,13 +87,15 @@ class _Claimed:
     groups: Groups | None
     ordered: OrderedClaims
 
-    def select(self, claims: Claims, pinned: Collection[int]) -> tuple[np.ndarray, dict[int, Split]]:
-        """(positions of the granted claims, job -> its nodes' taints where that matters).
+    def select(
+        self, claims: Claims, pinned: Collection[int], shut: Mapping[int, frozenset[int]] | None = None
+    ) -> tuple[np.ndarray, dict[int, Parts]]:
+        """(positions of the granted claims, job -> its parts where it starts or moves and that matters).
 
-        ``pinned``: jobs that keep their nodes whatever is claimed.
+        ``pinned``: jobs that keep their nodes whatever is claimed; ``shut``: as of ``Groups.select``.
         """
         if self.groups is not None:
-            return self.groups.select(claims, pinned)
+            return self.groups.select(claims, pinned, shut)
         room = self.pools.capacity.copy()
         for job in pinned:
             name = self.names[job]
@@ -96,19 +114,35 @@ def _grant(
     open_ = ~np.isin(claims.job, keeping)
     chosen, splits = claimed.select(claims.take(open_), keeping)
     granted = position[open_][chosen]
-    kept_for = {}
+    held = claimed.groups.held if claimed.groups is not None else {}
+    kept_for, shut = {}, dict[int, frozenset[int]]()
     if pinned and keep:
+        unhindered, there = claimed.select(claims, ())
         closed = reserved_columns(
-            claims, np.flatnonzero(~open_ | np.isin(position, granted)), claimed.select(claims, ())[0]
+            claims,
+            np.flatnonzero(~open_ | np.isin(position, granted)),
+            unhindered,
+            {job: [column for column, _ in parts] for job, parts in {**held, **there}.items()},
         )
         ahead = position < np.array([closed.get(column, len(claims)) for column in claims.column.tolist()])
+        shut = {
+            int(claims.job[at]): frozenset(column for column, first in closed.items() if first < at)
+            for at in np.flatnonzero(claims.column == SEVERAL).tolist()
+        }
         open_ &= claimed.ordered.stays | ahead
-        chosen, splits = claimed.select(claims.take(open_), keeping)
+        chosen, splits = claimed.select(claims.take(open_), keeping, shut)
         granted = position[open_][chosen]
         kept_for = {pools.names[column]: names[claims.job[at]] for column, at in closed.items()}
-    wanted = [(job, valid[job].pool, claimed.jobs[job].gpus) for job in sorted(pinned)]
-    wanted += [(names[claims.job[k]], pools.names[claims.column[k]], int(claims.gpus[k])) for k in granted]
-    by_name = {names[job]: split for job, split in splits.items()}
+    wanted = [(job, valid[job].pool, len(valid[job].nodes)) for job in sorted(pinned)]
+    for k in granted.tolist():
+        job, column, gpus = int(claims.job[k]), int(claims.column[k]), int(claims.gpus[k])
+        if column == SEVERAL:
+            parts = splits.get(job) or held[job]
+            column, gpus = parts[0][0], sum(sum(split.values()) for _, split in parts)
+        wanted.append((names[job], pools.names[column], gpus))
+    by_name = {
+        names[job]: [(pools.names[column], split) for column, split in parts] for job, parts in splits.items()
+    }
     question, ledger = claimed.question, Ledger(claimed.question.nodes)
     placements = assign_nodes(wanted, ledger, valid, by_name, question)
     if len(placements) < len(wanted):
@@ -136,16 +170,19 @@ def _fill(placements: dict[str, Placement], claimed: _Claimed, claims: Claims, l
     for job, column, gpus in zip(
         claims.job.tolist(), claims.column.tolist(), claims.gpus.tolist(), strict=True
     ):
-        name, pool = names[job], pools[column]
-        barred, per_pod = question.not_tolerated.get(name, frozenset()), question.gpus_per_pod.get(name, 1)
-        asked = question.topology.get(name)
-        alike = (pool, gpus, per_pod, barred, asked)
+        name = names[job]
         if name in placements:
             continue
         now = claimed.valid.get(name)
-        if now is not None and now.pool == pool and ledger.grant(now.nodes):
+        if now is not None and column in (SEVERAL, pools.index(now.pool)) and ledger.grant(now.nodes):
             placements[name] = now
             continue
+        if column == SEVERAL:
+            continue  # what is free at the end may be its
+        pool = pools[column]
+        barred, per_pod = question.not_tolerated.get(name, frozenset()), question.gpus_per_pod.get(name, 1)
+        asked = question.topology.get(name)
+        alike = (pool, gpus, per_pod, barred, asked)
         if alike in without_room:
             continue
         usable = [node for node in members[pool] if node.taints not in barred]
@@ -166,18 +203,26 @@ def _draft(
     question = claimed.question
     ran = question.state.running
     column_of = dict(zip(claimed.pools.names, claimed.pools.columns, strict=True))
+    left = Ledger(question.nodes, (at.nodes for at in placements.values()))
     explained = Explained(question, placements, kept_for)
     reasons = {}
     for name, job in claimed.jobs.items():
-        at = placements.get(name)
-        if at is None:
+        at, gang = placements.get(name), question.mixed.get(name)
+        if at is None and question.in_several_pools(name):
+            reasons[name] = Reason(NEEDED if gang is None else waits_for(gang, left))
+        elif at is None:
             reasons[name] = explained.waiting(job)
         elif name in pinned:
             reasons[name] = Reason(f"it {pinned[name]}", "keeps ")
+        elif gang is not None and at.parts and ran.get(name) != at:
+            why = "" if gang.fits_one_pool else ": no single pool holds it"
+            reasons[name] = Reason(f"{at}{why}; {gang.speed_at(at):.3g} steps/s are predicted")
         else:
+            columns = dict.fromkeys(column_of[part.pool] for part in at.by_pool)
+            share, received = question.shares.get(name, {}), claimed.ordered.received_fraction
             reasons[name] = explain_placement(
-                share=question.shares.get(name, {}).get(column_of[at.pool], 0.0),
-                received_fraction=claimed.ordered.received_fraction[name, column_of[at.pool]],
+                share=sum(share.get(column, 0.0) for column in columns),
+                received_fraction=sum(received.get((name, column), 0.0) for column in columns),
                 extended=ran.get(name) == at,
             )
     return Draft(question=question, placements=placements, reasons=reasons)

@@ -59,7 +59,9 @@ def exempt_newest(
     return dict.fromkeys(newest[: len(disturbed) - limit], reason)
 
 
-def reserved_columns(claims: Claims, granted: np.ndarray, unhindered: np.ndarray) -> dict[int, int]:
+def reserved_columns(
+    claims: Claims, granted: np.ndarray, unhindered: np.ndarray, columns: Mapping[int, Iterable[int]]
+) -> dict[int, int]:
     """Columns in which nothing may start this round -> position of the claim that they are kept for.
 
     A gang that would run now if the protected gangs could be stopped would wait indefinitely if every
@@ -70,12 +72,15 @@ def reserved_columns(claims: Claims, granted: np.ndarray, unhindered: np.ndarray
         claims: in order of urgency.
         granted: positions of the granted ones.
         unhindered: positions that would be granted if every running gang could be stopped.
+        columns: job with a claim on several columns -> those of which it would be granted GPUs.
     """
     running = set(claims.job[granted].tolist())
     closed: dict[int, int] = {}
     for position in unhindered.tolist():
-        if int(claims.job[position]) not in running:
-            closed.setdefault(int(claims.column[position]), position)
+        job = int(claims.job[position])
+        if job not in running:
+            for column in columns.get(job, (int(claims.column[position]),)):
+                closed.setdefault(column, position)
     return closed
 
 
@@ -89,10 +94,9 @@ def valid_placements(question: Question) -> dict[str, Placement]:
     valid = {}
     for name in sorted(state.running, key=lambda name: (state.running_since.get(name, 0.0), name)):
         placement, job = state.running[name], jobs.get(name)
-        if (
-            job is None
-            or job.gpus != len(placement.nodes)
-            or job.throughput.get(placement.gpu_type, 0.0) <= 0
+        if job is None or not (
+            placement.parts
+            or (job.gpus == len(placement.nodes) and job.throughput.get(placement.gpu_type, 0.0) > 0)
         ):
             continue
         if in_its_pools(placement, ledger.nodes) and ledger.grant(placement.nodes):

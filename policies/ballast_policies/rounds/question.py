@@ -137,6 +137,11 @@ class Question:
             return placement.nodes
         return placement.nodes[: min(gang.speeds.get(placement.gpu_type, {}), default=gang.least)]
 
+    def in_several_pools(self, name: str) -> bool:
+        """Whether the gang is one of several pools: no pool holds it, or it runs so."""
+        held, gang = self.state.running.get(name), self.mixed.get(name)
+        return bool(held.parts) if held is not None else gang is not None and not gang.fits_one_pool
+
     def ran(self, name: str) -> float:
         """Seconds that the running gang has been where it is."""
         return self.now - self.state.running_since.get(name, self.now)

@@ -239,6 +239,15 @@ def test_at_the_end_of_a_round_it_gives_back_to_one_that_is_more_urgent():
     assert decided.placements["wide"] == Placement(gpu_type="fast", pool="fast", nodes=("fast-0",) * 2)
 
 
+def test_a_gang_that_waits_for_one_pool_starts_in_two_on_what_another_gives_back():
+    """One GPU of each pool."""
+    cluster = [*nodes(fast=2, slow=3), Node(name="more-0", pool="more", gpu_type="slow", gpus=1)]
+    question = grown_question([a_job("new", 2, "slow")], elastic(4), cluster, both(2, 3), within_round=True)
+    decided = decide_round(dataclasses.replace(question, mixed={**question.mixed, "new": elastic(2, 2)}))
+    assert sorted(decided.placements["new"].nodes) == ["more-0", "slow-0"]
+    assert decided.resized == ("wide",)
+
+
 @pytest.mark.parametrize(
     "gang", [elastic(may_shrink=False), elastic(planned=(("fast", 2), ("slow", 3))), elastic(5)]
 )
