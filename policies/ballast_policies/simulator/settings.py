@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.simulator.workloads.workload import Workload
 
 LIST_PRICES = {"v100": 2.48, "p100": 1.46, "k80": 0.45}
@@ -76,16 +77,15 @@ class SimulationSettings:
     max_moves_per_hour: int | None = None
 
     def __post_init__(self) -> None:
-        if not (self.round_seconds > 0 and math.isfinite(self.round_seconds)):
-            raise SettingsError(f"round_seconds: {self.round_seconds} s must be positive")
         if self.measure is not None and not 0 <= self.measure[0] < self.measure[1]:
             raise SettingsError(
                 f"measure: {self.measure[0]}:{self.measure[1]} holds no job. To fix: first:end, as 4000:5000"
             )
-        for field in ("launch_seconds", "stop_seconds", "notice_seconds", "min_run_seconds"):
+        others = ("launch_seconds", "stop_seconds", "notice_seconds", "min_run_seconds")
+        for field, least in (("round_seconds", 1), *((field, 0) for field in others)):
             seconds = getattr(self, field)
-            if not (seconds >= 0 and math.isfinite(seconds)):
-                raise SettingsError(f"{field}: {seconds} s must be at least 0")
+            if not least <= seconds <= MOST_SECONDS:
+                raise SettingsError(f"{field}: {seconds:g} s is not between {least} and {MOST_SECONDS:g} s")
         if self.max_moves_per_hour is not None and self.max_moves_per_hour < 0:
             raise SettingsError(f"max_moves_per_hour: {self.max_moves_per_hour} must be at least 0")
 

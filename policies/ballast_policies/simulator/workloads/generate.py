@@ -16,6 +16,9 @@ from ballast_policies.throughput.table import JobType, ThroughputTable
 DEADLINE_FACTORS = ((0.33, 1.2), (0.67, 2.0), (1.0, 10.0))
 """(cumulative probability, deadline as a multiple of the duration alone on the reference GPU)."""
 
+MOST_JOBS = 1_000_000
+"""Drawn at once, or arriving in an hour on average."""
+
 _FAMILIES: Mapping[str, tuple[tuple[str, bool], ...]] = {
     "ResNet-18": tuple((f"ResNet-18 (batch size {size})", True) for size in (16, 32, 64, 128, 256)),
     "ResNet-50": tuple((f"ResNet-50 (batch size {size})", True) for size in (16, 32, 64, 128)),
@@ -123,10 +126,10 @@ def continuous(
     """An endless workload: ``jobs_per_hour`` arrive on average.
 
     Raises:
-        WorkloadError: the rate is not positive.
+        WorkloadError: the rate is not positive, or too large.
     """
-    if not (jobs_per_hour > 0 and math.isfinite(jobs_per_hour)):
-        raise WorkloadError(f"jobs_per_hour: {jobs_per_hour} must be positive")
+    if not 0 < jobs_per_hour <= MOST_JOBS:
+        raise WorkloadError(f"jobs_per_hour: {jobs_per_hour:g} must be above 0 and at most {MOST_JOBS}")
     source = Generated(
         table=table,
         seed=seed,
@@ -155,10 +158,10 @@ def static(
     """``count`` jobs that all arrive at 0.
 
     Raises:
-        WorkloadError: the count is not positive.
+        WorkloadError: the count is not positive, or too large.
     """
-    if count < 1:
-        raise WorkloadError(f"count: {count} jobs must be at least 1")
+    if not 1 <= count <= MOST_JOBS:
+        raise WorkloadError(f"count: {count} jobs must be at least 1 and at most {MOST_JOBS}")
     source = Generated(
         table=table,
         seed=seed,
