@@ -19,7 +19,6 @@ from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.errors import ActionRefused, Conflict, NotFound, Unavailable
 from ballast_operator.history.recent import Recent
-from ballast_operator.history.store import History
 from ballast_operator.history.writer import HistoryWriter, Keep
 from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POD, POLICY, Key
@@ -220,6 +219,8 @@ class Simulation:
         self.asked, self.decisions = True, 0
 
     def _history(self, path: Path) -> HistoryWriter:
+        from ballast_operator.history.store import History  # SQLAlchemy, which most simulations do not need
+
         recent = Recent(self.caches, clock=self._epoch)
         self.history = HistoryWriter(
             History(path),
