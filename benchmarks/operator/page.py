@@ -2,9 +2,10 @@
 
     python benchmarks/operator/page.py
 
-Two processes see the same changes of 5,000 jobs until all that the page remembers is as full as it gets; one
-has the page. Each time is of a new look at the caches, over HTTP, with styles and scripts. The API server is
-not asked who somebody is, as it is once a minute.
+Two processes see the same changes of 5,000 jobs until all that the page remembers is as full as it gets;
+one has the page. Each time is of a new look at the caches, over HTTP, with styles and scripts, in seconds
+of CPU: other work on the machine adds to those of the wall. The API server is not asked who somebody is, as
+it is once a minute.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from emulated import objects
 from memory import put, resident_mib
 from memory import status as trains
 
-LIMITS = {"first screen, s": 0.5, "slowest of five screens, s": 0.5, "memory, MiB": 50.0}
+LIMITS = {"first screen, CPU s": 0.5, "slowest of five screens, CPU s": 0.5, "memory, MiB": 50.0}
 NOW = 1_900_000_000.0
 NAMESPACES, LAUNCHES, STEPS = 50, 5, 30
 STATIC = ("page.css", "uPlot.min.css", "htmx.min.js", "uPlot.iife.min.js", "page.js")
@@ -131,7 +132,7 @@ class Cluster:
         put(self.caches, POLICY, item)
 
     async def screens(self, jobs: int) -> dict[str, list[float]]:
-        """Seconds of each screen, each time by a new look."""
+        """Seconds of CPU, of page and reader, for each screen, each time by a new look."""
         from ballast_operator.page.server import LOOK_SECONDS, serving
 
         one = objects.job(0, namespace="team-0")["metadata"]
@@ -151,11 +152,11 @@ class Cluster:
             for _ in range(11):
                 for path in paths:
                     self.now += 2 * LOOK_SECONDS
-                    began = time.perf_counter()
+                    began = time.process_time()
                     text = await read(path)
                     for name in STATIC:
                         await read(f"/static/{name}")
-                    found[path].append(time.perf_counter() - began)
+                    found[path].append(time.process_time() - began)
                     assert path != "/jobs" or f"of {jobs} jobs" in " ".join(text.split())
         return found
 
@@ -191,8 +192,8 @@ def main() -> None:
     )
     medians = {path: statistics.median(each) for path, each in page["seconds"].items()}
     figures = {
-        "first screen, s": page["seconds"]["/"][0],
-        "slowest of five screens, s": max(medians.values()),
+        "first screen, CPU s": page["seconds"]["/"][0],
+        "slowest of five screens, CPU s": max(medians.values()),
         "memory, MiB": page["mib"] - plain["mib"],
     }
     ratios = {name: figure / LIMITS[name] for name, figure in figures.items()}
@@ -200,7 +201,7 @@ def main() -> None:
         print(json.dumps({"jobs": given.jobs, "figures": figures, "ratios": ratios, "medians": medians}))
     else:
         for name, figure in figures.items():
-            print(f"{name:28} {figure:8.3f}   limit {LIMITS[name]:6.2f}   {ratios[name]:.2f} of it")
+            print(f"{name:31} {figure:8.3f}   limit {LIMITS[name]:6.2f}   {ratios[name]:.2f} of it")
     if max(ratios.values()) > 1:
         raise SystemExit("a limit is exceeded")
 
