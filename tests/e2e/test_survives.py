@@ -1,6 +1,7 @@
 """What goes wrong with real trainer processes, and what has to be true afterwards."""
 
 import pytest
+from ballast_localcluster.nodes.containers.warm_start import WARM_START_VARIABLE
 from ballast_operator.api.rbac import operator_rules, trainer_rules
 from ballast_operator.local_operator import (
     OPERATOR_NAME,
@@ -66,6 +67,25 @@ def test_a_killed_rank_restarts_the_job_from_its_checkpoint_and_is_said_so(balla
 
     # A request is answered before its line is in the log.
     eventually(used_by_trainer, "all rights to be used")
+
+
+def test_a_killed_rank_is_started_again_in_its_pod_and_the_gang_goes_on(ballast):
+    """From the memory of the others: its pods and their launch stay, and nothing counts as a restart."""
+    with ballast.operator():
+        saving = {**CHECKPOINT, "inMemoryEverySteps": 1}
+        job = ballast.demo_job("recurrent", "lives", totalSteps=ENDLESS, model=SMALL, checkpoint=saving)
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        container["env"] = [*container.get("env", []), {"name": WARM_START_VARIABLE, "value": ""}]
+        ballast.apply(job)
+        ballast.wait_for_report("lives", step=3)
+        before = {pod.metadata.uid for pod in ballast.pods("lives")}
+        ballast.kill_rank("lives-1-1", starts_again=True)
+        resumed = ballast.wait_for_resumed("lives")
+        ballast.wait_for_report("lives", step=resumed + 3)
+        status = ballast.status("lives")
+        assert (status["launches"], status.get("restarts", {})) == (1, {})
+        assert {pod.metadata.uid for pod in ballast.pods("lives")} == before
+        ballast.end_job("lives")
 
 
 def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):

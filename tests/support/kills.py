@@ -1,4 +1,4 @@
-"""Callbacks that end ranks of ``ballast-train run --ranks`` from inside, each once."""
+"""Callbacks that end ranks of ``ballast-train run --ranks`` and of pods from inside, each once."""
 
 import ctypes
 import mmap
@@ -24,7 +24,7 @@ def strike(event, step, values, folder, strikes):
     """
     for number, (at, rank, milliseconds, name) in enumerate(strikes):
         marker = Path(folder, f"strike-{number}")
-        mine = event == "step" and step == at and os.environ.get("RANK") == str(rank)
+        mine = event == "step" and step == at and _rank() == rank
         if mine and not marker.exists():
             marker.touch()
             send = threading.Timer(milliseconds / 1000, os.kill, (os.getpid(), signal.Signals[name]))
@@ -32,6 +32,12 @@ def strike(event, step, values, folder, strikes):
             send.start()
             if not milliseconds:
                 send.join()
+
+
+def _rank():
+    """As launched; of a pod's ranks by the number of its first."""
+    first = os.environ.get("FIRST_RANK")
+    return int(os.environ["RANK"]) if first is None else int(first) + int(os.environ["LOCAL_RANK"])
 
 
 def struck(config, folder, *strikes):

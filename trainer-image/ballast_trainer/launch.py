@@ -178,8 +178,10 @@ class RankLaunch:
         local_rank, local_ranks: this process among those of the pod, or of the machine outside of pods.
         device: what to compute on.
         joining: the plan grows a job that runs already, and this pod is new in it.
-        regrouped: told of each plan by which ranks that are left go on after a loss; None: they do not, the
-            store being one of theirs.
+        regrouped: told of each plan by which ranks that are left go on after a loss; None: none does without
+            the others.
+        restarts: how often this process was started before, by a pod that starts killed ranks again and whose
+            store outlives them; None: it is no such pod.
     """
 
     plan: Plan
@@ -190,6 +192,7 @@ class RankLaunch:
     device: DeviceChoice = DeviceChoice.AUTO
     joining: bool = False
     regrouped: Callable[[Plan], None] | None = None
+    restarts: int | None = None
 
     @property
     def rank(self) -> int:
@@ -258,21 +261,29 @@ def train(
                 lost=lost,
                 patience_seconds=job.config.training.comm_timeout_seconds,
                 survivors=None if in_place is None else in_place.survivors,
+                kills=launch.restarts is None,
             )
             closing.callback(heartbeat.close)
         sides = _Sides(channel=channel, reporter=reporter, stop=stop, heartbeat=heartbeat, trace=trace)
+        if in_place is not None and launch.restarts:
+            launch = dataclasses.replace(launch, plan=in_place.come_back(launch.plan))
         while True:
             try:
                 with contextlib.ExitStack() as ending:
                     work = functools.partial(_train, job, launch, machine, sides, in_place, ending)
-                    return work() if in_place is None else in_place.attempt(work)
+                    if in_place is None:
+                        return work()
+                    outcome = in_place.attempt(work)
+                in_place.survivors.leave()
+                return outcome
             except PeerLost as error:
                 if in_place is None:
                     raise
                 plan = in_place.next_plan(launch.plan, error)
                 launch = dataclasses.replace(launch, plan=plan, joining=False)
-                # Its ties are known by now.
-                job = dataclasses.replace(job, model=in_place.definition)
+                if in_place.model is not None:
+                    # Its ties are known by now.
+                    job = dataclasses.replace(job, model=in_place.definition)
             except MigrationFailed as error:
                 if in_place is None:
                     raise
@@ -331,19 +342,21 @@ def _in_place(job: ValidatedJob, launch: RankLaunch, device: torch.device) -> In
     if launch.store is None:
         logger.warning("%s has no effect: one rank has no other to copy its state to", field)
         return None
-    if launch.regrouped is None:
-        reason = f"{every}, and ranks go on in place under ballast-train run --ranks alone so far. To fix: 0"
-        raise ConfigurationError(field, reason)
+    if launch.regrouped is None and launch.restarts is None:
+        where = "under ballast-train run --ranks or in a TrainingJob"
+        raise ConfigurationError(field, f"{every}, and ranks go on in place {where}. To fix: 0")
     if device.type == "cuda":
         reason = (
             "ranks on GPUs talk by NCCL, which cannot begin anew in place so far. To fix: 0, or --device cpu"
         )
         raise ConfigurationError(field, f"{every}, and {reason}")
-    alone = alone_on_their_pods(job.mesh.column, launch.plan)
+    # A gang in pods may grow.
+    alone = None if launch.regrouped is None else alone_on_their_pods(job.mesh.column, launch.plan)
     if alone is not None:
         raise ConfigurationError(field, f"{every}, and {alone}. To fix: 0, or more ranks")
     check_connections(field)
-    return InPlace(MemoryCopies(every, device), launch.store, launch.process, launch.regrouped)
+    memory = MemoryCopies(every, device)
+    return InPlace(memory, launch.store, launch.process, launch.regrouped, launch.restarts or 0)
 
 
 def _train(
@@ -374,7 +387,8 @@ def _train(
     if rank == 0:
         renew_seconds = seconds_from(os.environ, RENEW_ENV) or RENEW_SECONDS
         channel_thread = ChannelThread(sides.channel, launch.plan, renew_seconds=renew_seconds)
-        closing.callback(channel_thread.close)
+        # Of ranks that may go on at once the Lease stays theirs.
+        closing.push(lambda kind, *_: channel_thread.close(closing=in_place is None or kind is not PeerLost))
     profiler = StepProfiler(job.config.profiling, rank=rank, device=device)
     closing.enter_context(profiler.on_out_of_memory())
     session = Session(
@@ -472,7 +486,7 @@ def _shared_ties(model: Model, launch: RankLaunch, seed: int) -> Model:
         return model
     key = f"tied/launch-{launch.plan.launch}"
     with peer_failures():
-        if launch.rank == 0 and not launch.joining:
+        if launch.rank == 0 and not launch.joining and not launch.store.check([key]):
             launch.store.set(key, json.dumps(model.tied))
             return model
         return with_ties(model, json.loads(launch.store.get(key)), seed=seed)

@@ -153,13 +153,6 @@ class TrainingJobSpec(ApiModel, JobConfig):
             fix="leave one of them out",
         ),
         Rule(
-            condition=at("checkpoint.in_memory_every_steps") == 0,
-            field="checkpoint.in_memory_every_steps",
-            reason="the ranks of pods do not go on in place so far: after a loss all begin at the newest "
-            "checkpoint",
-            fix="0, and checkpoint.everySteps as often as a loss may cost; or ballast-train run --ranks",
-        ),
-        Rule(
             condition=Cel(
                 "!has(self.plan) || !has(self.plan.gpus) || size(self.plan.gpus) < 2 || "
                 "self.mixedPools == 'Allowed'",

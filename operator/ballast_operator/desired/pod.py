@@ -12,6 +12,7 @@ from ballast_policies.contract import (
     LAUNCH_LABEL,
     POD_RANKS_ENV,
     RANK_LABEL,
+    RANK_RESTARTS_ENV,
     RENEW_ENV,
     RENEW_SECONDS,
 )
@@ -31,6 +32,9 @@ COMMAND = ["ballast-train", "pod"]
 
 TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes reads a container's termination message unless the template sets a path."""
+
+RANK_RESTARTS = 3
+"""How often a rank that is killed is started again in its pod, where the others can go on with it."""
 
 STAYS = {
     "karpenter.sh/do-not-disrupt": "true",
@@ -105,6 +109,8 @@ def pod_object(
     if handover > 0 and spec.grow and not spec.is_script and spec.smallest_gang < spec.largest_gang:
         # An eviction of one pod: the operator may release its ranks.
         more_environment = (*more_environment, {"name": HANDOVER_ENV, "value": f"{handover:g}"})
+    if spec.config.checkpoint.in_memory_every_steps and not spec.is_script:
+        more_environment = (*more_environment, {"name": RANK_RESTARTS_ENV, "value": str(RANK_RESTARTS)})
     ranks = allocation.gpus_per_pod
     trainer = _trainer(view, spec, containers[0], gpu_resource, stop_seconds, ranks, more_environment)
     if ranks > 1:

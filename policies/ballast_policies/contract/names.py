@@ -41,6 +41,11 @@ POD_RANKS_ENV = "BALLAST_POD_RANKS"
 """In a pod's environment: how many ranks it runs, one for each of its GPUs. Written by the operator, read by
 the trainer. Missing: one."""
 
+RANK_RESTARTS_ENV = "BALLAST_RANK_RESTARTS"
+"""In a pod's environment: how often each of its ranks is started again when it is killed, while the others of
+the gang wait and go on with it from their memory. Written by the operator, read by the trainer. Missing:
+never; the pod ends with its rank."""
+
 RENEW_ENV = "BALLAST_RENEW_SECONDS"
 """In a pod's environment: how often rank 0 renews its Lease with the newest report while it has nothing else
 to tell, in seconds. Written by the operator, read by rank 0. Missing: :data:`RENEW_SECONDS`."""

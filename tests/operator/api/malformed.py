@@ -160,13 +160,6 @@ JOBS = table(
         "spec.training.warmupSteps",
     ),
     (
-        "ranks of pods that go on in place",
-        "spec.checkpoint",
-        {"path": "/checkpoints", "inMemoryEverySteps": 1},
-        "ranks of pods do not go on in place",
-        "spec.checkpoint.inMemoryEverySteps",
-    ),
-    (
         "data without its region",
         "spec.dataLocation",
         {"readPerStep": "1Gi"},

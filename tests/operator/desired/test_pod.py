@@ -158,6 +158,13 @@ def test_ranks_of_elastic_jobs_know_how_long_they_may_wait_to_be_released(grace,
     assert found.get("BALLAST_HANDOVER_SECONDS") == want
 
 
+@pytest.mark.parametrize(("every", "want"), [(0, None), (5, "3")])
+def test_ranks_that_have_copies_in_memory_are_started_again(every, want):
+    """As often as the pod is told; without copies a pod ends with its rank."""
+    config = a_config(checkpoint={"path": "/data", "inMemoryEverySteps": every})
+    assert environment(built(config=config)).get("BALLAST_RANK_RESTARTS") == want
+
+
 def test_a_container_without_a_command_runs_the_trainer():
     """`ballast-train pod`, with the job's name and checkpoint path in its environment."""
     pod = built(config=a_config(checkpoint={"path": "/data"}))

@@ -11,9 +11,6 @@ from tests.contract.examples import EXAMPLES
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
 EXAMPLE: JobConfig = EXAMPLES["config"]
-FULL = EXAMPLE.model_copy(
-    update={"checkpoint": EXAMPLE.checkpoint.model_copy(update={"in_memory_every_steps": 0})}
-)
 
 EXCLUDED = {
     "pipeline.replicas",
@@ -22,11 +19,10 @@ EXCLUDED = {
     "data.collate",
     "evaluation.data.pad_to_multiple_of",
     "evaluation.data.packing",
-    "checkpoint.in_memory_every_steps",
 }
 """Fields at their defaults in the example: it has tensor and data parallelism, which exclude replicas, a
 decay of the learning rate, which excludes a schedule of the user's own, data that is padded, and data for
-evaluations that a function collates. A TrainingJob refuses copies in memory. It may shrink, which a plan
+evaluations that a function collates. It may shrink, which a plan
 excludes: see ``mixed/test_life.py``."""
 
 
@@ -42,14 +38,14 @@ def at_default(config: Settings, path: str = "") -> Iterator[str]:
 
 def test_the_example_sets_every_field():
     """A new field that it leaves at its default would not be seen to arrive."""
-    assert set(at_default(FULL)) == EXCLUDED
+    assert set(at_default(EXAMPLE)) == EXCLUDED
 
 
 async def test_every_field_of_a_training_job_arrives_at_its_trainer():
     """Tensor and data parallelism, stragglers, schedule, metrics and all the rest, as the user wrote them."""
     simulation = Simulation(nodes=dict.fromkeys("ab", ("fast", 8)), roundSeconds=600)
-    await simulation.run_job("full", **{**FULL.to_dict(), "totalSteps": FULL.total_steps})
+    await simulation.run_job("full", **{**EXAMPLE.to_dict(), "totalSteps": EXAMPLE.total_steps})
     config_map = simulation.world.get(CONFIG_MAP, NAMESPACE, "full-plan")
-    assert JobConfig.from_json(config_map["data"][CONFIG_KEY]) == FULL
+    assert JobConfig.from_json(config_map["data"][CONFIG_KEY]) == EXAMPLE
     allocation = simulation.status("full").allocation
     assert (allocation.gpus, allocation.gpus_per_pod) == (16, 4)

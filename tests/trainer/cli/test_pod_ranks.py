@@ -34,7 +34,7 @@ def body(local_rank, log):
 END = """
 log = Path("termination")
 log.touch()
-sys.exit(run_pod_ranks(3, body, log, imports="json", leave_seconds=LEAVE))
+sys.exit(run_pod_ranks(3, body, log, imports="json", leave_seconds=LEAVE, restarts=RESTARTS))
 """
 
 
@@ -43,8 +43,8 @@ def supervised(tmp_path):
     """Start a supervisor of three ranks that run ``rank(local_rank, log)``; torch is not needed for it."""
     started = []
 
-    def start(text, leave=30.0):
-        program = BEGIN + text + END.replace("LEAVE", str(leave))
+    def start(text, leave=30.0, restarts=0):
+        program = BEGIN + text + END.replace("LEAVE", str(leave)).replace("RESTARTS", str(restarts))
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         command = [sys.executable, "-c", program]
         started.append(subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True, **streams))
@@ -59,6 +59,29 @@ def supervised(tmp_path):
 
 def message(folder):
     return json.loads((folder / "termination").read_text())
+
+
+@pytest.mark.parametrize(("restarts", "code"), [(2, 0), (1, 128 + 9)])
+def test_a_killed_rank_is_started_again_so_often(supervised, restarts, code):
+    """Its output goes on where it went; when it is killed once more than that, the pod ends with it."""
+    pod = supervised(
+        """
+def rank(local_rank, log):
+    if local_rank == 1:
+        print("start", os.environ["BALLAST_RETURNS"], flush=True)
+        if os.environ["BALLAST_RETURNS"] != "2":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return end(ExitReason.FINISHED, "all done", log=log)
+    while not Path("process-1").exists():
+        time.sleep(0.01)
+    return end(ExitReason.FINISHED, "all done", log=log)
+""",
+        restarts=restarts,
+    )
+    out, err = pod.communicate(timeout=WAIT_SECONDS)
+    assert pod.returncode == code, err
+    assert out.splitlines() == [f"[local rank 1] start {number}" for number in range(restarts + 1)]
+    assert err.count("is started again") == restarts
 
 
 def test_ranks_that_end_well_end_the_pod_well(supervised, tmp_path):

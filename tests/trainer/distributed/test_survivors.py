@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -55,6 +56,37 @@ def test_a_loss_is_noticed_that_was_told_before_its_rank_was_a_member(store, con
     names(survivors)
     survivors.look(store)
     assert not is_open(connection)
+
+
+def test_a_process_killed_as_it_was_counted_on_begins_the_next_round(store, connection):
+    """It has told what it holds, and was killed before it heard how all go on; in a pod it comes back."""
+    mine, theirs, again = Survivors(store, A), Survivors(store.clone(), B), Survivors(store.clone(), B)
+    mine.enter([A, B])
+    theirs.enter([A, B])
+    with ThreadPoolExecutor() as threads:
+        threads.submit(theirs.agree, "old", lambda told: told[B])
+        assert mine.agree("mine", lambda told: told[B]) == "old"
+        mine.enter([A, B])
+        mine.look(store)
+        assert is_open(connection)
+        heard = threads.submit(again.come_back, "new", [A, B])
+        eventually(lambda: mine.look(store) or not is_open(connection), "its return is noticed")
+        assert mine.agree("mine", lambda told: told[B]) == heard.result() == "new"
+
+
+@pytest.mark.parametrize(
+    ("others", "because"),
+    [
+        (lambda s: s.leave(), "job-1-0 has ended"),
+        (lambda s: s.come_back("", [A, B]), "all ranks were killed"),
+    ],
+)
+def test_a_process_does_not_come_back_where_none_is_left_that_could_decide(store, others, because):
+    """In a pod: its end is that of a rank that lost the others, and the launch ends."""
+    with ThreadPoolExecutor() as threads:
+        threads.submit(others, Survivors(store.clone(), A))
+        with pytest.raises(PeerLost, match=because):
+            Survivors(store, B).come_back("", [A, B])
 
 
 def test_no_plan_grows_that_has_a_rank_that_is_gone(store):

@@ -1,11 +1,13 @@
 """Ranks that are lost: the others keep their processes, and go on from the copies in memory."""
 
 import itertools
+import json
 import random
 
 import pytest
 import yaml
-from ballast_policies.contract import ExitCode
+from ballast_policies.contract import POD_RANKS_ENV, RANK_RESTARTS_ENV, ExitCode
+from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.loop.in_place import best_copies, who_goes_on
 
 from tests.support.examples import first_daily
@@ -38,20 +40,20 @@ def local_ranks(tmp_path):
         made.close()
 
 
-def steps(gang):
-    return [(line["step"], line["loss"]) for line in gang.lines("run") if "event" not in line]
+def steps(gang, name="run"):
+    return [(line["step"], line["loss"]) for line in gang.lines(name) if "event" not in line]
 
 
-def assert_undisturbed(gang, reference, every):
+def assert_undisturbed(gang, reference, every, name="run"):
     """Each step has the loss of one process, as often as it is done; no more are repeated than allowed."""
-    done = steps(gang)
+    done = steps(gang, name)
     assert {step for step, _ in done} == set(reference)
     assert max(abs(loss - reference[step]) for step, loss in done) < 1e-5
     resumed = 0
     for (before, _), (after, _) in itertools.pairwise(done):
         resumed += after != before + 1
         assert before - every < after <= before + 1
-    assert resumed <= len(gang.events("ranksLost", "run"))
+    assert resumed <= len(gang.events("ranksLost", name))
 
 
 def in_memory(config, every):
@@ -135,6 +137,30 @@ def test_an_error_of_the_jobs_own_ends_all_ranks(local_ranks, small_config, tmp_
     assert not gang.events("ranksLost", "run")
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_of_a_pod_is_started_again_and_all_go_on(
+    pods, small_config, single_process_losses, tmp_path, rank
+):
+    """Its pod lives on, and so do the others' processes; the plan is the one that the operator wrote."""
+    config = in_memory(small_config(totalSteps=14), 1)
+    config = struck(config, tmp_path / "strikes", (5, rank, 0, "SIGKILL"), (9, rank, 0, "SIGKILL"))
+    start_in_pods(pods, tmp_path / "channel", config, 3)
+    assert set(pods.exit_codes().values()) == {0}, pods.errors()
+    assert_undisturbed(pods, single_process_losses(small_config(totalSteps=14)), every=1, name="job-1-0")
+
+
+def start_in_pods(pods, folder, config, count, per_pod=1):
+    """Pods as the operator makes them where their ranks go on in place."""
+    plan = local_plan([f"job-1-{number}" for number in range(count)], network=1, ranks_per_pod=per_pod)
+    channel = DirectoryChannel(folder)
+    channel.publish(plan)
+    (folder / "config.json").write_text(json.dumps(config))
+    for one in plan.ranks[::per_pod]:
+        variables = {RANK_RESTARTS_ENV: "3", POD_RANKS_ENV: str(per_pod), "BALLAST_POD_IP": one.address}
+        pods.start_pod(one.pod, folder, {**variables, "FIRST_RANK": str(one.rank)})
+    return channel
+
+
 def test_copies_in_memory_are_refused_where_ranks_do_not_go_on(gang, small_config):
     """Under torchrun or in a pod the field would have no effect."""
     refused = gang(in_memory(small_config(), 1), ranks=2)
@@ -146,6 +172,33 @@ def test_one_rank_alone_says_that_it_has_nobody_to_copy_to(local_ranks, small_co
     gang = local_ranks(in_memory(small_config(), 1), ranks=1)
     assert gang.exit_codes() == {"run": 0}, gang.errors()
     assert "checkpoint.inMemoryEverySteps has no effect: one rank has no other" in gang.errors()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(8))
+def test_pods_go_on_after_kills_of_their_ranks_at_any_time(
+    pods, small_config, single_process_losses, tmp_path, seed
+):
+    """During steps, copies, and as the others agree or meet; two at once go back to the checkpoint."""
+    draw = random.Random(seed)
+    total, every, per_pod = 40, draw.choice([1, 1, 3]), draw.choice([1, 1, 2])
+    fields = {"totalSteps": total, "pipeline": {"microbatches": 8, "globalBatchSize": 8}}
+    saving = {"path": str(tmp_path / "saved"), "everySteps": 3}
+    shape = {"parallelism": {"gpusPerPod": per_pod}} if per_pod > 1 else {}
+    config = in_memory(small_config(**fields, **shape, checkpoint=saving), every)
+    strikes = [
+        (step, rank, draw.choice([0, *range(400)]), "SIGKILL")
+        for step, rank in zip(
+            sorted(draw.sample(range(2, total - 4), 3)), draw.sample(range(4), 3), strict=True
+        )
+    ]
+    start_in_pods(
+        pods, tmp_path / "channel", struck(config, tmp_path / "strikes", *strikes), 4 // per_pod, per_pod
+    )
+    assert set(pods.exit_codes().values()) == {0}, f"{strikes} {pods.errors()}"
+    back = "going back to the newest checkpoint" in pods.errors()
+    reference = single_process_losses(small_config(**fields))
+    assert_undisturbed(pods, reference, every=total if back else every, name="job-1-0")
 
 
 @pytest.mark.nightly

@@ -76,10 +76,11 @@ class ChannelThread:
         *,
         finished_step: int | None = None,
         end_reason: str | None = None,
+        closing: bool = True,
         timeout_seconds: float = 5.0,
     ) -> None:
-        """Send the remaining messages, give the Lease up, and end the thread."""
-        last = Messages(finished_step=finished_step, end_reason=end_reason, closing=True)
+        """Send the remaining messages, give the Lease up (``closing``), and end the thread."""
+        last = Messages(finished_step=finished_step, end_reason=end_reason, closing=closing or None)
         with self._lock:
             self._outbox = self._outbox.replaced_by(last)
             self._closing = True

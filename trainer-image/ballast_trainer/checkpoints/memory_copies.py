@@ -10,6 +10,7 @@ between two copies.
 import dataclasses
 import math
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
 from typing import Any
@@ -44,6 +45,17 @@ class Moment:
     checkpoint_step: int | None
     began: float
     trained_seconds: float
+
+    def told(self) -> dict[str, Any]:
+        """For a rank on another machine, whose clock begins elsewhere; :meth:`heard` reads it."""
+        return {**dataclasses.asdict(self), "began": time.monotonic() - self.began}
+
+    @classmethod
+    def heard(cls, value: Mapping[str, Any]) -> "Moment":
+        """Of :meth:`told`."""
+        scale, count = value["loss_scale"]
+        began = time.monotonic() - value["began"]
+        return cls(**{**value, "loss_scale": (scale, count), "began": began})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,11 +183,24 @@ class MemoryCopies:
         """Of each generation step, epoch, number of ranks, and the ranks whose tensors are here."""
         return [(*name, one.ranks, one.parts) for name, one in list(self._held.items())]
 
-    def go_on(self, name: tuple[int, int] | None, loss: Loss) -> None:
-        """Go on from this generation; None: from none."""
+    def moments(self) -> list[dict[str, Any]]:
+        """Of each generation, in the order of :meth:`told`."""
+        return [one.moment.told() for one in list(self._held.values())]
+
+    def go_on(
+        self, name: tuple[int, int] | None, loss: Loss, moment: Mapping[str, Any] | None = None
+    ) -> None:
+        """Go on from this generation; None: from none.
+
+        ``moment``: of it, as another rank has told: this one may have none of it.
+        """
         self.loss = loss
         self._held = {of: one for of, one in self._held.items() if of == name}
         self.source = None if name is None else self._held.get(name)
+        if name is not None and self.source is None and moment is not None:
+            self.source = Generation(
+                epoch=name[1], parts=(), ranks=0, moment=Moment.heard(moment), tensors={}
+            )
         # What is held may be in either of those before, or be under way on a thread that is left behind.
         self._flight, self._group = None, (None, None)
         self._staging = [Staging(self._device), Staging(self._device)]

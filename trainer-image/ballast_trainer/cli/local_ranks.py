@@ -64,8 +64,7 @@ class _KeptStore:
 
     def __init__(self, port: int, ranks: int) -> None:
         self._port, self._ranks = port, ranks
-        self._server = multiprocessing.get_context("fork").Process(target=_serve, args=(port,), daemon=True)
-        self._server.start()
+        self._server = serve("127.0.0.1", port)
         self._client: Any = None
         self._told: set[int | None] = set()
         self.lost: list[BaseProcess] = []
@@ -123,13 +122,21 @@ class _KeptStore:
         self._server.join()
 
 
-def _serve(port: int) -> None:
+def serve(address: str, port: int) -> BaseProcess:
+    """A process of its own that serves the ranks' store until it is killed, or this one is gone."""
+    context = multiprocessing.get_context("fork")
+    server = context.Process(target=_serve, args=(address, port), daemon=True)
+    server.start()
+    return server
+
+
+def _serve(address: str, port: int) -> None:
     from ballast_trainer.distributed.process_group import serve_store
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parent = os.getppid()
-    store = serve_store("127.0.0.1", port, _STORE_SECONDS)
+    store = serve_store(address, port, _STORE_SECONDS)
     while os.getppid() == parent:
         time.sleep(1.0)
     del store

@@ -17,6 +17,7 @@ from typing import Any
 import click
 from ballast_policies.contract import (
     POD_RANKS_ENV,
+    RANK_RESTARTS_ENV,
     RENDEZVOUS_PORT,
     Directive,
     ExitReason,
@@ -31,6 +32,7 @@ from ballast_trainer.channel.base import Channel, ChannelError, DirectoryChannel
 from ballast_trainer.channel.kubernetes import KubernetesChannel
 from ballast_trainer.cli.pod_ranks import run_pod_ranks
 from ballast_trainer.distributed.stopping import StopSignal, handover_seconds, stop_seconds
+from ballast_trainer.environment import RETURNS_ENV
 from ballast_trainer.errors import ConfigurationError, Stopped
 from ballast_trainer.process_exit import end, end_on_lost_peer, reason_of
 from ballast_trainer.warm_start import start_warm
@@ -61,8 +63,12 @@ def _open_channel(job: str, pod: str) -> Channel:
     return KubernetesChannel(api, namespace=_required("BALLAST_NAMESPACE"), job=job, pod=pod)
 
 
-def wait_for_plan(channel: Channel, process: str, stop: StopSignal) -> tuple[Plan, Mapping[str, Any]]:
+def wait_for_plan(
+    channel: Channel, process: str, stop: StopSignal, *, again: bool = False
+) -> tuple[Plan, Mapping[str, Any]]:
     """The first plan that names this process and lets it train, and the job's configuration.
+
+    ``again``: the others may have begun, and be told to stop.
 
     Raises:
         Stopped: SIGTERM, or a plan with the directive to stop.
@@ -75,7 +81,7 @@ def wait_for_plan(channel: Channel, process: str, stop: StopSignal) -> tuple[Pla
         try:
             plan = channel.read_plan()
             if plan is not None and plan.rank_of(process) is not None:
-                if plan.directive is Directive.CHECKPOINT_AND_STOP:
+                if plan.directive is Directive.CHECKPOINT_AND_STOP and not again:
                     raise Stopped(f"plan {plan.epoch} stops the job before the first step; nothing to save")
                 config = channel.read_config()
                 if config is not None:
@@ -102,7 +108,7 @@ def shared_configuration(
 
     key = f"config/launch-{launch}"
     with peer_failures():
-        if is_rank_0:
+        if is_rank_0 and not store.check([key]):
             store.set(key, json.dumps(value))
             return value
         shared: Mapping[str, Any] = json.loads(store.get(key))
@@ -118,7 +124,9 @@ def _port(text: str) -> int:
 def _count(name: str) -> int:
     text = os.environ.get(name) or "1"
     if not text.isdecimal() or not 1 <= int(text) <= MOST_RANKS:
-        raise ConfigurationError(name, f"{text!r} is not a number of ranks. To fix: 1 to {MOST_RANKS}")
+        raise ConfigurationError(
+            name, f"{text!r} is not a number from 1 to {MOST_RANKS}. To fix: one of these"
+        )
     return int(text)
 
 
@@ -141,12 +149,14 @@ def _run_rank(local_rank: int, log: Path | None) -> int:
 def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path | None) -> int:
     process = process_name(pod, local_rank)
     channel = _open_channel(job_name, pod)
+    restarts = int(os.environ.get(RETURNS_ENV, "0"))
     # Torch takes seconds to import: import it while waiting for the plan.
     preload = threading.Thread(target=importlib.import_module, args=("ballast_trainer.preload",), daemon=True)
     preload.start()
-    plan, value = wait_for_plan(channel, process, stop)
+    plan, value = wait_for_plan(channel, process, stop, again=restarts > 0)
     preload.join()
     from ballast_trainer.distributed.process_group import reach_store, serve_store
+    from ballast_trainer.distributed.survivors import has_entered
     from ballast_trainer.launch import RankLaunch, ValidatedJob, train
     from ballast_trainer.reporting.console import JsonReporter
 
@@ -158,21 +168,33 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
         }
     if os.environ.get(METRICS_PORT_ENV):
         value["metrics"] = {**(value.get("metrics") or {}), "port": _port(os.environ[METRICS_PORT_ENV])}
+    outlives = bool(os.environ.get(RANK_RESTARTS_ENV))
+    if (value.get("checkpoint") or {}).get("inMemoryEverySteps") and not outlives:
+        logger.warning(
+            "checkpoint.inMemoryEverySteps has no effect before the next launch: this pod was made without it"
+        )
+        value["checkpoint"] = {**value["checkpoint"], "inMemoryEverySteps": 0}
     job = ValidatedJob.from_mapping(value, unknown="ignore")
     rank = plan.rank_of(process)
     host = plan.ranks[0].address
     job.check_ranks(len(plan.ranks))
-    if rank == 0:
+    if rank == 0 and not restarts:
         job = job.with_ties()
+    if rank == 0 and not outlives:
         store = serve_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS)
     else:
-        # Rank 0 tells the others of later plans.
-        channel.close()
+        if rank != 0:
+            # Rank 0 tells the others of later plans.
+            channel.close()
         store = reach_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS, stop)
     shared = shared_configuration(store, plan.launch, value, is_rank_0=rank == 0)
     if shared != value:
         logger.info("the configuration has changed since rank 0 started: it trains with rank 0's")
         job = ValidatedJob.from_mapping(shared, unknown="ignore")
+    # One that was killed before it met the others begins as it would have.
+    again = restarts > 0 and has_entered(store, process)
+    if rank == 0 and restarts and not again:
+        job = job.with_ties()
     outcome = train(
         job,
         RankLaunch(
@@ -181,7 +203,8 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
             store=store,
             local_rank=local_rank,
             local_ranks=_count(POD_RANKS_ENV),
-            joining=plan.directive is Directive.GROW,
+            joining=plan.directive is Directive.GROW and not again,
+            restarts=restarts if again else 0,
         ),
         channel=channel,
         reporter=JsonReporter(),
@@ -214,9 +237,16 @@ def pod() -> None:
     log = _termination_log()
     try:
         ranks = _count(POD_RANKS_ENV)
+        restarts = _count(RANK_RESTARTS_ENV) if os.environ.get(RANK_RESTARTS_ENV) else 0
+        # Rank 0 is on the first pod as long as the gang lives.
+        serves = restarts and _required("BALLAST_POD_NAME").endswith("-0")
+        store = (_required("BALLAST_POD_IP"), RENDEZVOUS_PORT) if serves else None
     except ConfigurationError as error:
         os._exit(end(reason_of(error), describe(error), log=log))
-    code = _run_rank(0, log) if ranks == 1 else run_pod_ranks(ranks, _run_rank, log)
+    if ranks == 1 and not restarts:
+        code: int = _run_rank(0, log)
+    else:
+        code = run_pod_ranks(ranks, _run_rank, log, restarts=restarts, store=store)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     # Threads of gloo and of the store may still hold sockets of ended ranks: exit at once.

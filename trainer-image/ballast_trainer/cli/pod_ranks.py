@@ -3,6 +3,9 @@
 The supervisor starts them, passes on SIGTERM, puts the local rank in front of what they print, and reaps what
 they leave behind.  Where one fails, the others have some seconds to notice and leave, then they are killed;
 the pod's exit code and termination message are those of the first rank that failed by itself.
+
+Where the ranks of a gang go on in place, one that a signal kills is started again, and this process, which
+outlives it, has another one serve the store at which the gang meets.
 """
 
 import contextlib
@@ -19,6 +22,8 @@ from pathlib import Path
 
 from ballast_policies.contract import ContractError, ExitCode, TerminationMessage
 
+from ballast_trainer.cli.local_ranks import serve
+from ballast_trainer.environment import RETURNS_ENV
 from ballast_trainer.process_exit import end_with_parent
 
 Body = Callable[[int, Path], int]
@@ -38,8 +43,8 @@ _NOT_TO_BLAME = (ExitCode.OK, ExitCode.STOPPED, ExitCode.PEER_LOST)
 class _Rank:
     """One process of the pod, as the supervisor holds it: its id, and the pipes that it writes to."""
 
-    def __init__(self, local_rank: int) -> None:
-        self.local_rank = local_rank
+    def __init__(self, local_rank: int, restarts: int = 0) -> None:
+        self.local_rank, self.restarts = local_rank, restarts
         self.process = 0
         self.code: int | None = None
         self.outputs = {1: os.pipe(), 2: os.pipe()}
@@ -57,16 +62,17 @@ class _Rank:
             os.dup2(write, descriptor)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         os.environ.update({"LOCAL_RANK": str(self.local_rank), "LOCAL_WORLD_SIZE": str(ranks)})
+        os.environ[RETURNS_ENV] = str(self.restarts)
         return body(self.local_rank, Path(f"/dev/fd/{self.message[1]}"))
 
-    def copy_output(self) -> list[threading.Thread]:
+    def copy_output(self, ranks: int) -> list[threading.Thread]:
         """Threads that copy what the rank prints, until it has closed its output."""
         threads = []
         for descriptor, (read, write) in self.outputs.items():
             os.close(write)
             # The first rank's standard output is the job's figures, a JSON object a line.
             figures = descriptor == 1 and self.local_rank == 0
-            prefix = b"" if figures else f"[local rank {self.local_rank}] ".encode()
+            prefix = b"" if figures or ranks == 1 else f"[local rank {self.local_rank}] ".encode()
             arguments = (read, descriptor, prefix)
             threads.append(threading.Thread(target=_copy_lines, args=arguments, daemon=True))
             threads[-1].start()
@@ -91,6 +97,8 @@ def run_pod_ranks(
     *,
     imports: str = "ballast_trainer.preload",
     leave_seconds: float = LEAVE_SECONDS,
+    restarts: int = 0,
+    store: tuple[str, int] | None = None,
 ) -> int:
     """Run ``body`` in as many forks, and wait for all.
 
@@ -100,6 +108,9 @@ def run_pod_ranks(
         log: the pod's termination log; None: there is none.
         imports: a module to import first: the forks share it, one import and one copy in memory.
         leave_seconds: how long ranks may stay when another has failed.
+        restarts: how often each of them is started again when a signal has killed it, unless this process was
+            told to stop.
+        store: address and port of the store that another process serves beside them; None: none does.
 
     Returns:
         the exit code of the pod: 0 where all ranks end well, else that of the first that failed by itself;
@@ -108,11 +119,15 @@ def run_pod_ranks(
     # No SIGTERM is missed while they start, and none runs this process's handler in a fork.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     importlib.import_module(imports)
+    server = None if store is None else serve(*store)
     members = [_Rank(number) for number in range(ranks)]
-    _fork(members, body)
-    copying = [thread for member in members for thread in member.copy_output()]
+    _fork(members, members, body)
+    copying = [thread for member in members for thread in member.copy_output(ranks)]
+    stopping = False
 
     def pass_on(number: int, frame: types.FrameType | None) -> None:
+        nonlocal stopping
+        stopping = True
         for member in members:
             if member.code is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -120,24 +135,43 @@ def run_pod_ranks(
 
     signal.signal(signal.SIGTERM, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    ended = _wait(members, leave_seconds)
+
+    def again(member: _Rank) -> bool:
+        """Start a rank again that has been killed; False: its end counts."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            if stopping or member.restarts >= restarts:
+                return False
+            _print_error(f"local rank {member.local_rank} was killed, and is started again")
+            new = _Rank(member.local_rank, member.restarts + 1)
+            members[member.local_rank] = new
+            _fork([new], members, body)
+            copying.extend(new.copy_output(ranks))
+            return True
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    ended = _wait(members, leave_seconds, again)
     deadline = time.monotonic() + _OUTPUT_SECONDS
     for thread in copying:
         thread.join(max(0.0, deadline - time.monotonic()))
-    return _report(ended, log)
+    if server is not None:
+        server.kill()
+        server.join()
+    return _report(ended, log, ranks)
 
 
-def _fork(members: Sequence[_Rank], body: Body) -> None:
+def _fork(new: Sequence[_Rank], members: Sequence[_Rank], body: Body) -> None:
     parent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
-    for member in members:
+    for member in new:
         member.process = os.fork()
         if member.process == 0:
             code = int(ExitCode.ERROR)
             try:
                 end_with_parent(parent)
-                for other in members:
+                for other in new:
                     if other is not member:
                         other.close()
                 code = member.become(len(members), body)
@@ -149,9 +183,8 @@ def _fork(members: Sequence[_Rank], body: Body) -> None:
                 os._exit(code)
 
 
-def _wait(members: Sequence[_Rank], leave_seconds: float) -> list[_Rank]:
-    """The ranks, in the order of their ends."""
-    by_process = {member.process: member for member in members}
+def _wait(members: list[_Rank], leave_seconds: float, again: Callable[[_Rank], bool]) -> list[_Rank]:
+    """The ranks, in the order of their ends; those that are not started again."""
     ended: list[_Rank] = []
     deadline: float | None = None
     while len(ended) < len(members):
@@ -161,9 +194,12 @@ def _wait(members: Sequence[_Rank], leave_seconds: float) -> list[_Rank]:
                 _kill_the_rest(members)
                 deadline = None
             time.sleep(_POLL_SECONDS)
-        elif process in by_process:  # otherwise it is one that a rank has left behind
-            member = by_process[process]
+            continue
+        # Otherwise it is one that a rank has left behind.
+        for member in [one for one in members if one.process == process]:
             code = os.waitstatus_to_exitcode(status)
+            if code < 0 and deadline is None and member.code is None and again(member):
+                continue
             if member.code is None:
                 member.code = code
                 if deadline is None and code not in (ExitCode.OK, ExitCode.STOPPED):
@@ -184,13 +220,13 @@ def _kill_the_rest(members: Sequence[_Rank]) -> None:
                 os.kill(member.process, signal.SIGKILL)
 
 
-def _report(ended: Sequence[_Rank], log: Path | None) -> int:
+def _report(ended: Sequence[_Rank], log: Path | None, ranks: int) -> int:
     """Write the pod's termination message, and return its exit code."""
     first = _decisive(ended)
     code, who = first.code or 0, f"local rank {first.local_rank}"
     said, text = first.termination(), None
     if said is not None:
-        message = said.message if code == ExitCode.OK else f"{who}: {said.message}"
+        message = said.message if code == ExitCode.OK or ranks == 1 else f"{who}: {said.message}"
         text = TerminationMessage(reason=said.reason, message=message, step=said.step).to_json()
         if code not in _NOT_TO_BLAME:
             # Its own line is above those of the ranks that only lost it.

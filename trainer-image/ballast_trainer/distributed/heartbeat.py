@@ -63,6 +63,7 @@ class RankHeartbeat:
         lost: Callable[[str], None],
         patience_seconds: float,
         survivors: Survivors | None = None,
+        kills: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start beating.
@@ -73,11 +74,12 @@ class RankHeartbeat:
             hang_seconds: a rank whose counter has not grown for this long is hung.
             lost: called once, on the heartbeat's thread, with the reason as text.
             patience_seconds: how long ranks wait for one that is busy.
-            survivors: with which this rank goes on where one hangs, in place of ``lost``; None: it does not.
+            survivors: with which this rank goes on where one is lost; None: it does not.
+            kills: whether a process that hangs is killed for them, in place of ``lost``.
             clock: seconds.
         """
         self._store = store.clone()
-        self._survivors = survivors
+        self._survivors, self._kills = survivors, kills
         self._process = process
         self._hang_seconds = hang_seconds
         self._lost = lost
@@ -98,6 +100,7 @@ class RankHeartbeat:
         now, processes = self._clock(), tuple(processes)
         if self._survivors is not None and processes:
             self._survivors.enter(processes)
+            self._survivors.agreeing = False
         elif self._survivors is not None:
             self._survivors.expect(joining)
         with self._lock:
@@ -206,7 +209,10 @@ class RankHeartbeat:
                     self._seen[name] = (beat, now)
                 elif now - since > self._hang_seconds:
                     said = f"{name} has not been heard of for {now - since:.0f} s"
-                    if self._survivors is None:
+                    if self._survivors is not None and self._survivors.agreeing and not self._kills:
+                        # It may be starting again.
+                        continue
+                    if self._survivors is None or not self._kills:
                         return said
                     del self._seen[name]
                     logger.error("%s: it is to be killed, and the others go on", said)

@@ -25,6 +25,7 @@ from ballast_trainer.distributed.connections import CONNECTIONS
 from ballast_trainer.distributed.heartbeat import record_collectives
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.stopping import StopSignal
+from ballast_trainer.distributed.survivors import undecided
 from ballast_trainer.distributed.tree_sum import tree_sum
 from ballast_trainer.errors import PeerLost, Stopped
 
@@ -249,7 +250,9 @@ def join(
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 # A connection of its own: whoever waits there for a rank that is gone can be woken.
-                store=dist.PrefixStore(f"launch-{plan.launch}/epoch-{plan.epoch}", store.clone()),
+                store=dist.PrefixStore(
+                    f"launch-{plan.launch}/epoch-{plan.epoch}/{undecided(store)}", store.clone()
+                ),
                 rank=rank,
                 world_size=size,
                 timeout=_limit,

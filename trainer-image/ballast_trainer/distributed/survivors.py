@@ -4,8 +4,12 @@ Whoever notices a loss ends its own connections, so that the loss is noticed by 
 that it is here.  Once each process of the group is here or gone, the first that is here decides for all, and
 the first decision counts.  A process is gone once its parent has reaped it, which kills one whose heartbeats
 have ended.  Where one has ended by an error of its own, the others would meet it, too: then none goes on.
+
+In pods a killed process is started again under its name, tells that the one before it is gone, and the others
+wait for it: all go on together, by the plan that they had.
 """
 
+import contextlib
 import os
 import threading
 import time
@@ -87,11 +91,20 @@ def _left(process: str) -> str:
     return f"survivors/left/{process}"
 
 
+def undecided(store: Any) -> int:
+    """The first round, from 1, in which it is not decided yet how the job goes on."""
+    number = 1
+    while store.check([f"survivors/{number}/decision"]):
+        number += 1
+    return number
+
+
 class Survivors:
     """This process among those of a job that goes on without lost ranks.
 
     Attributes:
         noticed: a loss after which its connections have been ended.
+        agreeing: with the others on how to go on, one of which may have to start first.
     """
 
     def __init__(self, store: Any, process: str) -> None:
@@ -102,15 +115,14 @@ class Survivors:
         self._members: tuple[str, ...] = ()
         self._round = 1
         self._news = 0
-        self.noticed = False
+        self.noticed = self.agreeing = False
 
     def enter(self, members: Sequence[str]) -> None:
         """These processes are about to form a group, or are in one."""
         with self._lock:
             if not self._members:
                 # The others may have gone on several times before this one came.
-                while self._store.check([self._key("decision")]):
-                    self._round += 1
+                self._round = undecided(self._store)
                 self._store.set(_entered(self._process), "")
             self._members = tuple(members)
             self._news = -1  # what came before may be of one of these
@@ -141,6 +153,11 @@ class Survivors:
         keys = [self._key("begun"), _NONE_GOES_ON, *map(_gone, self._members)]
         return bool(self._members) and any(store.check([key]) for key in keys)
 
+    def leave(self) -> None:
+        """This process ends well."""
+        with contextlib.suppress(RuntimeError, ConnectionError):  # the store may have ended before
+            tell_left(self._store, self._process)
+
     def none_goes_on(self, reason: str) -> None:
         """This process ends by an error of its own."""
         tell_none_goes_on(self._store, reason)
@@ -155,28 +172,60 @@ class Survivors:
         Raises:
             PeerLost: none goes on.
         """
-        self._store.set(self._key(f"here/{self._process}"), told)
-        self._store.set(self._key("begun"), "")
-        self._store.add(_NEWS, 1)
-        while (decision := self._decision(decide)) is None:
-            time.sleep(_POLL_SECONDS)
+        return self._agree(told, lambda: self._decided(decide))
+
+    def come_back(self, told: str, members: Sequence[str]) -> str:
+        """How the others go on with this process, which was killed and has started again under its name.
+
+        Args:
+            told: what whoever decides has to know of it.
+            members: the processes of the newest plan; all of them may have been killed.
+
+        Raises:
+            PeerLost: none goes on, or none is left that could decide.
+        """
+        self._round = undecided(self._store)
+        self._store.set(self._key(f"new/{self._process}"), "")
+        return self._agree(told, lambda: self._check_that_one_decides(members))
+
+    def _agree(self, told: str, decided: Callable[[], str | None]) -> str:
+        self.agreeing = True
+        store, key = self._store, self._key("decision")
+        store.set(self._key(f"here/{self._process}"), told)
+        store.set(self._key("begun"), "")
+        store.add(_NEWS, 1)
+        decision: str | None = None
+        while decision is None:
+            if store.check([key]):
+                decision = str(store.get(key).decode())
+            elif store.check([_NONE_GOES_ON]):
+                raise PeerLost(store.get(_NONE_GOES_ON).decode())
+            else:
+                decision = decided()
+            if decision is None:
+                time.sleep(_POLL_SECONDS)
         with self._lock:
             self._members, self.noticed = (), False
         return decision
 
-    def _decision(self, decide: Callable[[Mapping[str, str]], str]) -> str | None:
-        """The one that counts, once it is there."""
-        store, key = self._store, self._key("decision")
-        if store.check([key]):
-            return str(store.get(key).decode())
-        if store.check([_NONE_GOES_ON]):
-            raise PeerLost(store.get(_NONE_GOES_ON).decode())
+    def _decided(self, decide: Callable[[Mapping[str, str]], str]) -> str | None:
+        """The decision, once all are here, where it is this process that decides."""
+        store = self._store
         left = [p for p in self._members if not any(store.check([key(p)]) for key in (_gone, _left))]
         here = [process for process in left if store.check([self._key(f"here/{process}")])]
-        if here == left and here[0] == self._process:
+        old = [process for process in here if not store.check([self._key(f"new/{process}")])]
+        if here == left and old[:1] == [self._process]:
             told = {process: store.get(self._key(f"here/{process}")).decode() for process in here}
-            return str(store.compare_set(key, "", decide(told)).decode())
+            return str(store.compare_set(self._key("decision"), "", decide(told)).decode())
         return None
+
+    def _check_that_one_decides(self, members: Sequence[str]) -> None:
+        store = self._store
+        ended = [process for process in members if store.check([_left(process)])]
+        if ended:
+            raise PeerLost(f"{ended[0]} has ended while this rank was started again")
+        if all(store.check([self._key(f"new/{process}")]) for process in members):
+            raise PeerLost("all ranks were killed, and no copy is left in memory")
 
     def _key(self, name: str) -> str:
         return f"survivors/{self._round}/{name}"

@@ -46,7 +46,12 @@ class InPlace:
     """
 
     def __init__(
-        self, memory: MemoryCopies, store: Any, process: str, regrouped: Callable[[Plan], None]
+        self,
+        memory: MemoryCopies,
+        store: Any,
+        process: str,
+        regrouped: Callable[[Plan], None] | None,
+        restarts: int = 0,
     ) -> None:
         """Prepare.
 
@@ -54,10 +59,13 @@ class InPlace:
             memory: the copies to go on from.
             store: where ranks meet; outlives them.
             process: name of this one.
-            regrouped: told on rank 0 of each plan by which the job goes on.
+            regrouped: told on rank 0 of each plan by which the job goes on without the lost ranks; None: all
+                go on by the plan that they had, with those that start again.
+            restarts: how often this process was started before.
         """
         self.memory, self.survivors = memory, Survivors(store, process)
         self._store, self._process, self._regrouped = store, process, regrouped
+        self._restarts = restarts
         self.model: ModelState | None = None
         self.run: RunState | None = None
         self.sizes: LayerSizes | None = None
@@ -112,6 +120,8 @@ class InPlace:
             PeerLost: it does not.
         """
         noticed, model, run = time.monotonic(), self.model, self.run
+        if run is None and self._restarts:
+            return self.come_back(plan)
         if model is None or run is None:
             # It was about to join, or none has met any other.
             raise error
@@ -124,56 +134,111 @@ class InPlace:
         CONNECTIONS.shut()
         with contextlib.suppress(RuntimeError):
             model.world.leave()
-        told = json.dumps({"copies": self.memory.told()})
         with peer_failures():
-            text = self.survivors.agree(told, lambda left: self._decide(model, plan, left))
-        decision = json.loads(text)
-        if "refused" in decision:
-            raise PeerLost(f"{decision['refused']} ({error})")
-        chosen = Plan.from_json(decision["plan"])
-        kept = {rank.process for rank in chosen.ranks}
-        if self._process not in kept:
-            raise PeerLost(f"the others go on without this rank, whose pod or stage is not whole ({error})")
-        source = decision["source"]
-        lost = tuple(rank.process for rank in plan.ranks if rank.process not in kept)
-        self.memory.go_on(
-            None if source is None else (source[0], source[1]),
-            Loss(processes=lost, ranks=len(plan.ranks), noticed=noticed),
-        )
+            text = self.survivors.agree(self._told(), lambda left: self._decide(model, plan, left))
+        chosen = self._follow(json.loads(text), noticed, error)
         model.release()
-        if chosen.ranks[0].process == self._process:
+        if self._regrouped is not None and chosen.ranks[0].process == self._process:
             try:
                 self._regrouped(chosen)
             except ChannelError as error_of_channel:
                 logger.warning("the plan of the ranks that are left is not told: %s", error_of_channel)
         return chosen
 
+    def come_back(self, plan: Plan) -> Plan:
+        """The plan by which the others go on with this rank, which was killed and has started again.
+
+        ``plan``: the newest.
+
+        Raises:
+            PeerLost: they do not.
+        """
+        noticed, told = time.monotonic(), self._told()
+        while True:
+            with peer_failures():
+                text = self.survivors.come_back(told, [rank.process for rank in plan.ranks])
+            decision = json.loads(text)
+            # One of before this process counts on what is gone: the others are woken once more.
+            if "refused" in decision or decision["restarts"].get(self._process) == self._restarts:
+                return self._follow(decision, noticed, None)
+
+    def _told(self) -> str:
+        """What whoever decides has to know of this rank."""
+        return json.dumps(
+            {
+                "copies": self.memory.told(),
+                "moments": self.memory.moments(),
+                "restarts": self._restarts,
+                "anew": self.run is None,
+            }
+        )
+
+    def _follow(self, decision: Mapping[str, Any], noticed: float, error: PeerLost | None) -> Plan:
+        """Go on as it was decided; returns the plan.
+
+        Raises:
+            PeerLost: not with this rank.
+        """
+        because = "" if error is None else f" ({error})"
+        if "refused" in decision:
+            raise PeerLost(f"{decision['refused']}{because}")
+        chosen = Plan.from_json(decision["plan"])
+        if self._process not in {rank.process for rank in chosen.ranks}:
+            raise PeerLost(f"the others go on without this rank, whose pod or stage is not whole{because}")
+        source = decision["source"]
+        self.memory.go_on(
+            None if source is None else (source[0], source[1]),
+            Loss(processes=tuple(decision["lost"]), ranks=decision["ranks"], noticed=noticed),
+            decision["moment"],
+        )
+        return chosen
+
     def _decide(self, model: ModelState, plan: Plan, left: Mapping[str, str]) -> str:
-        """How these processes go on, as text for :meth:`next_plan` of each."""
-        copies = {process: json.loads(told)["copies"] for process, told in left.items()}
+        """How these processes go on, as text for :meth:`_follow` of each."""
+        told = {process: json.loads(text) for process, text in left.items()}
+        copies = {process: of["copies"] for process, of in told.items()}
+        anew = {process for process, of in told.items() if of["anew"]}
+        gone = [rank.process for rank in plan.ranks if rank.process not in told or rank.process in anew]
         try:
-            kept, source = who_goes_on(plan, copies, model.world.mesh.column)
-            if not kept:
-                return json.dumps({"refused": "no pipeline position is left whole"})
-            stages = stages_left(model, self.sizes, len(kept))
+            if self._regrouped is None:
+                ended = [rank.process for rank in plan.ranks if rank.process not in told]
+                if ended:
+                    return json.dumps({"refused": f"{', '.join(ended)} has ended before all could go on"})
+                kept, source = [rank.process for rank in plan.ranks], best_copies(list(copies.values()))
+                stages = model.stages
+            else:
+                kept, source = who_goes_on(plan, copies, model.world.mesh.column)
+                if not kept:
+                    return json.dumps({"refused": "no pipeline position is left whole"})
+                stages = stages_left(model, self.sizes, len(kept))
         except ConfigurationError as error:
             return json.dumps({"refused": f"the ranks that are left cannot go on: {error}"})
         if source is None:
-            lost = [rank.process for rank in plan.ranks if rank.process not in left]
-            reason = f"no copy is left in memory of all layers: {', '.join(lost)} were lost together"
+            reason = f"no copy is left in memory of all layers: {', '.join(gone)} were lost together"
             if model.config.checkpoint.path is None:
                 return json.dumps({"refused": f"{reason}, and without checkpoint.path nothing is saved"})
             logger.warning("%s: going back to the newest checkpoint", reason)
+        lost = [rank.process for rank in plan.ranks if rank.process not in kept or rank.process in anew]
         by_process = {rank.process: rank for rank in plan.ranks}
+        moments = (zip(of["copies"], of["moments"], strict=True) for of in told.values())
         chosen = plan.replace(
-            # A change of shape may have been under way.
-            epoch=next_epoch(self._store, plan.epoch + 1),
+            # A change of shape may have been under way; in pods only the operator gives out epochs.
+            epoch=plan.epoch if self._regrouped is None else next_epoch(self._store, plan.epoch + 1),
             directive=Directive.RUN,
             ranks=tuple(by_process[process].replace(rank=rank) for rank, process in enumerate(kept)),
             stages=stages,
-            reason=f"{len(plan.ranks) - len(kept)} ranks are lost",
+            reason=f"{len(lost)} ranks are lost",
         )
-        return json.dumps({"plan": chosen.to_json(), "source": source})
+        return json.dumps(
+            {
+                "plan": chosen.to_json(),
+                "source": source,
+                "moment": next((at for rows in moments for of, at in rows if of[:2] == source), None),
+                "restarts": {process: of["restarts"] for process, of in told.items()},
+                "lost": lost,
+                "ranks": len(plan.ranks),
+            }
+        )
 
 
 def who_goes_on(

@@ -50,8 +50,8 @@ class CheckpointConfig(Settings):
     memory; ``disabled``: they wait. Where a job stops or changes its ranks it waits in any case."""
     in_memory_every_steps: int = Field(0, ge=0, le=2**31 - 1)
     """Steps between two copies of each rank's state in the memory of the next one; 0: none. With them the
-    ranks that are left after a loss keep their processes and go on from the newest copy. With ``ballast-train
-    run --ranks`` alone; elsewhere the trainer refuses it."""
+    ranks that are left after a loss keep their processes and go on from the newest copy. In a TrainingJob a
+    killed rank starts again in its pod; a lost pod begins a new launch. Refused under torchrun, on NCCL."""
 
     @property
     def steps(self) -> int:
