@@ -38,6 +38,11 @@ ENOUGH_PROFILES = 10
 MOST_PROFILES = 200
 """Rows of a matrix that is completed, at most: more make it slower and hardly better."""
 
+PLAUSIBLE_RATES = (1e-6, 1e6)
+PLAUSIBLE_RATIO = 1e3
+"""Steps/s, and how much faster one GPU type is than another: a job that states something beyond them says
+nothing of others. A least-squares fit has no bound of its own on what one row does to the rest."""
+
 ROWS_TO_FIT_BY = 30
 """From this many rows on, a job that is none of them is fitted to the columns as they are: no other fit."""
 
@@ -173,6 +178,7 @@ class _Filled:
     @classmethod
     def of(cls, table: ThroughputTable, gpu_types: Sequence[str], gpus: int) -> "_Filled":
         every = {known for gpu_type in gpu_types for known in table.alone_rates.get(gpu_type, {})}
+        every = {known for known in every if _plausible(table, known, gpu_types)}
         types = sorted((t for t in every if t.gpus == gpus), key=lambda t: t.name)
         if len(types) < ENOUGH_PROFILES:
             others = (t for t in every if t.gpus != gpus)
@@ -199,6 +205,15 @@ class _Filled:
             return np.where(known, mine, rates), self.deviation
         found = _completion(np.vstack([self.rates, mine]), self.gpu_types)
         return found["completed"][-1], found["deviation"]
+
+
+def _plausible(table: ThroughputTable, job_type: JobType, gpu_types: Sequence[str]) -> bool:
+    """Whether the rates of a job type may tell what others do."""
+    known = [rate for g in gpu_types if (rate := table.alone_rates.get(g, {}).get(job_type, 0.0)) > 0]
+    if not known:
+        return False
+    least, most = min(known), max(known)
+    return PLAUSIBLE_RATES[0] <= least and most <= min(PLAUSIBLE_RATES[1], PLAUSIBLE_RATIO * least)
 
 
 def _completion(rates: np.ndarray, gpu_types: Sequence[str]) -> dict[str, Any]:

@@ -111,6 +111,23 @@ def test_a_type_never_profiled_is_completed_from_one_measurement():
     assert np.mean(within) >= 0.5
 
 
+@pytest.mark.parametrize("v100, k80", [(1e-300, 1.0), (1.0, 1e-9), (1e9, 0.0), (0.0, 1e-9)])
+def test_senseless_speeds_of_one_job_say_nothing_of_another(v100, k80):
+    """They may be another team's typing error; the job that states them is taken at its word."""
+    liar, other = JobType(name="liar"), JobType(name="other")
+    honest = {"v100": {JobType(name="a"): 4.0, other: 2.0}, "k80": {JobType(name="a"): 1.0}}
+    stated = {"v100": v100, "k80": k80}
+    rates = {g: {**row, **({liar: stated[g]} if stated[g] else {})} for g, row in honest.items()}
+
+    def found(alone_rates):
+        table = ThroughputTable(source="test", alone_rates=alone_rates)
+        return Estimator(profiles=table, gpu_types=("v100", "k80"), types={"o": other, "l": liar})
+
+    assert found(rates).alone("o") == found(honest).alone("o")
+    told = found(rates).alone("l")
+    assert all(told[g].steps_per_second == rate for g, rate in stated.items() if rate)
+
+
 @pytest.mark.slow
 @given(seed=st.integers(0, 50))
 def test_a_matrix_of_low_rank_is_recovered_from_part_of_it(seed):
