@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+from ballast_lab.comparison import Comparison, Point, near
 from ballast_policies.planning.tensor_parallel.semi import LinearCost, MoveCosts, decide_semi, semi_seconds
 from ballast_policies.planning.tensor_parallel.workload import decide_workload
 
@@ -75,3 +76,27 @@ def late_ranks():
         "why": four.why,
         "share": share,
     }
+
+
+def one_late_rank():
+    """Figures 9b and 10b: speed-ups at chi = 8 of one late rank of 8."""
+    last = late_ranks()["rows"][-1]
+    return Comparison(
+        (
+            near("resizing to the mean (Pri)", 3.5, last["resize"], 0.1),
+            near("half of the columns (PriDiffE)", 2.1, last["half"], 0.1),
+            Point(
+                what="migration over SEMI",
+                published="far from ideal",
+                ours=last["migrate"] / last["semi"],
+                low=0.2,
+                high=0.9,
+            ),
+        )
+    )
+
+
+def four_late_ranks():
+    """Figure 11: of four late ranks of 8, chi 8 to 2, how many migrate by the cost model."""
+    ours = late_ranks()["migrating"]
+    return Comparison((Point(what="ranks that migrate", published="3", ours=ours, low=3, high=3),))

@@ -395,7 +395,7 @@ def skynomad() -> str:
     rows.append(["mean", "", "", *means])
     late = sum(each["late"] for each in found)
     return table(("cell", "hours of work", "checkpoint, GB", "SkyNomad", "ours"), rows) + (
-        f"\n{late} deadlines were missed.\n"
+        f"\n\n{late} deadlines were missed.\n"
     )
 
 
