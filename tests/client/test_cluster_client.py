@@ -97,6 +97,11 @@ def test_without_a_cluster_each_command_says_so(words, tmp_path, monkeypatch):
     assert "no answer to /" in said or "Cannot connect to host" in said
 
 
+def test_definitions_are_not_written_where_no_folder_can_be():
+    """The message names it."""
+    assert "/dev/null: " in refused("crds", "--output-dir", "/dev/null")
+
+
 @pytest.mark.parametrize("body", [b"<html>", b"\xff", b"[" * 5000, b'{"items": "', b""], ids=repr)
 def test_an_answer_that_is_no_json_is_an_error(answers, body):
     """As of a proxy, or torn."""
@@ -116,7 +121,9 @@ def test_one_deep_object_does_not_hide_the_others(answers):
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a?b", "Ä", "UPPER", "a" * 300, "a\n"], ids=repr)
 def test_a_name_that_no_object_has_is_not_sent(name, answers):
     """It would be a part of a URL: of another object, or of all."""
-    with Client(answers(b"{}")) as client:
+    where = answers(b"{}")
+    assert "there is no TrainingJob" in refused("explain", "--kubeconfig", str(where), "--", name)
+    with Client(where) as client:
         for call in (client.get, client.delete, client.suspend):
             with pytest.raises(NotFound, match="To fix: "):
                 call(name)

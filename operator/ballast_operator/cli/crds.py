@@ -24,7 +24,11 @@ def crds(output_dir: str) -> None:
         click.echo("---\n".join(files.values()), nl=False)
         return
     folder = Path(output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_text(text)
-        click.echo(f"wrote {folder / name}", err=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text)
+            click.echo(f"wrote {folder / name}", err=True)
+    except OSError as error:
+        fix = "To fix: --output-dir names a folder that can be written"
+        raise click.ClickException(f"{error.filename}: {error.strerror}. {fix}") from error

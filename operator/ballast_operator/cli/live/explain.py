@@ -1,6 +1,7 @@
 """``ballast explain JOB``: the reason for a job's placement or wait."""
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +26,7 @@ def explain(job: str, namespace: str, kubeconfig: str | None, output: str) -> No
 
 
 async def _read(job: str, namespace: str, kubeconfig: str | None) -> "Explanation":
+    from ballast_operator.api.meta import is_job_name
     from ballast_operator.errors import NotFound
     from ballast_operator.kube.client import connect, is_missing, missing
     from ballast_operator.report.explanation import explain_job
@@ -32,13 +34,13 @@ async def _read(job: str, namespace: str, kubeconfig: str | None) -> "Explanatio
     async with await connect(kubeconfig) as cluster:
         if await is_missing(cluster, namespace):
             raise click.ClickException(missing(namespace))
-        try:
-            return await explain_job(cluster, namespace, job)
-        except NotFound as error:
-            raise click.ClickException(
-                f"there is no TrainingJob {job} in namespace {namespace}. "
-                "To fix: see `kubectl get trainingjobs --all-namespaces`"
-            ) from error
+        with contextlib.suppress(NotFound):
+            if is_job_name(job):
+                return await explain_job(cluster, namespace, job)
+        raise click.ClickException(
+            f"there is no TrainingJob {job!r:.80} in namespace {namespace}. "
+            "To fix: see `kubectl get trainingjobs --all-namespaces`"
+        )
 
 
 def _saves(progress: dict[str, Any]) -> str:
