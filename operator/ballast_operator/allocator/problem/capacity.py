@@ -224,11 +224,13 @@ def in_todays_pools(
     """The jobs, with running gangs in the pools that their nodes are in now: pools are renamed and split.
 
     A gang in one pool stays its pool's, whatever that is called; one whose nodes are of none, of several or
-    of another GPU type needs GPUs elsewhere (``JobView.lost_pool``). ``faults``: takes in the jobs for which
-    this raises, which stay as they are; None: it raises.
+    of another GPU type, or will not come since the pool has no ``maxNodes`` any more, needs GPUs elsewhere
+    (``JobView.lost_pool``). ``faults``: takes in the jobs for which this raises, which stay as they are;
+    None: it raises.
     """
     pools = policy.spec.node_pools
     types = {pool.name: pool.gpu_type for pool in pools}
+    growing = {pool.name for pool in pools if pool.max_nodes}
 
     def today_or_as_it_is(view: JobView) -> JobView:
         try:
@@ -249,7 +251,8 @@ def in_todays_pools(
             if (pool := _pool_now(node, pools, nodes, allocation)) is not None
         }
         now = allocation.in_pools(there)
-        if now is None or any(types.get(part.pool) != part.gpu_type for part in now.by_pool):
+        known = now is not None and all(types.get(part.pool) == part.gpu_type for part in now.by_pool)
+        if now is None or not known or not growing.issuperset(now.pools_to_grow):
             held = " and ".join(map(str, allocation.by_pool))
             why = f"it held {held}: its nodes are not in such a pool of the ClusterPolicy any more"
             return dataclasses.replace(view, lost_pool=why)

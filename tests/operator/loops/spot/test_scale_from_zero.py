@@ -9,6 +9,11 @@ from tests.operator.loops.simulated.autoscaler import Autoscaler
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import Simulation
 
+SPOT_IS_FASTER = [
+    {"gpuType": "spot", "stages": 2, "stepsPerSecond": 9.0},
+    {"gpuType": "slow", "stages": 2, "stepsPerSecond": 1.0},
+]
+
 
 def cluster(nodes=None, *, most=2, gpus=2, seconds=60.0, pools=("spot",), **autoscaler):
     spot = {"maxNodes": most, "gpusPerNode": gpus, "startSeconds": seconds, "pricePerGpuHour": 1.0}
@@ -118,14 +123,7 @@ async def test_a_pool_never_has_more_nodes_than_it_may():
 async def test_nodes_that_do_not_come_are_given_up_for_the_next_choice():
     """The cloud has none: after the time that a node takes the gang is taken back, and runs elsewhere."""
     simulation, autoscaler = cluster({"slow-0": ("slow", 2)}, pools=("spot", "slow"), stock=0, seconds=60)
-    simulation.add_job(
-        "a",
-        throughput=[
-            {"gpuType": "spot", "stages": 2, "stepsPerSecond": 9.0},
-            {"gpuType": "slow", "stages": 2, "stepsPerSecond": 1.0},
-        ],
-        totalSteps=100_000,
-    )
+    simulation.add_job("a", throughput=SPOT_IS_FASTER, totalSteps=100_000)
     simulation.add_job("filler", gpuTypes=["slow"], totalSteps=60)
     await autoscaler.until(lambda: simulation.status("a").allocation is not None)
     if simulation.status("a").allocation.pool == "spot":
@@ -133,6 +131,17 @@ async def test_nodes_that_do_not_come_are_given_up_for_the_next_choice():
         await autoscaler.until(lambda: not simulation.pods("a"), ticks=10)
     await autoscaler.until(lambda: simulation.state("a") == "Running", ticks=300)
     assert simulation.status("a").allocation.nodes == ("slow-0", "slow-0")
+
+
+async def test_a_gang_does_not_wait_for_nodes_that_its_pool_may_not_have_any_more():
+    """``maxNodes`` is taken back, and the job runs elsewhere, long before the time that a node takes."""
+    simulation, autoscaler = cluster({"slow-0": ("slow", 2)}, pools=("spot", "slow"), stock=0, seconds=80_000)
+    simulation.add_job("a", throughput=SPOT_IS_FASTER, totalSteps=100_000)
+    await autoscaler.until(lambda: bool(simulation.pods("a")) and simulation.pool("a") == "spot")
+    with simulation.changed_pools() as pools:
+        del pools["spot"]["maxNodes"], pools["spot"]["gpusPerNode"]
+    await autoscaler.until(lambda: simulation.state("a") == "Running")
+    assert simulation.pool("a") == "slow"
 
 
 @pytest.mark.slow
