@@ -4,9 +4,7 @@
     python benchmarks/allocation/elastic.py --jobs 1000 --family mixed like --policy max-min-fairness
 
 1,000 jobs with 50 configurations each over 6 GPU types are 50,000 columns. Each solve runs in a process of
-its own that is ended at ``--limit`` seconds. Of "planned shapes" (300 a job, on five GPU types) the speeds
-are asked of the planner at each size and mix, within the time: the best data degree, and the stages that suit
-its GPUs. Seconds are CPU seconds, then of the clock in brackets; building
+its own that is ended at ``--limit`` seconds. Seconds are CPU seconds, then of the clock in brackets; building
 the instance from its arrays, own shares included, is counted. ``plain`` is the same policy with every
 program given to HiGHS as it is.
 """
@@ -24,8 +22,6 @@ from ballast_policies.allocation.instance import Instance, from_arrays
 from ballast_policies.allocation.options import Options
 from ballast_policies.allocation.registry import POLICIES, solve
 from ballast_policies.allocation.solvers import methods
-from ballast_policies.planning.launch import LaunchedPipeline, RankGpu, step_seconds
-from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 
 EXACT = ("max-min-fairness", "makespan", "finish-time-fairness", "max-throughput", "fifo", "min-cost")
 SIZES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])
@@ -46,7 +42,6 @@ class ElasticFamily:
         noise: sigma of the logarithm of each speed.
         tails: sizes of jobs and weights have heavy tails.
         gangs: part of the jobs that are gangs of one size.
-        planned: speeds are what the planner predicts for uneven layers, when the instance is built.
     """
 
     name: str
@@ -59,7 +54,6 @@ class ElasticFamily:
     noise: float = 0.05
     tails: bool = False
     gangs: float = 0.0
-    planned: bool = False
 
     def drawn(self, jobs: int, seed: int = 0) -> Callable[[], Instance]:
         """What builds an instance from the arrays that are drawn here."""
@@ -102,50 +96,19 @@ class ElasticFamily:
         steps *= 1.0 if self.models else draw.uniform(0.5, 1.5, jobs)
         waited *= 0.0 if self.models else 1.0
         deadlines = np.where(draw.random(jobs) < 0.3, 3600.0 * hours[model] * 30.0, np.nan)
-        layers = [tuple(draw.uniform(0.5, 2.0, int(draw.choice([24, 32, 48]))).tolist()) for _ in range(n)]
-
-        def build() -> Instance:
-            if self.planned:
-                asked = [1 / step_of_shape(layers[i // c], liking[i // c], gpus[i]) for i in range(n * c)]
-                planned = size[job] * np.array(asked)
-                top = np.maximum.reduceat(planned, np.arange(0, n * c, c))[model]
-                own = dataclasses.replace(options, throughput=planned[at])
-                return instance(own, top * 3600.0 * hours[model])
-            return instance(options, steps)
-
-        def instance(options: Options, steps: np.ndarray) -> Instance:
-            return from_arrays(**fields, steps_remaining=steps, options=options)
-
-        fields: dict[str, Any] = {
-            "gpu_types": tuple(f"type-{j}" for j in range(k)),
-            "capacity": capacity,
-            "throughput": T,
-            "gpus": np.ones(jobs),
-            "weights": weights[model],
-            "elapsed": waited,
-            "isolated_elapsed": 0.5 * waited,
-            "deadlines": deadlines,
-            "usd_per_hour": {f"type-{j}": 0.3 * of_type[j] ** 1.2 for j in range(k)},
-        }
-        return build
-
-
-def step_of_shape(layers: tuple[float, ...], speeds: np.ndarray, gpus: np.ndarray) -> float:
-    """Seconds of a step of 64 microbatches on ``gpus`` of each type, by the best data degree."""
-    parts = sorted(((float(speeds[j]), int(gpus[j])) for j in np.flatnonzero(gpus)), reverse=True)
-    best = float("inf")
-    for data in (1, 2, 4, 8, 16, 32, 64):
-        if any(count % data for _, count in parts):
-            break
-        pipeline = LaunchedPipeline(
-            layers=MeasuredLayers(seconds=layers),
-            count=len(layers),
-            form=PipelineForm(schedule="1F1B", positions=1, microbatches=64 // data),
+        return lambda: from_arrays(
+            gpu_types=tuple(f"type-{j}" for j in range(k)),
+            capacity=capacity,
+            throughput=T,
+            gpus=np.ones(jobs),
+            weights=weights[model],
+            elapsed=waited,
+            isolated_elapsed=0.5 * waited,
+            deadlines=deadlines,
+            usd_per_hour={f"type-{j}": 0.3 * of_type[j] ** 1.2 for j in range(k)},
+            steps_remaining=steps,
+            options=options,
         )
-        ranks = tuple(RankGpu(speed=speed) for speed, count in parts for _ in range(count // data))
-        seconds = step_seconds(pipeline, ranks)
-        best = min(best, float("inf") if seconds is None else seconds * (64 // data))
-    return best
 
 
 FAMILIES = (
@@ -159,7 +122,6 @@ FAMILIES = (
     ElasticFamily(name="heavy tails", tails=True),
     ElasticFamily(name="200 configurations", configurations=200),
     ElasticFamily(name="two types", types=2),
-    ElasticFamily(name="planned shapes", types=5, configurations=300, models=20, planned=True),
     ElasticFamily(name="beside gangs", gangs=0.5),
 )
 

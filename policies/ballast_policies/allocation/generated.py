@@ -66,7 +66,7 @@ class Generated:
 
 
 def allocate_generated(
-    policy: str, problem: Problem, sources: Mapping[str, ConfigurationSource]
+    policy: str, problem: Problem, sources: Mapping[str, ConfigurationSource], *, within: float = 0.0
 ) -> Generated:
     """Solve ``problem`` by the named policy, the jobs in ``sources`` having all configurations of theirs.
 
@@ -77,13 +77,15 @@ def allocate_generated(
         policy: one of :data:`GENERATES`.
         problem: the cluster and its jobs; those in ``sources`` have neither throughput nor configurations.
         sources: by name of the job.
+        within: part of the optimum, and of each job's own share, that may be missing: sources are asked less
+            often. The gap tells what is missing of the optimum.
 
     Raises:
         ProblemError: a name is unknown, or the policy cannot price configurations that it has not seen.
         SolverError: the solver failed, or answers kept coming.
     """
     _check(policy, problem, sources)
-    search = _Search(problem, sources)
+    search = _Search(problem, sources, within)
     for rounds in range(1, MOST_ROUNDS + 1):
         posed = search.posed()
         with watched() as programs:
@@ -96,7 +98,7 @@ def allocate_generated(
                 missing = max(missing, excess / abs(solution.bound)) if solution.bound else missing
             else:
                 search.ask(real, value, solution, within=first)
-        if search.size == before:
+        if search.size == before or 0 < missing <= within:
             gap = None if found.gap is None else found.gap + missing
             used = {job.name: job.configurations for job in posed.jobs if job.name in sources}
             return Generated(
@@ -108,8 +110,8 @@ def allocate_generated(
 class _Search:
     """The configurations known so far, by source."""
 
-    def __init__(self, problem: Problem, sources: Mapping[str, ConfigurationSource]) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, sources: Mapping[str, ConfigurationSource], within: float) -> None:
+        self.problem, self.within = problem, within
         self.most = {t: int(n) for t, n in problem.capacity.items() if n > 0}
         self.source = [sources.get(job.name) for job in problem.jobs]
         self.known = self._best_uses()
@@ -175,15 +177,16 @@ class _Search:
         sources = {id(source): source for source in self.source if source is not None}
         part = np.array(list(self.most.values())) / len(self.problem.jobs)
         known: dict[int, dict[str, Configuration]] = {at: {} for at in sources}
-        limit = dict.fromkeys(sources, (np.zeros(len(part)), -1.0))
+        limit = dict.fromkeys(sources, (np.zeros(len(part)), -1.0, 0.0))
         for _ in range(MOST_ROUNDS):
             better = []
-            for at, (prices, most) in limit.items():
+            for at, (prices, most, value) in limit.items():
                 named = dict(zip(self.most, prices.tolist(), strict=True))
                 answer = sources[at].best_answer(named, 1.0, self.most)
                 if answer is None or answer.name in known[at]:
                     continue
-                if _gain(answer, named, 1.0) > most + GAINS * answer.throughput:
+                more = _gain(answer, named, 1.0) - most
+                if more > max(GAINS * answer.throughput, self.within * value):
                     known[at][answer.name] = answer
                     better.append(at)
             if not better:
@@ -195,8 +198,8 @@ class _Search:
 
     def _multipliers(
         self, part: np.ndarray, known: Mapping[int, Sequence[Configuration]]
-    ) -> dict[int, tuple[np.ndarray, float]]:
-        """By source, prices (k,) of GPUs and the worth of its time where it has ``part`` (k,) of them."""
+    ) -> dict[int, tuple[np.ndarray, float, float]]:
+        """By source, prices (k,) of GPUs, worth of its time, and speed, at the best use of ``part`` (k,)."""
         gpus = np.zeros((len(known), len(part) + 1, max(map(len, known.values()))))
         worth = np.zeros((len(known), gpus.shape[2]))
         for row, some in enumerate(known.values()):
@@ -208,7 +211,10 @@ class _Search:
         gpus[:, :-1] /= part[:, None]
         unit = np.maximum(worth.max(axis=1, keepdims=True), np.finfo(float).tiny)
         multipliers = best_use(worth / unit, gpus)[1] * unit
-        return {at: (row[:-1] / part, float(row[-1])) for at, row in zip(known, multipliers, strict=True)}
+        return {
+            at: (row[:-1] / part, float(row[-1]), float(row.sum()))
+            for at, row in zip(known, multipliers, strict=True)
+        }
 
 
 def _gain(each: Configuration, prices: Mapping[str, float], worth: float) -> float:

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
 import click
+import numpy as np
 from ballast_policies.allocation.gang_sizes import MOST_LISTED, GangSizes
 from ballast_policies.allocation.generated import GENERATES, allocate_generated
+from ballast_policies.allocation.planned_gangs import PlannedGang
 from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
 from ballast_policies.allocation.registry import POLICIES, find_policy
 from ballast_policies.allocation.registry import allocate as solve
@@ -30,6 +32,10 @@ SMALLEST, LARGEST = 1e-9, 1e15
 
 GENERATE = "generate"
 """Key of a job that states its configurations by numbers of GPUs instead of listing them."""
+PLANNED_WITHIN = 0.01
+"""Part of the optimum that may be missing where plans are looked for."""
+
+Source = GangSizes | PlannedGang
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +48,7 @@ class Input:
     """
 
     problem: Problem
-    sources: Mapping[str, GangSizes]
+    sources: Mapping[str, Source]
 
 
 def read_problem(text: str) -> Input:
@@ -74,12 +80,14 @@ def _decoded(value: Any) -> Input:
         ContractError: a value does not fit, or a job has no speeds, or two sets of them.
     """
     wrong = list(_without_one_way_to_run(value))
-    sizes: dict[int, GangSizes] = {}
+    sizes: dict[int, Source] = {}
     for index, job in enumerate(_jobs(value)):
         if isinstance(job, Mapping) and job.get(GENERATE) is not None:
             try:
-                path = f"jobs[{index}].{GENERATE}"
-                sizes[index] = decode(GangSizes, job[GENERATE], path=path, spelling=str, parsed=True)
+                path, stated = f"jobs[{index}].{GENERATE}", job[GENERATE]
+                planned = isinstance(stated, Mapping) and "profiles" in stated
+                kind: type[Source] = PlannedGang if planned else GangSizes
+                sizes[index] = decode(kind, stated, path=path, spelling=str, parsed=True)
             except ContractError as error:
                 wrong += error.problems
     try:
@@ -172,9 +180,12 @@ def _unusable_sizes(read: Input) -> Iterator[contract.Problem]:
         source, path = read.sources.get(job.name), f"jobs[{index}].{GENERATE}"
         if source is None:
             continue
-        for gpu_type in source.throughput:
+        key = "speeds" if isinstance(source, PlannedGang) else "throughput"
+        for gpu_type in getattr(source, key):
             if gpu_type not in types:
-                yield contract.Problem(f"{path}.throughput.{gpu_type}", f"not one of gpu_types {list(types)}")
+                yield contract.Problem(f"{path}.{key}.{gpu_type}", f"not one of gpu_types {list(types)}")
+        if isinstance(source, PlannedGang):
+            continue
         reason = source.too_many_sizes(int(sum(capacity) if source.mixed else max(capacity, default=0)))
         if reason is not None:
             yield contract.Problem(f"{path}.sizes", reason)
@@ -261,16 +272,32 @@ def _solved(
             raise ProblemError(f"{option}: not with jobs that have generate, as {job}. To fix: leave it out")
     if policy not in GENERATES:
         return solve(policy, _listed(policy, read)), {}
-    found = allocate_generated(policy, read.problem, read.sources)
+    planned = any(isinstance(source, PlannedGang) for source in read.sources.values())
+    within = PLANNED_WITHIN if planned else 0.0
+    found = allocate_generated(policy, read.problem, read.sources, within=within)
     configurations = {
         name: [
-            {"name": each.name, "gpus": dict(each.gpus), "throughput": each.throughput}
+            {
+                "name": each.name,
+                "gpus": dict(each.gpus),
+                "throughput": each.throughput,
+                **_plan_of(each, read.sources[name]),
+            }
             for each in some
             if each.throughput > 0
         ]
         for name, some in found.configurations.items()
     }
     return found.allocation, {"configurations": configurations}
+
+
+def _plan_of(each: Configuration, source: Source) -> dict[str, Any]:
+    """The keys of a configuration that was planned."""
+    if not isinstance(source, PlannedGang):
+        return {}
+    found = source.plan_of(each)
+    degrees = dataclasses.asdict(found.degrees)
+    return {"plan": {**degrees, "layers": np.diff(found.cut.bounds).tolist()}}
 
 
 def _listed(policy: str, read: Input) -> Problem:

@@ -141,3 +141,29 @@ def test_options_of_gangs_are_refused(option):
     result = run(PROBLEM, option)
     assert result.exit_code == 2
     assert f"{option}: not with jobs that have generate, as pipeline" in result.stderr
+
+
+def test_degrees_and_layers_are_planned_for_each_mix_of_gpus():
+    """From measured layers; each configuration in question has its plan, for any policy its speed."""
+    layers = {"repeat": 12, "forwardSeconds": 0.01, "backwardSeconds": 0.02, "heldBytes": 1e9}
+    planned = {
+        "profiles": [{"microbatchSize": 2, "layers": [layers]}],
+        "speeds": {"v100": 2.5, "k80": 1.0},
+        "memory_bytes": {"k80": 8e9},
+        "batch_size": 32,
+        "sizes": [1, 2, 4, 8],
+        "most_types": 2,
+    }
+    problem = {**PROBLEM, "jobs": [{"name": "planned", "generate": planned}, PROBLEM["jobs"][-1]]}
+    result = run(problem, "--output", "json")
+    assert result.exit_code == 0, result.output
+    configurations = json.loads(result.stdout)["configurations"]["planned"]
+    for each in configurations:
+        plan = each["plan"]
+        assert sum(plan["layers"]) == 12
+        assert len(plan["layers"]) * plan["tensor"] * plan["data"] == sum(each["gpus"].values())
+    assert any(len(each["gpus"]) == 2 for each in configurations)
+    assert run(problem, policy="fifo").exit_code == 0
+    planned["speeds"]["a100"] = 4.0
+    refused = run(problem)
+    assert refused.exit_code == 2 and "generate.speeds.a100: not one of gpu_types" in refused.output

@@ -1,0 +1,412 @@
+"""A pipeline at any numbers of GPUs, of one type or several, each with the plan that suits it best.
+
+Its shapes are numbers of GPUs of each type; a plan of one is its tensor and data degree, the size of a
+microbatch, whether forwards are repeated, and the layers of each stage, the fastest GPUs first. A step takes
+what the closed form of :mod:`ballast_policies.planning.step_time` says of the cut that would be launched
+(:func:`.best_cut`), with transfers and the exchange of gradients.
+
+Of the thousands of plans few are cut. Let f(p, k) be the smallest largest load of the first k layers on p
+ranks of speed 1, and g(q, k) that of the others on q ranks, tables of one dynamic program. With k layers on
+the p ranks of the fastest type, of speed s, and the others on q ranks that are no faster than u,
+
+    T >= (m - 1) max(f(p, k) / s, g(q, k) / u) + S_k / s + (S_L - S_k) / u
+
+for the best k, times what any layer takes at this size of a microbatch at least of what it takes in the
+profile. So the best answer to prices is found by cutting, in the order of what these bounds would gain, until
+the plan that comes first is one that is cut.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from ballast_policies.allocation.gang_sizes import MOST_LISTED
+from ballast_policies.configuration import Configuration
+from ballast_policies.contract.errors import ContractError, Problem
+from ballast_policies.contract.limits import MOST_MICROBATCHES
+from ballast_policies.planning.launch import UNLIMITED_BYTES, LaunchedPipeline, RankGpu, best_cut
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.memory.stage_bytes import ROUNDING
+from ballast_policies.planning.partition import Partition, sums_of
+from ballast_policies.planning.planners.best.placements import divisors
+from ballast_policies.planning.planners.cost_model import Degrees
+from ballast_policies.planning.profile import LayerProfile, ProfileFile
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
+from ballast_policies.planning.step_time import predict_step_seconds
+
+MOST_PLANS = 1_000_000
+"""Shapes times plans of a job: 8 MB of bounds."""
+
+_Positive = Annotated[float, Field(gt=0)]
+_Count = Annotated[int, Field(ge=1, le=100_000)]
+
+
+class TensorProfile(ProfileFile):
+    """Layers on one of ``tensor`` GPUs of speed 1 that share each of them, their all-reduces included."""
+
+    tensor: int = Field(1, ge=1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ShapePlan:
+    """The plan of a shape; ``seconds``: of a step."""
+
+    degrees: Degrees
+    cut: Partition
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PlannedGang:
+    """A source of configurations for :func:`~ballast_policies.allocation.generated.allocate_generated`.
+
+    Attributes:
+        profiles: of the model, one for each tensor degree that it may have.
+        speeds: GPU type -> speed relative to the profiles' GPU.
+        batch_size: samples of a step.
+        sizes: numbers of GPUs that it may have of a type.
+        most_types: GPU types that it may have at once.
+        memory_bytes: GPU type -> bytes of a GPU; a type that is missing has no limit.
+        bandwidth: bytes/s between GPUs; None: transfers are free.
+
+    Raises:
+        ContractError: a value is impossible.
+    """
+
+    profiles: Annotated[tuple[TensorProfile, ...], Field(min_length=1)]
+    speeds: Annotated[Mapping[str, _Positive], Field(min_length=1)]
+    batch_size: _Count
+    sizes: Annotated[tuple[_Count, ...], Field(min_length=1)]
+    most_types: _Count = 1
+    memory_bytes: Mapping[str, _Positive] = dataclasses.field(default_factory=dict)
+    bandwidth: _Positive | None = None
+
+    def __post_init__(self) -> None:
+        problems = list(self._problems())
+        if problems:
+            raise ContractError(problems)
+
+    def _problems(self) -> Iterator[Problem]:
+        for number, profile in enumerate(self.profiles):
+            if not profile.layers:
+                yield Problem(f"profiles[{number}].layerSeconds", "a report's are of a step: give layers")
+        if len({profile.tensor for profile in self.profiles}) < len(self.profiles):
+            yield Problem("profiles", "a tensor degree is there twice. To fix: give each once")
+        if len({len(profile.each_layer(1)) for profile in self.profiles}) > 1:
+            yield Problem("profiles", "their numbers of layers differ. To fix: give one model's")
+        for gpu_type in self.memory_bytes:
+            if gpu_type not in self.speeds:
+                yield Problem(f"memory_bytes.{gpu_type}", "speeds does not have the type. To fix: add it")
+        types, count = len(self.speeds), len(set(self.sizes))
+        shapes = sum(math.comb(types, n) * count**n for n in range(1, min(types, self.most_types) + 1))
+        plans = len(divisors(self.batch_size)) ** 2 * len(self.profiles)
+        if shapes * plans > MOST_PLANS:
+            reason = f"{shapes:,} mixes of GPUs with about {plans:,} plans each are more than {MOST_PLANS:,}"
+            yield Problem("sizes", f"{reason} together. To fix: fewer sizes, or a smaller most_types")
+
+    def best_answer(
+        self, prices: Mapping[str, float], worth: float, most: Mapping[str, int]
+    ) -> Configuration | None:
+        """As of :class:`~ballast_policies.allocation.generated.ConfigurationSource`."""
+        return self._search.best_answer(prices, worth, most)
+
+    def listed(self, most: Mapping[str, int]) -> tuple[Configuration, ...] | None:
+        """All configurations on clusters with ``most`` GPUs of each type; None: more than MOST_LISTED."""
+        return self._search.listed(most)
+
+    def plan_of(self, configuration: Configuration) -> ShapePlan:
+        """The plan of a configuration that was the last call's answer, or is on the last list."""
+        return self._search.plan_of(configuration)
+
+    @functools.cached_property
+    def _search(self) -> "_Search":
+        return _Search(self)
+
+
+class _Search:
+    """What is known of a job's plans; a gang's shapes are looked at when the cluster is known."""
+
+    def __init__(self, gang: PlannedGang) -> None:
+        # The order of the ranks.
+        self._types = sorted(gang.speeds, key=lambda t: -gang.speeds[t])
+        self._speeds = np.array([gang.speeds[t] for t in self._types])
+        self._memory = np.array([gang.memory_bytes.get(t, math.inf) for t in self._types])
+        self._sizes, self._most_types = tuple(sorted(set(gang.sizes))), min(gang.most_types, len(self._types))
+        self._plans = _Plans(
+            gang,
+            most=self._sizes[-1] * self._most_types,
+            limited=bool(np.isfinite(self._memory).any()),
+        )
+        self._most: tuple[int, ...] | None = None
+        self._known: dict[tuple[int, int], ShapePlan | None] = {}
+        # By shape: GPUs of each type; by plan, seconds of a step, at least; the best plan and its seconds.
+        self._gpus = self._seconds = np.zeros((0, 0))
+        self._best = self._least = np.zeros(0)
+
+    def best_answer(
+        self, prices: Mapping[str, float], worth: float, most: Mapping[str, int]
+    ) -> Configuration | None:
+        self._look_at(most)
+        if not len(self._gpus):
+            return None
+        cost = self._gpus @ [prices.get(t, 0.0) for t in self._types]
+        gain = worth / self._least - cost
+        while self._least[shape := int(gain.argmax())] < math.inf:
+            plan = self._known.get((shape, int(self._best[shape])))
+            if plan is not None:
+                return self._configuration(shape, plan)
+            self._cut(shape)
+            gain[shape] = worth / self._least[shape] - cost[shape]
+            if self._least[shape] == math.inf:
+                gain[shape] = -math.inf
+        return None
+
+    def listed(self, most: Mapping[str, int]) -> tuple[Configuration, ...] | None:
+        self._look_at(most)
+        if len(self._gpus) > MOST_LISTED:
+            return None
+        found = []
+        for shape in range(len(self._gpus)):
+            while self._least[shape] < math.inf:
+                plan = self._known.get((shape, int(self._best[shape])))
+                if plan is not None:
+                    found.append(self._configuration(shape, plan))
+                    break
+                self._cut(shape)
+        return tuple(found)
+
+    def plan_of(self, configuration: Configuration) -> ShapePlan:
+        gpus = [configuration.gpus.get(t, 0) for t in self._types]
+        shape = int((self._gpus == gpus).all(axis=1).argmax())
+        found = self._known[shape, int(self._best[shape])]
+        assert found is not None
+        return found
+
+    def _look_at(self, most: Mapping[str, int]) -> None:
+        there = tuple(int(most.get(t, 0)) for t in self._types)
+        if there != self._most:
+            self._most, self._known = there, {}
+            self._gpus = _shapes(self._sizes, self._most_types, there)
+            self._seconds = self._plans.least_seconds(self._gpus, self._speeds, self._memory)
+            self._best, self._least = (
+                self._seconds.argmin(axis=1),
+                self._seconds.min(axis=1, initial=math.inf),
+            )
+
+    def _cut(self, shape: int) -> None:
+        """Know the plan of the shape that is best so far."""
+        number = int(self._best[shape])
+        group = self._plans.group(number)
+        ranks = list[RankGpu]()
+        for kind in np.flatnonzero(self._gpus[shape]).tolist():
+            one = RankGpu(speed=float(self._speeds[kind]), memory=float(self._memory[kind]))
+            ranks += [one] * (int(self._gpus[shape, kind]) // group)
+        plan = self._plans.planned(number, ranks)
+        self._known[shape, number] = plan
+        self._seconds[shape, number] = math.inf if plan is None else plan.seconds
+        self._best[shape], self._least[shape] = self._seconds[shape].argmin(), self._seconds[shape].min()
+
+    def _configuration(self, shape: int, plan: ShapePlan) -> Configuration:
+        chosen = {t: int(n) for t, n in zip(self._types, self._gpus[shape].tolist(), strict=True) if n}
+        return Configuration(
+            name=" + ".join(f"{n} x {t}" for t, n in chosen.items()),
+            gpus=chosen,
+            throughput=1.0 / plan.seconds,
+        )
+
+
+class _Plans:
+    """Degrees with which a step could be trained, and what is known of their seconds before a cut.
+
+    Plans of the same tensor degree, microbatch size and recomputation have the same ``work`` a microbatch.
+    """
+
+    def __init__(self, gang: PlannedGang, *, most: int, limited: bool) -> None:
+        self._bandwidth = math.inf if gang.bandwidth is None else gang.bandwidth
+        self._degrees: list[Degrees] = []
+        self._work: list[int] = []
+        self._layers: list[LayerProfile] = []
+        self._tables: dict[int, _Loads] = {}
+        self._ratio: list[float] = []
+        for profile in gang.profiles:
+            layers = profile.profile(1)
+            table = self._tables[profile.tensor] = _Loads(layers, most)
+            for size, again in itertools.product(divisors(gang.batch_size), (False, True)[: 1 + limited]):
+                work = len(self._layers)
+                scaled = _scaled(layers, size / profile.microbatch_size, recompute=again)
+                self._layers.append(scaled)
+                self._ratio.append(table.ratio(scaled))
+                for data in divisors(gang.batch_size // size):
+                    microbatches = gang.batch_size // size // data
+                    if data * profile.tensor <= most and microbatches <= MOST_MICROBATCHES:
+                        self._degrees.append(Degrees(profile.tensor, data, size, microbatches, again))
+                        self._work.append(work)
+        self._held = [sum(row.held_bytes) + sum(row.activation_bytes) for row in self._layers]
+        # [p - 1]: bytes that p stages hand on at least, there and back.
+        self._sent = [2 * sums_of(sorted(row.output_bytes[:-1])) for row in self._layers]
+        self._measured: dict[int, MeasuredLayers] = {}
+
+    def group(self, number: int) -> int:
+        """GPUs of each stage."""
+        return self._degrees[number].tensor * self._degrees[number].data
+
+    def least_seconds(self, gpus: np.ndarray, speeds: np.ndarray, memory: np.ndarray) -> np.ndarray:
+        """Seconds of a step at least, shape (shapes, plans); infinite where the plan is none.
+
+        Args:
+            gpus: (shapes, k) of each type.
+            speeds: (k,), falling.
+            memory: (k,) bytes of a GPU.
+        """
+        first = (gpus > 0).argmax(axis=1)[:, None]
+        rest = np.where(np.arange(gpus.shape[1]) == first, 0.0, gpus)
+        fast = speeds[first]
+        slow = np.where(rest.any(axis=1, keepdims=True), speeds[(rest > 0).argmax(axis=1)[:, None]], fast)
+        has = np.where(gpus > 0, gpus * np.minimum(memory, UNLIMITED_BYTES), 0.0).sum(axis=1)
+        least = np.full((len(gpus), len(self._degrees)), math.inf)
+        alike: dict[tuple[int, int], list[int]] = {}
+        for number, plan in enumerate(self._degrees):
+            alike.setdefault((plan.tensor, plan.data), []).append(number)
+        for (tensor, data), numbers in alike.items():
+            group, table = tensor * data, self._tables[tensor]
+            stages = gpus.sum(axis=1) / group
+            at = np.flatnonzero((gpus % group == 0).all(axis=1) & (stages <= table.layers))
+            p, q = stages[at].astype(np.intp), (rest[at].sum(axis=1) / group).astype(np.intp)
+            load, total, weights = table.loads(p - q, q, fast[at], slow[at])
+            exchange = 2 * (1 - 1 / data) / self._bandwidth * weights
+            for number in numbers:
+                work, m = self._work[number], self._degrees[number].microbatches
+                seconds = self._ratio[work] * ((m - 1) * load + total) + exchange
+                found = seconds.min(axis=1, initial=math.inf) + self._sent[work][p - 1] / self._bandwidth
+                runs = (p <= m) & (self._held[work] <= has[at] / group * ROUNDING)
+                least[at, number] = np.where(runs, found * (1 - 1e-12), math.inf)
+        return least
+
+    def planned(self, number: int, ranks: Sequence[RankGpu]) -> ShapePlan | None:
+        """The plan with its best cut over ``ranks``, one for each stage; None: none fits their memory."""
+        plan, layers = self._degrees[number], self._measured_layers(self._work[number])
+        form = PipelineForm(
+            schedule=DEFAULT_SCHEDULE,
+            positions=len(ranks),
+            microbatches=plan.microbatches,
+            averaged=plan.data > 1,
+        )
+        cut = best_cut(LaunchedPipeline(layers=layers, count=len(layers.seconds), form=form), ranks)
+        if cut is None:
+            return None
+        loads = cut.loads(layers.seconds, [rank.speed for rank in ranks])
+        exchanged = 2 * (1 - 1 / plan.data) * float(cut.loads(layers.weight_bytes).max())
+        seconds = predict_step_seconds(
+            loads * plan.microbatches,
+            plan.microbatches,
+            boundary_seconds=[2 * layers.output_bytes[end - 1] / self._bandwidth for end in cut.bounds[1:-1]],
+            fixed_seconds=exchanged / self._bandwidth,
+        )
+        return ShapePlan(degrees=plan, cut=cut, seconds=seconds)
+
+    def _measured_layers(self, work: int) -> MeasuredLayers:
+        """Of a microbatch."""
+        if work not in self._measured:
+            layers = self._layers[work]
+            sizes = {
+                field.name: tuple(map(math.ceil, getattr(layers, field.name)))
+                for field in dataclasses.fields(MeasuredLayers)
+                if field.name != "seconds"
+            }
+            seconds = np.add(layers.forward_seconds, layers.backward_seconds)
+            self._measured[work] = MeasuredLayers(seconds=tuple(seconds.tolist()), **sizes)
+        return self._measured[work]
+
+
+class _Loads:
+    """The smallest largest loads on p ranks of speed 1, [p, k], of the layers before k, and of the others."""
+
+    def __init__(self, layers: LayerProfile, most: int) -> None:
+        self._seconds = np.add(layers.forward_seconds, layers.backward_seconds)
+        self.layers, self._sums = len(self._seconds), sums_of(self._seconds)
+        most = min(most, self.layers)
+        self._front = _smallest_largest(self._seconds, most)
+        weights = np.array(layers.weight_bytes)
+        self._weights = sums_of(weights)
+        self._largest_weights = np.array([0.0, *(_largest(weights, p) for p in range(1, self.layers + 1))])
+        self._back = _smallest_largest(self._seconds[::-1], most)[:, ::-1]
+
+    def ratio(self, layers: LayerProfile) -> float:
+        """What every layer takes at least of what it takes in the profile."""
+        here = np.add(layers.forward_seconds, layers.backward_seconds)
+        return float((here / np.maximum(self._seconds, np.finfo(float).tiny)).min())
+
+    def loads(
+        self, fast_ranks: np.ndarray, slow_ranks: np.ndarray, fast: np.ndarray, slow: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(largest load, sum of loads, bytes of the largest weights), at least, each of shape (n, L + 1).
+
+        Args:
+            fast_ranks: (n,) how many have the layers before each k.
+            slow_ranks: (n,) how many have the others.
+            fast: (n, 1) speed of those.
+            slow: (n, 1) speed of these.
+        """
+        largest = np.maximum(self._front[fast_ranks] / fast, self._back[slow_ranks] / slow)
+        runs = np.isfinite(largest)
+        total = np.where(runs, self._sums / fast + (self._sums[-1] - self._sums) / slow, math.inf)
+        weights = np.maximum(
+            self._weights / np.maximum(fast_ranks, 1)[:, None],
+            (self._weights[-1] - self._weights) / np.maximum(slow_ranks, 1)[:, None],
+        )
+        weights = np.maximum(weights, self._largest_weights[fast_ranks + slow_ranks][:, None])
+        return np.where(runs, largest, 0.0), total, weights
+
+
+def _largest(values: np.ndarray, ranks: int) -> float:
+    """What the rank with the most of some layers' values has at least: it is one of L / p layers."""
+    sums, run = sums_of(values), -(-len(values) // ranks)
+    return max(float(sums[-1]) / ranks, float(values.max()), float((sums[run:] - sums[:-run]).min()))
+
+
+def _smallest_largest(seconds: np.ndarray, most: int) -> np.ndarray:
+    """[p, k]: the smallest largest load of the first k layers on p of up to ``most`` ranks."""
+    S = sums_of(seconds)
+    load = np.where(np.tri(len(S), k=-1, dtype=bool), S[:, None] - S, math.inf)  # [end, first]
+    found = np.full((most + 1, len(S)), math.inf)
+    found[0, 0] = 0.0
+    for p in range(1, most + 1):
+        found[p] = np.maximum(found[p - 1], load).min(axis=1)
+    return found
+
+
+def _scaled(layers: LayerProfile, scale: float, *, recompute: bool) -> LayerProfile:
+    """Layers of ``scale`` times as many samples, as :mod:`.cost_model` and :mod:`.plan_memory` count them."""
+    value = {field.name: np.array(getattr(layers, field.name)) for field in dataclasses.fields(layers)}
+    whole = value["forward_seconds"] + value["backward_seconds"]
+    fixed = value["overhead_seconds"] / np.maximum(whole, np.finfo(float).tiny)
+    for name in ("forward_seconds", "backward_seconds"):
+        value[name] = value[name] * (scale * (1 - fixed) + fixed)
+    for name in ("activation_bytes", "output_bytes", "repeated_bytes", "gradient_bytes"):
+        value[name] = value[name] * scale
+    if recompute:
+        value["backward_seconds"] = value["backward_seconds"] + value["forward_seconds"]
+        value["repeated_bytes"] = np.maximum(value["activation_bytes"], value["repeated_bytes"])
+        value["activation_bytes"] = np.concatenate([[0.0], value["output_bytes"][:-1]])
+    return LayerProfile(**{name: tuple(each.tolist()) for name, each in value.items()})
+
+
+@functools.lru_cache(maxsize=64)
+def _shapes(sizes: tuple[int, ...], most_types: int, there: tuple[int, ...]) -> np.ndarray:
+    """(shapes, k) numbers of GPUs of up to ``most_types`` types, each one of ``sizes`` and there."""
+    found = []
+    for types in range(1, most_types + 1):
+        for kinds in itertools.combinations(range(len(there)), types):
+            each = [[size for size in sizes if size <= there[kind]] for kind in kinds]
+            for gpus in itertools.product(*each):
+                row = [0] * len(there)
+                for kind, size in zip(kinds, gpus, strict=True):
+                    row[kind] = size
+                found.append(row)
+    return np.array(found, dtype=float).reshape(len(found), len(there))

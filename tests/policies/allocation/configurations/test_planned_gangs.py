@@ -1,0 +1,172 @@
+"""Pipelines whose plans are looked for at prices: as if every plan of every mix of GPUs had been cut."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from ballast_policies.allocation.generated import GENERATES, allocate_generated
+from ballast_policies.allocation.planned_gangs import PlannedGang, TensorProfile
+from ballast_policies.allocation.problem import Job, Problem
+from ballast_policies.allocation.registry import allocate
+from ballast_policies.contract.decode import decode
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.planning.memory.measured_layers import PipelineForm
+from ballast_policies.planning.planners.plan_memory import PlanMemory
+from ballast_policies.planning.rank_capacity import RankCapacity
+from ballast_policies.planning.step_time import predict_step_seconds
+
+from tests.policies.planning.partitions import all_partitions
+from tests.support.examples import first_daily
+
+FAMILIES = ("everything", "blocks", "uneven", "overheads", "little memory", "links", "tensor degrees")
+TYPES = ("a", "b", "c")
+BATCH, SIZE = 8, 2
+
+
+def drawn(family, draw):
+    """A job's plans in one of the families."""
+    layers = int(draw.integers(3, 9))
+    everything = family == "everything"
+    work = draw.uniform(0.5, 2.0, layers) if family != "blocks" else np.ones(layers)
+    weights = draw.uniform(0.5, 1.5, layers) * 1e9
+    rows = [
+        {
+            "forwardSeconds": float(seconds) / 3,
+            "backwardSeconds": float(seconds) * 2 / 3,
+            "overheadSeconds": float(draw.uniform(0, seconds))
+            if everything or family == "overheads"
+            else 0.0,
+            "heldBytes": float(4 * held),
+            "weightBytes": float(held),
+            "activationBytes": float(draw.uniform(0, 2) * held),
+            "outputBytes": float(draw.uniform(0, 0.1) * held),
+        }
+        for seconds, held in zip(work, weights, strict=True)
+    ]
+    halves = [{name: value * 0.6 for name, value in row.items()} for row in rows]
+    degrees = (1, 2) if everything or family == "tensor degrees" else (1,)
+    limited = everything or family == "little memory"
+    return PlannedGang(
+        profiles=tuple(
+            decode(TensorProfile, {"microbatchSize": SIZE, "tensor": t, "layers": rows if t == 1 else halves})
+            for t in degrees
+        ),
+        speeds=dict(zip(TYPES, draw.choice([0.5, 1.0, 1.3, 2.0, 3.0], 3).tolist(), strict=True)),
+        batch_size=BATCH,
+        sizes=(1, 2, 4),
+        most_types=3 if everything else 2,
+        memory_bytes={"a": 5e9, "b": 12e9} if limited else {},
+        bandwidth=5e9 if everything or family == "links" else None,
+    )
+
+
+def seconds_of_the_best_plan(gang, gpus):
+    """(least, most), as cuts that are as even differ in what links take; infinite where none fits.
+
+    By every cut of every plan: that with the smallest largest load, then the smallest sum of loads.
+    """
+    order = sorted((t for t in TYPES if gpus.get(t)), key=lambda t: -gang.speeds[t])
+    bandwidth, least, most = gang.bandwidth or math.inf, math.inf, math.inf
+    for measured, data, size, again in itertools.product(gang.profiles, (1, 2, 4, 8), (1, 2, 4, 8), (0, 1)):
+        group, count = measured.tensor * data, BATCH // (data * size)
+        ranks = [t for t in order for _ in range(gpus[t] // group)]
+        profile = measured.profile(1)
+        if any(gpus[t] % group for t in order) or not len(ranks) <= min(count, profile.layers):
+            continue
+        forward, backward = np.array(profile.forward_seconds), np.array(profile.backward_seconds)
+        fixed = np.array(profile.overhead_seconds)
+        part = forward / (forward + backward)
+        forward = size / SIZE * (forward - part * fixed) + part * fixed
+        backward = size / SIZE * (backward - (1 - part) * fixed) + (1 - part) * fixed
+        form = PipelineForm(schedule="1F1B", positions=len(ranks), microbatches=count, averaged=data > 1)
+        capacity = RankCapacity(
+            speeds=[gang.speeds[t] for t in ranks],
+            memory=[int(gang.memory_bytes.get(t, 2**62)) for t in ranks],
+            stage_bytes=PlanMemory(profile, SIZE).stage_bytes(form, 1, size, bool(again)),
+        )
+        seconds = forward * (1 + again) + backward
+        steps = {}
+        for cut in filter(capacity.fits, all_partitions(profile.layers, len(ranks))):
+            loads = cut.loads(seconds, capacity.speeds) * count
+            sent = [2 * size / SIZE * profile.output_bytes[end - 1] / bandwidth for end in cut.bounds[1:-1]]
+            exchanged = 2 * (1 - 1 / data) * cut.loads(profile.weight_bytes).max() / bandwidth
+            step = predict_step_seconds(loads, count, boundary_seconds=sent, fixed_seconds=exchanged)
+            steps.setdefault((round(loads.max(), 9), round(loads.sum(), 9)), []).append(step)
+        if steps:
+            launched = steps[min(steps)]
+            least, most = min(least, *launched), min(most, max(launched))
+    return least, most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_mix_of_gpus_has_its_best_plan(family):
+    """Of all degrees, microbatch sizes and cuts, as brute force finds it; its plan is one of that step."""
+    draw, most = np.random.default_rng(7), dict.fromkeys(TYPES, 4)
+    gang = drawn(family, draw)
+    found = {tuple(each.gpus.get(t, 0) for t in TYPES): each for each in gang.listed(most)}
+    for counts in itertools.product((0, 1, 2, 4), repeat=3):
+        if not 1 <= sum(count > 0 for count in counts) <= gang.most_types:
+            continue
+        least, longest = seconds_of_the_best_plan(gang, dict(zip(TYPES, counts, strict=True)))
+        if math.isinf(least):
+            assert counts not in found
+            continue
+        assert least * (1 - 1e-9) <= 1 / found[counts].throughput <= longest * (1 + 1e-9)
+        plan = gang.plan_of(found[counts])
+        assert plan.degrees.microbatches * plan.degrees.microbatch_size * plan.degrees.data == BATCH
+        assert plan.cut.ranks * plan.degrees.data * plan.degrees.tensor == sum(counts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", GENERATES)
+@pytest.mark.parametrize("family", first_daily(FAMILIES, 2))
+def test_the_optimum_over_all_plans_from_those_that_are_cut(policy, family):
+    """Within 2 % of the program with each mix of GPUs and its best plan; the gap tells how near."""
+    for seed in range(2):
+        draw = np.random.default_rng(seed)
+        capacity = {t: int(draw.integers(3, 9)) for t in TYPES}
+        jobs = tuple(
+            Job(
+                name=f"job-{m}",
+                steps_remaining=float(10 ** draw.uniform(2, 4)),
+                weight=float(draw.integers(1, 4)),
+            )
+            for m in range(6)
+        )
+        posed = Problem(gpu_types=TYPES, capacity=capacity, jobs=jobs)
+        gangs = {job.name: drawn(family, draw) for job in jobs}
+        listed = [
+            Job(
+                name=job.name,
+                steps_remaining=job.steps_remaining,
+                weight=job.weight,
+                configurations=gangs[job.name].listed(capacity),
+            )
+            for job in jobs
+        ]
+        want = allocate(policy, Problem(gpu_types=TYPES, capacity=capacity, jobs=tuple(listed)))
+        found = allocate_generated(policy, posed, gangs, within=0.01)
+        assert found.allocation.objective == pytest.approx(want.objective, rel=0.02)
+        assert found.allocation.gap <= 0.01 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"memory_bytes": {"z": 1e9}}, "memory_bytes.z: speeds does not have the type"),
+        ({"sizes": tuple(range(1, 400)), "most_types": 3}, "sizes: .*To fix: fewer sizes"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(fields, message):
+    """By the field, with what to change."""
+    profile = decode(TensorProfile, {"layers": [{"forwardSeconds": 1.0, "backwardSeconds": 2.0}]})
+    stated = {
+        "profiles": (profile,),
+        "speeds": {"a": 1.0, "b": 1.0, "c": 2.0},
+        "batch_size": 8,
+        "sizes": (1,),
+    }
+    with pytest.raises(ContractError, match=message):
+        PlannedGang(**{**stated, **fields})
