@@ -15,8 +15,9 @@ from typing import Any
 from ballast_policies.contract.decode import parse_json
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.balancers.registry import BalancerInput
 from ballast_policies.planning.partition import Partition
-from ballast_policies.planning.rebalance import decide_rebalance
+from ballast_policies.planning.rebalance import decide_rebalance, least_gain
 from ballast_policies.planning.step_time import predict_step_seconds
 
 from ballast_trainer.errors import ConfigurationError
@@ -164,12 +165,9 @@ def replay(config: JobConfig, looks: Sequence[Look], *, ranks: int) -> Replay:
         for place, cut in enumerate((first, static, following, best)):
             totals[place] += span * step_seconds(cut, look)
         decision = decide_rebalance(
-            following,
-            look.coming,
-            microbatches=microbatches,
-            min_gain=settings.min_gain,
+            BalancerInput(partition=following, seconds=look.coming, microbatches=microbatches),
+            min_gain=least_gain(settings.min_gain, look.measured, following),
             horizon_steps=max(1, sum(spans[number:])),
-            measured=look.measured,
             move_seconds=look.move_seconds,
             method=settings.balancer,
         )

@@ -6,6 +6,7 @@ import time
 import numpy as np
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
+from ballast_policies.planning.balancers.registry import BalancerInput
 from ballast_policies.planning.partition import even_partition
 from ballast_policies.planning.rebalance import decide_rebalance
 from ballast_policies.planning.repack import repack
@@ -134,14 +135,16 @@ def overheads():
             for stretch in range(TRAINING // PRUNED_EVERY):
                 row = pruned(layers, min(1.0, stretch / 6), strength)
                 decision = decide_rebalance(
-                    partition,
-                    row,
-                    microbatches=MICROBATCHES,
+                    BalancerInput(
+                        partition=partition,
+                        seconds=row,
+                        microbatches=MICROBATCHES,
+                        # What is left of a layer's weights follows its cost here.
+                        balanced=row / row.sum() if by_parameters else None,
+                    ),
                     min_gain=0.02,
                     horizon_steps=PRUNED_EVERY,
                     move_seconds=PAUSE_STEPS * float(row.sum()) / 8,
-                    # What is left of a layer's weights follows its cost here.
-                    balanced=row / row.sum() if by_parameters else None,
                     method=method,
                 )
                 looks, moves = looks + 1, moves + decision.rebalance

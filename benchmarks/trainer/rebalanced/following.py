@@ -11,6 +11,7 @@ import dataclasses
 
 import numpy as np
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.planning.balancers.registry import BalancerInput
 from ballast_policies.planning.following.looking import CheckTimer, lost_seconds
 from ballast_policies.planning.rebalance import decide_rebalance, least_gain
 from ballast_policies.planning.step_time import predict_step_seconds
@@ -91,12 +92,9 @@ def follow(
         if asked:
             looks, due = looks + 1, False
             decision = decide_rebalance(
-                partition,
-                costs,
-                microbatches=microbatches,
-                min_gain=min_gain,
+                BalancerInput(partition=partition, seconds=costs, microbatches=microbatches),
+                min_gain=least_gain(min_gain, known.measured() if weighs_noise else (), partition),
                 horizon_steps=steps - step,
-                measured=known.measured() if weighs_noise else (),
                 move_seconds=pause,
             )
             waiting, partition = waiting.after_look(moved=decision.rebalance), decision.partition

@@ -8,9 +8,8 @@ import numpy as np
 
 from ballast_policies.planning.balancers.network import steady_period_seconds
 from ballast_policies.planning.balancers.registry import BALANCERS, BalancerInput
-from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.partition import Move, Partition, PlanningError, moves_between
-from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
+from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
 
 
@@ -49,68 +48,40 @@ def revert(partition: Partition, before: Partition) -> RebalanceDecision:
 
 
 def decide_rebalance(
-    partition: Partition,
-    seconds: Sequence[float],
+    asked: BalancerInput,
     *,
-    microbatches: int,
     min_gain: float,
     horizon_steps: int,
-    measured: Sequence[Sequence[float]] = (),
-    placement: Sequence[int] | None = None,
-    capacity: RankCapacity = UNLIMITED,
     move_seconds: float | None = None,
-    balanced: Sequence[float] | None = None,
-    link_seconds: Sequence[float] | None = None,
     method: str = "exact",
-    staged: StagedPipeline | None = None,
 ) -> RebalanceDecision:
     """Compare the partition in force with the one that the balancer chooses.
 
     Args:
-        partition: the one in force.
-        seconds: that each layer is expected to take per step, shape (L,).
-        microbatches: per step.
-        min_gain: least relative gain in step time, 0.05 is 5 %; below it nothing moves.
+        asked: the partition in force, and what the balancer reads; the gain is computed from the seconds,
+            whatever is balanced, and links count where the balancer measures them.
+        min_gain: least relative gain in step time, 0.05 is 5 %; below it nothing moves (:func:`least_gain`).
         horizon_steps: steps over which the move has to pay for itself.
-        measured: what ``seconds`` follow from, by measured step, shape (n, L): the gain has to be more than
-            their noise may feign, so that it does not send layers back and forth.  Empty: it is not known.
-        placement: rank of each stage, shape (stages,); None: one stage a rank.
-        capacity: speed and memory of the ranks, and bytes of the layers.
         move_seconds: what the last move cost; None: not known yet, taken as one step.
-        balanced: what is balanced in place of the seconds, e.g. each layer's parameters; the gain is
-            computed from the seconds all the same.
-        link_seconds: transfer of one microbatch over each link, shape (p - 1,), where the balancer needs it.
         method: a name of ``balancers.registry.BALANCERS``.
-        staged: where ranks hold several stages, their schedule, which is played to predict a step.
 
     Raises:
         PlanningError: ``method`` is unknown, its balancer does not suit the input, or no partition fits
             the memory.
     """
-    balancer = BALANCERS.find(method, PlanningError)
-    candidate = balancer.choose(
-        BalancerInput(
-            partition=partition,
-            weights=seconds if balanced is None else balanced,
-            microbatches=microbatches,
-            capacity=capacity,
-            link_seconds=link_seconds,
-            by_seconds=balanced is None,
-            staged=staged,
-        )
-    )
-    links = link_seconds if balancer.measures_links else None
+    balancer, partition = BALANCERS.find(method, PlanningError), asked.partition
+    candidate = balancer.choose(asked)
+    links = asked.link_seconds if balancer.measures_links else None
 
     def step_seconds(each: Partition) -> float:
-        if staged is not None:
-            return staged.step_seconds(each)
-        return _step_seconds(each, seconds, microbatches, capacity, links)
+        if asked.staged is not None:
+            return asked.staged.step_seconds(each)
+        return _step_seconds(each, asked.seconds, asked.microbatches, asked.capacity, links)
 
     before, after = step_seconds(partition), step_seconds(candidate)
     cost = before if move_seconds is None else move_seconds
     moves = moves_between(partition, candidate)
-    least = least_gain(min_gain, measured, partition, placement)
-    pays, why = _pays(len(moves), before, after, cost=cost, min_gain=least, horizon_steps=horizon_steps)
+    pays, why = _pays(len(moves), before, after, cost=cost, min_gain=min_gain, horizon_steps=horizon_steps)
     return RebalanceDecision(
         rebalance=pays,
         partition=candidate if pays else partition,

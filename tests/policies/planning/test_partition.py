@@ -7,6 +7,7 @@ import pytest
 from ballast_lab.simulated_steps import simulated_step_seconds
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
+from ballast_policies.planning.balancers.registry import BalancerInput
 from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.partition import (
     Partition,
@@ -173,8 +174,9 @@ def test_imbalance_is_largest_over_mean_less_one():
 
 
 def decide(seconds, **changes):
-    arguments = {"microbatches": 4, "min_gain": 0.05, "horizon_steps": 100, "move_seconds": 0.1} | changes
-    return decide_rebalance(even_partition(len(seconds), 2), seconds, **arguments)
+    how = {"min_gain": 0.05, "horizon_steps": 100, "move_seconds": 0.1} | changes
+    asked = BalancerInput(partition=even_partition(len(seconds), 2), seconds=seconds, microbatches=4)
+    return decide_rebalance(asked, **how)
 
 
 @pytest.mark.parametrize("method", ["exact", "diffusion"])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from ballast_lab.simulated_steps import fitted_action_seconds, simulated_step_seconds
-from ballast_policies.planning.balancers.registry import deepspeed_partition
+from ballast_policies.planning.balancers.registry import BalancerInput, deepspeed_partition
 from ballast_policies.planning.partition import Partition, PlanningError, even_partition
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.rebalance import MOST, decide_rebalance, least_gain
@@ -16,8 +16,10 @@ SECONDS = st.lists(st.floats(0.1, 1.0), min_size=6, max_size=14)
 
 
 def decide(partition, seconds, **changes):
-    arguments = {"microbatches": 8, "min_gain": 0.05, "horizon_steps": 1000, "move_seconds": 0.1} | changes
-    return decide_rebalance(partition, seconds, **arguments)
+    how = {"min_gain": 0.05, "horizon_steps": 1000, "move_seconds": 0.1}
+    how |= {name: changes.pop(name) for name in (*how, "method") if name in changes}
+    given = {"partition": partition, "seconds": seconds, "microbatches": 8} | changes
+    return decide_rebalance(BalancerInput(**given), **how)
 
 
 @pytest.mark.parametrize("method", ["exact", "diffusion"])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.balancers.registry import BalancerInput
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.partition import Partition, PlanningError, even_partition
 from ballast_policies.planning.rank_capacity import RankCapacity
@@ -80,9 +81,9 @@ def test_no_decision_is_slower_than_the_most_even_stages(schedule, chunks):
         assert found <= staged.step_seconds(in_force) * (1 + 1e-12)
 
 
-def decide(staged: StagedPipeline, seconds, in_force: Partition, **changes):
-    arguments = {"microbatches": 4, "min_gain": 0.01, "horizon_steps": 1000, "move_seconds": 0.1}
-    return decide_rebalance(in_force, seconds.tolist(), staged=staged, **(arguments | changes))
+def decide(staged: StagedPipeline, seconds, in_force: Partition):
+    asked = BalancerInput(partition=in_force, seconds=seconds.tolist(), microbatches=4, staged=staged)
+    return decide_rebalance(asked, min_gain=0.01, horizon_steps=1000, move_seconds=0.1)
 
 
 def test_a_large_and_a_small_stage_make_up_for_each_other_on_one_rank():

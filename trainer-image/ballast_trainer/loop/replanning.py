@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ballast_policies.contract import Proposal, Stage
 from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.balancers.registry import BalancerInput
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.balancers.subset import PlaceBytes
 from ballast_policies.planning.launch import LaunchRanks, launch_partition
@@ -242,19 +243,19 @@ def rebalance_decision(
     staged = staged_pipeline(model, costs, placement, capacity, sizes)
     try:
         return decide_rebalance(
-            partition_of(model.stages),
-            costs.total,
-            microbatches=model.microbatches_per_drain,
-            min_gain=settings.min_gain,
+            BalancerInput(
+                partition=partition_of(model.stages),
+                seconds=costs.total,
+                microbatches=model.microbatches_per_drain,
+                capacity=capacity,
+                balanced=sizes.parameters if settings.by == "parameters" else None,
+                link_seconds=link_seconds,
+                staged=staged,
+            ),
+            min_gain=least_gain_now(model),
             horizon_steps=steps_left,
-            measured=model.profile.measured(),
-            placement=placement,
             move_seconds=move_seconds,
-            capacity=capacity,
-            balanced=sizes.parameters if settings.by == "parameters" else None,
-            link_seconds=link_seconds,
             method=settings.balancer,
-            staged=staged,
         )
     except PlanningError as error:
         logger.warning("layers stay where they are: %s", error)

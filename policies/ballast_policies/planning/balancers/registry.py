@@ -11,7 +11,7 @@ from ballast_policies.planning.balancers.network import network_aware_partition
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.partition import Partition, PlanningError, even_partition
-from ballast_policies.planning.rank_capacity import RankCapacity
+from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 from ballast_policies.registry import Registry
 
 
@@ -48,21 +48,26 @@ class BalancerInput:
 
     Attributes:
         partition: the one in force.
-        weights: balanced quantity by layer, shape (L,): seconds per step, or e.g. parameters.
+        seconds: that each layer is expected to take per step, shape (L,).
         microbatches: per step.
-        capacity: speed and memory of the ranks.
+        capacity: speed and memory of the ranks, and bytes of the layers.
+        balanced: what is balanced in place of the seconds, e.g. each layer's parameters.
         link_seconds: transfer of one microbatch over each link, shape (p - 1,); None: not measured.
-        by_seconds: the weights are seconds.
         staged: where ranks hold several stages, their schedule; then p is the number of stages.
     """
 
     partition: Partition
-    weights: Sequence[float]
+    seconds: Sequence[float]
     microbatches: int
-    capacity: RankCapacity
-    link_seconds: Sequence[float] | None
-    by_seconds: bool = True
+    capacity: RankCapacity = UNLIMITED
+    balanced: Sequence[float] | None = None
+    link_seconds: Sequence[float] | None = None
     staged: StagedPipeline | None = None
+
+    @property
+    def weights(self) -> Sequence[float]:
+        """Balanced quantity by layer, shape (L,)."""
+        return self.seconds if self.balanced is None else self.balanced
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +96,7 @@ class Balancer:
 
 def _exact(given: BalancerInput) -> Partition:
     if given.staged is not None:
-        return given.staged.balanced(given.partition, None if given.by_seconds else given.weights)
+        return given.staged.balanced(given.partition, given.balanced)
     return nearest_partition(given.partition, given.weights, given.capacity, microbatches=given.microbatches)
 
 
