@@ -83,7 +83,6 @@ def plan_ptdp(
                     flops_per_second * efficiency(model.hidden * size / tensor, half_speed),
                     pipeline,
                     tensor,
-                    data,
                     size,
                 )
                 for size in microbatch_sizes
@@ -111,9 +110,9 @@ def _predicted(
     flops_per_second: float,
     pipeline: int,
     tensor: int,
-    data: int,
     size: int,
 ) -> PtdPlan:
+    data = servers.gpus // tensor // pipeline
     microbatches = batch_size // data // size
     per_server = servers.gpus_per_server
     fast, slow = servers.fast_bandwidth, servers.slow_bandwidth
