@@ -3,8 +3,8 @@
     python benchmarks/trainer/published_page.py [--measure]
 
 The page is written from ``published_recorded.json``; ``--measure`` simulates everything again (8 to 720
-ranks, a few minutes of one core) and records it. Nothing is trained: what real ranks show is in
-docs/figures.md.
+ranks, a few minutes of one core) and records it. Only a small model is trained, for resizing:
+what real ranks show is in docs/figures.md.
 """
 
 import json
@@ -21,6 +21,7 @@ from dynamic_models.balancing import (
 )
 from dynamic_models.page import page
 from dynamic_models.stragglers_in_groups import late_ranks, migration
+from resizing import homogeneous, imputations, one_late
 
 HERE = Path(__file__).resolve()
 PAGE = HERE.parents[2] / "lab" / "docs" / "published-dynamic-models.md"
@@ -38,7 +39,8 @@ def record():
         migration,
         late_ranks,
     )
-    return {part.__name__: part() for part in parts}
+    resized = {part.__name__: str(part()) for part in (imputations, homogeneous, one_late)}
+    return {part.__name__: part() for part in parts} | resized
 
 
 @click.command(help=__doc__)

@@ -104,7 +104,7 @@ def accuracy(gamma, *, late=RANKS, selection="priority", imputation="zero"):
 
 def more(what, published, ours):
     """A difference of accuracies in percent that has to be above 0."""
-    return Point(what=what, published=published, ours=100 * ours, low=1e-9, high=100.0)
+    return Point(what=what, published=published, ours=100 * ours, low=0.01, high=100.0)
 
 
 def imputations():

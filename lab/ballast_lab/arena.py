@@ -25,6 +25,8 @@ from ballast_policies.elastic.registry import ELASTIC_POLICIES
 from ballast_policies.simulator.elastic.engine import ElasticResult, simulate
 from ballast_policies.simulator.elastic.workload_file import read_workload
 
+from ballast_lab.comparison import Comparison, Point
+
 ROUND_SECONDS, ROUNDS = 300.0, 2000
 STEPS_DIVIDED_BY = 5
 """Of simulated traces, by Arena's simulator; traces that were run state steps as they are."""
@@ -200,7 +202,7 @@ def _only(folder: Path, pattern: str) -> Path:
 @click.option("--nodes", help="GPU types and nodes, as a40=16,a10=16. [default: the folder's cluster]")
 @click.option("--rounds", type=click.IntRange(1), default=ROUNDS, show_default=True, help="Of 300 s.")
 @click.option("--write", type=click.Path(path_type=Path), help="Write a file for ballast simulate --elastic.")
-def main(folder: Path, nodes: str | None, rounds: int, write: Path | None) -> None:
+def main(folder: Path, nodes: str | None, rounds: int, write: Path | None) -> Comparison | None:
     """Print average completion times and finished jobs of Arena's traces, and what it publishes."""
     try:
         cluster = _nodes(nodes) if nodes else read_nodes(_only(folder, "*cluster_spec.json"))
@@ -217,24 +219,37 @@ def main(folder: Path, nodes: str | None, rounds: int, write: Path | None) -> No
     text = json.dumps(read)
     if write is not None:
         write.write_text(text, encoding="utf-8")
-        return
+        return None
+    points = []
     click.echo(f"{'trace':26}{'policy':18}{'finished':>9}{'of':>8}{'mean s':>11}{'until the end s':>17}")
     for trace, rows in traces.items():
         if not read["workloads"][trace]:
             raise click.ClickException(f"--data: no job of {trace} runs on a shape of the cluster")
         workload = read_workload(text, workload=trace, sizes="all")
+        means = []
         for policy in ("completion-time", "sia"):
             assert policy in ELASTIC_POLICIES
             result = simulate(
                 workload, policy=policy, round_seconds=ROUND_SECONDS, until=rounds * ROUND_SECONDS
             )
             row = row_of(result, [row[1] for row in rows])
+            means.append(row.mean)
             click.echo(
                 f"{trace[:25]:26}{policy:18}{row.finished:9}{row.jobs:8}{row.mean:11,.0f}"
                 f"{row.mean_of_all:17,.0f}"
             )
+        points.append(
+            Point(
+                what=f"{trace}: completion-time over sia",
+                published="",
+                ours=means[0] / means[1],
+                low=0.0,
+                high=0.9,
+            )
+        )
     for line in published:
         click.echo(line)
+    return Comparison(tuple(points), "Band: a mean completion time of at most 0.9 of Sia's.")
 
 
 def _nodes(text: str) -> dict[str, int]:

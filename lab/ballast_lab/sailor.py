@@ -34,6 +34,8 @@ from ballast_policies.planning.planners.plan_memory import PlanMemory
 from ballast_policies.planning.profile import LayerProfile, ProfiledLayer
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
 
+from ballast_lab.comparison import Comparison, Point
+
 HALF, FULL = 2, 4
 """Bytes of an activation, and of a gradient as it is all-reduced."""
 
@@ -362,7 +364,7 @@ def _plan(name: str, row: Mapping[str, Any]) -> Measured:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Files of Sailor's artifact.",
 )
-def main(folder: Path) -> None:
+def main(folder: Path) -> Comparison:
     """Print the steps and peak bytes of Sailor's measured plans, as predicted and as measured."""
     try:
         plans = read_plans((folder / "measured_plans.json").read_text(encoding="utf-8"))
@@ -387,6 +389,7 @@ def main(folder: Path) -> None:
             peaks.append(held / plan.peak - 1.0)
             line += f"{held / 1e9:8.2f}{plan.peak / 1e9:10.2f}{peaks[-1]:8.1%}"
         click.echo(line)
+    points = []
     for what, errors in (("steps", steps), ("peak bytes", peaks)):
         if errors:
             each = sorted(map(abs, errors))
@@ -394,6 +397,9 @@ def main(folder: Path) -> None:
                 f"error of {len(each)} {what}: mean {statistics.fmean(each):.1%}, "
                 f"median {statistics.median(each):.1%}"
             )
+            mean = statistics.fmean(each)
+            points.append(Point(what=f"mean error of {what}", published="0", ours=mean, low=0.0, high=0.1))
+    return Comparison(tuple(points), "Band: a mean error of at most 10 %.")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from typing import Any
 import click
 import numpy as np
 
+from ballast_lab.comparison import Comparison, Point
 from ballast_lab.spot.ticks import TickJob, TickResult, Zone, run_ticks
 
 OPTIMUM, THEIRS = ("multi_region_oracle_dp",), ("unified_cost_model_risk", "unified_cost_model_rate_ratio")
@@ -193,7 +194,7 @@ def compared(cells: list[Cell], traces: Traces) -> Iterator[tuple[Cell, float, f
 @click.option(
     "--data", "folder", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True
 )
-def main(folder: Path) -> None:
+def main(folder: Path) -> Comparison:
     """Print the cost of SkyNomad's cells over the optimum, by Ballast's rule and by theirs."""
     try:
         cells, traces = read_cells(folder), Traces(folder)
@@ -220,6 +221,13 @@ def main(folder: Path) -> None:
     above = sum(ours > theirs + 5e-4 for ours, theirs, _ in rows)
     click.echo(
         f"mean of {len(rows)} cells: ours {mean[0]:.3f}, theirs {mean[1]:.3f}; above theirs in {above}"
+    )
+    late = sum(row[2] for row in rows)
+    return Comparison(
+        (
+            Point(what="mean", published=f"{mean[1]:.3f}", ours=mean[0], low=0.99, high=mean[1]),
+            Point(what="deadlines missed", published="0", ours=late, low=0, high=0),
+        )
     )
 
 

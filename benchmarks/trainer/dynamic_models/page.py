@@ -148,6 +148,20 @@ shortest step, and of those within 1 % the one that loses least accuracy: at chi
 Four of 8 GPUs late by 8, 6, 4 and 2: the paper's sweet spot is 3 that migrate; ours, by its costs: {found["late_ranks"]["migrating"]}
 ({found["late_ranks"]["why"]}).
 
+## Resizing (SEMI, figures 3 and 5 to 8): percent of accuracy
+
+`python benchmarks/trainer/resizing.py`: a small model of text shared by four ranks in one process, trained for 200 steps. Figure 3:
+
+{found["imputations"]}
+
+The trainer keeps no gradients from one choice of columns to the next, so `same` is `zero`. Figures 5 and 6, with the speed by the costs of table I:
+
+{found["homogeneous"]}
+
+Figures 7 and 8:
+
+{found["one_late"]}
+
 ## Not built
 
 - **Chimera's schedule** (supplement, equation 1): with 8 ranks, 8 microbatches and a backward of two forwards it idles 1/3 of the time and holds

@@ -136,7 +136,9 @@ def _run(figure: Figure, folder: Path | None) -> tuple[str, Comparison | None]:
     with mock.patch.object(sys, "argv", [str(figure.path), *arguments]), mock.patch.object(sys, "path", path):
         try:
             if figure.part:
-                found = _printed(runpy.run_path(str(figure.path))[figure.part](), figure.within)
+                part = runpy.run_path(str(figure.path))[figure.part]
+                made = part(standalone_mode=False) if isinstance(part, click.Command) else part()
+                found = _printed(made, figure.within)
             else:
                 runpy.run_path(str(figure.path), run_name="__main__")
         except SystemExit as end:
