@@ -69,6 +69,7 @@ def test_a_killed_rank_restarts_the_job_from_its_checkpoint_and_is_said_so(balla
     eventually(used_by_trainer, "all rights to be used")
 
 
+@pytest.mark.nightly
 def test_a_killed_rank_is_started_again_in_its_pod_and_the_gang_goes_on(ballast):
     """From the memory of the others: its pods and their launch stay, and nothing counts as a restart."""
     with ballast.operator():
