@@ -244,12 +244,13 @@ def test_an_image_digest_wins_over_the_tag(chart: Any) -> None:
         ({"image": {"digest": "latest"}}, "digest"),
         ({"metrics": {"serviceMonitor": {"interval": "often"}}}, "interval"),
         ({"watchNamespace": "Research Team"}, "watchNamespace"),
+        ({"ui": {"enabled": True, "port": 8080}}, "another ui.port"),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_a_wrong_value_is_refused_by_name(chart: Any, values: dict[str, Any], words: str) -> None:
     """Before anything is installed."""
-    with pytest.raises(helm.HelmValuesError, match=words):
+    with pytest.raises(helm.HelmError, match=words):
         render(chart, values)
 
 
