@@ -112,7 +112,13 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
     ({"rebalance": {"balancer": "network", "by": "parameters"}}, "rebalance.by", "seconds on links"),
     ({"rebalance": {"balancer": "deepspeed", "memoryBytes": 9}}, "rebalance.balancer", "no limit of memory"),
     ({"repack": {"minStages": 3, "targetStages": 2}}, "repack.targetStages", "below minStages"),
-    ({"training": {"warmupSteps": 5, "decaySteps": 5}}, "training.decaySteps", "no step is left"),
+    (
+        {"training": {"warmupSteps": 5, "decaySteps": 5, "decay": "linear"}},
+        "training.decaySteps",
+        "no step is left",
+    ),
+    ({"training": {"decaySteps": 5}}, "training.decay", "decaySteps and decayTo have no effect"),
+    ({"training": {"decayTo": 0.1}}, "training.decay", "decay: linear or cosine"),
     (
         {"model": {"name": "gpt", "layers": 3}, "pipeline": {"maxStages": 4}},
         "pipeline.maxStages",

@@ -148,10 +148,11 @@ JOBS = table(
     (
         "a decay that ends with the warm-up",
         "spec.training",
-        {"warmupSteps": 5, "decaySteps": 5},
+        {"warmupSteps": 5, "decaySteps": 5, "decay": "linear"},
         "no step is left for the decay",
         "spec.training.decaySteps",
     ),
+    ("a decay of a constant rate", "spec.training", {"decayTo": 0.1}, "no effect", "spec.training.decay"),
     (
         "a warm-up over all steps before a decay",
         "spec.training",

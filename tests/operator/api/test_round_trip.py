@@ -114,7 +114,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             "warmupSteps": draw(st.integers(0, 1000)),
             "clipNorm": draw(st.floats(0.01, 10)),
             "optimizer": draw(st.sampled_from(["adamw", "sgd", "my.optimizers:lion"])),
-            "decay": draw(st.sampled_from(["constant", "linear", "cosine"])),
+            "decay": draw(st.sampled_from(["linear", "cosine"])),
             "decaySteps": draw(st.integers(1001, 2**53)),
             "decayTo": draw(st.floats(0, 1)),
             **draw(

@@ -41,7 +41,9 @@ def test_clipping_is_torch_clipping_over_all_layers():
 @pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])
 def test_the_rate_warms_up_and_decays_as_named(decay):
     """Values at the ends and in the middle, by hand."""
-    config = TrainingConfig(learning_rate=2.0, warmup_steps=4, decay=Decay(decay), decay_to=0.1)
+    config = TrainingConfig(
+        learning_rate=2.0, warmup_steps=4, decay=Decay(decay), decay_to=0.1 * (decay != "constant")
+    )
     rates = [learning_rate(config, step, 24) for step in range(30)]
     assert rates[:4] == [0.5, 1.0, 1.5, 2.0]
     middle, end = {"constant": (2.0, 2.0), "linear": (1.1, 0.2), "cosine": (1.1, 0.2)}[decay]
@@ -52,7 +54,7 @@ def test_the_rate_warms_up_and_decays_as_named(decay):
 
 
 @given(
-    decay=st.sampled_from(["constant", "linear", "cosine"]),
+    decay=st.sampled_from(["linear", "cosine"]),
     warmup=st.integers(0, 50),
     length=st.integers(1, 200),
     left=st.floats(0, 1),

@@ -52,6 +52,12 @@ class TrainingConfig(Settings):
             fix="raise decaySteps",
         ),
         Rule(
+            condition=(at("decay") != Decay.CONSTANT) | (absent("decay_steps") & (at("decay_to") == 0.0)),
+            field="decay",
+            reason="decay is constant: decaySteps and decayTo have no effect",
+            fix="decay: linear or cosine, or leave them out",
+        ),
+        Rule(
             condition=absent("rate_factor")
             | ((at("warmup_steps") == 0) & (at("decay") == Decay.CONSTANT) & absent("decay_steps")),
             field="rate_factor",
