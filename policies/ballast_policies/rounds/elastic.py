@@ -171,7 +171,7 @@ class _SizeAssignment:
         missing = size - now - len(nodes)
         if missing:
             # Positions that others have got are given back before the gang may take other GPUs.
-            if seat.runs and len(self._kept[at]) + len(positions) < len(seat.own):
+            if (seat.runs or seat.several) and len(self._kept[at]) + len(positions) < len(seat.own):
                 return False
             self._ledger.take(nodes)
             found = self._find(missing, seat, near=(*self.nodes[at], *nodes))

@@ -259,7 +259,8 @@ def gangs_are_whole(question, decided):
             sizes |= {*question.mixed[name].sizes}
         assert len(at.nodes) in sizes and (not at.parts or name in question.mixed)
         request = question.topology.get(name)
-        if request is not None and request.required and not at.parts:
+        several = at.parts or (held is not None and held.parts)  # with a topology users are refused that
+        if request is not None and request.required and not several:
             assert len({nodes[node].domain(request.level) for node in at.nodes}) == 1
         new = Counter(at.nodes) - Counter(held.nodes if held is not None else ())
         barred = question.not_tolerated.get(name, frozenset())
@@ -382,6 +383,7 @@ each_kind = pytest.mark.parametrize(
 
 @each_kind
 @example(seed=698)  # pods by completion time: what was chosen in place of too many moves moves others
+@example(seed=10000687)  # several pools, not held yet: what others have got of it is not replaced
 @given(seed=seeds)
 def test_rounds_one_after_the_other_keep_every_law(kinds, seed):
     """With each kind of gang, node and limit alone, and with all of them."""
