@@ -83,6 +83,8 @@ def test_only_the_bytes_of_moved_layers_travel():
 def moved_in_two_messages(world):
     """Layer 3 moves as in a rebalance; what each rank waits for, and the layer's state before and after."""
     layers = held_layers(build_model(MODEL), BEFORE, world.rank)
+    if world.rank == 1:
+        layers[3].module.register_buffer("counted", torch.arange(5), persistent=False)
     before = {key: value.clone() for key, value in layers[3].state().items()} if world.rank == 1 else {}
     messages, real_isend = [], dist.isend
 
@@ -105,6 +107,7 @@ def moved_in_two_messages(world):
     return {
         "before": before,
         "after": layers[3].state() if world.rank == 0 else {},
+        "counted": layers[3].module.counted.tolist() if world.rank == 0 else [],
         "messages": messages,
         "bytes": migration.byte_count,
         "under_way": (under_way, len(layers.under_way)),
@@ -118,6 +121,7 @@ def test_the_optimizers_state_follows_a_moved_layer():
     assert any(name.endswith(".exp_avg_sq") for name in sender["before"])
     for name, value in sender["before"].items():
         assert torch.equal(value, receiver["after"][name]), name
+    assert receiver["counted"] == [0, 1, 2, 3, 4], "a buffer that no checkpoint has"
     (first, first_patient), (second, second_patient) = sender["messages"]
     assert (first_patient, second_patient) == (False, True)
     assert second > 1.5 * first

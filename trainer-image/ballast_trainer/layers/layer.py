@@ -40,6 +40,8 @@ MODULE, OPTIMIZER = "module.", "optimizer."
 """Prefixes of a layer's tensors: ``module.<name>`` and ``optimizer.<parameter>.<key>``."""
 MASTER = "master"
 """Key of the fp32 copy of a bf16 parameter, which its optimizer updates."""
+_UNSAVED = "unsaved."
+"""Prefix of buffers that are not persistent: they move with their layer, and no checkpoint has them."""
 
 
 _FUSED_ON = ("cpu", "cuda")
@@ -258,6 +260,20 @@ class Layer:
                 tensors |= {f"{OPTIMIZER}{name}.{key}": value for key, value in kept.items()}
         return tensors
 
+    def moving_state(self) -> dict[str, torch.Tensor]:
+        """All tensors of the layer, and its buffers that are not persistent, which a forward may change.
+
+        Raises:
+            TrainerError: the optimizer keeps state that cannot travel.
+        """
+        unsaved = {
+            f"{_UNSAVED}{path}.{name}": part._buffers[name]
+            for path, part in self.module.named_modules()
+            for name in part._non_persistent_buffers_set
+        }
+        held = {name: value for name, value in unsaved.items() if value is not None}
+        return self.state() | {n: value for n, value in held.items() if value.layout is torch.strided}
+
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take over the tensors of another rank's layer, or of a checkpoint.
 
@@ -269,6 +285,11 @@ class Layer:
             self._load_shares(module)
         else:
             self.module.load_state_dict(module)
+        for key, value in tensors.items():
+            if key.startswith(_UNSAVED):
+                # In another shape than it was built with, perhaps: a cache may have grown.
+                path, _, name = key.removeprefix(_UNSAVED).rpartition(".")
+                self.module.get_submodule(path).register_buffer(name, value.clone(), persistent=False)
         # Loading may have replaced parameters: a pruned weight comes as its kept values.
         self._arrival = None
         rounded = [name for name, of in self.module.named_parameters() if of.dtype is torch.bfloat16]

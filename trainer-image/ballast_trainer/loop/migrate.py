@@ -118,7 +118,7 @@ class _Parcels:
         try:
             for number, counts in self._sizes.sent.items():
                 move = self._moves[number]
-                state = layers[move.layer].state()
+                state = layers[move.layer].moving_state()
                 delayed = [
                     name
                     for name, value in state.items()
