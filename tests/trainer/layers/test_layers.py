@@ -9,10 +9,11 @@ from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.dynamics.freezing import Freezing
 from ballast_trainer.dynamics.schedule import ChangeSteps
-from ballast_trainer.errors import TrainerError
+from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.layer_stack import LayerStack
+from ballast_trainer.layers.optimize import squared_gradient_norm
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.meter import Meter
@@ -227,3 +228,26 @@ def test_a_layer_that_returns_more_than_tensors_is_named(recompute, by_layer):
     stack = LayerStack([layers.make(index) for index in range(2)], meter, 0, CPU)
     with pytest.raises(TrainerError, match=r"^layer 0 returns tuple: a set beside tensors\. To fix: "):
         stack(torch.ones(2, 4))
+
+
+def test_a_layer_that_saves_no_tensor_is_refused():
+    """It would be lost when the layer moves."""
+
+    class Counting(nn.Linear):
+        def get_extra_state(self):
+            return {"seen": 3}
+
+    model = Model.from_layers([nn.Sequential(Counting(2, 2))], loss=nn.functional.mse_loss)
+    with pytest.raises(ConfigurationError, match=r"saves '0\._extra_state' as dict.* To fix: register"):
+        all_layers(model)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_embeddings_learn_from_dense_gradients(kind):
+    """Norms and sums over ranks have no sparse ones; the numbers are the same."""
+    embedding = kind(5, 2, sparse=True)
+    layers = all_layers(Model.from_layers([embedding], loss=nn.functional.mse_loss))
+    for module in (embedding, layers[0].module):
+        module(torch.tensor([[1, 3], [1, 0]])).square().sum().backward()
+    assert torch.equal(layers[0].module.weight.grad, embedding.weight.grad.to_dense())
+    assert squared_gradient_norm(layers.parameters()) > 0

@@ -392,6 +392,21 @@ def _refuse_unknown(module: nn.Module, known: Collection[str]) -> None:
         raise ConfigurationError("parallelism.zeroStage", reason)
 
 
+def _refuse_other_state(index: int, module: nn.Module) -> None:
+    """Refuse a module that saves what is no tensor (``get_extra_state``).
+
+    Raises:
+        ConfigurationError: it does.
+    """
+    for name, value in module.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            reason = (
+                f"layer {index} ({type(module).__name__}) saves {name!r} as {type(value).__name__}, and "
+                "tensors alone move between ranks. To fix: register it as a buffer, or return a tensor"
+            )
+            raise ConfigurationError("model.name", reason)
+
+
 def _parameter_and_key(name: str) -> tuple[str, str]:
     """Of a tensor of the optimizer, by its name in :meth:`Layer.state`."""
     parameter, _, key = name.removeprefix(OPTIMIZER).rpartition(".")
@@ -448,7 +463,11 @@ class LayerSet:
         return tuple(sorted(self._held))
 
     def make(self, index: int) -> Layer:
-        """Build layer ``index`` with its initial weights, without holding it."""
+        """Build layer ``index`` with its initial weights, without holding it.
+
+        Raises:
+            ConfigurationError: it has state that cannot travel.
+        """
         with host_seeded():
             seed_build(seed=self.seed, layer=index)
             module = self._model.build_layer(index)
@@ -459,6 +478,11 @@ class LayerSet:
                 if layer == index
             }
             module = self._prepare(index, module)
+        _refuse_other_state(index, module)
+        for part in module.modules():
+            if isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
+                # Norms and sums over ranks are of dense gradients, whose update is the same.
+                part.sparse = False
         # A change of the model may have wrapped what has them.
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         module = module.to(self.device)
