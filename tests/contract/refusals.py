@@ -111,7 +111,12 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"rebalance": {"balancer": "network", "by": "parameters"}}, "rebalance.by", "seconds on links"),
     ({"rebalance": {"balancer": "deepspeed", "memoryBytes": 9}}, "rebalance.balancer", "no limit of memory"),
-    ({"repack": {"minStages": 3, "targetStages": 2}}, "repack.targetStages", "below minStages"),
+    (
+        {"repack": {"enabled": True, "minStages": 3, "targetStages": 2}},
+        "repack.targetStages",
+        "below minStages",
+    ),
+    ({"repack": {"targetStages": 2}}, "repack.targetStages", "repack.enabled is false"),
     (
         {"training": {"warmupSteps": 5, "decaySteps": 5, "decay": "linear"}},
         "training.decaySteps",
@@ -134,12 +139,12 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"pipeline": {"maxStages": 4}, "repack": {"minStages": 5}}, "repack.minStages", "could never shrink"),
     (
-        {"pipeline": {"minStages": 2, "maxStages": 4}, "repack": {"targetStages": 1}},
+        {"pipeline": {"minStages": 2, "maxStages": 4}, "repack": {"enabled": True, "targetStages": 1}},
         "repack.targetStages",
         "below pipeline.minStages",
     ),
     (
-        {"pipeline": {"maxStages": 4}, "repack": {"targetStages": 5}},
+        {"pipeline": {"maxStages": 4}, "repack": {"enabled": True, "targetStages": 5}},
         "repack.targetStages",
         "above pipeline.maxStages",
     ),
@@ -247,7 +252,7 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
         {
             "pipeline": {"maxStages": 4},
             "parallelism": {"gpusPerPod": 2},
-            "repack": {"minStages": 1, "targetStages": 3},
+            "repack": {"enabled": True, "targetStages": 3},
         },
         "repack.targetStages",
         "a part of a pod cannot be released",

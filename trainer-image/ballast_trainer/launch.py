@@ -134,7 +134,11 @@ class ValidatedJob:
         Raises:
             ConfigurationError: something in the job cannot be right with them.
         """
-        warn_without_effect(self.config.dynamics, self.model.layer_count, self.config.total_steps)
+        profiling, steps = self.config.profiling, self.config.total_steps
+        warn_without_effect(self.config.dynamics, self.model.layer_count, steps)
+        if profiling is not None and profiling.first_step > steps:
+            first = profiling.first_step
+            logger.warning("profiling traces nothing: firstStep %d, and the job has %d steps", first, steps)
         return dataclasses.replace(self, model=tied_model(self.model, self.config))
 
     def placement(self, ranks: int) -> tuple[int, ...]:

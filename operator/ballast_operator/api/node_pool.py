@@ -73,6 +73,12 @@ class NodePool(ApiModel):
             fix="set gpusPerNode",
         ),
         Rule(
+            condition=absent("gpus_per_node") | given("max_nodes") | given("price_feed"),
+            field="gpus_per_node",
+            reason="gpusPerNode without maxNodes has no effect: nodes that exist say what they have",
+            fix="set maxNodes, or leave gpusPerNode out",
+        ),
+        Rule(
             condition=absent("sharing") | absent("max_nodes"),
             field="sharing",
             reason="sharing beside maxNodes: whether a node that does not exist yet will offer its GPU twice "
@@ -153,7 +159,7 @@ class NodePool(ApiModel):
     """Nodes that it may have: gangs are placed on those that do not exist, too, which an autoscaler
     (Karpenter, Cluster Autoscaler) adds. Absent: only nodes that exist count."""
     gpus_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """GPUs of a node that does not exist yet; required beside ``maxNodes``."""
+    """GPUs of a new node, for ``maxNodes`` or ``priceFeed``."""
     sharing: Sharing | None = None
     """How two jobs share a GPU here, if both allow it (``sharesGpu``), on nodes with one GPU that the
     device plugin offers to two pods. Absent: nodes with shared GPUs take no gang."""

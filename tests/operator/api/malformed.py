@@ -327,6 +327,13 @@ POLICIES = table(
         "gpusPerNode",
         "spec.nodePools[0].gpusPerNode",
     ),
+    (
+        "a size of nodes that are not to come",
+        "spec.nodePools",
+        [{**_ONE_POOL, "gpusPerNode": 8}],
+        "has no effect",
+        "spec.nodePools[0].gpusPerNode",
+    ),
     ("nothing may ever move", "spec.moves.minRunSeconds", 1e6, "hundred rounds"),
     (
         "nothing is on demand",

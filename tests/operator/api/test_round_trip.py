@@ -101,7 +101,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             "memoryBytes": draw(st.integers(1, 2**53)),
         },
         "repack": {
-            "enabled": draw(st.booleans()),
+            "enabled": True,
             "minStages": shrunk,
             "targetStages": draw(st.integers(max(shrunk, fewest), most)),
             "everySteps": draw(st.integers(1, 999)),
@@ -193,7 +193,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
         spec["plan"] = {"layers": [3] * stages, "gpus": [{"gpuType": draw(NAMES), "stages": most}]}
         spec["model"]["layers"] = 3 * stages
         spec["pipeline"]["minStages"] = most
-        spec["repack"] |= {"enabled": False, "targetStages": most}
+        spec["repack"] = {"enabled": False}
         spec["gpuTypes"] = []
     return {"metadata": {"name": draw(NAMES)}, "spec": spec}
 
@@ -276,7 +276,7 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
             "pricePerGpuHour": draw(NUMBERS),
             "startSeconds": draw(st.floats(0, 86_400)),
             **draw(st.sampled_from([{}, {"region": "us-west-2"}])),
-            **draw(st.sampled_from([{}, {"gpusPerNode": 8}, {"gpusPerNode": 1, "maxNodes": 0}])),
+            **draw(st.sampled_from([{}, {"gpusPerNode": 8, "maxNodes": 3}, {"gpusPerNode": 1, "maxNodes": 0}])),
             **draw(prices()),
         }
         for name in draw(st.lists(NAMES, unique=True, min_size=1, max_size=4))

@@ -302,6 +302,15 @@ def test_a_change_whose_settings_let_it_do_nothing_says_so(caplog, change, why):
     assert why in caplog.text
 
 
+def test_a_trace_of_steps_that_the_job_has_not_says_so(caplog):
+    """And not one of its last step."""
+    for first in (10, 11):
+        config = {**PLAIN, "totalSteps": 10, "profiling": {"path": "/traces", "firstStep": first}}
+        ValidatedJob.from_mapping(config).with_ties()
+        told = "profiling traces nothing: firstStep 11, and the job has 10 steps" in caplog.text
+        assert told is (first == 11)
+
+
 def test_a_change_that_does_something_says_nothing(caplog):
     """Of all six."""
     changes = [

@@ -56,7 +56,7 @@ def job(bounds, *, repack=None, microbatches=4, activation_bytes=(), schedule="1
                 "schedule": schedule,
             },
             "rebalance": rebalance,
-            "repack": repack or {},
+            "repack": {"enabled": True, **(repack or {})},
         }
     )
     model, device = build_model(config.model), torch.device("cpu")

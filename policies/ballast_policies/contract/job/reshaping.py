@@ -65,6 +65,12 @@ class RepackConfig(Settings):
             reason="targetStages is below minStages",
             fix="raise targetStages or lower minStages",
         ),
+        Rule(
+            condition=absent("target_stages") | (at("enabled") == True),  # noqa: E712 - a comparison as a value
+            field="target_stages",
+            reason="repack.enabled is false: targetStages has no effect",
+            fix="enabled: true, or leave targetStages out",
+        ),
     )
 
     enabled: bool = False
