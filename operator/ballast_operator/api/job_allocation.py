@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from ballast_policies.accounting import price_part
+from ballast_policies.contract.limits import MOST_EPOCH
 from ballast_policies.protocol.cause import Cause
 from ballast_policies.rounds.values import Placement, PoolPart
 from pydantic import Field, WithJsonSchema, field_serializer
@@ -104,7 +105,7 @@ class JobAllocation(StatusModel):
     """Of a gang in several pools, what it has of each, in the order of the ranks; empty: it is in one."""
     plan_id: _Name = ""
     """The round that chose it."""
-    launch: Annotated[int, Field(ge=1)] = 1
+    launch: Annotated[int, Field(ge=1, le=MOST_EPOCH)] = 1
     """Which launch of the job this is, from 1."""
     since: Time
     """When it was given."""

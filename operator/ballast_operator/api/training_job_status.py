@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from ballast_policies.contract.limits import MOST_EPOCH
 from ballast_policies.protocol.cause import Cause
 from pydantic import Field, field_validator
 
@@ -191,7 +192,7 @@ class TrainingJobStatus(StatusModel):
     """The last moves of layers between ranks, oldest first."""
     repacks: Annotated[tuple[Repacking, ...], listed(64)] = ()
     """The last hand-backs of GPUs, oldest first."""
-    launches: Annotated[int, Field(ge=0)] = 0
+    launches: Annotated[int, Field(ge=0, le=MOST_EPOCH)] = 0
     """How often a gang was launched."""
     restarts: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
     """How often a launch ended early, by cause."""

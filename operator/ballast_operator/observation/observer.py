@@ -261,6 +261,7 @@ class Observer:
             return None
         metadata = item["metadata"]
         spec, problem = self._decoded.spec(key, item)
+        ttl = (item.get("spec") or {}).get("ttlSecondsAfterFinished")
         known, status = self._plan(key, metadata["uid"]), self._decoded.status(key, item)
         pods = [self._pod(pod) for pod in self.caches[POD].of_job(key) if controlled_by(pod, metadata["uid"])]
         return JobView(
@@ -269,6 +270,7 @@ class Observer:
             generation=metadata.get("generation", 0),
             spec=spec,
             spec_problem=problem,
+            ttl_seconds=ttl if isinstance(ttl, int) else None,
             deleting=bool(metadata.get("deletionTimestamp")),
             orphans="orphan" in (metadata.get("finalizers") or ()),
             status=status,

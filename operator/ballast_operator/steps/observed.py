@@ -182,7 +182,7 @@ def _limit(context: ReconcileContext, deadline: Deadline) -> float:
             notice = (leaving.at - leaving.since).total_seconds() if leaving is not None else 0.0
             return -seconds_to_save(notice, settings.stop_seconds)
         case Deadline.KEPT:
-            return math.inf if context.spec.ttl_seconds is None else context.spec.ttl_seconds
+            return math.inf if context.view.ttl_seconds is None else context.view.ttl_seconds
 
 
 def _heard(lease: LeaseView | None) -> int:

@@ -127,6 +127,7 @@ class JobView:
 
     Attributes:
         spec: None where it cannot be used; ``spec_problem`` says why.
+        ttl_seconds: how long it is kept after its end, also without a usable spec; None: for ever.
         orphans: its deletion is to leave its pods.
         pods: by launch and rank.
         lease: None before it exists.
@@ -149,6 +150,7 @@ class JobView:
     generation: int
     spec: JobSpec | None
     spec_problem: str = ""
+    ttl_seconds: int | None = None
     deleting: bool = False
     orphans: bool = False
     status: TrainingJobStatus = dataclasses.field(default_factory=TrainingJobStatus)
@@ -174,9 +176,10 @@ class JobView:
     def as_launched(self) -> "JobView":
         """The view by which its passes go: where its spec cannot be used, it holds no GPUs.
 
-        What it holds it gives back as by ``suspend``, by the configuration that it was launched with.
+        What it holds it gives back as by ``suspend``, by the configuration that it was launched with. A job
+        that has ended stays as it is.
         """
-        if self.spec is not None or self.status.allocation is None:
+        if self.spec is not None or (self.status.allocation is None and not self.status.finished):
             return self
         teams = self.status.team_costs
         spec = spec_of_launch(self.plan_config, teams[-1].team if teams else "")

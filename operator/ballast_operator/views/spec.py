@@ -41,7 +41,6 @@ class JobSpec:
         config: the trainer's share of the spec.
         gpu_types: allowed types; empty: any.
         throughput: steps/s by GPU type and number of GPUs.
-        ttl_seconds: how long it is kept after its end; None: until somebody deletes it.
         template: PodTemplateSpec.
         memory_per_gpu: bytes that each GPU must have; None: as measured.
         grow: its gang may become smaller and larger while it trains.
@@ -60,7 +59,6 @@ class JobSpec:
     weight: float
     suspend: bool
     backoff_limit: int
-    ttl_seconds: int | None
     template: Mapping[str, Any]
     memory_per_gpu: float | None = None
     grow: bool = True
@@ -304,7 +302,6 @@ def spec_of_launch(plan_config: str, team: str) -> JobSpec:
         weight=1.0,
         suspend=False,
         backoff_limit=sys.maxsize,
-        ttl_seconds=None,
         template={},
         entity=team or None,
     )
@@ -327,7 +324,6 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
         shares_gpu=spec.shares_gpu is SharesGpu.ALLOWED,
         memory_per_gpu=None if spec.memory_per_gpu is None else memory_bytes(spec.memory_per_gpu),
         backoff_limit=spec.backoff_limit,
-        ttl_seconds=spec.ttl_seconds_after_finished,
         template=filled_in(spec.template.as_object(), trainer_template()),
         entity=spec.entity,
         user=spec.user or "",

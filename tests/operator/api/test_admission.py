@@ -201,6 +201,17 @@ def test_the_status_is_its_own_subresource(api: client.ApiClient, namespace: str
     assert "status" not in job
 
 
+@pytest.mark.parametrize("status", [{"launches": 2**31}, {"allocation": {"launch": 2**31}}])
+def test_a_launch_that_no_plan_can_name(
+    api: client.ApiClient, namespace: str, status: dict[str, Any]
+) -> None:
+    """Its pods would be made and taken back without end."""
+    job = send(api, "POST", changed(JOB, "metadata.namespace", namespace))
+    of_job = ("ballast.dev", "v1alpha1", namespace, "trainingjobs", job["metadata"]["name"])
+    with pytest.raises(client.ApiException, match="should be less than or equal to 2147483647"):
+        client.CustomObjectsApi(api).patch_namespaced_custom_object_status(*of_job, {"status": status})
+
+
 def test_kubectl_prints_each_column_from_its_field(api: client.ApiClient, namespace: str) -> None:
     """kubectl shows state, GPU type, GPUs, step, progress and age, each from its field."""
     job = send(api, "POST", changed(JOB, "metadata.namespace", namespace))

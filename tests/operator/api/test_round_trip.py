@@ -193,7 +193,8 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
         spec["plan"] = {"layers": [3] * stages, "gpus": [{"gpuType": draw(NAMES), "stages": most}]}
         spec["model"]["layers"] = 3 * stages
         spec["pipeline"]["minStages"] = most
-        spec["repack"] = {"enabled": False}
+        spec["repack"]["enabled"] = False
+        del spec["repack"]["targetStages"]
         spec["gpuTypes"] = []
     return {"metadata": {"name": draw(NAMES)}, "spec": spec}
 
@@ -276,7 +277,9 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
             "pricePerGpuHour": draw(NUMBERS),
             "startSeconds": draw(st.floats(0, 86_400)),
             **draw(st.sampled_from([{}, {"region": "us-west-2"}])),
-            **draw(st.sampled_from([{}, {"gpusPerNode": 8, "maxNodes": 3}, {"gpusPerNode": 1, "maxNodes": 0}])),
+            **draw(
+                st.sampled_from([{}, {"gpusPerNode": 8, "maxNodes": 3}, {"gpusPerNode": 1, "maxNodes": 0}])
+            ),
             **draw(prices()),
         }
         for name in draw(st.lists(NAMES, unique=True, min_size=1, max_size=4))

@@ -112,6 +112,20 @@ async def test_a_gang_whose_spec_cannot_be_used_any_more_saves_and_gives_its_gpu
     assert simulation.status("bad").launches == 2
 
 
+async def test_the_end_of_a_job_whose_spec_cannot_be_used_any_more_stays_told_until_its_time_is_over():
+    """By an edit, or stricter rules: its conditions stay, and ``ttlSecondsAfterFinished`` holds."""
+    simulation = Simulation(nodes={"a": ("fast", 2)})
+    simulation.add_job("bad", ttlSecondsAfterFinished=100)
+    await simulation.until(lambda: simulation.state("bad") == "Succeeded")
+    before = simulation.status("bad")
+    simulation.change("bad", quantumStages=3)
+    await simulation.ticks(3)
+    after = simulation.status("bad")
+    assert after.replace(observed_generation=before.observed_generation) == before
+    await simulation.tick(seconds=100)
+    assert simulation.world.get(JOB, NAMESPACE, "bad") is None
+
+
 async def test_a_job_waits_for_capacity_with_numbers():
     """A wait has another word than a refusal."""
     simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=600)

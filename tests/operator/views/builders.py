@@ -34,7 +34,6 @@ def a_spec(**changes: Any) -> JobSpec:
         "weight": 1.0,
         "suspend": False,
         "backoff_limit": 3,
-        "ttl_seconds": None,
         "template": {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}]}},
     }
     return JobSpec(**{**values, **changes})

@@ -141,7 +141,6 @@ def test_forecast_launch_and_balancer_answer_the_same_bytes(data):
         weight=1.0,
         suspend=False,
         backoff_limit=0,
-        ttl_seconds=None,
         template={},
     )
     form = dataclasses.replace(spec.pipeline_form(), positions=spec.positions(ranks))

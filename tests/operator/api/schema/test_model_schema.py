@@ -81,7 +81,10 @@ def test_a_field_that_the_api_server_fills_in_is_not_asked_for() -> None:
     ]
     assert rules(schema["properties"]["pipeline"], "minStages") == ["self.minStages <= self.maxStages"]
     repack = schema["properties"]["repack"]
-    assert rules(repack, "targetStages") == ["!has(self.targetStages) || self.minStages <= self.targetStages"]
+    assert rules(repack, "targetStages") == [
+        "!has(self.targetStages) || self.minStages <= self.targetStages",
+        "!has(self.targetStages) || self.enabled == true",
+    ]
 
 
 def test_an_object_that_is_left_out_is_not_filled_in() -> None:

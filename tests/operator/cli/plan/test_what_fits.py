@@ -87,7 +87,6 @@ def spec_of(plan, layers):
         weight=1.0,
         suspend=False,
         backoff_limit=0,
-        ttl_seconds=None,
         template={},
     )
 
