@@ -118,6 +118,7 @@ class Observer:
         findings: what passes have learned and no object says.
         board: what the allocator has decided.
         gpu_holders: which jobs hold GPUs.
+        clock: as given.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Observer:
         self.caches = caches
         self.findings = Findings(clock)
         self.board = AssignmentBoard()
-        self._clock = clock
+        self.clock = clock
         self._leases: dict[Key, LeaseReader] = {}
         self._plans: dict[Key, KnownPlan] = {}
         self._views: dict[Key, JobView] = {}
@@ -230,7 +231,7 @@ class Observer:
                     self._nodes.pop(pinned_node(version), None)
             if kind is LEASE and new is not None and job and item["metadata"]["name"] == lease_name(job):
                 key = (item["metadata"].get("namespace", ""), job)
-                self._leases.setdefault(key, LeaseReader()).quiet_seconds(new, now=self._clock())
+                self._leases.setdefault(key, LeaseReader()).quiet_seconds(new, now=self.clock())
 
     def _invalidate_node(self, name: str, new: Object | None) -> None:
         before = self._nodes.pop(name, None)
@@ -294,7 +295,7 @@ class Observer:
         item = self.caches[LEASE].get((key[0], lease_name(key[1])))
         if item is None or not controlled_by(item, uid):
             return None
-        return self._leases.setdefault(key, LeaseReader()).read(item, now=self._clock())
+        return self._leases.setdefault(key, LeaseReader()).read(item, now=self.clock())
 
     def _plan(self, key: Key, uid: str) -> KnownPlan | None:
         """The plan in the job's ConfigMap; where that has none, the last one."""

@@ -118,8 +118,8 @@ class Reconciler:
         self._allocate = allocate
         self._clock = clock
         self._recorder = recorder if recorder is not None else Recorder(cluster)
-        self._checks = PodChecks(cluster, settings, clock=lambda: clock().timestamp())
-        self._progress_written: dict[Key, Time] = {}
+        self._checks = PodChecks(cluster, settings, clock=observer.clock)
+        self._progress_written: dict[Key, float] = {}
         self._unanswered: set[Key] = set()
         self.has_pod_groups = False
 
@@ -394,7 +394,7 @@ class Reconciler:
             if wait > 0:
                 return again.within(wait)
             written = await self._write_status(view.key, item, new)
-            self._progress_written[view.key] = self._clock()
+            self._progress_written[view.key] = self._observer.clock()
             again = dataclasses.replace(again, others=frozenset(jobs_to_requeue(old, new)))
             self._count(result)
             notices = flips(old.conditions, written.conditions)
@@ -414,7 +414,7 @@ class Reconciler:
         pause = max(
             self._settings.progress_seconds, len(self._observer.gpu_holders) / PROGRESS_WRITES_PER_SECOND
         )
-        return pause - (self._clock() - last).total_seconds()
+        return pause - (self._observer.clock() - last)
 
     def _count(self, result: StepResult) -> None:
         for name, label, amount in result.metric_increments:

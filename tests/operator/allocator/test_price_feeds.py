@@ -57,6 +57,8 @@ async def test_each_configmap_is_read_once_in_a_while_however_many_pools_read_it
     assert len(cluster.asked) == 2
     await feeds.read(policy(2, maps=2), None, later(READ_SECONDS + 1))  # a new one is read at once
     assert cluster.asked[2:] == [("system", "m0"), ("system", "m1")]
+    await feeds.read(policy(2), None, START)  # the clock has been set back
+    assert len(cluster.asked) == 5
 
 
 async def test_an_api_server_that_does_not_answer_changes_no_price():

@@ -1,5 +1,6 @@
 """Templates that cannot become pods, and clusters that do not allow them: found before GPUs are reserved."""
 
+import datetime
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -96,6 +97,21 @@ async def test_what_the_cluster_does_not_allow_is_waited_for():
     assert simulation.world.dry_runs < 20
     simulation.world.admission = refusing(NotAllowed(words), when=of("nobody"))
     await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=90)
+
+
+async def test_a_clock_that_is_set_back_keeps_no_refusal_and_no_progress_from_being_told():
+    """Pauses between questions, and between writes of progress, are not those of the clock on the wall."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.ahead = datetime.timedelta(days=1)
+    simulation.world.admission = refusing(NotAllowed("HTTP 403 not now"), when=of("two"))
+    await simulation.run_job("one", stages=(1, 1), totalSteps=10_000)
+    simulation.add_job("two", stages=(1, 1), template=template(hostname="two"))
+    await simulation.ticks(20)
+    step = simulation.status("one").progress.step
+    simulation.ahead = datetime.timedelta()
+    simulation.world.admission = refusing(NotAllowed("HTTP 403 not now"), when=of("nobody"))
+    await simulation.until(lambda: simulation.state("two") == "Succeeded")
+    assert simulation.status("one").progress.step > step
 
 
 @pytest.mark.slow

@@ -104,6 +104,8 @@ class CloudPrices:
         """Ask the sources whose prices are due."""
         moment = self._clock().timestamp()
         kinds = {type(one) for one in self._wanted}
+        for kind in kinds:  # a clock that has been set back may not put it off
+            self._due[kind] = min(self._due[kind], moment + self._sources[kind].refresh_seconds)
         due = sorted((kind for kind in kinds if self._due.get(kind, 0.0) <= moment), key=lambda k: k.__name__)
         if not due:
             return

@@ -78,7 +78,9 @@ class PriceFeeds:
             self.next_at, self._contents, self._known = None, {}, {}
             return ()
         names = {feed.config_map for pool in pools if (feed := pool.price_feed) and feed.config_map}
-        if self.next_at is None or moment >= self.next_at or not names <= self._contents.keys():
+        left = 0.0 if self.next_at is None else self.next_at - moment
+        # More is left than there ever was where the clock has been set back.
+        if not 0 < left <= READ_SECONDS or not names <= self._contents.keys():
             await self._fetch(names)
             self.next_at = moment + READ_SECONDS
         before = {**saved_prices(status), **self._known}

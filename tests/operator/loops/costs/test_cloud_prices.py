@@ -1,5 +1,6 @@
 """Prices of clouds decide and are paid; a cloud that does not answer stops nothing and loses no price."""
 
+import datetime
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ class Cluster(Simulation):
     def start_operator(self) -> None:
         super().start_operator()
         lists = dict.fromkeys((AwsSpotPrice, AzurePrice, GcpPrice), self.cloud)
-        clouds = CloudPrices(lists, changed=self.asked_to_decide, clock=lambda: self.now)
+        clouds = CloudPrices(lists, changed=self.asked_to_decide, clock=self._time)
         self.feeds = PriceFeeds(self.cluster, "ballast-system", clouds)
         self.allocator._feeds = self.feeds
 
@@ -116,6 +117,20 @@ async def test_the_last_good_price_outlives_an_outage_and_the_operator(answer, r
     await cluster.ask()
     assert cluster.condition().is_true
     assert cluster.price() == pytest.approx(1.1)
+
+
+async def test_a_clock_that_is_set_back_does_not_put_off_a_new_price():
+    """By two refreshes at most, however far it is set back."""
+    cluster = Cluster(AWS, gpusPerNode=8)
+    cluster.ahead = datetime.timedelta(days=1)
+    await cluster.tick()
+    await cluster.ask()
+    first = cluster.price()
+    cluster.cloud.price *= 2
+    cluster.ahead = datetime.timedelta()
+    for _ in range(2):
+        await cluster.ask(cluster.cloud.refresh_seconds)
+    assert cluster.price() == 2 * first
 
 
 async def test_a_machine_that_no_catalogue_knows_needs_gpus_per_node():

@@ -123,11 +123,13 @@ class Simulation:
 
     Attributes:
         follower: caches of a replica that follows; the next operator starts with them. None: with nothing.
+        ahead: of the true time is the operator's clock.
         history: of an operator that keeps it, in ``history_file``; written when a test says so.
         pools: of a pool that has no nodes yet, or more fields than its name as label and GPU type.
     """
 
     follower: Caches | None = None
+    ahead = datetime.timedelta()
     asks_kueue = False
 
     def __init__(
@@ -191,7 +193,7 @@ class Simulation:
             settings=JobSettings(kueue=self.asks_kueue),
             metrics=self.metrics,
             allocate=self.asked_to_decide,
-            clock=lambda: self.now,
+            clock=self._time,
         )
         self.allocator = Allocator(
             self.observer,
@@ -207,10 +209,10 @@ class Simulation:
                 self.cluster,
                 self.caches,
                 Recorder(self.cluster),
-                clock=lambda: self.now,
+                clock=self._time,
                 history=None if self.history_file is None else self._history(self.history_file),
             ),
-            clock=lambda: self.now,
+            clock=self._time,
         )
         queue: KeyQueue[Key] = KeyQueue(self._seconds)
         changes = Changes(self.observer, queue, settings=JobSettings(), allocate=self.asked_to_decide)
@@ -255,6 +257,9 @@ class Simulation:
         """The operator's connection to the API server."""
         return FakeCluster(self.world)
 
+    def _time(self) -> datetime.datetime:
+        return self.now + self.ahead
+
     def _seconds(self) -> float:
         return (self.now - START).total_seconds()
 
@@ -298,7 +303,7 @@ class Simulation:
     async def decide(self) -> None:
         """One decision, if it is due."""
         at = self.allocator.next_at
-        if self.asked or (at is not None and at <= self.now.timestamp()):
+        if self.asked or (at is not None and at <= self._time().timestamp()):
             self.asked = False
             self.decisions += 1
             try:
