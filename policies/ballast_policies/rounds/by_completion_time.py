@@ -21,7 +21,7 @@ from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.elastic.completion_time import BASE, CompletionTime
 from ballast_policies.elastic.job import LEAST_SECONDS, ElasticCluster, ElasticJob, JobState
 from ballast_policies.rounds.divisions import mixtures
-from ballast_policies.rounds.draft import Draft, Explained
+from ballast_policies.rounds.draft import Draft, Explained, Reason
 from ballast_policies.rounds.elastic import grant_elastic
 from ballast_policies.rounds.gangs import ElasticGang, MixedGang
 from ballast_policies.rounds.hysteresis import exempt_newest, moves_left, within_min_run
@@ -34,6 +34,8 @@ RESTART_SECONDS = 30.0
 
 STAYS, STARTS = 1.0, 0.999
 """Shares in the chosen pool: of two pools alike a gang keeps its own."""
+
+OVER_ROOM = "by the jobs' completion times other jobs are to have the GPUs that its namespace may hold"
 
 GRANTED = ("", "stays on ")
 """What leads the reason of a gang that was granted its GPUs by its share."""
@@ -62,6 +64,8 @@ def grant_sizes(question: Question) -> Draft:
         moves=len(first.changes.moved),
         tenants=given_to_tenants(question, placed),
     )
+    over = _over_their_room(rest)
+    rest = rest.without(over, {})
     shares = {
         job.name: {rest.columns.get(held.pool, held.gpu_type): STAYS}
         for job in rest.jobs
@@ -71,7 +75,23 @@ def grant_sizes(question: Question) -> Draft:
     placements = {**second.placements, **placed}
     explained = Explained(question, placements)
     waiting = {job.name: explained.waiting(job) for job in rest.jobs if job.name not in placements}
+    waiting |= {name: Reason(OVER_ROOM) for name in over}
     return Draft(question=question, placements=placements, reasons={**reasons, **second.reasons, **waiting})
+
+
+def _over_their_room(rest: Question) -> list[str]:
+    """Jobs for which the chosen gangs have left too few of their tenants' GPUs, first come, first served."""
+    room, over = dict(rest.room), []
+    for job in rest.jobs:
+        tenant = rest.tenants.get(job.name, "")
+        runs = job.name in rest.state.running and job.name not in rest.pending
+        if tenant not in room or runs:
+            continue
+        if job.gpus > room[tenant]:
+            over.append(job.name)
+        else:
+            room[tenant] -= job.gpus
+    return over
 
 
 def _of_these_shares(question: Question, shares: dict[str, dict[str, float]]) -> Question:
