@@ -112,7 +112,10 @@ def test_running_statistics_are_those_of_one_process(gang, tmp_path, change):
 
 
 def test_replicas_of_a_stage_count_all_microbatches(gang, tmp_path):
-    """Each has trained on some of them: their statistics are put together, the same on all."""
+    """Each has trained on some of them: their statistics are put together, the same on all.
+
+    What none has used keeps no gradient, and does not decay.
+    """
     config = job("with_batch_norm", pipeline={"replicas": [2, 1], "microbatches": 4})
     one, many = states(gang, config, tmp_path, 3)
     assert one.keys() == many.keys()
@@ -121,6 +124,7 @@ def test_replicas_of_a_stage_count_all_microbatches(gang, tmp_path):
     for name in one:
         if name.endswith("running_var"):
             torch.testing.assert_close(many[name], one[name], atol=0.1, rtol=0.1, msg=name)
+    assert {float(many[name]) for name in one if name.endswith(".idle")} == {1.0}
 
 
 def test_hooks_on_receive_buffers_do_not_pile_up(gang, tmp_path):

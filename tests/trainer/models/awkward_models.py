@@ -81,11 +81,16 @@ def drawing_everywhere(layers=4):
 
 
 def with_batch_norm(layers=6, momentum=0.1):
-    """Running statistics in every layer but the last."""
-    made = [
-        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH, momentum=momentum), nn.ReLU())
-    ] * (layers - 1)
-    return Model.from_layers([*made, lambda: nn.Linear(WIDTH, 1)], loss=nn.functional.mse_loss, batch=batches)
+    """Running statistics in every layer but the last, and a parameter that no forward uses."""
+
+    def made():
+        norm = nn.BatchNorm1d(WIDTH, momentum=momentum)
+        layer = nn.Sequential(nn.Linear(WIDTH, WIDTH), norm, nn.ReLU())
+        layer.register_parameter("idle", nn.Parameter(torch.ones(1)))
+        return layer
+
+    last = [lambda: nn.Linear(WIDTH, 1)]
+    return Model.from_layers([made] * (layers - 1) + last, loss=nn.functional.mse_loss, batch=batches)
 
 
 class Slow(nn.Module):

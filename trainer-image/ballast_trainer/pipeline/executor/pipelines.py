@@ -151,25 +151,22 @@ class AsynchronousPipeline(ExecutedPipeline):
 def _sum_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:
     """Replace gradients by their sum over the replicas, as one message; collective over the group.
 
-    A replica that has no gradient of a parameter counts as zero.
+    A replica that has no gradient of a parameter counts as zero; one without on all of them keeps none.
     """
-    learning = [parameter for parameter in parameters if parameter.requires_grad]
-    for parameter in learning:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    gradients = [parameter.grad for parameter in learning if parameter.grad is not None]
-    if not gradients:
-        return
-    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
-    for gradient in gradients:
-        by_type.setdefault(gradient.dtype, []).append(gradient)
-    for same in by_type.values():
-        flat = torch.cat([gradient.reshape(-1) for gradient in same])
+    by_type: dict[torch.dtype, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            by_type.setdefault(parameter.dtype, []).append(parameter)
+    for dtype, same in by_type.items():
+        used = [float(parameter.grad is not None) for parameter in same]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in same]
+        flags = torch.tensor(used, dtype=dtype, device=same[0].device)
+        flat = torch.cat([flags, *(gradient.reshape(-1) for gradient in gradients)])
         dist.all_reduce(flat, group=group)
-        offset = 0
-        for gradient in same:
-            gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
-            offset += gradient.numel()
+        counts = flat[: len(same)].tolist()
+        sums = flat[len(same) :].split([gradient.numel() for gradient in gradients])
+        for parameter, gradient, count, summed in zip(same, gradients, counts, sums, strict=True):
+            parameter.grad = gradient.copy_(summed.view_as(gradient)) if count else None
 
 
 def _gather_rows(flat: torch.Tensor, *, group: Any) -> list[torch.Tensor]:
