@@ -251,3 +251,19 @@ def test_sparse_embeddings_learn_from_dense_gradients(kind):
         module(torch.tensor([[1, 3], [1, 0]])).square().sum().backward()
     assert torch.equal(layers[0].module.weight.grad, embedding.weight.grad.to_dense())
     assert squared_gradient_norm(layers.parameters()) > 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (lambda output, target: nn.functional.mse_loss(output, target).detach(), "no weight that learns"),
+        (lambda output, target: (output - target).square(), r"has shape \(2, 3\). To fix: return one number"),
+        (lambda output, target: 0.0, "is float, not a tensor"),
+    ],
+)
+def test_a_loss_from_which_no_backward_begins_is_refused(loss, reason):
+    """A job would go on without learning, or end with torch's words."""
+    model = Model.from_layers([nn.Linear(3, 3)], loss=loss)
+    batch = torch.ones(4, 3), torch.ones(4, 3)
+    with pytest.raises(TypeError, match=reason):
+        one_stage(model, all_layers(model), 2).run(lambda: batch)

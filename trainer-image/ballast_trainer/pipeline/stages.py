@@ -21,7 +21,7 @@ from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline, Ex
 from ballast_trainer.pipeline.executor.split_backward import backward_in_halves
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
 from ballast_trainer.pipeline.partition_cache import PartitionCache
-from ballast_trainer.pipeline.trial import Trial
+from ballast_trainer.pipeline.trial import Trial, checked_loss
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.tensor_parallel.exchange import gather, scatter
 from ballast_trainer.trees import chunks
@@ -63,7 +63,7 @@ class _MeteredLoss:
             meter.add_kept()
             meter.kept = None
         meter.end()
-        return value
+        return checked_loss(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

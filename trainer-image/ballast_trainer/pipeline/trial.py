@@ -238,9 +238,7 @@ class Trial:
         with torch.enable_grad():
             result = stack(source)
             if last:
-                result = self.loss(result, batch[1])
-        if last and not isinstance(result, torch.Tensor):
-            raise TypeError(f"the loss is {type(result).__name__}, not a tensor")
+                result = checked_loss(self.loss(result, batch[1]))
         runs.append((stack, source, result, stage > 0))
         return Boundary.of(result)
 
@@ -286,6 +284,26 @@ class Trial:
             if reason is not None:
                 raise TrialFailed(f"rank {rank}: {reason}" if len(everywhere) > 1 else reason) from error
         return [found for _, found in everywhere]
+
+
+def checked_loss(loss: object) -> torch.Tensor:
+    """The loss of a microbatch, from which a backward can begin.
+
+    Raises:
+        TypeError: it is no tensor, not one number, or no weight that learns is behind it.
+    """
+    if not isinstance(loss, torch.Tensor):
+        raise TypeError(f"the loss is {type(loss).__name__}, not a tensor")
+    if loss.numel() != 1:
+        raise TypeError(
+            f"the loss has shape {tuple(loss.shape)}. To fix: return one number, such as its mean"
+        )
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise TypeError(
+            "the loss depends on no weight that learns. To fix: neither detach() nor no_grad before it, "
+            "and layers of which some have requires_grad"
+        )
+    return loss
 
 
 def _told(failure: Exception) -> str:
