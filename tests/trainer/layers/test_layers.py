@@ -11,6 +11,7 @@ from ballast_trainer.dynamics.freezing import Freezing
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.gpu_emulation import EmulatedSpeed
+from ballast_trainer.layers.buffers import copies_of, in_place
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.layers.optimize import squared_gradient_norm
@@ -267,3 +268,13 @@ def test_a_loss_from_which_no_backward_begins_is_refused(loss, reason):
     batch = torch.ones(4, 3), torch.ones(4, 3)
     with pytest.raises(TypeError, match=reason):
         one_stage(model, all_layers(model), 2).run(lambda: batch)
+
+
+def test_a_buffer_that_the_first_forward_makes_is_not_made_by_a_trial():
+    """It would begin with what the trial has seen; the module counts as one that changes its buffers."""
+    layer = nn.Linear(1, 1)
+    layer.register_buffer("seen", None)
+    with in_place(copies_of([layer])) as changed:
+        layer.seen = torch.ones(1)
+        assert changed() == [layer]
+    assert layer.seen is None

@@ -10,7 +10,7 @@ places, and the buffers themselves are never written back to, which a pending ba
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -18,15 +18,18 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ballast_trainer.seeding import host_seeded
 
-Buffers = list[tuple[nn.Module, dict[str, torch.Tensor]]]
-"""Modules, and their own buffers by name."""
+Buffers = list[tuple[nn.Module, dict[str, torch.Tensor | None]]]
+"""Modules, and their own buffers by name; None: one that the first forward makes."""
 
 
 def copies_of(modules: Iterable[nn.Module]) -> Buffers:
     """Copies of the modules' own buffers, with their present values."""
     found = []
     for module in modules:
-        held = {name: buffer.detach().clone() for name, buffer in _own(module).items()}
+        held = {
+            name: None if buffer is None else buffer.detach().clone()
+            for name, buffer in module._buffers.items()
+        }
         if held:
             found.append((module, held))
     return found
@@ -40,7 +43,7 @@ def in_place(copies: Buffers) -> Iterator[Callable[[], list[nn.Module]]]:
         Which modules have changed their buffers so far.  Running statistics count in any case: of some
         inputs they come out as they were.
     """
-    originals = [(module, _own(module)) for module, _ in copies]
+    originals = [(module, dict(module._buffers)) for module, _ in copies]
     for module, held in copies:
         module._buffers.update(held)
 
@@ -56,6 +59,7 @@ def in_place(copies: Buffers) -> Iterator[Callable[[], list[nn.Module]]]:
         yield changed
     finally:
         for module, before in originals:
+            module._buffers.clear()
             module._buffers.update(before)
 
 
@@ -63,8 +67,8 @@ def _own(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one is other or one.layout is not torch.strided or torch.equal(one, other)
+def _same(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+    return one is not None and (one is other or one.layout is not torch.strided or torch.equal(one, other))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,13 +92,17 @@ class StepBuffers:
         Args:
             gather: a flat tensor of every replica, by replica; collective over them.
         """
-        current = [buffer for module, held in self.started for name, buffer in _pick(module, held)]
+        started = [
+            (module, {name: buffer for name, buffer in held.items() if buffer is not None})
+            for module, held in self.started
+        ]
+        current = [buffer for module, held in started for name, buffer in _pick(module, held)]
         if not current:
             return
         flat = torch.cat([buffer.detach().reshape(-1).double() for buffer in current])
         rows = [list(_split(row, current)) for row in gather(flat)]
         place = 0
-        for module, held in self.started:
+        for module, held in started:
             names = [name for name, _ in _pick(module, held)]
             found = {name: [row[place + i] for row in rows] for i, name in enumerate(names)}
             place += len(names)
@@ -105,7 +113,7 @@ class StepBuffers:
                     buffer.copy_(value.to(buffer.dtype))
 
 
-def _pick(module: nn.Module, held: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+def _pick(module: nn.Module, held: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
     now = _own(module)
     return [(name, now[name]) for name in held if name in now and now[name].shape == held[name].shape]
 
