@@ -156,8 +156,9 @@ class Leader:
     def _greeted(self, line: str) -> int | None:
         """The rank that ``join TOKEN RANK`` names; None: a stranger."""
         parts = line.split()
-        known = len(parts) == 3 and secrets.compare_digest(parts[1], self._token) and parts[2].isdecimal()
-        return int(parts[2]) if known and 0 < int(parts[2]) < self._ranks else None
+        if len(parts) != 3 or not secrets.compare_digest(parts[1].encode(), self._token.encode()):
+            return None
+        return int(parts[2]) if parts[2].isdecimal() and 0 < int(parts[2]) < self._ranks else None
 
 
 class Follower:

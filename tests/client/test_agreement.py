@@ -1,5 +1,6 @@
 """Ranks leave after the same step, however far apart they are."""
 
+import socket
 import threading
 import time
 
@@ -91,6 +92,19 @@ def test_a_rank_that_waits_continues_when_rank_0_is_lost():
     assert last.reached(5) is False  # the wrong token: rank 0 hangs up, and the hold is released
     leader.close()
     follower.close()
+
+
+@pytest.mark.parametrize("said", [b"join \xff 1\n", b"join t 2\n", b"GET / HTTP/1.1\n"])
+def test_a_stranger_is_hung_up_on_without_an_error(said):
+    """A scanner of ports, say."""
+    leader = Leader(LastStep(), address="127.0.0.1", port=0, ranks=2, token="t", asked=print)
+    others = threading.enumerate()
+    with socket.create_connection(("127.0.0.1", leader.port), WAIT_SECONDS) as stranger:
+        stranger.sendall(said)
+        assert stranger.recv(1) == b""
+    for thread in set(threading.enumerate()) - set(others):
+        thread.join(WAIT_SECONDS)
+    leader.close()
 
 
 def test_a_rank_that_is_told_to_end_asks_rank_0():
