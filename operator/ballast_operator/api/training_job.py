@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from ballast_policies.contract.conditions import Cel, Rule, at
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.limits import LEAST_RATE
 from ballast_policies.planning.schedules.registry import SCHEDULES
 from pydantic import Field
 
@@ -93,6 +94,18 @@ MIXED_POOLS_RULES = tuple(_rule(*need) for need in _NEEDS)
 
 class KnownThroughput(ApiModel):
     """A speed that is known before the job has run; the trainer's reports replace it."""
+
+    RULES = (
+        Rule(
+            condition=Cel(
+                f"self.stepsPerSecond == 0.0 || self.stepsPerSecond >= {LEAST_RATE}",
+                lambda known: not 0 < known.steps_per_second < LEAST_RATE,
+            ),
+            field="steps_per_second",
+            reason="a step would take more than thirty years",
+            fix="0, where it cannot run",
+        ),
+    )
 
     gpu_type: GpuType
     """The GPU type."""

@@ -30,6 +30,9 @@ MOST_SECONDS = 1e9
 MOST_RATE = 1e9
 """Most steps per second."""
 
+LEAST_RATE = 1e-9
+"""Steps/s below this are a stand-still and no measurement."""
+
 LONGEST_NAME = 253
 """Characters of a Kubernetes name."""
 

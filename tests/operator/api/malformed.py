@@ -187,6 +187,13 @@ JOBS = table(
         "duplicate",
     ),
     ("no weight", "spec.weight", 0, "greater than 0"),
+    (
+        "a speed that no number of steps can be divided by",
+        "spec.throughput",
+        [{"gpuType": "v100", "stages": 4, "stepsPerSecond": 1e-300}],
+        "more than thirty years",
+        "spec.throughput[0].stepsPerSecond",
+    ),
     ("no checkpoint", "spec.checkpoint", REMOVED, "missing"),
     ("a budget as text", "spec.budget", "100 USD", "number"),
     ("an unknown end of a budget", "spec.onBudgetExhausted", "Pause", "Suspend"),

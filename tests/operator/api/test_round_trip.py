@@ -150,7 +150,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
         },
         "gpuTypes": draw(st.lists(NAMES, unique=True, max_size=3)),
         "throughput": [
-            {"gpuType": name, "stages": 1, "stepsPerSecond": draw(NUMBERS)}
+            {"gpuType": name, "stages": 1, "stepsPerSecond": draw(st.just(0.0) | st.floats(1e-9, 1e6))}
             for name in draw(st.lists(NAMES, unique=True, max_size=3))
         ],
         "weight": draw(st.floats(1e-3, 1e6)),

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from ballast_policies.contract.limits import MOST_RATE
+from ballast_policies.contract.limits import LEAST_RATE, MOST_RATE
 from ballast_policies.scheduling.node_sizes import NodeSizes
 from ballast_policies.throughput.by_size import rounded
 from ballast_policies.throughput.estimator import Estimator
@@ -45,9 +45,6 @@ from ballast_operator.views.spec import JobSpec
 
 KINDS_KEPT = 100
 """Kinds of training whose measured speeds are remembered when their jobs are gone; the oldest go first."""
-
-LEAST_RATE = 1e-9
-"""Steps/s below this are a stand-still and no measurement."""
 
 NOT_SEEN = Estimate(steps_per_second=0.0, deviation=math.inf, source="unknown")
 
