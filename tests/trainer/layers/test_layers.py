@@ -270,11 +270,14 @@ def test_a_loss_from_which_no_backward_begins_is_refused(loss, reason):
         one_stage(model, all_layers(model), 2).run(lambda: batch)
 
 
-def test_a_buffer_that_the_first_forward_makes_is_not_made_by_a_trial():
-    """It would begin with what the trial has seen; the module counts as one that changes its buffers."""
+@pytest.mark.parametrize("before", [None, torch.zeros(2)], ids=["made", "same"])
+def test_a_trial_sees_which_modules_write_buffers_and_leaves_these_as_they_were(before):
+    """One that the first forward makes; a running mean of the zeros that a trial sends to later stages."""
     layer = nn.Linear(1, 1)
-    layer.register_buffer("seen", None)
+    layer.register_buffer("seen", before)
+    layer.register_buffer("scale", torch.ones(2))
     with in_place(copies_of([layer])) as changed:
-        layer.seen = torch.ones(1)
+        assert changed() == []
+        layer.seen = torch.ones(2) if before is None else layer.seen.mul_(0.9)
         assert changed() == [layer]
-    assert layer.seen is None
+    assert layer.seen is before

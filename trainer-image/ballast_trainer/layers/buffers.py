@@ -40,19 +40,25 @@ def in_place(copies: Buffers) -> Iterator[Callable[[], list[nn.Module]]]:
     """Let the modules work on copies; their buffers come back as they were.
 
     Yields:
-        Which modules have changed their buffers so far.  Running statistics count in any case: of some
-        inputs they come out as they were.
+        Which modules have written buffers so far, whatever the values: of some inputs, such as the zeros of a
+        trial, a running mean comes out as it was.  Running statistics count in any case.
     """
     originals = [(module, dict(module._buffers)) for module, _ in copies]
+    versions = {id(copy): copy._version for _, held in copies for copy in held.values() if copy is not None}
     for module, held in copies:
         module._buffers.update(held)
+
+    def was_written(before: torch.Tensor | None, now: torch.Tensor) -> bool:
+        if before is not None and before.layout is not torch.strided:
+            return False
+        return before is None or versions.get(id(now)) != now._version or not torch.equal(before, now)
 
     def changed() -> list[nn.Module]:
         return [
             module
             for module, before in originals
             if isinstance(module, _NormBase)
-            or any(not _same(before[name], buffer) for name, buffer in _own(module).items() if name in before)
+            or any(was_written(before[name], now) for name, now in _own(module).items() if name in before)
         ]
 
     try:
@@ -65,10 +71,6 @@ def in_place(copies: Buffers) -> Iterator[Callable[[], list[nn.Module]]]:
 
 def _own(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
-
-
-def _same(one: torch.Tensor | None, other: torch.Tensor) -> bool:
-    return one is not None and (one is other or one.layout is not torch.strided or torch.equal(one, other))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
