@@ -40,13 +40,17 @@ class Share(nn.Module):
 
     def choose(self, gamma):
         """Leave out the part ``gamma`` of the columns of both products from now on."""
-        self.selections = []
-        for choice, linear in zip(self.choices, self.linears, strict=True):
+        before, self.selections = self.selections, []
+        for choice, linear, last in zip(self.choices, self.linears, before, strict=True):
             choice.end_epoch()
             columns = linear.weight.shape[1]
-            kept = torch.as_tensor(choice.choose(gamma, columns))
             self.selections.append(
-                ColumnSelection(columns=columns, kept=kept, imputation=self.config.imputation)
+                ColumnSelection(
+                    columns=columns,
+                    kept=torch.as_tensor(choice.choose(gamma, columns)),
+                    imputation=self.config.imputation,
+                    last={} if last is None else last.last,
+                )
             )
 
     def forward(self, value):

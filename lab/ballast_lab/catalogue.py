@@ -316,7 +316,6 @@ FIGURES = {
         "SEMI-migration, figure 3: imputations",
         "same, zero, average",
         "imputations",
-        known="the trainer keeps no gradients from one choice of columns to the next, so same is zero",
     ),
     "semi-5": _resizing(
         "SEMI-migration, figures 5 and 6: all ranks resized",

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from ballast_policies.contract.job.parallelism import Selection, StragglerPolicy, StragglersConfig
+from ballast_policies.contract.job.parallelism import Imputation, Selection, StragglerPolicy, StragglersConfig
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.gpu_emulation import emulated_speed
@@ -166,18 +166,20 @@ class TwoRanks(Axis):
 exchanges = []
 
 
-def steps(seconds, held=lambda step: 1):
+def steps(seconds, held=lambda step: 1, **stragglers):
     """The mitigation, its layers and whether it wanted an exchange before, after each step of this rank.
 
     Args:
         seconds: of each step.
         held: how many layers there are in it.
+        stragglers: what is done about late ranks, beyond leaving columns out.
     """
     exchanges.clear()
     torch.manual_seed(0)
     axis = TwoRanks(ranks=(0, 1))
     layers = [SimpleNamespace(index=at, module=split_layer(Block(32, 8, 0.0), axis)) for at in (0, 1)]
-    config = StragglersConfig(policy=StragglerPolicy.RESIZE, epoch_steps=100)
+    stragglers = {"epoch_steps": 100, **stragglers}
+    config = StragglersConfig(policy=StragglerPolicy.RESIZE, **stragglers)
     mitigation = StragglerMitigation(config, torch.device("cpu"), None, seed=0)
     for step, taken in enumerate(seconds):
         now = layers[: held(step)]
@@ -233,6 +235,27 @@ def test_a_layer_that_arrives_is_resized_at_once_and_the_decision_is_made_again(
     assert resized[3:6] == [[True], [True], [True, True]]
     assert all(acted[3:]), "three seconds with two layers are no sign that it was in vain"
     assert len(exchanges) == 2 and mitigation.wants_exchange, "the decision about both layers is judged, too"
+
+
+@pytest.mark.usefixtures("ticking")
+@pytest.mark.parametrize("imputation", [Imputation.ZERO, Imputation.SAME])
+def test_a_column_left_out_from_now_on_has_the_gradient_of_the_step_before(imputation):
+    """With ``same``, when columns are chosen again; with ``zero`` it has none."""
+    chosen = {"epoch_steps": 5, "selection": Selection.RANDOM, "imputation": imputation}
+    kept, gradients = [], []
+    for _, (layer,) in steps([2.0] * 3 + [1.6] * 3, **chosen):
+        inner = next(iter(pairs([layer.module])))
+        if inner.inner.weight.grad is not None:
+            gradients.append(inner.inner.weight.grad.clone())
+        inner.inner.weight.grad = None
+        if inner.selections:
+            kept.append(set(inner.selections["inner"].kept.tolist()))
+        last = inner.inner.weight
+    gradients.append(last.grad)
+    left_out_now = sorted(kept[-2] - kept[-1])
+    assert left_out_now, "other columns are chosen"
+    before, after = (gradient[:, left_out_now] for gradient in gradients[-2:])
+    torch.testing.assert_close(after, before if imputation is Imputation.SAME else torch.zeros_like(after))
 
 
 def test_an_emulated_straggler_is_slow_in_its_products_alone():

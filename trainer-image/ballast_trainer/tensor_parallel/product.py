@@ -79,7 +79,7 @@ class ColumnSelection:
         columns: L, length of the contraction.
         kept: ascending indices of the columns computed, int64.
         imputation: one of :data:`IMPUTATIONS`.
-        last: the gradients imputed last, by ``input`` and ``weight``; filled for ``same`` alone.
+        last: the gradients computed last, by ``input`` and ``weight``; filled for ``same`` alone.
     """
 
     columns: int
@@ -102,12 +102,13 @@ class ColumnSelection:
         if self.imputation == "average":
             full = pruned.mean(-1, keepdim=True).expand(shape).contiguous()
         elif self.imputation == "same" and of in self.last and self.last[of].shape == shape:
-            full = self.last[of].to(pruned.dtype, copy=True)
+            full = self.last[of].to(pruned.dtype)
         else:
             full = pruned.new_zeros(shape)
         full.index_copy_(-1, self.kept, pruned)
         if self.imputation == "same":
-            self.last[of] = full.detach().clone()
+            # What was imputed is not repeated: a column left out for long would go one way without end.
+            self.last[of] = pruned.new_zeros(shape).index_copy_(-1, self.kept, pruned.detach())
         return full
 
 

@@ -374,7 +374,7 @@ class StragglerMitigation:
         ratio = pruned / (1 - migrated)
         for layer in held:
             for number, pair in enumerate(layer.pairs):
-                pair.selections = {}
+                before, pair.selections = pair.selections, {}
                 for name in ("inner", "outer"):
                     importance = layer.importance[number, name]
                     if ratio <= 0:
@@ -388,6 +388,7 @@ class StragglerMitigation:
                         columns=columns,
                         kept=torch.from_numpy(kept).to(self._device),
                         imputation=self._config.imputation,
+                        last=before[name].last if name in before else {},
                     )
 
     def finish_step(self, busy_seconds: float, *, microbatches: int) -> None:
