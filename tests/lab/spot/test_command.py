@@ -63,7 +63,7 @@ def test_a_folder_of_ones_own(tmp_path):
         (("--prices", "excerpt", "--static", "1", "--round", "1"), "--round: 1 is not from 60"),
         (("--prices", "excerpt", "--generate", "single", "--rate", "1"), "--measure 0:100"),
         (("--prices", "excerpt", "--static", "0"), "--static: 0 jobs"),
-        (("--prices", "excerpt", "--generate", "single", "--rate", "0"), "--rate: 0.0"),
+        (("--prices", "excerpt", "--generate", "single", "--rate", "0"), "--rate: 0 must"),
         (("--prices", "excerpt"), "no jobs are given"),
         (
             ("--static", "1", "--cluster", "v100=1", "--hysteresis", "3"),

@@ -113,7 +113,7 @@ def test_the_operators_decisions_and_the_rounds_on_arrays_are_the_same(gangs):
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"min_run_seconds": -1.0}, "min_run_seconds: -1.0"),
+        ({"min_run_seconds": -1.0}, "min_run_seconds: -1 s"),
         ({"min_run_seconds": 60.0, "rules": "gavel"}, "min_run_seconds: 60 s"),
         ({"max_moves_per_hour": -1}, "max_moves_per_hour: -1"),
         ({"max_moves_per_hour": 3, "rules": "gavel"}, "max_moves_per_hour"),
