@@ -12,6 +12,7 @@ from ballast_policies.contract import (
     LAUNCH_LABEL,
     POD_RANKS_ENV,
     RANK_LABEL,
+    RANK_RESTARTS,
     RANK_RESTARTS_ENV,
     RENEW_ENV,
     RENEW_SECONDS,
@@ -32,9 +33,6 @@ COMMAND = ["ballast-train", "pod"]
 
 TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes reads a container's termination message unless the template sets a path."""
-
-RANK_RESTARTS = 3
-"""How often a rank that is killed is started again in its pod, where the others can go on with it."""
 
 STAYS = {
     "karpenter.sh/do-not-disrupt": "true",

@@ -145,10 +145,8 @@ class HistoryWriter:
                 self._take_in_twin()
             if self._clock() >= self._replay_at and self._leads():
                 self._replay_at = self._clock() + REPLAY_SECONDS
-                line, known = (
-                    [*command, "twin", "--keep", "--output", "json"],
-                    {"BALLAST_HISTORY": self._history.where},
-                )
+                line = [*command, "twin", "--keep", "--output", "json"]
+                known = {"BALLAST_HISTORY": self._history.where}
                 self._replaying = subprocess.Popen(line, stdout=subprocess.DEVNULL, env=os.environ | known)
                 _put_last(self._replaying.pid)
         except (HistoryError, ContractError, OSError) as error:

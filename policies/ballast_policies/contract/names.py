@@ -46,6 +46,9 @@ RANK_RESTARTS_ENV = "BALLAST_RANK_RESTARTS"
 the gang wait and go on with it from their memory. Written by the operator, read by the trainer. Missing:
 never; the pod ends with its rank."""
 
+RANK_RESTARTS = 3
+"""How often a killed rank is started again, by its pod or by ``ballast-train run --ranks``."""
+
 RENEW_ENV = "BALLAST_RENEW_SECONDS"
 """In a pod's environment: how often rank 0 renews its Lease with the newest report while it has nothing else
 to tell, in seconds. Written by the operator, read by rank 0. Missing: :data:`RENEW_SECONDS`."""

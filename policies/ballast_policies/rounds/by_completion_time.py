@@ -84,8 +84,7 @@ def _over_their_room(rest: Question) -> list[str]:
     room, over = dict(rest.room), []
     for job in rest.jobs:
         tenant = rest.tenants.get(job.name, "")
-        runs = job.name in rest.state.running and job.name not in rest.pending
-        if tenant not in room or runs:
+        if tenant not in room or rest.trains(job.name):
             continue
         if job.gpus > room[tenant]:
             over.append(job.name)

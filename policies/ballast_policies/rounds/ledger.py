@@ -21,8 +21,7 @@ def given_to_tenants(question: Question, placements: Mapping[str, Placement]) ->
     for name, at in placements.items() if question.room else ():
         tenant = question.tenants.get(name, "")
         if tenant in question.room:
-            runs = name in question.state.running and name not in question.pending
-            before = question.least(name, question.state.running[name]) if runs else ()
+            before = question.least(name, question.state.running[name]) if question.trains(name) else ()
             given[tenant] += len(at.nodes) - len(before)
     return given
 

@@ -129,11 +129,14 @@ class Question:
         weights = sum(job.weight for job in self.jobs) or 1.0
         return {job.name: job.weight / weights for job in self.jobs}
 
+    def trains(self, name: str) -> bool:
+        """Whether the gang runs, and its pods have started."""
+        return name in self.state.running and name not in self.pending
+
     def least(self, name: str, placement: Placement) -> tuple[str, ...]:
         """The nodes that the gang is to keep: an elastic one, those of its least size."""
         gang = self.elastic.get(name)
-        held = name in self.state.running and name not in self.pending
-        if gang is None or (held and not gang.may_shrink):
+        if gang is None or (self.trains(name) and not gang.may_shrink):
             return placement.nodes
         return placement.nodes[: min(gang.speeds.get(placement.gpu_type, {}), default=gang.least)]
 

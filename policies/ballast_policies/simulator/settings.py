@@ -15,6 +15,16 @@ class SettingsError(ValueError):
     """A setting is impossible; the text begins with its name."""
 
 
+def check_seconds(setting: str, seconds: float, *, least: float = 0.0) -> None:
+    """Refuse seconds that no simulation would come to the end of.
+
+    Raises:
+        SettingsError: they are not between ``least`` and ``MOST_SECONDS``.
+    """
+    if not least <= seconds <= MOST_SECONDS:
+        raise SettingsError(f"{setting}: {seconds:g} s is not between {least:g} and {MOST_SECONDS:g} s")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedCluster:
     """GPUs and prices.
@@ -81,11 +91,9 @@ class SimulationSettings:
             raise SettingsError(
                 f"measure: {self.measure[0]}:{self.measure[1]} holds no job. To fix: first:end, as 4000:5000"
             )
-        others = ("launch_seconds", "stop_seconds", "notice_seconds", "min_run_seconds")
-        for field, least in (("round_seconds", 1), *((field, 0) for field in others)):
-            seconds = getattr(self, field)
-            if not least <= seconds <= MOST_SECONDS:
-                raise SettingsError(f"{field}: {seconds:g} s is not between {least} and {MOST_SECONDS:g} s")
+        check_seconds("round_seconds", self.round_seconds, least=1.0)
+        for field in ("launch_seconds", "stop_seconds", "notice_seconds", "min_run_seconds"):
+            check_seconds(field, getattr(self, field))
         if self.max_moves_per_hour is not None and self.max_moves_per_hour < 0:
             raise SettingsError(f"max_moves_per_hour: {self.max_moves_per_hour} must be at least 0")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from ballast_policies.contract import Directive, ExitCode, ExitReason, Plan, Rank
+from ballast_policies.contract import RANK_RESTARTS, Directive, ExitCode, ExitReason, Plan, Rank
 
 from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.cli.config_file import read_config
@@ -26,8 +26,6 @@ from ballast_trainer.reporting.progress_line import ProgressLine
 logger = logging.getLogger("ballast_trainer.run")
 
 STORE_WAIT_SECONDS = 120.0
-_MOST_RETURNS = 3
-"""How often a rank that is killed is started again while the others go on."""
 _SAID_ONCE = {ExitReason.CONFIGURATION: ExitCode.USAGE, ExitReason.STOPPED: ExitCode.STOPPED}
 """Ends before the first step that all local ranks share."""
 
@@ -86,7 +84,7 @@ def _returns(config: Mapping[str, Any], *, follows_plans: bool) -> int | None:
     if not isinstance(checkpoint, dict) or not checkpoint.get("inMemoryEverySteps"):
         return None
     pods = isinstance(parallelism, dict) and parallelism.get("gpusPerPod", 1) != 1
-    return 0 if pods or follows_plans else _MOST_RETURNS
+    return 0 if pods or follows_plans else RANK_RESTARTS
 
 
 def _open_store(launched: LaunchedRank, stop: StopSignal) -> Any:

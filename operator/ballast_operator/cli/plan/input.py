@@ -94,7 +94,7 @@ class ClusterInput(_Input):
     bandwidth: BandwidthInput | None = None
 
     @pydantic.model_validator(mode="after")
-    def _types_once(self) -> Self:
+    def _check(self) -> Self:
         if self.total > MOST_GPUS:
             raise ValueError(f"{self.total} GPUs are more than the {MOST_GPUS} planned over: plan for a part")
         types = [gpu.type for gpu in self.gpus]

@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping
 
 from ballast_policies.allocation.problem import Job
-from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.elastic.job import ElasticJob
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.values import Node
@@ -22,6 +21,7 @@ from ballast_policies.simulator.clock import Clock, OnProgress, SimulationError
 from ballast_policies.simulator.decisions import ClusterGang, OperatorDecisions, cluster_of
 from ballast_policies.simulator.elastic.engine import ElasticJobResult, ElasticResult, result_of
 from ballast_policies.simulator.elastic.workload_file import ElasticWorkload
+from ballast_policies.simulator.settings import check_seconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +50,11 @@ class OperatorRules:
     end_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        for option, value, least in (
-            ("--round", self.round_seconds, 1.0),
-            ("--min-run-seconds", self.min_run_seconds, 0.0),
-            ("--pause-seconds", self.pause_seconds, 0.0),
-            ("--growth-seconds", self.growth_seconds, 0.0),
-            ("--end-seconds", self.end_seconds, 0.0),
-        ):
-            if not least <= value <= MOST_SECONDS:
-                raise ValueError(f"{option}: {value:g} s is not between {least:g} and {MOST_SECONDS:g} s")
+        check_seconds("--round", self.round_seconds, least=1.0)
+        check_seconds("--min-run-seconds", self.min_run_seconds)
+        check_seconds("--pause-seconds", self.pause_seconds)
+        check_seconds("--growth-seconds", self.growth_seconds)
+        check_seconds("--end-seconds", self.end_seconds)
         if self.max_moves_per_hour is not None and self.max_moves_per_hour < 0:
             raise ValueError(f"--max-moves-per-hour: {self.max_moves_per_hour} is below 0")
 
