@@ -49,6 +49,7 @@ class _Rank:
         self.code: int | None = None
         self.outputs = {1: os.pipe(), 2: os.pipe()}
         self.message = os.pipe()
+        self.copying: list[threading.Thread] = []
 
     def close(self) -> None:
         """Close all pipes, which belong to another process."""
@@ -65,19 +66,17 @@ class _Rank:
         os.environ[RETURNS_ENV] = str(self.restarts)
         return body(self.local_rank, Path(f"/dev/fd/{self.message[1]}"))
 
-    def copy_output(self, ranks: int) -> list[threading.Thread]:
-        """Threads that copy what the rank prints, until it has closed its output."""
-        threads = []
-        for descriptor, (read, write) in self.outputs.items():
+    def copy_output(self, ranks: int, before: Sequence[threading.Thread] = ()) -> None:
+        """Copy what the rank prints until it has closed its output, in threads: each after the one before it."""
+        for number, (descriptor, (read, write)) in enumerate(self.outputs.items()):
             os.close(write)
             # The first rank's standard output is the job's figures, a JSON object a line.
             figures = descriptor == 1 and self.local_rank == 0
             prefix = b"" if figures or ranks == 1 else f"[local rank {self.local_rank}] ".encode()
-            arguments = (read, descriptor, prefix)
-            threads.append(threading.Thread(target=_copy_lines, args=arguments, daemon=True))
-            threads[-1].start()
+            arguments = (read, descriptor, prefix, before[number] if before else None)
+            self.copying.append(threading.Thread(target=_copy_lines, args=arguments, daemon=True))
+            self.copying[-1].start()
         os.close(self.message[1])
-        return threads
 
     def termination(self) -> TerminationMessage | None:
         """What it wrote as its termination message; None: nothing that can be read."""
@@ -122,7 +121,8 @@ def run_pod_ranks(
     server = None if store is None else serve(*store)
     members = [_Rank(number) for number in range(ranks)]
     _fork(members, members, body)
-    copying = [thread for member in members for thread in member.copy_output(ranks)]
+    for member in members:
+        member.copy_output(ranks)
     stopping = False
 
     def pass_on(number: int, frame: types.FrameType | None) -> None:
@@ -146,14 +146,14 @@ def run_pod_ranks(
             new = _Rank(member.local_rank, member.restarts + 1)
             members[member.local_rank] = new
             _fork([new], members, body)
-            copying.extend(new.copy_output(ranks))
+            new.copy_output(ranks, before=member.copying)
             return True
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     ended = _wait(members, leave_seconds, again)
-    deadline = time.monotonic() + _OUTPUT_SECONDS
-    for thread in copying:
+    deadline = time.monotonic() + 2 * _OUTPUT_SECONDS
+    for thread in (thread for member in members for thread in member.copying):
         thread.join(max(0.0, deadline - time.monotonic()))
     if server is not None:
         server.kill()
@@ -252,7 +252,9 @@ def _decisive(ended: Sequence[_Rank]) -> _Rank:
     return next(iter((*failed, *stopped, *lost, *first_rank)))
 
 
-def _copy_lines(source: int, target: int, prefix: bytes) -> None:
+def _copy_lines(source: int, target: int, prefix: bytes, before: threading.Thread | None) -> None:
+    if before is not None:
+        before.join(_OUTPUT_SECONDS)
     rest = b""
     while chunk := os.read(source, _LONGEST_LINE):
         *lines, rest = (rest + chunk).split(b"\n")
