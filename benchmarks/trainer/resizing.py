@@ -108,7 +108,7 @@ def accuracy(gamma, *, late=RANKS, selection="priority", imputation="zero"):
 
 def more(what, published, ours):
     """A difference of accuracies in percent that has to be above 0."""
-    return Point(what=what, published=published, ours=100 * ours, low=0.01, high=100.0)
+    return Point(what, published, 100 * ours, low=0.01, high=100.0)
 
 
 def imputations():
@@ -135,15 +135,7 @@ def homogeneous():
     points.append(more("lost with gamma 0.9, random", "more", whole - random[-1]))
     points.append(more("priority less random, gamma 0.9", "up to 18", priority[-1] - random[-1]))
     faster = 100 * np.clip(products / 2 / 373, 0, 1)
-    points.append(
-        Point(
-            what="faster at gamma 0.5, percent",
-            published="up to 23.5",
-            ours=float(faster),
-            low=18.5,
-            high=23.5,
-        )
-    )
+    points.append(Point("faster at gamma 0.5, percent", "up to 23.5", float(faster), low=18.5, high=23.5))
     return Comparison(tuple(points))
 
 

@@ -53,25 +53,21 @@ def comparison():
     return Comparison(
         (
             Point(
-                what="loss of 2BW over vanilla, last quarter",
-                published="1.005 (perplexity 19.28, 19.56)",
-                ours=last[1] / last[0],
+                "loss of 2BW over vanilla, last quarter",
+                "1.005 (perplexity 19.28, 19.56)",
+                last[1] / last[0],
                 low=0.98,
                 high=1.02,
             ),
             Point(
-                what="the first quarter is further apart than the last, times",
-                published="more",
-                ours=statistics.mean(apart[:150]) / statistics.mean(apart[-150:]),
+                "the first quarter is further apart than the last, times",
+                "more",
+                statistics.mean(apart[:150]) / statistics.mean(apart[-150:]),
                 low=1.0,
                 high=1e3,
             ),
             Point(
-                what="last loss of vanilla over its first",
-                published="it learns",
-                ours=last[0] / vanilla[0],
-                low=0.0,
-                high=0.6,
+                "last loss of vanilla over its first", "it learns", last[0] / vanilla[0], low=0.0, high=0.6
             ),
         )
     )

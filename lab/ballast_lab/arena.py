@@ -238,15 +238,7 @@ def main(folder: Path, nodes: str | None, rounds: int, write: Path | None) -> Co
                 f"{trace[:25]:26}{policy:18}{row.finished:9}{row.jobs:8}{row.mean:11,.0f}"
                 f"{row.mean_of_all:17,.0f}"
             )
-        points.append(
-            Point(
-                what=f"{trace}: completion-time over sia",
-                published="",
-                ours=means[0] / means[1],
-                low=0.0,
-                high=0.9,
-            )
-        )
+        points.append(Point(f"{trace}: completion-time over sia", "", means[0] / means[1], low=0.0, high=0.9))
     for line in published:
         click.echo(line)
     return Comparison(tuple(points), "Band: a mean completion time of at most 0.9 of Sia's.")

@@ -148,14 +148,8 @@ def main(folder: Path, windows: str) -> Comparison:
     late = sum(row["ours"][1] for row in rows.values())
     return Comparison(
         (
-            Point(
-                what="settings in which ours is above both",
-                published="",
-                ours=above,
-                low=len(rows),
-                high=len(rows),
-            ),
-            Point(what="deadlines missed", published="0", ours=late, low=0, high=0),
+            Point("settings in which ours is above both", "", above, low=len(rows), high=len(rows)),
+            Point("deadlines missed", "0", late, low=0, high=0),
         )
     )
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Point:
     """One value of a figure or table.
 

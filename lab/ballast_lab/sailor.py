@@ -398,7 +398,7 @@ def main(folder: Path) -> Comparison:
                 f"median {statistics.median(each):.1%}"
             )
             mean = statistics.fmean(each)
-            points.append(Point(what=f"mean error of {what}", published="0", ours=mean, low=0.0, high=0.1))
+            points.append(Point(f"mean error of {what}", "0", mean, low=0.0, high=0.1))
     return Comparison(tuple(points), "Band: a mean error of at most 10 %.")
 
 

@@ -225,8 +225,8 @@ def main(folder: Path) -> Comparison:
     late = sum(row[2] for row in rows)
     return Comparison(
         (
-            Point(what="mean", published=f"{mean[1]:.3f}", ours=mean[0], low=0.99, high=mean[1]),
-            Point(what="deadlines missed", published="0", ours=late, low=0, high=0),
+            Point("mean", f"{mean[1]:.3f}", mean[0], low=0.99, high=mean[1]),
+            Point("deadlines missed", "0", late, low=0, high=0),
         )
     )
 

@@ -85,13 +85,7 @@ def one_late_rank():
         (
             near("resizing to the mean (Pri)", 3.5, last["resize"], 0.1),
             near("half of the columns (PriDiffE)", 2.1, last["half"], 0.1),
-            Point(
-                what="migration over SEMI",
-                published="far from ideal",
-                ours=last["migrate"] / last["semi"],
-                low=0.2,
-                high=0.9,
-            ),
+            Point("migration over SEMI", "far from ideal", last["migrate"] / last["semi"], low=0.2, high=0.9),
         )
     )
 
@@ -99,4 +93,4 @@ def one_late_rank():
 def four_late_ranks():
     """Figure 11: of four late ranks of 8, chi 8 to 2, how many migrate by the cost model."""
     ours = late_ranks()["migrating"]
-    return Comparison((Point(what="ranks that migrate", published="3", ours=ours, low=3, high=3),))
+    return Comparison((Point("ranks that migrate", "3", ours, low=3, high=3),))

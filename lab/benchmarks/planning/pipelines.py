@@ -136,16 +136,16 @@ def predicted_and_played():
     return Comparison(
         (
             Point(
-                what="correlation of predicted with played throughput, 9 configurations",
-                published="strongly linear",
-                ours=float(np.corrcoef(predicted, played)[0, 1]),
+                "correlation of predicted with played throughput, 9 configurations",
+                "strongly linear",
+                float(np.corrcoef(predicted, played)[0, 1]),
                 low=0.95,
                 high=1.0,
             ),
             Point(
-                what=f"the optimizer's choice ({'-'.join(map(str, chosen))}) over the best played",
-                published="the best",
-                ours=float(played[predicted.argmax()] / played.max()),
+                f"the optimizer's choice ({'-'.join(map(str, chosen))}) over the best played",
+                "the best",
+                float(played[predicted.argmax()] / played.max()),
                 low=0.98,
                 high=1.0,
             ),
@@ -162,9 +162,9 @@ def without_pipelining():
     return Comparison(
         (
             Point(
-                what="a straight pipeline over model parallelism",
-                published="2 or more",
-                ours=one_at_a_time / straight.played,
+                "a straight pipeline over model parallelism",
+                "2 or more",
+                one_at_a_time / straight.played,
                 low=2.0,
                 high=4.0 * one_at_a_time / sum(compute),
             ),
@@ -188,15 +188,7 @@ def stashed_memory():
         for stage, (i, j) in enumerate(straight.spans)
     ]
     return Comparison(
-        (
-            Point(
-                what="worst stage over data parallelism",
-                published="on par",
-                ours=max(stages) / alone,
-                low=0.5,
-                high=1.5,
-            ),
-        )
+        (Point("worst stage over data parallelism", "on par", max(stages) / alone, low=0.5, high=1.5),)
     )
 
 
@@ -220,20 +212,8 @@ def bytes_a_sample():
     resnet = [[4.0 * count for count, _ in RESNET_50], [4.0 * RESNET_SAMPLES * size for _, size in RESNET_50]]
     return Comparison(
         (
-            Point(
-                what="VGG-16",
-                published="far less",
-                ours=over_data_parallel(weights, outputs, SAMPLES),
-                low=0.0,
-                high=0.5,
-            ),
-            Point(
-                what="ResNet-50",
-                published="more",
-                ours=over_data_parallel(*resnet, RESNET_SAMPLES),
-                low=1.0,
-                high=10.0,
-            ),
+            Point("VGG-16", "far less", over_data_parallel(weights, outputs, SAMPLES), low=0.0, high=0.5),
+            Point("ResNet-50", "more", over_data_parallel(*resnet, RESNET_SAMPLES), low=1.0, high=10.0),
         )
     )
 
@@ -255,15 +235,9 @@ def in_flight():
     best = max(rate.values())
     return Comparison(
         (
-            Point(what="1 (none) over 7", published="least", ours=rate[1] / best, low=0.2, high=0.4),
-            Point(
-                what="throughput, 2 in flight over 7",
-                published="less",
-                ours=rate[2] / best,
-                low=0.26,
-                high=0.8,
-            ),
-            Point(what="4 (NOAM) over 7", published="both highest", ours=rate[4] / best, low=0.9, high=1.0),
+            Point("1 (none) over 7", "least", rate[1] / best, low=0.2, high=0.4),
+            Point("throughput, 2 in flight over 7", "less", rate[2] / best, low=0.26, high=0.8),
+            Point("4 (NOAM) over 7", "both highest", rate[4] / best, low=0.9, high=1.0),
             near("inputs held by the first stage, 7 over 2", 3.5, held[7] / held[2], 1e-6),
         )
     )
@@ -312,17 +286,15 @@ def footprints(hidden=1920, layers=48, sequence=512, stages=8, size=4):
     gpipe = gpipe_memory_bytes(model, stages, size, 64 // size)
     return Comparison(
         (
-            Point(what="2BW over PipeDream-Flush", published="more", ours=two / flush, low=1.05, high=2.0),
+            Point("2BW over PipeDream-Flush", "more", two / flush, low=1.05, high=2.0),
             Point(
-                what="PipeDream-Flush over inter-layer parallelism",
-                published="slightly more",
-                ours=flush / one,
+                "PipeDream-Flush over inter-layer parallelism",
+                "slightly more",
+                flush / one,
                 low=1.0001,
                 high=1.15,
             ),
-            Point(
-                what="GPipe at a batch of 64 over 2BW", published="more", ours=gpipe / two, low=1.0, high=9.0
-            ),
+            Point("GPipe at a batch of 64 over 2BW", "more", gpipe / two, low=1.0, high=9.0),
         )
     )
 
@@ -361,6 +333,4 @@ def bubbles():
 def recomputing():
     """Figure 4.17: sequences/s of 16 stages at a small batch, recomputed over not, played."""
     plain, again = (simulated_step_seconds([4.0] * 16, [4.0 * backward] * 16, 4) for backward in (2, 3))
-    return Comparison(
-        (Point(what="batch of 4", published="up to 33 % lower", ours=plain / again, low=0.67, high=0.8),)
-    )
+    return Comparison((Point("batch of 4", "up to 33 % lower", plain / again, low=0.67, high=0.8),))

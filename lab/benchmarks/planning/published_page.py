@@ -127,9 +127,7 @@ def degrees():
         )
         same = (plan.tensor, plan.pipeline) == (TENSOR[index], PIPELINE[index])
         ours = f"{plan.tensor}x{plan.pipeline}x{plan.data}"
-        points.append(
-            Point(what=f"{published} billion", published=theirs, ours=float(same), low=1.0, high=1.0)
-        )
+        points.append(Point(f"{published} billion", theirs, float(same), low=1.0, high=1.0))
         rows.append(
             (published, GPUS[index], theirs, ours, plan.microbatch_size, "the same" if same else "other")
         )
@@ -175,7 +173,7 @@ def microbatches():
         ]
         best = min(seconds)
         ours = MICROBATCHES[seconds.index(best)]
-        points.append(Point(what=f"best b at B = {batch}", published="4", ours=ours, low=4, high=4))
+        points.append(Point(f"best b at B = {batch}", "4", ours, low=4, high=4))
         rows.append((batch, 4, ours, *(f"{best / each:.2f}" for each in seconds)))
     head = ("B", "published best b", "ours", *(f"b = {size}" for size in MICROBATCHES))
     return Comparison(tuple(points), table(head, rows))
@@ -210,7 +208,7 @@ def tensor_and_pipeline():
     """Figure 4.13."""
     return Comparison(
         tuple(
-            Point(what=f"best t at B = {batch}", published="8", ours=plans[0].tensor, low=8, high=8)
+            Point(f"best t at B = {batch}", "8", plans[0].tensor, low=8, high=8)
             for batch, plans in configurations(20_480, (32, 128), data=1).items()
         )
     )
@@ -225,9 +223,9 @@ def against_data():
             slower = sum(a < b for a, b in itertools.pairwise(sizes))
             points.append(
                 Point(
-                    what=f"B = {batch}: slower with each doubling of the {kind} degree",
-                    published=f"{len(sizes) - 1} of {len(sizes) - 1}",
-                    ours=slower,
+                    f"B = {batch}: slower with each doubling of the {kind} degree",
+                    f"{len(sizes) - 1} of {len(sizes) - 1}",
+                    slower,
                     low=len(sizes) - 1,
                     high=len(sizes) - 1,
                 )
@@ -277,13 +275,7 @@ def recomputed():
             for c in (count, layers)
         ]
         points.append(
-            Point(
-                what=f"{published} billion, layers a checkpoint",
-                published="1 or 2",
-                ours=layers / count,
-                low=1.0,
-                high=2.0,
-            )
+            Point(f"{published} billion, layers a checkpoint", "1 or 2", layers / count, low=1.0, high=2.0)
         )
         rows.append((published, layers, f"{best:.1f}", count, *(f"{size:.2f}" for size in held)))
     head = ("billions", "layers a stage", "c", "checkpoints", "GB with them", "GB with one a layer")
@@ -298,7 +290,7 @@ def pipedream():
         one = plan_pipedream(*vgg(), [Level(components=16, bandwidth=between[1])])
         rows.append((name, "15-1", plan.configuration, one.configuration))
         same = float("15-1" in (plan.configuration, one.configuration))
-        points.append(Point(what=f"15-1 on {name}", published="15-1", ours=same, low=1.0, high=1.0))
+        points.append(Point(f"15-1 on {name}", "15-1", same, low=1.0, high=1.0))
     alone, chosen = (Replicated((16,), (), ETHERNET), best_cut((15, 1), ETHERNET))
     points.append(near("15-1 over data parallelism, 4x4 (A)", 5.3, alone.predicted / chosen.predicted, 0.2))
     head = ("servers x GPUs", "published", "ours, two levels", "ours, one level")

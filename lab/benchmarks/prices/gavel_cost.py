@@ -65,7 +65,7 @@ def comparison() -> Comparison:
             near("times cheaper without deadlines", 1.4, found["cheaper_without_slos"], 0.15),
             near("deadlines missed then", 0.35, found["min-cost"]["missed"], 0.15),
             near("times cheaper with deadlines", 1.2, found["cheaper_with_slos"], 0.15),
-            Point(what="deadlines missed then", published="0", ours=kept, low=0.0, high=0.0),
+            Point("deadlines missed then", "0", kept, low=0.0, high=0.0),
         )
     )
 

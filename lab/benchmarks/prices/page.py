@@ -131,25 +131,19 @@ def price_changes() -> Comparison:
     still = max(float(np.ptp(series.at(hours))) for _, series in in_region("p3.16xlarge"))
     return Comparison(
         (
-            Point(
-                what="p3.16xlarge, USD between least and most",
-                published="none",
-                ours=still,
-                low=0.0,
-                high=0.0,
-            ),
+            Point("p3.16xlarge, USD between least and most", "none", still, low=0.0, high=0.0),
             near("p2.xlarge in us-east-1f, over on demand", 1.0, float(single["f"].min()) / 0.9, 1e-6),
             Point(
-                what="p2.xlarge, mean correlation of two zones",
-                published="not highly correlated",
-                ours=float(np.mean(related)),
+                "p2.xlarge, mean correlation of two zones",
+                "not highly correlated",
+                float(np.mean(related)),
                 low=0.0,
                 high=0.6,
             ),
             Point(
-                what="p2.xlarge, zones that are the cheapest at some time",
-                published="can change",
-                ours=len(set(cheapest)),
+                "p2.xlarge, zones that are the cheapest at some time",
+                "can change",
+                len(set(cheapest)),
                 low=2,
                 high=len(single),
             ),
@@ -169,9 +163,9 @@ def across_clouds() -> Comparison:
     return Comparison(
         (
             Point(
-                what=f"clouds that are the cheapest for some of {len(least)} sizes",
-                published="changes with the instance type",
-                ours=len(clouds),
+                f"clouds that are the cheapest for some of {len(least)} sizes",
+                "changes with the instance type",
+                len(clouds),
                 low=2,
                 high=3,
             ),
@@ -197,9 +191,9 @@ def by_size() -> Comparison:
         }
         points += [
             Point(
-                what=f"variation of {instance} over {one}",
-                published="more stable",
-                ours=spread[instance] / spread[one],
+                f"variation of {instance} over {one}",
+                "more stable",
+                spread[instance] / spread[one],
                 low=0.0,
                 high=0.9,
             )
@@ -285,13 +279,7 @@ def dynamic() -> Comparison:
     points = (
         near("the most in all", 3.5, max(one.v100 / one.moved for one in found.values()), 0.15),
         near("the most by moving", 1.4, max(one.cloud / one.moved for one in found.values()), 0.1),
-        Point(
-            what="switches",
-            published="fewer than 3",
-            ours=max(one.moves for one in found.values()),
-            low=0,
-            high=2,
-        ),
+        Point("switches", "fewer than 3", max(one.moves for one in found.values()), low=0, high=2),
     )
     return Comparison(points, table((*headings, "at best", "moves"), rows))
 
@@ -306,10 +294,10 @@ def durations() -> Comparison:
     short = max(gains[days] for days in (0.5, 1.0))
     return Comparison(
         (
-            Point(what="up to a day", published="small", ours=short, low=0.99, high=1.1),
+            Point("up to a day", "small", short, low=0.99, high=1.1),
             near("the longest, 8 days", 1.4, gains[8.0], 0.1),
-            Point(what="8 days over a day", published="more", ours=gains[8.0] / short, low=1.01, high=1.4),
-            Point(what="switches", published="fewer than 3", ours=max(moves), low=0, high=2),
+            Point("8 days over a day", "more", gains[8.0] / short, low=1.01, high=1.4),
+            Point("switches", "fewer than 3", max(moves), low=0, high=2),
         )
     )
 

@@ -136,16 +136,16 @@ def rounds() -> Comparison:
         (
             near("rounds of 6 min over ideal shares", 1.0, by_minutes[6] / ideal),
             Point(
-                what="rounds of 48 min over rounds of 6 min",
-                published="slower",
-                ours=by_minutes[48] / by_minutes[6],
+                "rounds of 48 min over rounds of 6 min",
+                "slower",
+                by_minutes[48] / by_minutes[6],
                 low=1.0,
                 high=2.0,
             ),
             Point(
-                what="lengths after which the next is slower, of 6, 12, 24, 48 min",
-                published="3",
-                ours=sum(by_minutes[m] < by_minutes[2 * m] for m in (6, 12, 24)),
+                "lengths after which the next is slower, of 6, 12, 24, 48 min",
+                "3",
+                sum(by_minutes[m] < by_minutes[2 * m] for m in (6, 12, 24)),
                 low=3,
                 high=3,
             ),
@@ -183,19 +183,7 @@ def estimated() -> Comparison:
         guessed = run(space_sharing=True)
     return Comparison(
         (
-            Point(
-                what="estimated over known speeds",
-                published="very small loss",
-                ours=guessed / oracle,
-                low=0.97,
-                high=1.07,
-            ),
-            Point(
-                what="no space sharing over estimated",
-                published="more",
-                ours=alone / guessed,
-                low=1.0,
-                high=3.0,
-            ),
+            Point("estimated over known speeds", "very small loss", guessed / oracle, low=0.97, high=1.07),
+            Point("no space sharing over estimated", "more", alone / guessed, low=1.0, high=3.0),
         )
     )
