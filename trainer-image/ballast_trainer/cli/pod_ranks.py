@@ -67,7 +67,7 @@ class _Rank:
         return body(self.local_rank, Path(f"/dev/fd/{self.message[1]}"))
 
     def copy_output(self, ranks: int, before: Sequence[threading.Thread] = ()) -> None:
-        """Copy what the rank prints until it has closed its output, in threads: each after the one before it."""
+        """Copy what the rank prints until it closed its output, in threads: each after the one before it."""
         for number, (descriptor, (read, write)) in enumerate(self.outputs.items()):
             os.close(write)
             # The first rank's standard output is the job's figures, a JSON object a line.
