@@ -22,7 +22,6 @@ from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.plan.input import (
     ClusterInput,
     known_tensor,
-    layer_costs,
     read_cluster,
     read_config,
     read_gpu_profiles,
@@ -237,11 +236,9 @@ def _request(
         measured.check((), profile.layers)
     return PlanRequest(
         profile=profile,
-        costs=tuple(layer_costs(layers, count)),
         gpus=tuple(cluster.kinds()),
         bandwidth=cluster.pipeline_bandwidth(cluster.total),
         levels=None if measured else tuple(cluster.levels()),
-        grid=cluster.grid(),
         microbatches=count,
         samples=batch_size or count * layers.microbatch_size,
         most_tensor=max_tensor or (cluster.total if measured else known_tensor(layers, cluster)),

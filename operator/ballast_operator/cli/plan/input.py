@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 import click
-import numpy as np
 import pydantic
 import yaml
 from ballast_policies.contract.errors import ContractError
@@ -14,7 +13,6 @@ from ballast_policies.gpus.catalogue import gpu_named
 from ballast_policies.planning import gpu_profiles
 from ballast_policies.planning.gpu_profiles import GpuProfiles
 from ballast_policies.planning.partition import PlanningError
-from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost
 from ballast_policies.planning.planners.answers import FoundPlan
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import Devices, Layout, PlacedStage, devices_of
@@ -174,23 +172,6 @@ class ClusterInput(_Input):
             Level(components=servers, bandwidth=devices.between),
         ]
 
-    def grid(self) -> DeviceGrid:
-        """For AMP: a column a server, of those that are full."""
-        devices, (rows, columns) = self.devices(), self._servers()
-        server = np.arange(rows * columns) % columns
-        same = server[:, None] == server[None, :]
-
-        def by_row(values: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(np.array(values[: rows * columns]).reshape(columns, rows).T.ravel().tolist())
-
-        return DeviceGrid(
-            rows=rows,
-            columns=columns,
-            speeds=by_row(devices.speeds),
-            bandwidth=np.where(same, devices.inside, devices.between).astype(float),
-            memory_bytes=by_row(devices.memory),
-        )
-
     def check_links(self) -> None:
         """Refuse a cluster without bandwidth.
 
@@ -257,26 +238,6 @@ def reduced_bytes(profile: ProfileFile, microbatches: int) -> tuple[float, ...]:
         4 * layer.output_bytes if layer.reduced_bytes is None else layer.reduced_bytes
         for layer in profile.each_layer(microbatches)
     )
-
-
-def layer_costs(profile: ProfileFile, microbatches: int) -> list[LayerCost]:
-    """For AMP: the layers' cost of one sample."""
-    size = profile.microbatch_size
-    each = zip(profile.each_layer(microbatches), reduced_bytes(profile, microbatches), strict=True)
-    return [
-        LayerCost(
-            seconds=(layer.forward_seconds + layer.backward_seconds - layer.overhead_seconds) / size,
-            overhead_seconds=layer.overhead_seconds,
-            weight_bytes=layer.weight_bytes,
-            output_bytes=layer.output_bytes / size,
-            reduced_bytes=reduced / size,
-            held_bytes=layer.held_bytes,
-            activation_bytes=layer.activation_bytes / size,
-            repeated_bytes=layer.repeated_bytes / size,
-            gradient_bytes=layer.gradient_bytes / size,
-        )
-        for layer, reduced in each
-    ]
 
 
 def read_profile(path: Path) -> ProfileFile:

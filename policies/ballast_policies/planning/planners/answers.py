@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ballast_policies.planning.pipeline_plan import PipelinePlan
-from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import Layout, devices_of
 from ballast_policies.planning.planners.pipedream import Level
@@ -21,11 +20,10 @@ class PlanRequest:
 
     Attributes:
         profile: the layers, of one microbatch.
-        costs: the layers, of one sample, for planners that choose the microbatch's size.
         gpus: all of them are used, fastest first.
         bandwidth: bytes/s between neighbouring ranks; None: transfers are free.
-        levels: GPUs of a server, then servers, of those that are full; None: links are not known.
-        grid: the same GPUs with a column a server; None: the cluster's links are not known.
+        levels: GPUs of a server, then servers, of those that are full; None where layers were
+            measured by GPU type.
         microbatches: of a step.
         samples: of a step.
         schedule, chunks: the pipeline's schedule, and its stages a rank where it leaves them open.
@@ -36,11 +34,9 @@ class PlanRequest:
     """
 
     profile: LayerProfile
-    costs: tuple[LayerCost, ...]
     gpus: tuple[GpuKind, ...]
     bandwidth: float | None = None
     levels: tuple[Level, ...] | None = None
-    grid: DeviceGrid | None = None
     microbatches: int = 8
     samples: int = 8
     schedule: str = "1F1B"

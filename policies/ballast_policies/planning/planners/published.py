@@ -13,8 +13,7 @@ import numpy as np
 
 from ballast_policies.planning.memory.stage_bytes import LayerSums
 from ballast_policies.planning.partition import PlanningError, even_partition
-from ballast_policies.planning.planners.amp.annealing import search
-from ballast_policies.planning.planners.amp.model import Strategy
+from ballast_policies.planning.planners.amp import Grid, Strategy, search
 from ballast_policies.planning.planners.answers import FoundPlan, PlannerAnswer, PlanRequest, layouts_answer
 from ballast_policies.planning.planners.best.placements import divisors
 from ballast_policies.planning.planners.cost_model import CostModel, Degrees, StageTimes
@@ -268,10 +267,10 @@ def amp(request: PlanRequest) -> PlannerAnswer:
     """``--planner amp``."""
     most = min(request.most_tensor, request.model.devices.count)
     request.model.check_layers_fit(most_tensor=most, smallest=1)
-    assert request.grid is not None
-    grid = request.grid
+    assert request.levels is not None
+    per_server, servers = (level.components for level in request.levels)
+    grid = Grid(model=request.model, rows=per_server, columns=servers)
     found = search(
-        request.costs,
         grid,
         batch_size=request.samples,
         evaluations=request.evaluations,
@@ -280,11 +279,12 @@ def amp(request: PlanRequest) -> PlannerAnswer:
     )
 
     def refused(plan: tuple[float, Strategy]) -> bool:
-        return trainer_fields(_amp_layout(request, plan[1]), request.model.devices).refused is not None
+        return trainer_fields(_amp_layout(request, grid, plan[1]), request.model.devices).refused is not None
 
     plans = sorted(found.plans, key=refused)[: request.top or 5]
     layouts = [
-        FoundPlan(_amp_layout(request, strategy), predicted_seconds=seconds) for seconds, strategy in plans
+        FoundPlan(_amp_layout(request, grid, strategy), predicted_seconds=seconds)
+        for seconds, strategy in plans
     ]
     return layouts_answer(
         request.model,
@@ -309,17 +309,10 @@ def amp(request: PlanRequest) -> PlannerAnswer:
     )
 
 
-def _amp_layout(request: PlanRequest, strategy: Strategy) -> Layout:
-    """Device row * columns + column of the grid is the row-th GPU of server ``column``."""
-    assert request.grid is not None
-    rows, columns = request.grid.rows, request.grid.columns
-
-    def gpus(group: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(device % columns * rows + device // columns for device in group)
-
+def _amp_layout(request: PlanRequest, grid: Grid, strategy: Strategy) -> Layout:
     return Layout.of(
         strategy.partition.bounds,
-        (tuple(map(gpus, stage)) for stage in strategy.placement),
+        grid.gpus(strategy.placement),
         microbatch_size=strategy.microbatch_size,
         microbatches=request.samples // strategy.microbatch_size,
     )

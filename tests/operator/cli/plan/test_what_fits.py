@@ -1,13 +1,11 @@
 """A plan that fits, by any planner, is admitted, launched and forecast with the same bytes."""
 
-import numpy as np
 import pytest
 from ballast_operator.views.spec import JobSpec
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.planning.partition import Partition, PlanningError
-from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import devices_of
 from ballast_policies.planning.planners.pipedream import Level
@@ -49,26 +47,8 @@ def requests(draw, schedules):
     devices = devices_of(kinds, inside=50.0, between=50.0)
     return PlanRequest(
         profile=profile,
-        costs=tuple(
-            LayerCost(
-                seconds=profile.forward_seconds[i] + profile.backward_seconds[i],
-                weight_bytes=weights[i],
-                output_bytes=profile.output_bytes[i],
-                held_bytes=profile.held_bytes[i],
-                activation_bytes=profile.activation_bytes[i],
-                gradient_bytes=profile.gradient_bytes[i],
-            )
-            for i in range(count)
-        ),
         gpus=kinds,
-        levels=(Level(components=gpus, bandwidth=50.0),),
-        grid=DeviceGrid(
-            rows=gpus,
-            columns=1,
-            speeds=(1.0,) * gpus,
-            bandwidth=np.full((gpus, gpus), 50.0),
-            memory_bytes=limit,
-        ),
+        levels=(Level(components=gpus, bandwidth=50.0), Level(components=1, bandwidth=50.0)),
         microbatches=microbatches,
         samples=microbatches,
         schedule=schedule,

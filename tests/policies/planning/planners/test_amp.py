@@ -5,9 +5,18 @@ import itertools
 import numpy as np
 import pytest
 from ballast_policies.planning.partition import PlanningError
-from ballast_policies.planning.planners.amp.annealing import anneal, sample_tiling, search, tilings
-from ballast_policies.planning.planners.amp.cost import stage_bytes, step_seconds, with_best_layers
-from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost
+from ballast_policies.planning.planners.amp import (
+    Grid,
+    anneal,
+    sample_tiling,
+    search,
+    step_seconds,
+    tilings,
+    with_best_layers,
+)
+from ballast_policies.planning.planners.cost_model import CostModel, Degrees
+from ballast_policies.planning.planners.layout import devices_of
+from ballast_policies.planning.profile import GpuKind, LayerProfile
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,52 +55,55 @@ def test_a_sampled_tiling_is_one_of_them(seed):
     assert sample_tiling(4, 2, tensor=2, data=1, choose=random.random) in set(tilings(4, 2, tensor=2, data=1))
 
 
-def grid(rows=4, columns=2, *, fast=1e10, slow=1e8, speeds=None, memory=None):
-    n = rows * columns
-    column = np.arange(n) % columns
-    bandwidth = np.where(column[:, None] == column[None, :], fast, slow).astype(float)
-    return DeviceGrid(
-        rows=rows,
-        columns=columns,
-        speeds=speeds or (1.0,) * n,
-        bandwidth=bandwidth,
-        memory_bytes=memory,
+def layers_of(seconds, *, weights=4e6, outputs=1e5, overhead=0.001):
+    """A fourth of what is held are weights; outputs are kept for the backward."""
+    count = len(seconds)
+    return LayerProfile(
+        forward_seconds=tuple(0.4 * each for each in seconds),
+        backward_seconds=tuple(0.6 * each + overhead for each in seconds),
+        overhead_seconds=(overhead,) * count,
+        held_bytes=(4 * weights,) * count,
+        weight_bytes=(weights,) * count,
+        activation_bytes=(outputs,) * count,
+        output_bytes=(outputs,) * count,
     )
 
 
-LAYERS = [
-    LayerCost(
-        seconds=0.01 * (1 + index % 3),
-        overhead_seconds=0.001,
-        weight_bytes=4e6,
-        output_bytes=1e5,
-        reduced_bytes=2e5,
-    )
-    for index in range(10)
-]
+LAYERS = layers_of([0.01 * (1 + index % 3) for index in range(10)])
+
+
+def grid(columns=2, rows=4, *, layers=LAYERS, fast=1e10, slow=1e8, last_speed=1.0, memory=None):
+    """Servers of ``rows`` GPUs, those of the last one as fast as ``last_speed``."""
+    speeds = (*(1.0,) * (columns - 1), last_speed)
+    kinds = [
+        GpuKind(gpu_type=f"type-{i}", count=rows, speed=speed, memory_bytes=memory)
+        for i, speed in enumerate(speeds)
+    ]
+    devices = devices_of(kinds, gpus_per_server=rows, inside=fast, between=slow)
+    model = CostModel(layers, (2e5,) * layers.layers, 1, devices)
+    return Grid(model=model, rows=rows, columns=columns)
 
 
 def test_amp_step_time_by_hand():
     """(gas - 1) max t + sum t + sum e + the slowest gradient exchange, for one strategy of 4 devices."""
-    cluster = grid(2, 2, fast=1e8, slow=1e7)
-    layers = [LayerCost(seconds=1.0, weight_bytes=1e8, output_bytes=1e7)] * 4
+    cluster = grid(
+        rows=2, layers=layers_of([1.0] * 4, weights=1e8, outputs=1e7, overhead=0.0), fast=1e8, slow=1e7
+    )
     placement = (((0,), (2,)), ((1,), (3,)))  # two stages, each two replicas in a column
-    strategy = with_best_layers(layers, cluster, placement, microbatch_size=1, batch_size=8)
+    strategy = with_best_layers(cluster, placement, microbatch_size=1, batch_size=8)
     assert strategy.partition.bounds == (0, 2, 4)
     gas, t, e = 4, 2.0, 2 * 1e7 / 1e7
     sync = 2 * 1 / 2 * 2e8 / 1e8
-    assert step_seconds(strategy, layers, cluster, batch_size=8) == pytest.approx(
-        (gas - 1) * t + 2 * t + e + sync
-    )
+    assert step_seconds(strategy, cluster, batch_size=8) == pytest.approx((gas - 1) * t + 2 * t + e + sync)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", first_fast(range(3)))
 def test_amp_annealing_finds_the_exhaustive_best_of_8_devices(seed):
     """Within 200 evaluations, on a cluster with a slow half."""
-    cluster = grid(speeds=(1.0, 0.4) * 4)
-    every = search(LAYERS, cluster, batch_size=16, evaluations=10_000)
-    found = anneal(LAYERS, cluster, batch_size=16, evaluations=200, seed=seed)
+    cluster = grid(last_speed=0.4)
+    every = search(cluster, batch_size=16, evaluations=10_000)
+    found = anneal(cluster, batch_size=16, evaluations=200, seed=seed)
     assert found.plans[0][0] == pytest.approx(every.plans[0][0], rel=1e-9)
     assert len(found.best_so_far) == 200
     assert list(found.best_so_far) == sorted(found.best_so_far, reverse=True)
@@ -101,27 +113,24 @@ def test_amp_annealing_finds_the_exhaustive_best_of_8_devices(seed):
 def test_amp_every_plan_is_feasible_and_the_same_seed_gives_the_same_plans():
     """Degrees multiply to the devices, layers are all assigned, memory holds."""
     cluster = grid(memory=1e8)
-    found = anneal(LAYERS, cluster, batch_size=16, evaluations=60, seed=5)
+    found = anneal(cluster, batch_size=16, evaluations=60, seed=5)
     for cost, strategy in found.plans:
         assert strategy.tensor * strategy.data * strategy.pipeline == 8
-        assert strategy.partition.layers == len(LAYERS)
+        assert strategy.partition.layers == LAYERS.layers
         assert strategy.partition.ranks == strategy.pipeline
         assert 16 % (strategy.data * strategy.microbatch_size) == 0
         gas = 16 // (strategy.data * strategy.microbatch_size)
-        held = stage_bytes(LAYERS, strategy.placement, strategy.microbatch_size, gas)
+        degrees = Degrees(strategy.tensor, strategy.data, strategy.microbatch_size, gas)
+        held = cluster.model.stage_bytes(degrees, strategy.pipeline)
         assert held.of_cut(strategy.partition).max() <= 1e8
-        assert cost == step_seconds(strategy, LAYERS, cluster, batch_size=16)
-    assert anneal(LAYERS, cluster, batch_size=16, evaluations=60, seed=5) == found
+        assert cost == step_seconds(strategy, cluster, batch_size=16)
+    assert anneal(cluster, batch_size=16, evaluations=60, seed=5) == found
 
 
 def test_what_fits_no_device_is_refused():
     """With what to change."""
     with pytest.raises(PlanningError, match="fits the devices' memory"):
-        anneal(LAYERS, grid(memory=1.0), batch_size=16, evaluations=20)
-    with pytest.raises(PlanningError, match="needs 8 speeds"):
-        DeviceGrid(rows=4, columns=2, speeds=(1.0,), bandwidth=np.ones((8, 8)))
-    strategy = with_best_layers(
-        LAYERS, grid(), tuple(((d,),) for d in range(8)), microbatch_size=2, batch_size=8
-    )
+        anneal(grid(memory=1.0), batch_size=16, evaluations=20)
+    strategy = with_best_layers(grid(), tuple(((d,),) for d in range(8)), microbatch_size=2, batch_size=8)
     with pytest.raises(PlanningError, match="use a multiple of 2"):
-        step_seconds(strategy, LAYERS, grid(), batch_size=7)
+        step_seconds(strategy, grid(), batch_size=7)

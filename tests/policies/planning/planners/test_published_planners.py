@@ -9,15 +9,23 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayer
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.memory.stage_bytes import LayerSums
 from ballast_policies.planning.partition import Partition, PlanningError, even_partition
-from ballast_policies.planning.planners.amp.annealing import microbatch_sizes, search, tilings
-from ballast_policies.planning.planners.amp.cost import step_seconds
-from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost, Strategy
+from ballast_policies.planning.planners.amp import (
+    Grid,
+    Strategy,
+    microbatch_sizes,
+    search,
+    step_seconds,
+    tilings,
+)
+from ballast_policies.planning.planners.cost_model import CostModel
+from ballast_policies.planning.planners.layout import devices_of
 from ballast_policies.planning.planners.pipedream import DeviceMemory, Level, plan_pipedream
 from ballast_policies.planning.planners.published import megatron_candidates, two_versions_candidates
+from ballast_policies.planning.profile import GpuKind
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule
 from ballast_policies.planning.schedules.validate import validate
 
-from tests.policies.planning.planners.random_instances import random_model
+from tests.policies.planning.planners.random_instances import random_model, random_profile
 
 
 def pipelines(layers, first, end, components):
@@ -114,28 +122,17 @@ def test_pipedream_within_memory_equals_brute_force(seed):
 def test_amp_on_unlike_devices_within_their_memory_equals_brute_force(seed):
     """Every degree, tiling, microbatch size and cut; each device with its own speed and memory."""
     random = np.random.default_rng(seed)
-    rows, columns, count = *random.choice([(2, 2), (4, 1), (2, 3), (3, 1)]), int(random.integers(1, 6))
-    n = int(rows * columns)
-    column = np.arange(n) % columns
-    grid = DeviceGrid(
-        rows=int(rows),
-        columns=int(columns),
-        speeds=tuple(random.choice([0.5, 1.0, 2.5], n).tolist()),
-        bandwidth=np.where(column[:, None] == column[None, :], 20.0, 2.0),
-        memory_bytes=tuple(random.uniform(10, 60, n).tolist()) if seed % 4 else None,
-    )
-    layers = [
-        LayerCost(
-            seconds=float(random.uniform(0.1, 2)),
-            overhead_seconds=float(random.uniform(0, 0.2)),
-            weight_bytes=float(random.uniform(0, 4)),
-            output_bytes=float(random.uniform(0, 3)),
-            reduced_bytes=float(random.uniform(0, 3)),
-            held_bytes=float(random.uniform(1, 8)),
-            activation_bytes=float(random.uniform(0, 3)),
-        )
-        for _ in range(count)
+    rows, columns = map(int, random.choice([(2, 2), (4, 1), (2, 3), (3, 1)]))
+    memory = (lambda: float(random.uniform(10, 60))) if seed % 4 else (lambda: None)
+    kinds = [
+        GpuKind(gpu_type=f"{i}", count=1, speed=float(random.choice([0.5, 1.0, 2.5])), memory_bytes=memory())
+        for i in range(rows * columns)
     ]
+    profile = random_profile(random, int(random.integers(1, 6)))
+    reduced = tuple(random.uniform(0, 3, profile.layers).tolist())
+    devices = devices_of(kinds, gpus_per_server=rows, inside=20.0, between=2.0)
+    grid = Grid(model=CostModel(profile, reduced, 1, devices), rows=rows, columns=columns)
+    n, count = grid.cells, profile.layers
     batch, best = int(random.choice([1, 2, 4, 6])), float("inf")
     for tensor, data in itertools.product(range(1, n + 1), repeat=2):
         if n % (tensor * data) or n // (tensor * data) > count or batch % data:
@@ -144,20 +141,14 @@ def test_amp_on_unlike_devices_within_their_memory_equals_brute_force(seed):
         for placement in tilings(grid.rows, grid.columns, tensor=tensor, data=data):
             for size in microbatch_sizes(batch, data):
                 for cuts in itertools.combinations(range(1, count), stages - 1):
-                    strategy = Strategy(
-                        tensor=tensor,
-                        data=data,
-                        pipeline=stages,
-                        microbatch_size=size,
-                        placement=placement,
-                        partition=Partition(bounds=(0, *cuts, count)),
-                    )
-                    best = min(best, step_seconds(strategy, layers, grid, batch_size=batch))
+                    partition = Partition(bounds=(0, *cuts, count))
+                    strategy = Strategy(microbatch_size=size, placement=placement, partition=partition)
+                    best = min(best, step_seconds(strategy, grid, batch_size=batch))
     if np.isinf(best):
         with pytest.raises(PlanningError):
-            search(layers, grid, batch_size=batch, evaluations=2000)
+            search(grid, batch_size=batch, evaluations=2000)
         return
-    found = search(layers, grid, batch_size=batch, evaluations=2000)
+    found = search(grid, batch_size=batch, evaluations=2000)
     assert found.plans[0][0] == pytest.approx(best, rel=1e-9)
 
 

@@ -1,0 +1,422 @@
+"""AMP: tensor, data and pipeline degrees, placement and layers on unlike GPUs and links (AMP, NeurIPS 2022).
+
+Of a strategy, from layers, speeds and links as :mod:`.cost_model` has them (section 3.4 and equation 10):
+
+    step = (gas - 1) max_i t_i + sum_i t_i + sum_i e_i + max_i s_i
+
+t_i are seconds of a microbatch on stage i, e_i of an activation to the next stage and its gradient back, s_i
+of the ring over its replicas, gas the microbatches of a pipeline.
+
+Layers go to stages under all but its last term, exactly (supplement 6.4).  AMP's table
+dp[layer][cuts][largest stage time to the right] has a column for each possible stage time. The same optimum
+comes from fixing the bottleneck c and finding the least sum with all t_i <= c,
+
+    f[i, j] = min over k of f[i - 1, k] + e_{i-1}(k) + t_i(k..j),   t_i(k..j) <= c
+
+for c upwards from the smallest feasible, until (gas - 1) c alone rules the rest out.
+
+Strategies are found by simulated annealing (supplement, algorithm 2), or exhaustively if few.
+The printed algorithm draws normal numbers where it means uniform ones, assigns layers to the old
+state instead of the new, and leaves the lines after the branch in its second arm only; here both
+arms are followed by a new microbatch size, placement and assignment of the new state.
+
+GPUs to stages by tiling the grid with dominoes (supplement, figure 5): a domino is tensor x data
+GPUs, one stage; it lies upright (tensor-parallel groups down a column, where links are fastest) or turned
+(groups along a row).  Stages are numbered in the order in which dominoes are laid, row by row.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from math import exp
+
+import numpy as np
+
+from ballast_policies.planning.balancers.exact import bounds_of, partition_by_rank
+from ballast_policies.planning.memory.stage_bytes import ROUNDING
+from ballast_policies.planning.partition import Partition, PlanningError
+from ballast_policies.planning.planners.cost_model import CostModel, Degrees
+from ballast_policies.planning.planners.layout import Groups
+from ballast_policies.planning.rank_capacity import TakenBytes
+
+Placement = tuple[Groups, ...]
+"""By stage, by data-parallel replica, the cells of its tensor-parallel group."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """GPUs of a model's cluster, a column a server, as cells row * columns + column.
+
+    Attributes:
+        rows, columns: GPUs of a full server, and how many of these there are.
+    """
+
+    model: CostModel
+    rows: int
+    columns: int
+
+    @property
+    def cells(self) -> int:
+        """Number of GPUs."""
+        return self.rows * self.columns
+
+    def gpus(self, placement: Placement) -> Placement:
+        """The placement by numbers of GPUs, which fill one server after the other."""
+        return tuple(
+            tuple(
+                tuple(cell % self.columns * self.rows + cell // self.columns for cell in group)
+                for group in stage
+            )
+            for stage in placement
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """A whole plan.
+
+    Attributes:
+        microbatch_size: samples of a microbatch in one replica.
+        partition: layers to stages.
+    """
+
+    microbatch_size: int
+    placement: Placement
+    partition: Partition
+
+    @property
+    def tensor(self) -> int:
+        """Tensor-parallel degree; the product of the three degrees is the GPUs."""
+        return len(self.placement[0][0])
+
+    @property
+    def data(self) -> int:
+        """Replicas of the pipeline."""
+        return len(self.placement[0])
+
+    @property
+    def pipeline(self) -> int:
+        """Stages."""
+        return len(self.placement)
+
+
+def pipeline_seconds(
+    partition: Partition, stage_seconds: np.ndarray, boundary_seconds: np.ndarray, microbatches: int
+) -> float:
+    """The step of above, without its last term.
+
+    Args:
+        partition: layers to stages.
+        stage_seconds: seconds of one microbatch of each layer on each stage's devices, shape (p, L).
+        boundary_seconds: of a transfer after each layer from each stage, shape (p - 1, L - 1).
+        microbatches: gas.
+    """
+    bounds = partition.bounds
+    t = [stage_seconds[i, bounds[i] : bounds[i + 1]].sum() for i in range(partition.ranks)]
+    e = [boundary_seconds[i, bounds[i + 1] - 1] for i in range(partition.ranks - 1)]
+    return float((microbatches - 1) * max(t) + sum(t) + sum(e))
+
+
+def assign_layers(
+    stage_seconds: np.ndarray,
+    boundary_seconds: np.ndarray,
+    microbatches: int,
+    *,
+    taken: TakenBytes | None = None,
+    memory: Sequence[float] | None = None,
+) -> Partition:
+    """The contiguous assignment with the least such seconds; arguments as for :func:`pipeline_seconds`.
+
+    Args:
+        stage_seconds: see there.
+        boundary_seconds: see there.
+        microbatches: see there.
+        taken: bytes of layers on a stage's devices.
+        memory: bytes that each stage's devices hold; needs ``taken``.
+
+    Raises:
+        PlanningError: fewer layers than stages, or nothing fits the memory.
+    """
+    ranks = stage_seconds.shape[0]
+    first = partition_by_rank(stage_seconds, taken=taken, memory=memory)
+    S = np.concatenate([np.zeros((ranks, 1)), np.cumsum(stage_seconds, axis=1)], axis=1)
+    # times[i][k, j]: stage i with layers k..j-1.
+    times = S[:, None, :] - S[:, :, None]
+    if taken is not None and memory is not None:
+        width = times.shape[1]
+        end = np.maximum(np.arange(width), 1)
+        begin = np.minimum(np.arange(width)[:, None], end - 1)
+        held = taken(np.arange(ranks)[:, None, None], begin, end)
+        times = np.where(held <= ROUNDING * np.asarray(memory, dtype=float)[:, None, None], times, np.inf)
+    # A hair above every candidate, so that a bound equal to a stage's own time admits it.
+    smallest = max(times[i, a, b] for i, (a, b) in enumerate(itertools.pairwise(first.bounds))) * (1 + 1e-12)
+    best = first
+    value = pipeline_seconds(first, stage_seconds, boundary_seconds, microbatches)
+    free = _least_sum(times, boundary_seconds, np.inf)
+    floor = pipeline_seconds(free, stage_seconds, boundary_seconds, 1)
+    candidates = np.unique(times[np.isfinite(times) & (times >= smallest / (1 + 2e-12))])
+    for bottleneck in candidates:
+        if (microbatches - 1) * bottleneck + floor >= value:
+            break
+        found = _least_sum(times, boundary_seconds, max(bottleneck * (1 + 1e-12), smallest))
+        seconds = pipeline_seconds(found, stage_seconds, boundary_seconds, microbatches)
+        if seconds < value:
+            best, value = found, seconds
+    return best
+
+
+def _least_sum(times: np.ndarray, boundary_seconds: np.ndarray, bottleneck: float) -> Partition:
+    """The least sum f of above; ``bottleneck`` must be feasible."""
+    ranks, width, _ = times.shape
+    f = np.full(width, np.inf)
+    f[0] = 0.0
+    cuts = [np.zeros(width, dtype=int)]
+    for stage in range(ranks):
+        arriving = f.copy()
+        if stage:
+            arriving[1:-1] += boundary_seconds[stage - 1]
+        value = arriving[:, None] + np.where(times[stage] <= bottleneck, times[stage], np.inf)
+        value[np.tril_indices(width)] = np.inf
+        cuts.append(np.argmin(value, axis=0))
+        f = value.min(axis=0)
+    return Partition(bounds=bounds_of(np.stack(cuts)))
+
+
+def step_seconds(strategy: Strategy, grid: Grid, *, batch_size: int) -> float:
+    """Predicted step time; infinite where a GPU's memory does not hold its stage.
+
+    Raises:
+        PlanningError: microbatches of all replicas do not divide the batch.
+    """
+    per_round = strategy.data * strategy.microbatch_size
+    if batch_size % per_round:
+        raise PlanningError(
+            f"a batch of {batch_size} does not divide into {strategy.data} replicas x microbatches of "
+            f"{strategy.microbatch_size}. To fix: use a multiple of {per_round}"
+        )
+    gas, bounds = batch_size // per_round, np.array([strategy.partition.bounds])
+    degrees = Degrees(strategy.tensor, strategy.data, strategy.microbatch_size, gas)
+    gpus = grid.model.stage_gpus(grid.gpus(strategy.placement))
+    if not grid.model.fits(degrees, gpus, bounds)[0]:
+        return float("inf")
+    times = grid.model.times(degrees, gpus, bounds)
+    t, e = times.forward + times.backward, 2 * times.transfer
+    return float((gas - 1) * t.max() + t.sum() + e.sum() + times.exchange.max())
+
+
+def with_best_layers(grid: Grid, placement: Placement, *, microbatch_size: int, batch_size: int) -> Strategy:
+    """The strategy of this placement and microbatch size, layers assigned by :func:`assign_layers`.
+
+    Where no layers fit the memory, those that would be fastest: their step is infinite.
+    """
+    model, data, tensor = grid.model, len(placement[0]), len(placement[0][0])
+    gas = batch_size // (data * microbatch_size)
+    gpus = model.stage_gpus(grid.gpus(placement))
+    # Of one microbatch, and without an exchange.
+    t = model.layer_seconds(Degrees(tensor, 1, microbatch_size, 1), gpus)
+    sizes = microbatch_size / model.profiled_size * model.outputs[:-1]
+    e = 2 * sizes / gpus.boundary_link[:, None]
+    taken = model.stage_bytes(Degrees(tensor, data, microbatch_size, gas), len(placement)).taken
+    try:
+        partition = assign_layers(t, e, gas, taken=taken, memory=gpus.memory.tolist())
+    except PlanningError:
+        partition = assign_layers(t, e, gas)
+    return Strategy(microbatch_size=microbatch_size, placement=placement, partition=partition)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What a search found.
+
+    Attributes:
+        plans: accepted strategies with their predicted step seconds, best first, without doubles.
+        best_so_far: least step seconds after each evaluation.
+    """
+
+    plans: tuple[tuple[float, Strategy], ...]
+    best_so_far: tuple[float, ...]
+
+
+def _degrees(grid: Grid, batch_size: int, most_tensor: float) -> list[tuple[int, int]]:
+    """(tensor, data) whose product divides the GPUs, with no more stages than layers, that tile."""
+    n = grid.cells
+    return [
+        (tensor, data)
+        for tensor in range(1, n + 1)
+        for data in range(1, n // tensor + 1)
+        if n % (tensor * data) == 0
+        and n // (tensor * data) <= grid.model.layers
+        and batch_size % data == 0
+        and tensor <= most_tensor
+        and next(tilings(grid.rows, grid.columns, tensor=tensor, data=data), None) is not None
+    ]
+
+
+def microbatch_sizes(batch_size: int, data: int) -> tuple[int, ...]:
+    """Powers of two that divide a replica's share of the batch."""
+    share = batch_size // data
+    return tuple(size for size in (2**k for k in range(share.bit_length())) if share % size == 0)
+
+
+def anneal(
+    grid: Grid,
+    *,
+    batch_size: int,
+    evaluations: int = 200,
+    seed: int = 0,
+    most_tensor: float = float("inf"),
+) -> Search:
+    """Simulated annealing over degrees, microbatch size and placement.
+
+    A worse state is accepted with probability exp(min(cost - next, 0) / temperature); the temperature is
+    the first state's cost at the start and falls linearly to 0.
+
+    Args:
+        grid: the GPUs.
+        batch_size: samples of a step, over all replicas.
+        evaluations: strategies to score, the first included.
+        seed: the same seed gives the same search.
+        most_tensor: largest tensor-parallel degree.
+
+    Raises:
+        PlanningError: no strategy fits the memory in the evaluations given.
+    """
+    random = np.random.default_rng(seed)
+    allowed = _degrees(grid, batch_size, most_tensor)
+    if not allowed:
+        raise PlanningError(
+            f"no tensor x data degrees tile {grid.rows} x {grid.columns} devices for a batch of {batch_size}"
+        )
+
+    def sampled(tensor: int, data: int) -> tuple[float, Strategy]:
+        size = int(random.choice(microbatch_sizes(batch_size, data)))
+        placement = sample_tiling(grid.rows, grid.columns, tensor=tensor, data=data, choose=random.random)
+        assert placement is not None, "only degrees that tile are sampled"
+        return _scored(grid, placement, size, batch_size)
+
+    tensor, data = allowed[int(random.integers(len(allowed)))]
+    cost, state = sampled(tensor, data)
+    scale = cost if np.isfinite(cost) else 1.0
+    record, best_so_far = {state: cost}, [cost]
+    for step in range(1, evaluations):
+        temperature = scale * (1 - step / evaluations)
+        same = 1 if random.random() < 0.5 else 0
+        # Neighbours share one of the two degrees.
+        near = [pair for pair in allowed if pair[same] == (state.tensor, state.data)[same]]
+        next_cost, candidate = sampled(*near[int(random.integers(len(near)))])
+        best_so_far.append(min(best_so_far[-1], next_cost))
+        if next_cost <= cost or random.random() < exp(min(cost - next_cost, 0.0) / temperature):
+            cost, state = next_cost, candidate
+            record[state] = cost
+    return _search(record, best_so_far)
+
+
+def search(
+    grid: Grid,
+    *,
+    batch_size: int,
+    evaluations: int = 200,
+    seed: int = 0,
+    most_tensor: float = float("inf"),
+) -> Search:
+    """All strategies, where there are at most as many as evaluations; else :func:`anneal`.
+
+    Raises:
+        PlanningError: nothing fits the memory.
+    """
+    allowed = _degrees(grid, batch_size, most_tensor)
+    few = list(itertools.islice(_candidates(grid, allowed, batch_size), evaluations + 1))
+    if not few or len(few) > evaluations:
+        return anneal(
+            grid, batch_size=batch_size, evaluations=evaluations, seed=seed, most_tensor=most_tensor
+        )
+    every = [_scored(grid, placement, size, batch_size) for placement, size in few]
+    running = itertools.accumulate((seconds for seconds, _ in every), min)
+    return _search({strategy: seconds for seconds, strategy in every}, list(running))
+
+
+def _candidates(
+    grid: Grid, allowed: Sequence[tuple[int, int]], batch_size: int
+) -> Iterator[tuple[Placement, int]]:
+    for tensor, data in allowed:
+        for placement in tilings(grid.rows, grid.columns, tensor=tensor, data=data):
+            for size in microbatch_sizes(batch_size, data):
+                yield placement, size
+
+
+def _scored(grid: Grid, placement: Placement, size: int, batch_size: int) -> tuple[float, Strategy]:
+    strategy = with_best_layers(grid, placement, microbatch_size=size, batch_size=batch_size)
+    return step_seconds(strategy, grid, batch_size=batch_size), strategy
+
+
+def _search(record: dict[Strategy, float], best_so_far: Sequence[float]) -> Search:
+    plans = sorted(((cost, s) for s, cost in record.items() if np.isfinite(cost)), key=lambda plan: plan[0])
+    if not plans:
+        raise PlanningError(
+            f"none of {len(best_so_far)} strategies fits the devices' memory. "
+            "To fix: use more devices, or more evaluations"
+        )
+    return Search(plans=tuple(plans), best_so_far=tuple(best_so_far))
+
+
+Shapes = Callable[[], tuple[bool, ...]]
+
+
+def tilings(rows: int, columns: int, *, tensor: int, data: int) -> Iterator[Placement]:
+    """All tilings of a rows x columns grid; none where the domino does not fit."""
+    turns = (False,) if tensor == data == 1 else (False, True)
+    yield from _tile(rows, columns, tensor, data, lambda: turns)
+
+
+def sample_tiling(
+    rows: int, columns: int, *, tensor: int, data: int, choose: Callable[[], float]
+) -> Placement | None:
+    """One tiling by coin tosses, first fit from the top left; None where there is no tiling.
+
+    Args:
+        rows: of the grid.
+        columns: of the grid.
+        tensor: size of a domino, along its tensor-parallel groups.
+        data: size of a domino, across them.
+        choose: a random number in [0, 1) each call, e.g. ``generator.random``.
+    """
+
+    def turns() -> tuple[bool, ...]:
+        return (False, True) if choose() < 0.5 else (True, False)
+
+    return next(_tile(rows, columns, tensor, data, turns), None)
+
+
+def _tile(rows: int, columns: int, tensor: int, data: int, turns: Shapes) -> Iterator[Placement]:
+    if rows * columns % (tensor * data):
+        return
+    yield from _extend(rows, columns, tensor, data, turns, frozenset(), ())
+
+
+def _extend(
+    rows: int,
+    columns: int,
+    tensor: int,
+    data: int,
+    turns: Shapes,
+    taken: frozenset[int],
+    laid: Placement,
+) -> Iterator[Placement]:
+    free = next((cell for cell in range(rows * columns) if cell not in taken), None)
+    if free is None:
+        yield laid
+        return
+    top, left = divmod(free, columns)
+    for turned in turns():
+        if turned and tensor == data == 1:
+            continue
+        high, wide = (data, tensor) if turned else (tensor, data)
+        if top + high > rows or left + wide > columns:
+            continue
+        block = [[(top + r) * columns + left + c for c in range(wide)] for r in range(high)]
+        cells = {cell for row in block for cell in row}
+        if cells & taken:
+            continue
+        groups = block if turned else [list(group) for group in zip(*block, strict=True)]
+        stage = tuple(tuple(group) for group in groups)
+        yield from _extend(rows, columns, tensor, data, turns, taken | cells, (*laid, stage))

@@ -1,1 +1,0 @@
-"""AMP: tensor, data and pipeline degrees, placement and layers on unlike devices and links."""
