@@ -21,7 +21,7 @@ NUMBERS = 53
 def rank_main(rank, size, port, times, results):
     import torch
     import torch.distributed as dist
-    from ballast_trainer.distributed.tree_sum import tree_sum
+    from ballast_trainer.distributed.process_group import tree_sum
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)

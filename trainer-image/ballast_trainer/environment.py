@@ -45,7 +45,7 @@ class LaunchedRank:
         local_rank, local_ranks: of those on this machine.
         address, port: where the ranks meet; empty and 0 for one rank alone.
         store_outlives: whether a process that is none of them serves their store.
-        returns: how often the rank was started before, and was lost.
+        restarts: how often the rank was started before, and was lost.
     """
 
     rank: int = 0
@@ -55,7 +55,7 @@ class LaunchedRank:
     address: str = ""
     port: int = 0
     store_outlives: bool = False
-    returns: int = 0
+    restarts: int = 0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "LaunchedRank":
@@ -90,13 +90,13 @@ class LaunchedRank:
             address=environment["MASTER_ADDR"],
             port=port,
             store_outlives=bool(environment.get(STORE_OUTLIVES_ENV)),
-            returns=count(RETURNS_ENV, 0),
+            restarts=count(RESTARTS_ENV, 0),
         )
 
 
 STORE_OUTLIVES_ENV = "BALLAST_STORE_OUTLIVES"
 """Set where the process that has started the ranks has another one serve their store."""
-RETURNS_ENV = "BALLAST_RETURNS"
+RESTARTS_ENV = "BALLAST_RESTARTS"
 """How often the process that has started the rank had started it before."""
 _MOST_PORT = 65_535
 _ADVICE = "start with torchrun, which sets it, or with --ranks"

@@ -36,7 +36,6 @@ from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.registry import build_dynamics, check_dynamics, warn_without_effect
 from ballast_trainer.environment import DeviceChoice, seconds_from
 from ballast_trainer.errors import ConfigurationError, PeerLost
-from ballast_trainer.evaluation.validation_data import ValidationData, validation_data
 from ballast_trainer.gpu_emulation import EmulatedSpeed, emulated_speed
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import learning_rate
@@ -46,9 +45,9 @@ from ballast_trainer.loop.migrate import MigrationFailed
 from ballast_trainer.loop.progress import SessionOutcome
 from ballast_trainer.loop.session import Session
 from ballast_trainer.loop.state import ModelState, RunState
+from ballast_trainer.loop.validation_data import ValidationData, validation_data
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
-from ballast_trainer.models.tied_search import with_ties
 from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import Profile
@@ -59,7 +58,7 @@ from ballast_trainer.reporting.console import Reporter, SilentReporter
 from ballast_trainer.reporting.writers import WritingReporter, writers_of
 from ballast_trainer.seeding import deterministic_kernels
 from ballast_trainer.tensor_parallel.layers import check_tensor_parallel, split_layer
-from ballast_trainer.tied_model import tied_model
+from ballast_trainer.tied_model import tied_model, with_ties
 
 logger = logging.getLogger(__name__)
 

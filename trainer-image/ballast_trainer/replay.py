@@ -21,7 +21,7 @@ from ballast_policies.planning.rebalance import decide_rebalance, least_gain
 from ballast_policies.planning.step_time import predict_step_seconds
 
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.pipeline.executor.drains import steps_between_drains
+from ballast_trainer.pipeline.layout import steps_between_drains
 
 EVENT = "loads"
 

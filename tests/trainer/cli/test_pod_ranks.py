@@ -68,8 +68,8 @@ def test_a_killed_rank_is_started_again_so_often(supervised, restarts, code):
         """
 def rank(local_rank, log):
     if local_rank == 1:
-        print("start", os.environ["BALLAST_RETURNS"], flush=True)
-        if os.environ["BALLAST_RETURNS"] != "2":
+        print("start", os.environ["BALLAST_RESTARTS"], flush=True)
+        if os.environ["BALLAST_RESTARTS"] != "2":
             os.kill(os.getpid(), signal.SIGKILL)
         return end(ExitReason.FINISHED, "all done", log=log)
     while not Path("process-1").exists():

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from ballast_trainer.dynamics.expert_parallelism import better_placement, first_placement, rank_loads
+from ballast_trainer.dynamics.mixture_of_experts import better_placement, first_placement, rank_loads
 from hypothesis import example, given
 from hypothesis import strategies as st
 

@@ -35,7 +35,7 @@ class Layer:
 def test_the_neurons_are_found_in_whatever_order_an_mlp_names_its_layers(inner):
     """What is left computes as the whole with the others' outputs at zero."""
     mlp = NarrowFirst(inner=inner)
-    assert neurons.lacks(mlp) == ""
+    assert neurons.lacks(mlp, mlp) == ""
     up, down = mlp.up, mlp.down
     hidden = torch.randn(2, 3, 8)
     keep = torch.ones(inner, dtype=torch.bool)
@@ -51,8 +51,9 @@ def test_the_neurons_are_found_in_whatever_order_an_mlp_names_its_layers(inner):
 def test_an_mlp_whose_inside_has_a_fixed_width_is_refused():
     """A norm between the layers knows how many neurons there are."""
     mlp = nn.Sequential(nn.Linear(8, 24), nn.LayerNorm(24), nn.GELU(), nn.Linear(24, 8))
-    assert "fails with a neuron less" in neurons.lacks(mlp)
-    assert neurons.lacks(nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.Dropout(0.1), nn.Linear(24, 8))) == ""
+    assert "fails with a neuron less" in neurons.lacks(mlp, mlp)
+    usual = nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.Dropout(0.1), nn.Linear(24, 8))
+    assert neurons.lacks(usual, usual) == ""
 
 
 class Scaled(nn.Linear):

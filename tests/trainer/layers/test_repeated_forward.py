@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from ballast_trainer.layers.repeated_forward import forward_to_repeat
+from ballast_trainer.layers.layer_stack import forward_to_repeat
 from ballast_trainer.pipeline.executor.split_backward import SplitBackward
 from torch import nn
 

@@ -13,7 +13,7 @@ from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.layers.packing import pack
 from ballast_trainer.loop.migrate import migrate, plan_moves
 from ballast_trainer.models.registry import build_model
-from ballast_trainer.profiling.link_times import TRIALS, link_seconds
+from ballast_trainer.profiling.rank_speeds import TRIALS, link_seconds
 
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve

@@ -12,9 +12,8 @@ from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.models.hugging_face import from_config
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.models.tied_search import find_ties, with_ties
 from ballast_trainer.models.ties import merged
-from ballast_trainer.tied_model import check_ties, tied_model
+from ballast_trainer.tied_model import check_ties, find_ties, tied_model, with_ties
 from torch import nn
 
 from tests.trainer.layers.trained_layers import all_layers

@@ -4,8 +4,8 @@ import pytest
 import torch
 from ballast_policies.contract.job.job import JobConfig
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.evaluation.validation_data import validation_data
 from ballast_trainer.launch import ValidatedJob
+from ballast_trainer.loop.validation_data import validation_data
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 

@@ -10,9 +10,8 @@ from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.pipeline.layout import ScheduleRequest
-from ballast_trainer.pipeline.partition_cache import Findings, PartitionCache
 from ballast_trainer.pipeline.stages import PipelineBuilder
-from ballast_trainer.pipeline.trial import TrialFailed
+from ballast_trainer.pipeline.trial import Findings, PartitionCache, TrialFailed
 from ballast_trainer.profiling.meter import Meter
 
 from tests.support import replans

@@ -2,7 +2,7 @@
 
 import pytest
 from ballast_policies.contract.job.job import JobConfig
-from ballast_trainer.pipeline.executor.drains import LONGEST_RUN, next_drain, steps_between_drains
+from ballast_trainer.pipeline.layout import LONGEST_RUN, next_drain, steps_between_drains
 
 PLAIN = {"totalSteps": 1000, "model": {"name": "gpt"}, "rebalance": {"enabled": False}}
 

@@ -14,8 +14,7 @@ from ballast_policies.contract import Report
 from ballast_policies.contract.job.job import JobConfig
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.reporting.console import JsonReporter, SilentReporter, TextReporter
-from ballast_trainer.reporting.progress_line import ProgressLine
+from ballast_trainer.reporting.console import JsonReporter, ProgressLine, SilentReporter, TextReporter
 from ballast_trainer.reporting.prometheus import PrometheusWriter
 from ballast_trainer.reporting.writers import (
     JsonLinesWriter,

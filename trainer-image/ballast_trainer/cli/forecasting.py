@@ -1,8 +1,10 @@
-"""Options of ``simulate`` and ``trace``, and the profile they start from."""
+"""``ballast-train simulate`` and ``trace``: steps, memory and schedule of a job, without running it."""
 
 import dataclasses
 import functools
+import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,17 @@ import click
 from ballast_policies.contract.decode import parse_json
 from ballast_policies.contract.job.parallelism import ParallelismConfig
 from ballast_policies.planning.profile import ProfiledLayer, read_profile
+from ballast_policies.planning.schedules.costs import even_costs
+from ballast_policies.planning.schedules.exports import chrome_trace, schedule_csv, schedule_svg, timeline
+from ballast_policies.planning.schedules.simulate import simulate as simulate_schedule
 
+from ballast_trainer.causes import describe
 from ballast_trainer.cli.config_file import read_config
+from ballast_trainer.config import read_job_config
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.forecast import Machines
+from ballast_trainer.forecast import Forecast, Machines, forecasts, schedule_for
+from ballast_trainer.process_exit import end, reason_of
+from ballast_trainer.replay import Replay, read_loads, replay
 
 FILE = click.Path(path_type=Path)
 _USUAL_RANKS = 4
@@ -154,3 +163,123 @@ def forecast_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         found = option(found)
     return found
+
+
+def _text(found: Forecast) -> str:
+    formula = f", {found.formula_seconds * 1e3:.1f} ms by AMP's formula" if found.formula_seconds else ""
+    lines = [
+        f"{found.name}: {found.schedule}, a step takes {found.step_seconds * 1e3:.1f} ms{formula}",
+        f"  idle {found.bubble.idle:.1%} = schedule {found.bubble.inherent:.1%} + imbalance "
+        f"{found.bubble.dynamic:.1%}; busiest rank {found.imbalance:.1%} over the mean",
+        f"  {'rank':>4} {'layers':>14} {'busy ms':>8} {'in flight':>9} {'versions':>8} {'held MB':>8} "
+        f"{'kept MB':>8} {'all MB':>8}",
+    ]
+    for rank in found.ranks:
+        layers = " ".join(f"{first}-{last - 1}" for first, last in rank.layers)
+        lines.append(
+            f"  {rank.rank:>4} {layers:>14} {rank.busy_seconds * 1e3:8.1f} {rank.in_flight:9} "
+            f"{rank.weight_versions:8} {rank.held_bytes / 1e6:8.1f} {rank.activation_bytes / 1e6:8.1f} "
+            f"{rank.bytes / 1e6:8.1f}"
+        )
+    return "\n".join(lines)
+
+
+def _replay_text(found: Replay, ranks: int) -> str:
+    gain = found.static_seconds / found.followed_seconds
+    most = found.static_seconds / found.best_seconds
+    return (
+        f"{found.looks} looks, {len(found.moves)} moves over {ranks} ranks: a step takes "
+        f"{found.followed_seconds * 1e3:.1f} ms, {found.static_seconds * 1e3:.1f} ms with the best cut that "
+        f"stays, {found.best_seconds * 1e3:.1f} ms with the best at each look: {gain:.3f} of at most "
+        f"{most:.3f} times as fast"
+    )
+
+
+@click.command()
+@forecast_options
+@click.option(
+    "--loads",
+    "loads_path",
+    type=FILE,
+    help="Replay the load curve that 'run --log json' printed: moves, and what following it wins.",
+)
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def simulate(given: ForecastInput, loads_path: Path | None, output: str) -> None:
+    """Predict step time, bubble and memory without starting ranks.
+
+    Each rank is taken to be alone on its device, which is as fast as the one that was profiled unless
+    --speeds says how fast.
+    """
+    try:
+        value = given.config()
+        config = read_job_config(value)
+        if loads_path is not None:
+            looks = read_loads(loads_path)
+            count = given.ranks_of(config, len(looks[0].seconds))
+            replayed = replay(config, looks, ranks=count)
+            text = _replay_text(replayed, count)
+            if output == "json":
+                text = json.dumps({"ranks": count, "replay": replayed.as_json()})
+            click.echo(text)
+            return
+        rows = given.layers(value, microbatches=config.pipeline.microbatches, parallelism=config.parallelism)
+        count = given.ranks_of(config, len(rows))
+        found = forecasts(config, rows, ranks=count, machines=given.machines)
+    except Exception as error:
+        sys.exit(end(reason_of(error), describe(error)))
+    if output == "json":
+        click.echo(json.dumps({"ranks": count, "forecasts": [one.as_json() for one in found]}))
+    else:
+        click.echo("\n".join(_text(one) for one in found))
+
+
+FORMATS = (".json", ".svg", ".txt", ".csv")
+_FLOW_STEPS = 2
+
+
+@click.command()
+@forecast_options
+@click.option(
+    "--even", is_flag=True, help="All stages alike, backwards twice as long as forwards: nothing is measured."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write here: .json for chrome://tracing or Perfetto, .svg, .txt, or .csv as torch reads it. "
+    "Default: text to standard output.",
+)
+def trace(given: ForecastInput, even: bool, out: Path | None) -> None:
+    """Show every action of a simulated step in time.
+
+    The partition is the job's first one; two steps where the schedule has no flush.
+    """
+    try:
+        if out is not None and out.suffix not in FORMATS:
+            raise ConfigurationError(
+                "--out", f"{out} must end in one of {', '.join(FORMATS)}. To fix: e.g. step.json"
+            )
+        if out is not None and not out.parent.is_dir():
+            raise ConfigurationError("--out", f"no folder {out.parent}. To fix: make it, or write elsewhere")
+        value = given.config()
+        config = read_job_config(value)
+        if even:
+            schedule = schedule_for(config, given.ranks_of(config, 4), steps=_FLOW_STEPS)
+            played = simulate_schedule(schedule, even_costs(schedule.stages))
+        else:
+            rows = given.layers(value, microbatches=config.pipeline.microbatches)
+            count = given.ranks_of(config, len(rows))
+            (found, *_) = forecasts(config, rows, ranks=count, machines=given.machines, steps=_FLOW_STEPS)
+            played = found.trace
+        text = {
+            ".json": lambda: chrome_trace(played),
+            ".svg": lambda: schedule_svg(played),
+            ".csv": lambda: schedule_csv(played.schedule),
+        }.get(out.suffix if out is not None else "", lambda: timeline(played) + "\n")()
+        if out is not None:
+            out.write_text(text)
+    except Exception as error:
+        sys.exit(end(reason_of(error), describe(error)))
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        click.echo(f"{out}: {played.schedule.name}, {played.makespan * 1e3:.1f} ms, simulated")

@@ -16,7 +16,7 @@ from typing import Any
 
 from ballast_policies.contract import ExitCode
 
-from ballast_trainer.environment import RETURNS_ENV, STORE_OUTLIVES_ENV
+from ballast_trainer.environment import RESTARTS_ENV, STORE_OUTLIVES_ENV
 
 _POLL_SECONDS = 0.05
 _LEAVE_SECONDS = 10.0
@@ -143,7 +143,7 @@ def _serve(address: str, port: int) -> None:
 
 
 def run_local_ranks(
-    ranks: int, body: Callable[[], int], causes: Causes | None = None, *, returns: int | None = None
+    ranks: int, body: Callable[[], int], causes: Causes | None = None, *, restarts: int | None = None
 ) -> int:
     """Run ``body`` in ``ranks`` forks, each with the environment that torchrun would give it.
 
@@ -153,7 +153,7 @@ def run_local_ranks(
         ranks: how many.
         body: returns an exit code.
         causes: receives the causes of failed ranks; printed last.
-        returns: how often one that is killed is started again, while the others go on without it; None: they
+        restarts: how often one that is killed is started again, while the others go on without it; None: they
             do not.
 
     Returns:
@@ -164,7 +164,7 @@ def run_local_ranks(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    kept = None if returns is None else _KeptStore(port, ranks)
+    kept = None if restarts is None else _KeptStore(port, ranks)
     variables = {} if kept is None else {STORE_OUTLIVES_ENV: "1"}
     children = [_fork(rank, ranks, port, body, variables) for rank in range(ranks)]
     started: Counter[int] = Counter()
@@ -187,9 +187,9 @@ def run_local_ranks(
             kept.look(children)
             while kept.lost:
                 rank = int(kept.lost.pop().name)
-                if started[rank] < (returns or 0) and any(child.is_alive() for child in children):
+                if started[rank] < (restarts or 0) and any(child.is_alive() for child in children):
                     started[rank] += 1
-                    again = variables | {RETURNS_ENV: str(started[rank])}
+                    again = variables | {RESTARTS_ENV: str(started[rank])}
                     children.append(_fork(rank, ranks, port, body, again))
         elif any(child.exitcode for child in children):
             left_behind = _end(children, _LEAVE_SECONDS)

@@ -10,8 +10,8 @@ LAZY = {
     "pod": "ballast_trainer.cli.pod:pod",
     "export": "ballast_trainer.cli.export:export",
     "profile": "ballast_trainer.cli.profile:profile",
-    "simulate": "ballast_trainer.cli.simulate:simulate",
-    "trace": "ballast_trainer.cli.trace:trace",
+    "simulate": "ballast_trainer.cli.forecasting:simulate",
+    "trace": "ballast_trainer.cli.forecasting:trace",
 }
 """Command -> where it lives; importing torch takes seconds, so a command is loaded when it is called."""
 

@@ -32,7 +32,7 @@ from ballast_trainer.channel.base import Channel, ChannelError, DirectoryChannel
 from ballast_trainer.channel.kubernetes import KubernetesChannel
 from ballast_trainer.cli.pod_ranks import run_pod_ranks
 from ballast_trainer.distributed.stopping import StopSignal, handover_seconds, stop_seconds
-from ballast_trainer.environment import RETURNS_ENV
+from ballast_trainer.environment import RESTARTS_ENV
 from ballast_trainer.errors import ConfigurationError, Stopped
 from ballast_trainer.process_exit import end, end_on_lost_peer, reason_of
 from ballast_trainer.warm_start import start_warm
@@ -149,7 +149,7 @@ def _run_rank(local_rank: int, log: Path | None) -> int:
 def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path | None) -> int:
     process = process_name(pod, local_rank)
     channel = _open_channel(job_name, pod)
-    restarts = int(os.environ.get(RETURNS_ENV, "0"))
+    restarts = int(os.environ.get(RESTARTS_ENV, "0"))
     # Torch takes seconds to import: import it while waiting for the plan.
     preload = threading.Thread(target=importlib.import_module, args=("ballast_trainer.preload",), daemon=True)
     preload.start()

@@ -23,7 +23,7 @@ from pathlib import Path
 from ballast_policies.contract import ContractError, ExitCode, TerminationMessage
 
 from ballast_trainer.cli.local_ranks import serve
-from ballast_trainer.environment import RETURNS_ENV
+from ballast_trainer.environment import RESTARTS_ENV
 from ballast_trainer.process_exit import end_with_parent
 
 Body = Callable[[int, Path], int]
@@ -63,7 +63,7 @@ class _Rank:
             os.dup2(write, descriptor)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         os.environ.update({"LOCAL_RANK": str(self.local_rank), "LOCAL_WORLD_SIZE": str(ranks)})
-        os.environ[RETURNS_ENV] = str(self.restarts)
+        os.environ[RESTARTS_ENV] = str(self.restarts)
         return body(self.local_rank, Path(f"/dev/fd/{self.message[1]}"))
 
     def copy_output(self, ranks: int, before: Sequence[threading.Thread] = ()) -> None:

@@ -21,7 +21,7 @@ from ballast_trainer.distributed.stopping import StopSignal, stop_seconds
 from ballast_trainer.environment import DeviceChoice, LaunchedRank
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.process_exit import end, end_on_lost_peer, reason_of
-from ballast_trainer.reporting.progress_line import ProgressLine
+from ballast_trainer.reporting.console import ProgressLine
 
 logger = logging.getLogger("ballast_trainer.run")
 
@@ -74,7 +74,7 @@ def _unpartitioned(config: dict[str, Any]) -> dict[str, Any]:
     return alone
 
 
-def _returns(config: Mapping[str, Any], *, follows_plans: bool) -> int | None:
+def _restarts(config: Mapping[str, Any], *, follows_plans: bool) -> int | None:
     """How often a lost rank is started again; None: no rank goes on without one.
 
     Not where somebody else plans, or pods are several
@@ -142,8 +142,8 @@ def _run(
     plan = _local_plan(ranks, job.config.parallelism.ranks_per_pod)
     process = plan.ranks[rank].process
     store = _open_store(launched, stop) if ranks > 1 else None
-    if launched.returns:
-        process = f"{process}.{launched.returns}"
+    if launched.restarts:
+        process = f"{process}.{launched.restarts}"
         plan = wait_for_growth(store, process, stop)
     channel: Channel
     if channel_folder is None:
@@ -169,7 +169,7 @@ def _run(
             local_rank=launched.local_rank,
             local_ranks=launched.local_ranks,
             device=device,
-            joining=launched.returns > 0,
+            joining=launched.restarts > 0,
             regrouped=regrouped if launched.store_outlives else None,
         ),
         channel=channel,
@@ -266,8 +266,8 @@ def run(
     if ranks is not None and ranks > 1 and not single_process and "RANK" not in os.environ:
         with contextlib.suppress(ConfigurationError):  # the ranks say what is wrong
             known.update(read_config(config_path, assignments))
-        returns = _returns(known, follows_plans=channel_folder is not None)
-        sys.exit(run_local_ranks(ranks, body, causes, returns=returns))
+        restarts = _restarts(known, follows_plans=channel_folder is not None)
+        sys.exit(run_local_ranks(ranks, body, causes, restarts=restarts))
     code = body()
     with contextlib.suppress(OSError):
         sys.stdout.flush()

@@ -29,8 +29,8 @@ from ballast_trainer.loop.replanning import (
 from ballast_trainer.loop.reshape import CutRefused, grow, keep_ranks, move_layers, shrink
 from ballast_trainer.loop.saving import Saver
 from ballast_trainer.loop.state import ModelState, RunState
-from ballast_trainer.profiling.link_times import link_seconds
 from ballast_trainer.profiling.profile import LayerCosts
+from ballast_trainer.profiling.rank_speeds import link_seconds
 from ballast_trainer.profiling.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)

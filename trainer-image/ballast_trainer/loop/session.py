@@ -17,8 +17,7 @@ from ballast_trainer.loop.reshape import enter_grown
 from ballast_trainer.loop.saving import Saver, check_export_place, export_at_end
 from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.loop.step import Agreed, TrainingStep
-from ballast_trainer.pipeline.executor.drains import REBALANCE_EVERY
-from ballast_trainer.pipeline.layout import is_asynchronous
+from ballast_trainer.pipeline.layout import REBALANCE_EVERY, is_asynchronous
 from ballast_trainer.profiling.torch_profile import StepProfiler
 from ballast_trainer.reporting.callback import EndRequest
 from ballast_trainer.reporting.console import Reporter

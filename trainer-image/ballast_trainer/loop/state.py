@@ -13,7 +13,6 @@ from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import Freezing, frozen_layers
 from ballast_trainer.dynamics.protocol import Dynamic, is_built_in
-from ballast_trainer.evaluation.validation_data import ValidationData
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
@@ -21,13 +20,13 @@ from ballast_trainer.layers.precision import Loss, LossScale
 from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.layers.tied_messages import gather_gradients, send_weights
 from ballast_trainer.loop.batches import Batches
+from ballast_trainer.loop.validation_data import ValidationData
 from ballast_trainer.models.loss_weights import weighted
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.pipeline.executor.drains import steps_between_drains
 from ballast_trainer.pipeline.gradients import GradientBuckets
-from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of, is_asynchronous
-from ballast_trainer.pipeline.partition_cache import PartitionCache, Shapes
+from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of, is_asynchronous, steps_between_drains
 from ballast_trainer.pipeline.stages import Boundaries, Pipeline, PipelineBuilder
+from ballast_trainer.pipeline.trial import PartitionCache, Shapes
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import LayerCosts, Profile
 from ballast_trainer.profiling.rank_speeds import RankSpeeds, SpeedProbe

@@ -27,7 +27,6 @@ from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.saving import Saver
 from ballast_trainer.loop.state import ModelState, RunState
-from ballast_trainer.pipeline.executor.drains import next_drain
 from ballast_trainer.pipeline.executor.executor import PeakUsage
 from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline
 from ballast_trainer.pipeline.gradients import (
@@ -36,7 +35,7 @@ from ballast_trainer.pipeline.gradients import (
     gather_weights,
     squared_norm_once,
 )
-from ballast_trainer.pipeline.layout import is_asynchronous
+from ballast_trainer.pipeline.layout import is_asynchronous, next_drain
 
 _HEAD = 10
 """Entries of a rank's summand before those of positions and layers."""

@@ -20,8 +20,7 @@ from ballast_trainer.pipeline.executor.executor import RankStages
 from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline, ExecutedPipeline
 from ballast_trainer.pipeline.executor.split_backward import backward_in_halves
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
-from ballast_trainer.pipeline.partition_cache import PartitionCache
-from ballast_trainer.pipeline.trial import Trial, checked_loss
+from ballast_trainer.pipeline.trial import PartitionCache, Trial, checked_loss
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.tensor_parallel.exchange import gather, scatter
 from ballast_trainer.trees import chunks

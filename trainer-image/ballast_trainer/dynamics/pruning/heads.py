@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ballast_trainer.dynamics.pruning.neurons import ShrinkingLinear, as_linear, cut, cut_outputs, with_best
+from ballast_trainer.dynamics.pruning.neurons import (
+    as_linear,
+    cut,
+    cut_outputs,
+    replace_linears,
+    shrinking,
+    with_best,
+)
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.models.blocks import set_submodule
 from ballast_trainer.seeding import host_seeded
@@ -133,11 +140,7 @@ def lacks(block: nn.Module, attention: nn.Module) -> str:
 def prepare(attention: nn.Module) -> None:
     """Make an attention able to lose heads, and to load weights that have lost some."""
     attention = _inner(attention)
-    for name, part in list(attention.named_children()):
-        linear = as_linear(part)
-        if linear is not None:
-            linear.__class__ = ShrinkingLinear
-            setattr(attention, name, linear)
+    replace_linears(attention, shrinking)
     found = heads_of(attention)
     assert isinstance(found, Heads)
     setattr(attention, _HAD, found.kept)

@@ -115,16 +115,26 @@ class Neurons:
         self.narrow.in_features = int(keep.sum())
 
 
-def prepare(mlp: nn.Module) -> None:
-    """Make an MLP for which :func:`lacks` finds nothing able to lose neurons; its names stay."""
-    narrows_at = _narrows_at(mlp)
-    assert isinstance(narrows_at, int)
-    for child in list(mlp.modules()):
+def replace_linears(module: nn.Module, made: Callable[[nn.Linear], nn.Module]) -> None:
+    """Put what is made of each linear layer inside a module in its place; names stay."""
+    for child in list(module.modules()):
         for name, part in list(child.named_children()):
             linear = as_linear(part)
             if linear is not None:
-                linear.__class__ = ShrinkingLinear
-                setattr(child, name, linear)
+                setattr(child, name, made(linear))
+
+
+def shrinking(linear: nn.Linear) -> nn.Linear:
+    """The layer itself, able to lose rows and columns."""
+    linear.__class__ = ShrinkingLinear
+    return linear
+
+
+def prepare(mlp: nn.Module) -> None:
+    """Make an MLP for which :func:`lacks` finds nothing able to lose neurons."""
+    narrows_at = _narrows_at(mlp)
+    assert isinstance(narrows_at, int)
+    replace_linears(mlp, shrinking)
     setattr(mlp, _HAD, (_linears(mlp)[narrows_at].in_features, narrows_at))
 
 
@@ -177,8 +187,8 @@ def cut(layer: Layer | None, linear: nn.Linear, name: str, keep: torch.Tensor, d
         layer.replace_parameter(old, new, cut)
 
 
-def lacks(mlp: nn.Module) -> str:
-    """Why the inner neurons of an MLP cannot be told apart; empty: they can."""
+def lacks(block: nn.Module, mlp: nn.Module) -> str:
+    """Why the inner neurons of a block's MLP cannot be told apart; empty: they can."""
     found = _narrows_at(mlp)
     return found if isinstance(found, str) else ""
 

@@ -23,7 +23,7 @@ from torch import nn
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.dynamics.pruning import heads, neurons
-from ballast_trainer.dynamics.pruning.neurons import as_linear
+from ballast_trainer.dynamics.pruning.neurons import as_linear, replace_linears
 from ballast_trainer.dynamics.pruning.sparse_linear import PrunableLinear
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.layers.layer import Layer, LayerSet
@@ -112,16 +112,14 @@ class UnitPruning(GradualPruning):
     Attributes:
         path: member of a block that tells where the part is.
         prepared: the units in a layer.
+        unsuited: why the units of a block's part cannot be removed; empty: they can.
         make_able: lets a part lose units.
     """
 
     path: str
     prepared: Callable[[nn.Module], Sequence[neurons.Neurons | heads.Heads]]
+    unsuited: Callable[[nn.Module, nn.Module], str]
     make_able: Callable[[nn.Module], None]
-
-    def unsuited(self, block: nn.Module, part: nn.Module) -> str:
-        """Why the units of a block's part cannot be removed; empty: they can."""
-        raise NotImplementedError
 
     def _part(self, block: nn.Module) -> nn.Module:
         return block.get_submodule(getattr(block, self.path)())
@@ -157,11 +155,8 @@ class NeuronPruning(UnitPruning):
 
     path = "mlp_path"
     prepared = staticmethod(neurons.prepared)
+    unsuited = staticmethod(neurons.lacks)
     make_able = staticmethod(neurons.prepare)
-
-    def unsuited(self, block: nn.Module, part: nn.Module) -> str:
-        """See :class:`UnitPruning`."""
-        return neurons.lacks(part)
 
 
 class HeadPruning(UnitPruning):
@@ -169,11 +164,8 @@ class HeadPruning(UnitPruning):
 
     path = "attention_path"
     prepared = staticmethod(heads.prepared)
+    unsuited = staticmethod(heads.lacks)
     make_able = staticmethod(heads.prepare)
-
-    def unsuited(self, block: nn.Module, part: nn.Module) -> str:
-        """See :class:`UnitPruning`."""
-        return heads.lacks(block, part)
 
     def conform(self, step: int, layers: LayerSet) -> None:
         """Layers that were received or loaded may have lost heads."""
@@ -200,11 +192,7 @@ class WeightPruning(GradualPruning):
         whole = as_linear(module)
         if whole is not None:
             return PrunableLinear(whole)
-        for child in list(module.modules()):
-            for name, part in list(child.named_children()):
-                linear = as_linear(part)
-                if linear is not None:
-                    setattr(child, name, PrunableLinear(linear))
+        replace_linears(module, PrunableLinear)
         return module
 
     def counts(self, layer: Layer) -> tuple[int, int]:

@@ -1,1 +1,0 @@
-"""The loss on validation data, measured between two steps."""
