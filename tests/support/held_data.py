@@ -7,6 +7,13 @@ from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.data.sources import batches_from
 from ballast_trainer.models.registry import load_callable
 
+EVALUATED = {
+    "everySteps": 1,
+    "batches": 1,
+    "data": {"name": "tests.support.held_data:text", "args": {"context": 16}},
+}
+"""An evaluation after each step, on data that never waits."""
+
 
 class Gates:
     """Steps that do not begin until :meth:`open` is called for them, in their order.

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.support.gang import Gang
+from tests.support.gang import Gang, assert_same_curve
 
 
 @pytest.fixture
@@ -60,6 +60,17 @@ def single_process_losses(tmp_path_factory):
         return run(json.dumps(plain, sort_keys=True))
 
     return losses
+
+
+@pytest.fixture
+def same_curve(single_process_losses):
+    """Assert that a gang ends well, and has learnt as one process that has ``config``."""
+
+    def check(running, config, name="rank-0"):
+        assert set(running.exit_codes().values()) == {0}, running.errors()
+        assert_same_curve(running.losses(name), single_process_losses(config))
+
+    return check
 
 
 @pytest.fixture

@@ -6,10 +6,7 @@ import pytest
 import torch
 from ballast_policies.contract.job.training import Precision, TrainingConfig, WeightType
 from ballast_policies.planning.dynamics import DYNAMICS
-from ballast_trainer.channel.base import StandaloneChannel
-from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.errors import ConfigurationError, TrainerError
-from ballast_trainer.launch import RankLaunch, ValidatedJob, train
 from ballast_trainer.layers.optimize import (
     drop_gradients,
     optimizer_step,
@@ -23,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tests.support.changes import change
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
-from tests.support.plans import local_plan
+from tests.support.one_process import train_here
 from tests.trainer.layers.trained_layers import CPU, trained_layers, weights
 
 
@@ -139,10 +136,10 @@ def test_masters_have_gradients_of_one_layer_at_a_time():
     assert most == [len(list(layer.module.parameters())) for layer in layers]
 
 
-def test_batch_norms_and_float_inputs_train_with_bf16_weights(train_here):
+def test_batch_norms_and_float_inputs_train_with_bf16_weights(trained):
     """The weights of a batch norm stay fp32; inputs in fp32 become bf16 before the first layer."""
     model = {"name": "tests.trainer.models.awkward_models:with_batch_norm", "layers": 6}
-    losses, full = (train_here(6, training=training, model=model) for training in (HALF, {}))
+    losses, full = (trained(6, training=training, model=model) for training in (HALF, {}))
     assert losses == pytest.approx(full, rel=0.1)
 
 
@@ -213,83 +210,61 @@ def test_dropped_gradients_leave_weights_and_optimizer_alone():
     assert all(torch.equal(a, b) for a, b in zip(before, weights(layers), strict=True))
 
 
-class Lines:
-    """Keeps what is reported."""
-
-    def __init__(self):
-        self.losses = {}
-
-    def step(self, **fields):
-        self.losses[fields["step"]] = fields["loss"]
-
-    def event(self, name, **fields):
-        pass
-
-
 @pytest.fixture
-def train_here(small_config):
-    """Trains on one rank in this process; returns the losses."""
+def trained(small_config):
+    """Losses of a job that is trained on one rank in this process."""
 
     def run(steps, *, context=16, training, **fields):
         config = small_config(totalSteps=steps, training=training, **fields)
         if "model" not in fields:
             config["model"]["args"]["context"] = context
-        plan = local_plan(["job-1-0"])
-        lines = Lines()
-        train(
-            ValidatedJob.from_mapping(config),
-            RankLaunch(plan=plan, process="job-1-0"),
-            channel=StandaloneChannel(plan),
-            reporter=lines,
-            stop=StopSignal(),
-        )
-        return lines.losses
+        return train_here(config).losses
 
     return run
 
 
 @pytest.mark.slow
-def test_recomputation_gives_the_same_curve_with_dropout(train_here):
+def test_recomputation_gives_the_same_curve_with_dropout(trained):
     """The second forward draws the same dropout as the first."""
-    again, once = (train_here(6, training=training) for training in ({"recompute": True}, {}))
+    again, once = (trained(6, training=training) for training in ({"recompute": True}, {}))
     assert_same_curve(again, once, within=1e-6)
 
 
 @pytest.mark.slow
-def test_gradients_that_are_not_finite_end_the_job_and_are_not_saved(train_here, tmp_path):
+def test_gradients_that_are_not_finite_end_the_job_and_are_not_saved(trained, tmp_path):
     """A rate that is too high ends with the reason; no checkpoint holds its weights."""
     training = {"learningRate": 1000.0, "optimizer": "sgd", "clipNorm": 0}
     saved = {"path": str(tmp_path / "saved"), "everySteps": 1, "keep": 1}
     with pytest.raises(
         TrainerError, match=r"gradients of step (\d+) are not finite.*training\.learningRate"
     ) as end:
-        train_here(1000, training=training, checkpoint=saved)
+        trained(1000, training=training, checkpoint=saved)
     (kept,) = (tmp_path / "saved").glob("step-*")
     assert f"step {int(kept.name.removeprefix('step-')) + 1} are" in str(end.value)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", first_daily(sorted(DYNAMICS)))
-def test_each_kind_of_change_works_in_bf16_with_recomputation(train_here, kind):
+def test_each_kind_of_change_works_in_bf16_with_recomputation(trained, kind):
     """The six dynamic cases under autocast and a second forward: the loss falls and stays finite.
 
     The weights are bf16, too, where they can be.
     """
     training = {"precision": "bf16", "recompute": True, "learningRate": 0.003}
     training["dtype"] = "fp32" if kind == "pruning" else "bf16"
-    losses = train_here(
+    losses = trained(
         8, context=32, training=training, dynamics=[change(kind, startStep=2, endStep=6, everySteps=2)]
     )
     assert losses[8] < losses[1]
 
 
 @pytest.fixture
-def fp16_on_the_cpu(monkeypatch, train_here):
+def fp16_on_the_cpu(monkeypatch, trained):
     """Trains in fp16, which the CPU computes too, slowly: the code is CUDA's."""
     monkeypatch.setattr("ballast_trainer.launch.check_precision", lambda precision, device: None)
 
     def run(steps, precision="fp16", **fields):
-        return train_here(steps, training={"precision": precision}, **fields)
+        return trained(steps, training={"precision": precision}, **fields)
 
     return run
 

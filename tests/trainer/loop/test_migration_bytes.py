@@ -17,7 +17,7 @@ from ballast_trainer.profiling.rank_speeds import TRIALS, link_seconds
 
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
-from tests.support.held_data import Gates
+from tests.support.held_data import EVALUATED, Gates
 from tests.support.replans import has_acked, replan, stages_at, until
 from tests.trainer.tensor_parallel.ranks import held_layers, on_ranks
 
@@ -159,11 +159,6 @@ def test_links_are_measured_with_the_messages_they_carry(data):
         assert found["sent"] == TRIALS * left + TRIALS * right
 
 
-EVALUATED = {
-    "everySteps": 1,
-    "batches": 1,
-    "data": {"name": "tests.support.held_data:text", "args": {"context": 16}},
-}
 TOTAL = 9
 
 

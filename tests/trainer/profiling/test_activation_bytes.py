@@ -49,16 +49,13 @@ def test_gradients_into_weights_are_those_of_the_outputs_of_products():
 
 @pytest.mark.processes
 @pytest.mark.parametrize("case", first_daily(CASES, 2))
-def test_a_running_job_counts_what_the_profile_command_counts(
-    gang, small_config, single_process_losses, tmp_path, case
-):
+def test_a_running_job_counts_what_the_profile_command_counts(gang, small_config, same_curve, tmp_path, case):
     """On two ranks, to the byte, also under recomputation, above frozen layers and for pruned ones; the
     curve is that of one process.
     """
     config = small_config(totalSteps=8, **CASES[case])
     channel = tmp_path / "channel"
-    running = gang(config, ranks=2, options=["--channel", str(channel)])
-    assert set(running.exit_codes().values()) == {0}, running.errors()
+    same_curve(gang(config, ranks=2, options=["--channel", str(channel)]), config)
     rows = layer_rows(config, steps=1, at_step=7)["layers"]
     assert counted(channel) == [row["activationBytes"] for row in rows]
     if case in ("plain", "recomputed"):  # frozen layers have no gradients, which depends on the cut
@@ -69,8 +66,6 @@ def test_a_running_job_counts_what_the_profile_command_counts(
         assert list(report.layer_gradient_bytes) == [row["gradientBytes"] for row in rows]
         assert list(report.layer_repeated_bytes) == [row["repeatedBytes"] for row in rows]
         assert any(report.layer_gradient_bytes) and any(report.layer_repeated_bytes) == (case == "recomputed")
-    losses, reference = running.losses(), single_process_losses(config)
-    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
 
 
 @pytest.mark.processes
@@ -220,9 +215,7 @@ def test_a_step_without_a_forward_does_not_empty_the_profile():
 
 @pytest.mark.processes
 @pytest.mark.parametrize("recompute", first_daily([False, True]))
-def test_the_memory_limit_counts_what_the_running_job_has_measured(
-    gang, small_config, single_process_losses, recompute
-):
+def test_the_memory_limit_counts_what_the_running_job_has_measured(gang, small_config, same_curve, recompute):
     """Two ranks could hold the layers, and not what these keep for their backward: that is said, and
     nothing moves. Recomputed, they fit. The curve is that of one process.
     """
@@ -235,8 +228,6 @@ def test_the_memory_limit_counts_what_the_running_job_has_measured(
     held = sum(row["heldBytes"] for row in rows)
     assert 1.1 * held < 2 * 1_000_000
     running = gang(config, ranks=2)
-    assert set(running.exit_codes().values()) == {0}, running.errors()
+    same_curve(running, config)
     assert ("do not fit 2 ranks" in running.errors()) is not recompute
     assert not running.events("rebalance")
-    losses, reference = running.losses(), single_process_losses(config)
-    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
