@@ -74,9 +74,15 @@ def test_two_jobs_train_on_one_gpu_at_the_same_time_and_pay_no_more_than_its_pri
         for name, step in steps.items():
             ballast.wait_for_report(name, step=step + 5)
         for name, other in (("left", "default/right"), ("right", "default/left")):
-            allocation = ballast.status(name)["allocation"]
+            # Of the job that was there first it is written beside the other one's launch.
+            allocation = eventually(
+                lambda name=name, other=other: (
+                    (found := ballast.status(name)["allocation"])["sharedGpu"].get("partner") == other
+                    and found
+                ),
+                f"{name} to have a partner",
+            )
             assert allocation["nodes"] == ["small-0"]
-            assert allocation["sharedGpu"]["partner"] == other
             (pod,) = ballast.pods(name)
             assert pod.spec.containers[0].resources.limits["nvidia.com/gpu"] == "1"
             # Its trainer reports to the API server before its node does.

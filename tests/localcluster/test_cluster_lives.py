@@ -154,7 +154,7 @@ def test_two_clusters_do_not_meet_and_one_that_fails_keeps_its_logs(cluster, cap
             assert "fast" not in Pods(second, "default").kubectl("get", "nodes")
             raise RuntimeError("made to fail")
     second.stop()  # once more, as from a finally: it does nothing
-    assert not processes_of(folder)
+    eventually(lambda: not processes_of(folder), "the processes to be gone")
     assert str(folder / "logs") in capsys.readouterr().err
     assert {entry.name for entry in folder.iterdir()} <= {"logs", "exits.jsonl"}
     assert (folder / "logs" / "kube-apiserver.log").stat().st_size > 0

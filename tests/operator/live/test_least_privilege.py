@@ -56,17 +56,22 @@ def test_the_operator_uses_what_it_is_granted_and_is_denied_nothing(
     # What it reads, it reads everywhere; jobs may be in any namespace.
     for resource in (("", "pods"), ("ballast.dev", "trainingjobs"), (COORDINATION, "leases")):
         assert "" in operator.namespaces["watch", *resource]
-    used: set[Right] = set()
-    for job in ("shrinks", "moves", "after"):
-        trainer = use(live_cluster.audit_log, account(stage.namespace, f"{job}-trainer"))
-        used |= trainer.namespaces.keys()
-        assert trainer.namespaces.keys() < granted(trainer_rules(job))
-        # The authorizer learns of roles by a watch: it may refuse a first request, and those after the role.
-        assert set(trainer.denied) <= granted(trainer_rules(job))
-        assert set.union(*trainer.namespaces.values()) == {stage.namespace}
-    # Pods of short jobs may end before they ask for all.  The scripted trainer reads its plan again and
-    # again; real ones watch it (tests/e2e/test_survives.py).
-    assert granted(trainer_rules("moves")) - used == {("watch", "", "configmaps")}
+
+    def used_by_trainers() -> bool:
+        used: set[Right] = set()
+        for job in ("shrinks", "moves", "after"):
+            trainer = use(live_cluster.audit_log, account(stage.namespace, f"{job}-trainer"))
+            used |= trainer.namespaces.keys()
+            assert trainer.namespaces.keys() < granted(trainer_rules(job))
+            # The authorizer learns of roles by a watch: it may refuse a first request, and those after.
+            assert set(trainer.denied) <= granted(trainer_rules(job))
+            assert {one for each in trainer.namespaces.values() for one in each} == {stage.namespace}
+        # Pods of short jobs may end before they ask for all.  The scripted trainer reads its plan again and
+        # again; real ones watch it (tests/e2e/test_survives.py).
+        assert granted(trainer_rules("moves")) - used == {("watch", "", "configmaps")}
+        return True
+
+    eventually(used_by_trainers, "the trainers' rights to be used")
 
 
 def launch_shrink_preempt_delete_and_hand_over(stage: Stage, folder: Path) -> None:

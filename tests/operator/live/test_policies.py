@@ -200,7 +200,8 @@ def test_a_solver_that_hangs_or_dies_is_replaced_and_said_so(stage, policy):
         )
         assert reason(fallback, "Solved") == "FallbackAfterTimeout"
         assert fallback["lastRound"]["policy"] == "greedy"
-        policy.patch(solver={"timeLimitSeconds": 10})
+        # Longer than the test takes to kill a process over its next question.
+        policy.patch(solver={"timeLimitSeconds": 600})
         eventually(lambda: policy.status.get("observedGeneration") == _generation(stage), "the new limit")
         answers()
         policy.wait_for_round("proportional")

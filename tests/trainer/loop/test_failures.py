@@ -13,7 +13,7 @@ from ballast_trainer.launch import ValidatedJob
 from tests.support.examples import first_daily
 from tests.support.one_process import train_here
 from tests.support.plans import local_plan
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = pytest.mark.processes
 
@@ -64,7 +64,7 @@ def test_a_hung_rank_is_noticed_by_its_heartbeat(pods, launch, small_config, vic
 def test_sigterm_to_one_rank_saves_and_stops_all(pods, launch, small_config, told, tmp_path):
     """All ranks leave after the same step, which is saved, with exit code STOPPED; with time enough."""
     config = saving(small_config(totalSteps=100_000), tmp_path)
-    launch(config, network=24, environment={"BALLAST_STOP_SECONDS": "60"})
+    launch(config, network=24, environment={"BALLAST_STOP_SECONDS": str(WAIT_SECONDS)})
     pods.signal(told, signal.SIGTERM)
     assert set(pods.exit_codes().values()) == {ExitCode.STOPPED}, pods.errors()
     messages = [pods.termination(pod) for pod in PODS]

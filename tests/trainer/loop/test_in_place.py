@@ -69,8 +69,10 @@ def test_ranks_go_on_in_place_whichever_is_killed(local_ranks, small_config, sin
     assert gang.exit_codes() == {"run": 0}, gang.errors()
     assert_undisturbed(gang, reference, every=1)
     losses = gang.events("ranksLost", "run")
-    assert [event["lost"] for event in losses] == [["rank-2"], ["rank-0"], ["rank-3"]]
-    assert all(event["ranks_after"] == event["ranks_before"] - 1 for event in losses)
+    # One that has started again, rank-2.1 say, and has just joined, has no copies to go on from.
+    lost = [[name for name in event["lost"] if "." not in name] for event in losses]
+    assert lost == [["rank-2"], ["rank-0"], ["rank-3"]]
+    assert all(event["ranks_after"] == event["ranks_before"] - len(event["lost"]) for event in losses)
     assert all(event["seconds"] > 0 for event in losses)
     assert len(gang.events("launch", "run")) == 1
 

@@ -9,11 +9,14 @@ outlives it, has another one serve the store at which the gang meets.
 """
 
 import contextlib
+import fcntl
 import importlib
 import json
 import os
+import select
 import signal
 import sys
+import termios
 import threading
 import time
 import types
@@ -34,8 +37,8 @@ LEAVE_SECONDS = 10.0
 """How long the other ranks have to leave when one has failed; they notice by themselves."""
 
 _POLL_SECONDS = 0.05
-_OUTPUT_SECONDS = 1.0
-"""How long the last lines are waited for: processes that a rank has left behind may hold its output open."""
+_OUTPUT_SECONDS = 30.0
+"""How long the last lines are waited for where nobody reads them."""
 _LONGEST_LINE = 1 << 16
 _NOT_TO_BLAME = (ExitCode.OK, ExitCode.STOPPED, ExitCode.PEER_LOST)
 
@@ -48,12 +51,12 @@ class _Rank:
         self.process = 0
         self.code: int | None = None
         self.outputs = {1: os.pipe(), 2: os.pipe()}
-        self.message = os.pipe()
+        self.message, self.ended = os.pipe(), os.pipe()
         self.copying: list[threading.Thread] = []
 
     def close(self) -> None:
         """Close all pipes, which belong to another process."""
-        for read, write in (*self.outputs.values(), self.message):
+        for read, write in (*self.outputs.values(), self.message, self.ended):
             os.close(read)
             os.close(write)
 
@@ -67,13 +70,16 @@ class _Rank:
         return body(self.local_rank, Path(f"/dev/fd/{self.message[1]}"))
 
     def copy_output(self, ranks: int, before: Sequence[threading.Thread] = ()) -> None:
-        """Copy what the rank prints until it closed its output, in threads: each after the one before it."""
+        """Copy what the rank prints until it has ended, in threads: each after the one before it.
+
+        Processes that it has left behind may hold its output open.
+        """
         for number, (descriptor, (read, write)) in enumerate(self.outputs.items()):
             os.close(write)
             # The first rank's standard output is the job's figures, a JSON object a line.
             figures = descriptor == 1 and self.local_rank == 0
             prefix = b"" if figures or ranks == 1 else f"[local rank {self.local_rank}] ".encode()
-            arguments = (read, descriptor, prefix, before[number] if before else None)
+            arguments = (read, self.ended[0], descriptor, prefix, before[number] if before else None)
             self.copying.append(threading.Thread(target=_copy_lines, args=arguments, daemon=True))
             self.copying[-1].start()
         os.close(self.message[1])
@@ -152,7 +158,7 @@ def run_pod_ranks(
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     ended = _wait(members, leave_seconds, again)
-    deadline = time.monotonic() + 2 * _OUTPUT_SECONDS
+    deadline = time.monotonic() + _OUTPUT_SECONDS
     for thread in (thread for member in members for thread in member.copying):
         thread.join(max(0.0, deadline - time.monotonic()))
     if server is not None:
@@ -198,6 +204,7 @@ def _wait(members: list[_Rank], leave_seconds: float, again: Callable[[_Rank], b
         # Otherwise it is one that a rank has left behind.
         for member in [one for one in members if one.process == process]:
             code = os.waitstatus_to_exitcode(status)
+            os.write(member.ended[1], b".")
             if code < 0 and deadline is None and member.code is None and again(member):
                 continue
             if member.code is None:
@@ -252,17 +259,27 @@ def _decisive(ended: Sequence[_Rank]) -> _Rank:
     return next(iter((*failed, *stopped, *lost, *first_rank)))
 
 
-def _copy_lines(source: int, target: int, prefix: bytes, before: threading.Thread | None) -> None:
+def _copy_lines(source: int, ended: int, target: int, prefix: bytes, before: threading.Thread | None) -> None:
     if before is not None:
-        before.join(_OUTPUT_SECONDS)
+        before.join()
     rest = b""
-    while chunk := os.read(source, _LONGEST_LINE):
+    while chunk := _read(source, ended):
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > _LONGEST_LINE:
             lines, rest = [*lines, rest], b""
         _write(target, b"".join(prefix + line + b"\n" for line in lines))
     if rest:
         _write(target, prefix + rest + b"\n")
+
+
+def _read(source: int, ended: int) -> bytes:
+    """Some of what a rank has written; empty: it has closed ``source``, or ``ended``, and all is read."""
+    ready, _, _ = select.select([source, ended], [], [])
+    if ended in ready:
+        # All that it has written is here.
+        unread = int.from_bytes(fcntl.ioctl(source, termios.FIONREAD, bytes(4)), sys.byteorder)
+        return os.read(source, min(unread, _LONGEST_LINE)) if unread else b""
+    return os.read(source, _LONGEST_LINE)
 
 
 def _write(target: int, data: bytes) -> None:

@@ -148,19 +148,19 @@ met.touch()
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("end", "health"),
+    ("end", "limit", "health"),
     [
-        ("time.sleep(3600)", PolicyReason.SOLVER_TIMED_OUT),
-        ("import os; os._exit(3)", PolicyReason.SOLVER_DIED),
+        ("time.sleep(3600)", 0.5, PolicyReason.SOLVER_TIMED_OUT),
+        ("import os; os._exit(3)", WAIT_SECONDS, PolicyReason.SOLVER_DIED),
     ],
     ids=["hang", "death"],
 )
-async def test_after_a_hang_or_a_death_a_fresh_process_answers(tmp_path, end, health):
+async def test_after_a_hang_or_a_death_a_fresh_process_answers(tmp_path, end, limit, health):
     """One bad process costs one answer, and those until another has started: no question waits for that."""
     met = str(tmp_path / "met")
     script = FIRST_ONLY.format(met=met) + READY + "sys.stdin.buffer.read(8); " + end
     async with Solver(PATIENT, command=(sys.executable, "-c", script)) as solver:
-        bad = await solver.solve("max-min-fairness", PROBLEM, limit_seconds=0.5)
+        bad = await solver.solve("max-min-fairness", PROBLEM, limit_seconds=limit)
         meanwhile = await solver.solve("max-min-fairness", PROBLEM)
         await solver.warm_up()
         good = await solver.solve("max-min-fairness", PROBLEM)
