@@ -116,6 +116,12 @@ def test_what_cannot_be_read_at_first_is_read_again(store):
     assert names(folder) == ["10", "5"]
 
 
+def test_a_path_that_no_system_has_is_refused_in_words():
+    """One with a NUL; the system's error has no number."""
+    with pytest.raises(CheckpointError, match=r"cannot write a checkpoint to .*checkpoint\.path"):
+        Checkpoints("/tmp/\0", keep=2, layer_count=1, seed=0).open(ALONE)
+
+
 def test_a_full_disk_leaves_no_part_behind_and_the_next_checkpoint_is_whole(store):
     """The error is one line with the storage's reason; checkpoints of before are as they were."""
     make, layers, folder = saved(store, 5)

@@ -275,6 +275,20 @@ def test_a_layer_that_cannot_be_built_is_refused_before_ranks_meet(own_module):
         assert caught.value.field == field
 
 
+def test_a_model_of_more_layers_than_a_plan_can_name_is_refused(own_module):
+    """Before rank 0 has built them."""
+    own_module(
+        """
+        from ballast_trainer.models.protocol import Model
+
+        def build():
+            return Model(layer_count=10**6, build_layer=None, loss=None)
+        """
+    )
+    with pytest.raises(ConfigurationError, match=r"has layer_count 1000000.*from 1 to 100000"):
+        build_model(ModelConfig(name="odd_module:build"))
+
+
 def test_what_is_pruned_does_not_come_back():
     """So a target below the initial sparsity would never be reached."""
     pruning = {"kind": "pruning", "target": 0.3, "pruning": {"initialSparsity": 0.5}}

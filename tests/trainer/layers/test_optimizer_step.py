@@ -87,10 +87,18 @@ def test_groups_of_a_users_optimizer_keep_their_rates_to_one_another():
         assert [group["lr"] for group in layer.optimizer.param_groups] == [0.1 * factor, 0.5 * factor]
 
 
+def no_optimizer(parameters, learning_rate):
+    """As where a ``return`` was forgotten."""
+
+
 def test_optimizers_that_a_pipeline_cannot_use_are_refused_with_the_reason():
-    """One that computes the loss again, and one that takes matrices alone: the field, why, what to do."""
+    """One that computes the loss again, one for matrices alone, none: the field, why, what to do."""
     model = build_gpt(layers=4, dim=16, heads=2, context=8)
-    for name, reason in (("torch.optim:LBFGS", "a closure"), ("torch.optim:Muon", "does not take")):
+    for name, reason in (
+        ("torch.optim:LBFGS", "a closure"),
+        ("torch.optim:Muon", "does not take"),
+        (f"{__name__}:no_optimizer", "returned NoneType"),
+    ):
         layers = LayerSet(model, TrainingConfig(optimizer=name), CPU, lambda index, module: module)
         with pytest.raises(ConfigurationError, match=rf"training.optimizer: .*{reason}.*To fix"):
             layers.make(1)

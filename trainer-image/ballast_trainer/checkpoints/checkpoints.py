@@ -92,7 +92,7 @@ class Checkpoints:
                 self._lock.acquire()
                 self._mark = self._lock.token[:8]
                 self._folder.remove_partial()
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 failure = _cannot_write(self._path, error)
             except CheckpointError as error:
                 failure = str(error)

@@ -60,7 +60,7 @@ def _make_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> t
         )
     maker = load_callable("training.optimizer", config.optimizer)
     try:
-        optimizer: torch.optim.Optimizer = maker(parameters, config.learning_rate)
+        optimizer = maker(parameters, config.learning_rate)
     except (TypeError, ValueError) as error:
         reason = (
             f"{config.optimizer} does not take a layer's parameters of shapes "
@@ -68,6 +68,9 @@ def _make_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> t
             "To fix: name a function that gives each parameter the optimizer that suits it"
         )
         raise ConfigurationError("training.optimizer", reason) from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        reason = f"{config.optimizer} returned {type(optimizer).__name__}. To fix: return a torch optimizer"
+        raise ConfigurationError("training.optimizer", reason)
     needs = inspect.signature(optimizer.step).parameters.get("closure")
     if needs is not None and needs.default is inspect.Parameter.empty:
         reason = (

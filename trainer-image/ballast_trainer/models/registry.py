@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from ballast_policies.contract.errors import shown
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
+from ballast_policies.contract.limits import MOST_LAYERS
 
 from ballast_trainer.causes import with_place
 from ballast_trainer.data.collate import BatchForm
@@ -99,10 +100,10 @@ def build_model(
     if not isinstance(model, Model):
         reason = f"{config.name!r} returned {type(model).__name__}, not a Model. To fix: return a Model"
         raise ConfigurationError("model.name", reason)
-    if not isinstance(model.layer_count, int) or model.layer_count < 1:
+    if not isinstance(model.layer_count, int) or not 1 <= model.layer_count <= MOST_LAYERS:
         reason = (
             f"{config.name!r} with args {given} has layer_count {model.layer_count!r}. "
-            "To fix: a whole number from 1 on"
+            f"To fix: a whole number from 1 to {MOST_LAYERS}"
         )
         raise ConfigurationError("model.args", reason)
     if config.layers is not None and model.layer_count != config.layers:
