@@ -30,6 +30,7 @@ from ballast_operator.kube.client import Cluster, connect
 from ballast_operator.kube.informers import Informers
 from ballast_operator.kube.kinds import LEASE, Kind
 from ballast_operator.kube.leadership import Leadership
+from ballast_operator.listening import listen
 from ballast_operator.metrics import Metrics
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.settings import Settings
@@ -51,7 +52,8 @@ class Options:
         kubeconfig: None: ``$KUBECONFIG``, the pod's account, or ``~/.kube/config``.
         namespace: watch this namespace's jobs only; empty: all.
         lease_namespace: where the leader's Lease is.
-        health_host, health_port: where ``/healthz`` and ``/metrics`` are served; port 0: one that is free.
+        health_host, health_port: where ``/healthz`` and ``/metrics`` are served; empty: at every address;
+            0: at a free port.
         page_port: where the page is served, on the same address; None: nowhere.
         history: database in which it is kept what jobs did; None: nowhere.
         keep: how much of it.
@@ -60,7 +62,7 @@ class Options:
     kubeconfig: str | None = None
     namespace: str = ""
     lease_namespace: str = "ballast-system"
-    health_host: str = "0.0.0.0"
+    health_host: str = ""
     health_port: int = 8080
     page_port: int | None = None
     history: str | None = dataclasses.field(default=None, repr=False)  # a password may be in it
@@ -351,6 +353,4 @@ async def serve(
     application.router.add_get("/metrics", show_metrics)
     runner = web.AppRunner(application, access_log=None, handle_signals=False)
     await runner.setup()
-    site = web.TCPSite(runner, host, port)
-    await site.start()
-    return runner, int(runner.addresses[0][1])
+    return runner, await listen(runner, host, port)

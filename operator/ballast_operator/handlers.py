@@ -32,7 +32,7 @@ async def start(memo: kopf.Memo, settings: kopf.OperatorSettings, **_: Any) -> N
     memo.operator = Operator(
         Options(
             lease_namespace=os.environ.get("BALLAST_NAMESPACE", "ballast-system"),
-            health_host=os.environ.get("BALLAST_METRICS_HOST", "0.0.0.0"),
+            health_host=os.environ.get("BALLAST_METRICS_HOST", ""),
             health_port=_port(os.environ.get("BALLAST_METRICS_PORT", "8080")),
         ),
         from_environment(os.environ),

@@ -1,7 +1,9 @@
 """No silent wait: log, metric, health pages and conditions say what for, since when, and what to change."""
 
+import errno
 import itertools
 import logging
+import socket
 
 import aiohttp
 import pytest
@@ -235,6 +237,31 @@ async def test_a_right_that_the_operator_lacks_is_a_condition_of_the_job_and_no_
     assert simulation.state("one") == "Starting"
     simulation.cluster.create = create
     await simulation.running("one")
+
+
+async def test_it_is_served_at_addresses_of_both_families(monkeypatch):
+    """A kubelet of an IPv6 cluster asks at a pod's IPv6 address; IPv6 may be switched off, too."""
+    for family in ("127.0.0.1", "[::1]") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
+        runner, port = await serve(host="", port=0, metrics=Metrics(), problems=lambda: [], waits=Waits())
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"http://{family}:{port}/healthz") as page,
+            ):
+                assert page.status == 200
+        finally:
+            await runner.cleanup()
+    create = socket.create_server
+
+    def without_ipv6(address, *, family=socket.AF_INET, **options):
+        if family == socket.AF_INET6:
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        return create(address, family=family, **options)
+
+    monkeypatch.setattr(socket, "create_server", without_ipv6)
+    runner, port = await serve(host="", port=0, metrics=Metrics(), problems=lambda: [], waits=Waits())
+    assert runner.addresses == [("0.0.0.0", port)]
+    await runner.cleanup()
 
 
 async def test_health_fails_while_decisions_fail():

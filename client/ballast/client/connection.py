@@ -1,5 +1,7 @@
 """The connection to an API server: its credentials, requests, and errors in the client's own words."""
 
+import contextlib
+import ipaddress
 import json
 import os
 import re
@@ -84,10 +86,22 @@ async def configuration(kubeconfig: str | None) -> Any:
     # What the environment says of proxies is looked up here. With trust_env, aiohttp asks a thread for it and
     # for ~/.netrc at each request, which on a busy event loop takes longer than the request.
     found.client_session_kwargs = {"trust_env": False}
-    url = urllib.parse.urlsplit(found.host)
-    if not found.proxy and url.hostname and not urllib.request.proxy_bypass(url.hostname):
-        found.proxy = urllib.request.getproxies().get(url.scheme)
+    if not found.proxy:
+        found.proxy = _proxy(urllib.parse.urlsplit(found.host))
     return found
+
+
+def _proxy(url: urllib.parse.SplitResult) -> str | None:
+    """The environment's before an address. NO_PROXY may have networks, as Go's programs read it."""
+    host, proxies = url.hostname, urllib.request.getproxies()
+    if not host or urllib.request.proxy_bypass(host):
+        return None
+    for part in proxies.get("no", "").split(","):
+        with contextlib.suppress(ValueError):  # a name, of which the line above knows
+            if ipaddress.ip_address(host) in ipaddress.ip_network(part.strip(), strict=False):
+                return None
+    proxy = proxies.get(url.scheme)
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 class Connection:

@@ -34,8 +34,8 @@ COLLECT_AFTER = (20_000, 10, 10)
 @click.option(
     "--metrics-host",
     "health_host",
-    default="0.0.0.0",
-    show_default=True,
+    default="",
+    show_default="every one, of IPv4 and IPv6",
     help="Address of all that is served.",
 )
 @click.option(

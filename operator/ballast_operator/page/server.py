@@ -22,6 +22,7 @@ from ballast_operator.history.recording import JobRecord
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import Kind
+from ballast_operator.listening import listen
 from ballast_operator.page import screens
 from ballast_operator.page.access import (
     LONGEST_TOKEN,
@@ -396,8 +397,7 @@ async def serving(page: Page, *, host: str, port: int) -> AsyncIterator[int]:
     await runner.setup()
     keeping_up = asyncio.create_task(page.work_out())
     try:
-        await web.TCPSite(runner, host, port).start()
-        yield int(runner.addresses[0][1])
+        yield await listen(runner, host, port)
     finally:
         keeping_up.cancel()
         await asyncio.gather(keeping_up, return_exceptions=True)

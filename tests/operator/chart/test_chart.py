@@ -29,6 +29,8 @@ EVERYTHING: dict[str, Any] = {
     "settings": {"JOB_BIND_SECONDS": 30, "SOLVER_LIMIT_SECONDS": 2.5},
     "imagePullSecrets": [{"name": "registry"}],
     "extraEnv": [{"name": "TZ", "value": "UTC"}],
+    "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+    "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca", "readOnly": True}],
     "podAnnotations": {"team": "platform"},
     "podLabels": {"team": "platform"},
     "nodeSelector": {"kubernetes.io/os": "linux"},
@@ -138,6 +140,8 @@ def test_arguments_and_settings_reach_the_operator(chart: Any) -> None:
     environment = {variable["name"]: variable for variable in container["env"]}
     assert environment["BALLAST_NAMESPACE"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace"
     stated = {n: v["value"] for n, v in environment.items() if n.startswith("BALLAST_") and "value" in v}
+    assert container["volumeMounts"][-1:] == EVERYTHING["extraVolumeMounts"]
+    assert deployment["spec"]["template"]["spec"]["volumes"][-1:] == EVERYTHING["extraVolumes"]
     settings = from_environment(stated)
     assert (settings.job.bind_seconds, settings.solver.limit_seconds) == (30, 2.5)
 

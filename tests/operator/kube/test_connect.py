@@ -66,7 +66,8 @@ async def test_a_request_waits_for_no_thread(tmp_path, server):
 async def test_a_proxy_before_the_api_server(tmp_path, server, monkeypatch, of_kubeconfig):
     """The one that the kubeconfig names, else that of the environment."""
     address, asked = server
-    monkeypatch.setenv("http_proxy", "http://nowhere.invalid:1" if of_kubeconfig else address)
+    of_environment = address.removeprefix("http://")  # curl's way to write it, too
+    monkeypatch.setenv("http_proxy", "http://nowhere.invalid:1" if of_kubeconfig else of_environment)
     named = {"proxy-url": address} if of_kubeconfig else {}
     async with await connect(kubeconfig(tmp_path, "http://api.invalid:80", **named)) as cluster:
         await cluster.get(LEASE, "ns", "x")
@@ -74,11 +75,12 @@ async def test_a_proxy_before_the_api_server(tmp_path, server, monkeypatch, of_k
     assert url.startswith("http://api.invalid")
 
 
-async def test_an_address_that_needs_no_proxy(tmp_path, server, monkeypatch):
-    """``NO_PROXY`` is heard."""
+@pytest.mark.parametrize("without", ["127.0.0.1", "::/0, .svc, 127.1.2.3/8"], ids=["address", "networks"])
+async def test_an_address_that_needs_no_proxy(tmp_path, server, monkeypatch, without):
+    """``NO_PROXY`` is heard, as Kubernetes' own programs do."""
     address, asked = server
     monkeypatch.setenv("http_proxy", "http://nowhere.invalid:1")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", without)
     async with await connect(kubeconfig(tmp_path, address)) as cluster:
         await cluster.get(LEASE, "ns", "x")
     assert len(asked) == 1
