@@ -52,7 +52,7 @@ def test_a_killed_rank_ends_the_others_as_healthy(pods, launch, small_config, vi
 @pytest.mark.parametrize("victim", first_daily(["job-1-0", "job-1-2"]))
 def test_a_hung_rank_is_noticed_by_its_heartbeat(pods, launch, small_config, victim):
     """A stopped process, whose connections stay open, costs seconds and not gloo's time-out."""
-    launch(small_config(totalSteps=100_000), network=23, environment={"BALLAST_HANG_SECONDS": "6"})
+    launch(small_config(totalSteps=100_000), network=23, environment={"BALLAST_HANG_SECONDS": "15"})
     pods.signal(victim, signal.SIGSTOP)
     survivors = [pod for pod in PODS if pod != victim]
     assert {pods.exit_code(pod) for pod in survivors} == {ExitCode.PEER_LOST}, pods.errors()

@@ -13,6 +13,7 @@ from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_operator.views.clock import show
 
 from tests.operator.loops.simulated.simulation import Simulation
+from tests.support.waiting import WAIT_SECONDS
 
 SYSTEM = "ballast-system"
 SPEEDS = [{"gpuType": kind, "stages": 2, "stepsPerSecond": 1.0} for kind in ("sure", "spot")]
@@ -201,7 +202,7 @@ async def test_a_new_price_is_seen_while_nothing_else_happens():
     simulation.world.after_write = lambda number: written.set()
     running = asyncio.create_task(simulation.allocator.run())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             await written.wait()
     finally:
         running.cancel()

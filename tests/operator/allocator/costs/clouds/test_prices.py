@@ -11,6 +11,8 @@ from ballast_operator.allocator.costs.cloud_prices import RETRY_SECONDS, CloudPr
 from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice
 from ballast_policies.prices.offers import PriceLogError
 
+from tests.support.waiting import WAIT_SECONDS
+
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 ONE, TWO = (AwsSpotPrice(region="us-east-1", instance_type=name) for name in ("p3.2xlarge", "p3.8xlarge"))
 AZURE = AzurePrice(region="eastus", vm_size="Standard_NC6s_v3", spot=True)
@@ -125,7 +127,7 @@ async def test_the_loop_waits_for_something_to_ask_and_asks():
     try:
         await asyncio.sleep(0)
         world.prices.want([ONE])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             await world.answered.wait()
     finally:
         running.cancel()
