@@ -251,7 +251,7 @@ def train(
     """
     job.check_ranks(len(launch.plan.ranks))
     machine = _machine(job, launch)
-    in_place = _in_place(job, launch, machine.device)
+    in_place = _in_place(job, launch, machine.device, channel)
     with contextlib.ExitStack() as closing:
         if job.config.training.deterministic:
             closing.enter_context(deterministic_kernels())
@@ -333,7 +333,9 @@ def _machine(job: ValidatedJob, launch: RankLaunch) -> _Machine:
     return _Machine(device=device, speed=speed)
 
 
-def _in_place(job: ValidatedJob, launch: RankLaunch, device: torch.device) -> InPlace | None:
+def _in_place(
+    job: ValidatedJob, launch: RankLaunch, device: torch.device, channel: Channel
+) -> InPlace | None:
     """How this rank goes on where others are lost; None: it does not, or it is alone.
 
     Raises:
@@ -359,7 +361,14 @@ def _in_place(job: ValidatedJob, launch: RankLaunch, device: torch.device) -> In
         raise ConfigurationError(field, f"{every}, and {alone}. To fix: 0, or more ranks")
     check_connections(field)
     memory = MemoryCopies(every, device)
-    return InPlace(memory, launch.store, launch.process, launch.regrouped, launch.restarts or 0)
+    return InPlace(
+        memory,
+        launch.store,
+        launch.process,
+        launch.regrouped,
+        launch.restarts or 0,
+        newest_plan=channel.read_plan,
+    )
 
 
 def _train(

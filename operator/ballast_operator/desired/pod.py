@@ -107,7 +107,7 @@ def pod_object(
     if handover > 0 and spec.grow and not spec.is_script and spec.smallest_gang < spec.largest_gang:
         # An eviction of one pod: the operator may release its ranks.
         more_environment = (*more_environment, {"name": HANDOVER_ENV, "value": f"{handover:g}"})
-    if spec.config.checkpoint.in_memory_every_steps and not spec.is_script:
+    if spec.holds_copies:
         more_environment = (*more_environment, {"name": RANK_RESTARTS_ENV, "value": str(RANK_RESTARTS)})
     ranks = allocation.gpus_per_pod
     trainer = _trainer(view, spec, containers[0], gpu_resource, stop_seconds, ranks, more_environment)

@@ -1,5 +1,7 @@
 """Texts for people on what ends a launch."""
 
+from collections.abc import Collection
+
 from ballast_policies.contract import Directive
 from ballast_policies.protocol.moves import End, Why
 
@@ -20,6 +22,17 @@ def leaving_text(leaving: NodesLeaving | None) -> str:
         return "a node of the gang is about to go"
     nodes, go = ("nodes", "go") if len(leaving.nodes) > 1 else ("node", "goes")
     return f"{nodes} {some_of(leaving.nodes)} {go} at {show(leaving.at)}, by {leaving.by}"
+
+
+def lost_text(context: ReconcileContext, lost: Collection[str]) -> str:
+    """How pods were lost without which the gang goes on."""
+    there, names = {pod.name: pod for pod in context.view.gang}, sorted(lost)
+    found = [there[name] for name in names if name in there]
+    if len(found) < len(names):
+        return f"deleted by someone else: {some_of(names)}"
+    dead = sorted({pod.node for pod in found if not pod.node_ready})
+    ended = [describe(pod) for pod in found if not pod.alive]
+    return "; ".join([*([f"node {some_of(dead)} is lost"] if dead else []), *ended])
 
 
 def describe(pod: PodView) -> str:

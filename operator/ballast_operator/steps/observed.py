@@ -59,6 +59,7 @@ def observed(context: ReconcileContext) -> Observed:
         suspended=hold is not None,
         fails=hold is not None and hold.fails,
         survivors=view.survivors,
+        copies=spec.holds_copies,
         offer=_offer(context),
         gpus_free=not context.around.shortage,
         over=frozenset(deadline for deadline in Deadline if seconds_left(context, deadline) <= 0),

@@ -21,7 +21,7 @@ from ballast_operator.steps.context import (
     refusal,
     with_condition,
 )
-from ballast_operator.steps.failure import describe, leaving_text
+from ballast_operator.steps.failure import describe, leaving_text, lost_text
 from ballast_operator.steps.gang import creation, pod_group, ranks_of
 from ballast_operator.steps.observed import seconds_left
 from ballast_operator.views.clock import Time
@@ -122,7 +122,9 @@ def ask_to_shrink(context: ReconcileContext, epoch: int, kept: tuple[str, ...]) 
     gpus = len(released) * context.allocation.gpus_per_pod
     why = assignment.why if assignment is not None else ""
     leaving = context.allocation.leaving
-    if leaving is not None:
+    if lost := context.view.lost.intersection(released):
+        reason, why = lost_text(context, lost), ""
+    elif leaving is not None:
         reason, why = leaving_text(leaving), ""
     else:
         reason = f"the allocator needs {gpus} of {len(plan.ranks)} GPUs"
@@ -282,6 +284,8 @@ def give_up_growth(context: ReconcileContext, why: str) -> StepResult:
 
 def _abandoned_because(context: ReconcileContext, move: AbandonGrowth) -> str:
     pods = {pod.name: pod for pod in context.view.gang}
+    if move.pod in context.view.lost:
+        return lost_text(context, {move.pod})
     if move.why is Why.POD_DELETED:
         return f"pod {move.pod} is deleted"
     if move.why is Why.NODE_LEAVES:

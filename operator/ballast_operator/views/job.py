@@ -260,12 +260,21 @@ class JobView:
 
     @property
     def survivors(self) -> tuple[str, ...]:
-        """Pods that the gang can continue with once those that leave are gone, by rank.
+        """Pods that the gang can continue with once those that leave, or are lost, are gone, by rank.
 
         Whole positions of the pipeline, rank 0 among them, and a size that the job may have. Empty: there is
         no such size, or no rank leaves.
         """
-        return self._pods_without({pod.name for pod in self.leaving})
+        return self._pods_without({pod.name for pod in self.leaving} | self.lost)
+
+    @property
+    def lost(self) -> set[str]:
+        """Pods of the plan that have ended or are gone, or whose node is; none where no copies are held."""
+        plan, spec = self.launched_plan, self.spec
+        if plan is None or spec is None or not spec.holds_copies:
+            return set()
+        there = {pod.name for pod in self.gang if pod.alive and pod.node_ready}
+        return set(plan.pods) - there
 
     def _pods_without(self, going: set[str]) -> tuple[str, ...]:
         plan, spec, allocation = self.launched_plan, self.spec, self.running_allocation

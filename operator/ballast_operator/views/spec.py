@@ -86,6 +86,11 @@ class JobSpec:
         return self.config.is_script
 
     @property
+    def holds_copies(self) -> bool:
+        """Its ranks hold copies of each other's layers, and go on in place where one is lost."""
+        return self.config.checkpoint.in_memory_every_steps > 0 and not self.is_script
+
+    @property
     def own_command(self) -> tuple[Any, ...]:
         """(image, command, arguments) of the template's first container."""
         containers = (self.template.get("spec") or {}).get("containers") or [{}]

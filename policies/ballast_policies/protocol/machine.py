@@ -38,7 +38,7 @@ from ballast_policies.protocol.observed import (
     ProposedShrink,
     WrittenPlan,
 )
-from ballast_policies.protocol.shrink import asked_to_keep, named_pods_error, shrink_for_drain
+from ballast_policies.protocol.shrink import are_left, asked_to_keep, named_pods_error, shrink_for_drain
 
 SeenFailure = tuple[Cause, Why, tuple[str, ...]]
 """Cause, what was seen, and the pods it was seen on."""
@@ -106,7 +106,7 @@ def _responsible(seen: Observed) -> list[Pod]:
     """Pods whose end is a failure of the gang.
 
     Not those that are still to join, and not those that a shrink releases (before its acknowledgement only
-    a failure of theirs counts).
+    a failure of theirs counts; with copies of their layers one by the job's own fault).
     """
     gang, plan = seen.gang, seen.gang_plan
     assert gang is not None
@@ -116,7 +116,8 @@ def _responsible(seen: Observed) -> list[Pod]:
     found = []
     for pod in seen.gang_pods:
         named = pod.name in plan.pods
-        leaves = shrinking and not named and (seen.reached or pod.phase is not Phase.FAILED)
+        whole = pod.phase is not Phase.FAILED or (seen.copies and pod.failure is not Failure.AT_FAULT)
+        leaves = shrinking and not named and (seen.reached or whole)
         joins = not named and pod.name in gang.joining
         if not leaves and not joins:
             found.append(pod)
@@ -133,6 +134,22 @@ def _lost(seen: Observed, gang: list[Pod]) -> SeenFailure | None:
     if dead and Deadline.QUIET in seen.over:
         return Cause.NODE_LOST, Why.NODE_SILENT, dead
     return None
+
+
+def lost_in_place(seen: Observed, state: State) -> SeenFailure | None:
+    """The loss after which the ranks that are left train on, from their copies; None: there is none.
+
+    As a shrink that nobody has asked for: they go on under the plan without the lost pods. Not while a plan
+    is not acknowledged, and not where a rank has saved and stopped.
+    """
+    plan = seen.gang_plan
+    if not seen.copies or plan is None or not seen.reached or state not in (State.TRAINING, State.JOINING):
+        return None
+    failure = seen_failure(seen)
+    if failure is None or failure[0] not in (Cause.POD_LOST, Cause.NODE_LOST):
+        return None
+    stopped = any(pod.failure is Failure.STOPPED for pod in seen.ranks)
+    return failure if not stopped and are_left(seen, plan, failure[2]) else None
 
 
 def leaving_nodes(seen: Observed, state: State) -> SeenFailure | None:
@@ -203,7 +220,7 @@ def _interruption(seen: Observed, state: State) -> End | None:
     if taken_back and state not in (State.SHRINKING, State.GROWING):
         return end(seen, Cause.PREEMPTED, Why.TAKEN_BACK)
     failure = seen_failure(seen)
-    return None if failure is None else end(seen, *failure)
+    return None if failure is None or lost_in_place(seen, state) else end(seen, *failure)
 
 
 def end(seen: Observed, cause: Cause, why: Why, pods: tuple[str, ...] = ()) -> End:
@@ -260,6 +277,8 @@ def _training(seen: Observed) -> Move:
     assert gang is not None and plan is not None
     if not seen.reached:
         return Wait(WaitFor.TRAINER)
+    if lost_in_place(seen, State.TRAINING):
+        return WritePlan(seen.next_epoch, Directive.SHRINK, seen.survivors)
     if seen.leaving:
         return shrink_for_drain(seen, plan)
     is_open = proposal is not None and proposal.epoch == plan.epoch and not seen.script
@@ -312,6 +331,9 @@ def _joining(seen: Observed) -> Move:
     without = dataclasses.replace(
         gang, pods=tuple(name for name in gang.pods if name not in gang.joining), joining=()
     )
+    lost = lost_in_place(seen, State.JOINING)
+    if lost is not None:
+        return AbandonGrowth(without, lost[1], lost[2][0])
     new = {pod.name: pod for pod in seen.gang_pods if pod.name in gang.joining}
     for pod in new.values():
         if not pod.alive or pod.leaving:

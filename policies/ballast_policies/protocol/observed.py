@@ -171,8 +171,10 @@ class Observed:
         suspended: it should hold no GPUs: its owner, its budget or its deadline says so.
         fails: with ``suspended``: it is not resumed, and has failed once it holds nothing.
         offer: None: the allocator has not decided.
-        survivors: pods that the gang can continue with, by rank, once those that leave are gone; empty: it
-            cannot, or none leaves.
+        survivors: pods that the gang can continue with, by rank, once those that leave or are lost are gone;
+            empty: it cannot, or none is.
+        copies: its ranks hold copies of each other's layers, so that those that are left train on in place
+            after a pod is lost.
         gpus_free: the GPUs that the next launch or growth would take are free; of a launch whose pods have
             not been made: no other job has taken them.
         over: deadlines that have passed.
@@ -198,6 +200,7 @@ class Observed:
     fails: bool = False
     offer: Offer | None = None
     survivors: tuple[str, ...] = ()
+    copies: bool = False
     gpus_free: bool = True
     over: frozenset[Deadline] = frozenset()
     tries_left: bool = True

@@ -33,11 +33,16 @@ def pods_after_drain(
 
 def shrink_for_drain(seen: Observed, plan: WrittenPlan) -> Move:
     """Shrink onto the survivors, if there are some; else train on while there is time."""
-    kept, going = seen.survivors, set(seen.leaving)
-    smaller = bool(kept) and kept[0] == plan.pods[0] and set(kept) <= set(plan.pods) - going
-    if smaller and len(set(kept)) == len(kept) and not seen.script:
-        return WritePlan(seen.next_epoch, Directive.SHRINK, kept)
+    if are_left(seen, plan, seen.leaving):
+        return WritePlan(seen.next_epoch, Directive.SHRINK, seen.survivors)
     return Wait(WaitFor.TRAINER, Deadline.NOTICE)
+
+
+def are_left(seen: Observed, plan: WrittenPlan, going: Collection[str]) -> bool:
+    """Whether the gang can train on with its survivors, and ``going`` are none of them."""
+    kept = seen.survivors
+    smaller = bool(kept) and kept[0] == plan.pods[0] and set(kept) <= set(plan.pods) - set(going)
+    return smaller and len(set(kept)) == len(kept) and not seen.script
 
 
 def asked_to_keep(seen: Observed, gang: Gang, plan: WrittenPlan) -> tuple[str, ...]:

@@ -89,6 +89,19 @@ SCRIPTS: dict[str, Bound] = {
 }
 """As above, of jobs that run their template's own command."""
 
+COPIES: dict[str, Bound] = {
+    "a pod is lost, and the operator dies anywhere": ((2,), 2, {"kills": 1, "crashes": 1}),
+    "a pod is lost, and answers are lost": ((2,), 2, {"kills": 1, "lost_answers": 1}),
+    "a pod is lost, and another": ((3,), 3, {"kills": 2}),
+    "a pod is lost, and the trainer hangs": ((2,), 2, {"kills": 1, "hangs": 1}),
+    "a pod is lost, and its layers are not taken over": ((2,), 2, {"kills": 1, "refusals": 1}),
+    "a pod is lost during an asked shrink": ((2,), 2, {"kills": 1, "asks": 1}),
+    "a pod is lost as the gang grows back": ((2,), 2, {"kills": 2, "growths": 1}),
+    "a pod is deleted, and its node goes": ((2,), 2, {"evictions": 1, "notices": 1}),
+    "a pod is lost for a job that waits": ((2, 1), 2, {"kills": 1}),
+}
+"""As above, of jobs whose ranks go on in place without a pod that is lost."""
+
 LARGE: dict[str, Bound] = {
     "two jobs, a shrink, a killed pod": ((2, 1), 2, {"kills": 1, "shrinks": 1}),
     "two jobs, a preemption, a lost answer": ((2, 1), 2, {"lost_answers": 1, "preemptions": 1}),
@@ -96,7 +109,12 @@ LARGE: dict[str, Bound] = {
 
 
 def check(
-    bound: Bound, steps: Steps | None = None, *, script: bool = False, most_states: int = 2_000_000
+    bound: Bound,
+    steps: Steps | None = None,
+    *,
+    script: bool = False,
+    copies: bool = False,
+    most_states: int = 2_000_000,
 ) -> Explored:
     """Explore a bound: nothing that must not be, an end from everywhere, and every fair run ends.
 
@@ -104,13 +122,14 @@ def check(
         bound: of what is explored.
         steps: the machine and its operator; None: the product's.
         script: the jobs run their template's own command.
+        copies: their ranks go on in place without a pod that is lost.
         most_states: where to give up.
 
     Raises:
         ViolationError: with the shortest way to what is wrong.
     """
     sizes, gpus, budget = bound
-    world = World(tuple(Job(size, script=script) for size in sizes), Budget(**budget), gpus)
+    world = World(tuple(Job(size, script=script, copies=copies) for size in sizes), Budget(**budget), gpus)
     found = explore(world, steps or Steps(), is_end=is_end, check=problem, most_states=most_states)
     assert found.complete, f"more than {most_states} states"
     check_an_end_is_always_reachable(found)
@@ -124,12 +143,12 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="also the bounds that take minutes each")
     parser.add_argument("--output", type=Path, help="write the numbers as JSON, too")
     options = parser.parse_args()
-    bounds = {**SMALL, **SCRIPTS, **(LARGE if options.large else {})}
+    bounds = {**SMALL, **SCRIPTS, **COPIES, **(LARGE if options.large else {})}
     rows = []
     states = transitions = 0
     for name, bound in bounds.items():
         started = time.process_time()
-        found = check(bound, script=name in SCRIPTS)
+        found = check(bound, script=name in SCRIPTS, copies=name in COPIES)
         rows.append({"bound": name, "states": len(found.states), "transitions": found.transitions})
         states, transitions = states + len(found.states), transitions + found.transitions
         seconds = time.process_time() - started

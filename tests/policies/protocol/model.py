@@ -95,6 +95,8 @@ class Job(NamedTuple):
     script: bool = False
     """It runs its template's own command: no trainer reads its plan or renews its lease.
     ``lease.finished`` is not seen but notes that all ranks had exited with success by themselves."""
+    copies: bool = False
+    """Its ranks go on in place without a pod that is lost."""
 
 
 class Budget(NamedTuple):
@@ -200,6 +202,7 @@ def observe(world: World, index: int, offer: Offer | None, over: frozenset[Deadl
         heard=cache.lease.acknowledged,
         proposal=cache.lease.proposal,
         survivors=_survivors(job),
+        copies=job.copies,
         finished=cache.lease.finished and not job.script,
         suspended=job.suspended,
         offer=offer,
@@ -214,6 +217,9 @@ def observe(world: World, index: int, offer: Offer | None, over: frozenset[Deadl
 def _survivors(job: Job) -> tuple[str, ...]:
     """Rank 0 and all others that stay; none where rank 0 leaves, where none does, and of a script."""
     plan, leaving = job.cache.plan, {live.pod.name for live in job.cache.pods if live.pod.leaves}
+    if plan is not None and job.copies:
+        there = {pod.name for pod, _ in job.cache.pods if pod.alive and pod.node_ready and not pod.leaving}
+        leaving |= set(plan.pods) - there
     if plan is None or job.script or not leaving & set(plan.pods) or plan.pods[0] in leaving:
         return ()
     return tuple(name for name in plan.pods if name not in leaving)

@@ -7,7 +7,7 @@ from ballast_policies.protocol.machine import next_move
 from ballast_policies.protocol.moves import Decision, Release, State
 from ballast_policies.protocol.observed import Deadline, Observed
 
-from tests.policies.protocol.check import SCRIPTS, SMALL, check
+from tests.policies.protocol.check import COPIES, SCRIPTS, SMALL, check
 from tests.policies.protocol.search import ViolationError
 from tests.policies.protocol.steps import Steps
 
@@ -20,6 +20,9 @@ LONG = {
     "a script, and a leader is replaced with requests under way",
     "a script is preempted for another",
     "the node of a script goes",
+    "a pod is lost, and another",
+    "a pod is deleted, and its node goes",
+    "a pod is lost for a job that waits",
 }
 """Half of the seconds of all; each has two things at once that other rows have, too."""
 
@@ -45,6 +48,14 @@ def test_every_interleaving_is_safe_and_ends(bound):
 def test_every_interleaving_of_a_script_is_safe_and_ends(bound):
     """The same of a job whose pods alone tell how it is: no lease, no acknowledgement, no saved last step."""
     found = check(bound, script=True)
+    assert found.ends
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bound", named(COPIES))
+def test_every_interleaving_without_a_lost_pod_is_safe_and_ends(bound):
+    """The same of a gang that goes on in place: at each point between the loss and the smaller gang."""
+    found = check(bound, copies=True)
     assert found.ends
 
 

@@ -3,10 +3,11 @@
 import itertools
 import json
 import random
+import signal
 
 import pytest
 import yaml
-from ballast_policies.contract import POD_RANKS_ENV, RANK_RESTARTS_ENV, ExitCode
+from ballast_policies.contract import POD_RANKS_ENV, RANK_RESTARTS_ENV, Ack, ExitCode
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.loop.in_place import best_copies, who_goes_on
 
@@ -149,6 +150,47 @@ def test_a_rank_of_a_pod_is_started_again_and_all_go_on(
     start_in_pods(pods, tmp_path / "channel", config, 3)
     assert set(pods.exit_codes().values()) == {0}, pods.errors()
     assert_undisturbed(pods, single_process_losses(small_config(totalSteps=14)), every=1, name="job-1-0")
+
+
+@pytest.mark.parametrize("pod", [1, 2])
+def test_a_gang_goes_on_in_place_without_a_pod_that_is_lost_and_grows_again(
+    pods, small_config, single_process_losses, tmp_path, pod
+):
+    """By the operator's plan without it: the others keep their processes, and its layers come from a copy."""
+    gates = Gates(tmp_path / "gates", 5, 12)
+    config = gates.hold(in_memory(small_config(totalSteps=20), 1))
+    channel = start_in_pods(pods, tmp_path / "channel", config, 3)
+    pods.wait_for_step(4, "job-1-0")
+    pods.signal(f"job-1-{pod}", signal.SIGKILL)
+    pods.exit_code(f"job-1-{pod}")
+    plan = channel.read_plan()
+    smaller = plan.keep([name for name in plan.pods if name != f"job-1-{pod}"], "a pod is lost")
+    channel.publish(smaller)
+    gates.open()
+    pods.wait_for_step(11, "job-1-0")
+    (lost,) = pods.events("ranksLost", "job-1-0")
+    assert (lost["lost"], lost["ranks_before"], lost["ranks_after"]) == ([f"job-1-{pod}"], 3, 2)
+    assert lost["epoch"] == smaller.epoch
+    acknowledged(tmp_path / "channel", smaller.epoch)
+    (new,) = local_plan(["job-1-3"], network=1).ranks
+    grown = smaller.grow([new.replace(rank=2)], "the pod is back")
+    channel.publish(grown)
+    pods.start_pod("job-1-3", tmp_path / "channel", {RANK_RESTARTS_ENV: "3", "BALLAST_POD_IP": new.address})
+    eventually(lambda: "job-1-3 waits to be called" in pods.errors(), "it is back", pods.errors)
+    gates.open()
+    codes = pods.exit_codes()
+    assert codes.pop(f"job-1-{pod}") == -signal.SIGKILL
+    assert set(codes.values()) == {0}, pods.errors()
+    assert [event["ranks_after"] for event in pods.events("grow", "job-1-0")] == [3]
+    assert_undisturbed(pods, single_process_losses(small_config(totalSteps=20)), every=1, name="job-1-0")
+
+
+def acknowledged(folder, epoch):
+    def is_told():
+        text = (folder / "ack.json").read_text()
+        return Ack.from_json(text).epoch == epoch
+
+    eventually(is_told, f"epoch {epoch} to be acknowledged")
 
 
 def start_in_pods(pods, folder, config, count, per_pod=1):

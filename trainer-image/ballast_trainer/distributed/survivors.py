@@ -6,14 +6,15 @@ the first decision counts.  A process is gone once its parent has reaped it, whi
 have ended.  Where one has ended by an error of its own, the others would meet it, too: then none goes on.
 
 In pods a killed process is started again under its name, tells that the one before it is gone, and the others
-wait for it: all go on together, by the plan that they had.
+wait for it: all go on together, by the plan that they had.  Of a lost pod only the operator tells, by a plan
+without it.
 """
 
 import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ballast_trainer.distributed.connections import CONNECTIONS
@@ -162,17 +163,23 @@ class Survivors:
         """This process ends by an error of its own."""
         tell_none_goes_on(self._store, reason)
 
-    def agree(self, told: str, decide: Callable[[Mapping[str, str]], str]) -> str:
+    def agree(
+        self,
+        told: str,
+        decide: Callable[[Mapping[str, str]], str],
+        left_out: Callable[[], Collection[str]] = tuple,
+    ) -> str:
         """How those of the group that are left go on; each of them calls this.
 
         Args:
             told: what whoever decides has to know of this process.
             decide: gets by process that is left, in the order of the group, what it told.
+            left_out: those that nobody waits for, beside the ones that have told that they are gone.
 
         Raises:
             PeerLost: none goes on.
         """
-        return self._agree(told, lambda: self._decided(decide))
+        return self._agree(told, lambda: self._decided(decide, left_out))
 
     def come_back(self, told: str, members: Sequence[str]) -> str:
         """How the others go on with this process, which was killed and has started again under its name.
@@ -208,13 +215,15 @@ class Survivors:
             self._members, self.noticed = (), False
         return decision
 
-    def _decided(self, decide: Callable[[Mapping[str, str]], str]) -> str | None:
+    def _decided(
+        self, decide: Callable[[Mapping[str, str]], str], left_out: Callable[[], Collection[str]]
+    ) -> str | None:
         """The decision, once all are here, where it is this process that decides."""
         store = self._store
         left = [p for p in self._members if not any(store.check([key(p)]) for key in (_gone, _left))]
         here = [process for process in left if store.check([self._key(f"here/{process}")])]
         old = [process for process in here if not store.check([self._key(f"new/{process}")])]
-        if here == left and old[:1] == [self._process]:
+        if old[:1] == [self._process] and (here == left or set(left) <= {*here, *left_out()}):
             told = {process: store.get(self._key(f"here/{process}")).decode() for process in here}
             return str(store.compare_set(self._key("decision"), "", decide(told)).decode())
         return None

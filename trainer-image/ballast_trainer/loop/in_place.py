@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
@@ -52,6 +52,7 @@ class InPlace:
         process: str,
         regrouped: Callable[[Plan], None] | None,
         restarts: int = 0,
+        newest_plan: Callable[[], Plan | None] = lambda: None,
     ) -> None:
         """Prepare.
 
@@ -60,12 +61,13 @@ class InPlace:
             store: where ranks meet; outlives them.
             process: name of this one.
             regrouped: told on rank 0 of each plan by which the job goes on without the lost ranks; None: all
-                go on by the plan that they had, with those that start again.
+                go on by the operator's plan, with those of its ranks that start again.
             restarts: how often this process was started before.
+            newest_plan: reads the operator's, which leaves out pods that are lost.
         """
         self.memory, self.survivors = memory, Survivors(store, process)
         self._store, self._process, self._regrouped = store, process, regrouped
-        self._restarts = restarts
+        self._restarts, self._newest_plan = restarts, newest_plan
         self.model: ModelState | None = None
         self.run: RunState | None = None
         self.sizes: LayerSizes | None = None
@@ -134,8 +136,14 @@ class InPlace:
         CONNECTIONS.shut()
         with contextlib.suppress(RuntimeError):
             model.world.leave()
+        smaller = _SmallerPlan(plan, self._newest_plan)
         with peer_failures():
-            text = self.survivors.agree(self._told(), lambda left: self._decide(model, plan, left))
+            text = self.survivors.agree(
+                self._told(),
+                lambda left: self._decide(model, smaller.without(left), left, plan),
+                # Of ranks that no operator plans for their parent tells who is gone.
+                smaller.left_out if self._regrouped is None else tuple,
+            )
         chosen = self._follow(json.loads(text), noticed, error)
         model.release()
         if self._regrouped is not None and chosen.ranks[0].process == self._process:
@@ -193,19 +201,24 @@ class InPlace:
         )
         return chosen
 
-    def _decide(self, model: ModelState, plan: Plan, left: Mapping[str, str]) -> str:
-        """How these processes go on, as text for :meth:`_follow` of each."""
+    def _decide(self, model: ModelState, plan: Plan, left: Mapping[str, str], before: Plan) -> str:
+        """How these processes go on, as text for :meth:`_follow` of each.
+
+        ``plan``: of those that are to go on; ``before``: which may have had more.
+        """
         told = {process: json.loads(text) for process, text in left.items()}
         copies = {process: of["copies"] for process, of in told.items()}
         anew = {process for process, of in told.items() if of["anew"]}
-        gone = [rank.process for rank in plan.ranks if rank.process not in told or rank.process in anew]
+        gone = [rank.process for rank in before.ranks if rank.process not in told or rank.process in anew]
         try:
             if self._regrouped is None:
                 ended = [rank.process for rank in plan.ranks if rank.process not in told]
                 if ended:
                     return json.dumps({"refused": f"{', '.join(ended)} has ended before all could go on"})
-                kept, source = [rank.process for rank in plan.ranks], best_copies(list(copies.values()))
-                stages = model.stages
+                kept = [rank.process for rank in plan.ranks]
+                source = best_copies([copies[process] for process in kept])
+                fewer = len(kept) != len(before.ranks)
+                stages = stages_left(model, self.sizes, len(kept)) if fewer else model.stages
             else:
                 kept, source = who_goes_on(plan, copies, model.world.mesh.column)
                 if not kept:
@@ -218,7 +231,7 @@ class InPlace:
             if model.config.checkpoint.path is None:
                 return json.dumps({"refused": f"{reason}, and without checkpoint.path nothing is saved"})
             logger.warning("%s: going back to the newest checkpoint", reason)
-        lost = [rank.process for rank in plan.ranks if rank.process not in kept or rank.process in anew]
+        lost = [rank.process for rank in before.ranks if rank.process not in kept or rank.process in anew]
         by_process = {rank.process: rank for rank in plan.ranks}
         moments = (zip(of["copies"], of["moments"], strict=True) for of in told.values())
         chosen = plan.replace(
@@ -236,9 +249,41 @@ class InPlace:
                 "moment": next((at for rows in moments for of, at in rows if of[:2] == source), None),
                 "restarts": {process: of["restarts"] for process, of in told.items()},
                 "lost": lost,
-                "ranks": len(plan.ranks),
+                "ranks": len(before.ranks),
             }
         )
+
+
+class _SmallerPlan:
+    """The operator's plan without the pods that are lost, read while the others wait for these."""
+
+    def __init__(self, plan: Plan, newest: Callable[[], Plan | None]) -> None:
+        self._plan = self._known = plan
+        self._newest, self._at = newest, -_LOOK_SECONDS
+
+    def left_out(self) -> set[str]:
+        """The ranks that a newer plan has no more."""
+        if time.monotonic() - self._at >= _LOOK_SECONDS:
+            self._at = time.monotonic()
+            try:
+                newest = self._newest()
+            except ChannelError as error:
+                logger.warning("channel: %s; trying again", error)
+                newest = None
+            named = set() if newest is None else {rank.process for rank in newest.ranks}
+            if newest is not None and newest.epoch > self._known.epoch and named < self._processes:
+                # One that stops them is followed as soon as they train.
+                stops = newest.directive is Directive.CHECKPOINT_AND_STOP
+                self._known = newest.replace(epoch=newest.epoch - stops)
+        return self._processes - {rank.process for rank in self._known.ranks}
+
+    def without(self, left: Collection[str]) -> Plan:
+        """The one before, if all its ranks are left, else the newest that was read."""
+        return self._plan if self._processes <= set(left) else self._known
+
+    @property
+    def _processes(self) -> set[str]:
+        return {rank.process for rank in self._plan.ranks}
 
 
 def who_goes_on(

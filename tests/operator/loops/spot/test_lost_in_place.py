@@ -1,0 +1,117 @@
+"""A pod of a gang is lost whose ranks hold copies of each other's layers: the others go on in place."""
+
+import pytest
+from ballast_operator.kube.kinds import NODE, POD
+from ballast_policies.contract import Directive
+
+from tests.operator.loops.simulated.machines import end_pod
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+
+FOUR_NODES = {f"n{i}": ("spot", 1) for i in range(4)}
+KILLED = 137
+
+
+async def gang(*, copies=1, stages=(2, 4), trainer=None):
+    simulation = Simulation(nodes=FOUR_NODES)
+    checkpoint = {"path": "/checkpoints", "inMemoryEverySteps": copies}
+    trainer = {"scales": True, **(trainer or {})}
+    await simulation.run_job("a", stages=stages, totalSteps=100_000, checkpoint=checkpoint, trainer=trainer)
+    return simulation
+
+
+def kill(simulation, pod):
+    end_pod(simulation.world, NAMESPACE, pod, KILLED)
+
+
+def delete(simulation, pod):
+    simulation.world.drop(POD, NAMESPACE, pod)
+
+
+def take_node(simulation, pod):
+    """Its node does not answer, and the others wait for the rank on it."""
+    ready(simulation, simulation.world.get(POD, NAMESPACE, pod)["spec"]["nodeName"], "Unknown")
+    simulation.trainers["a"].silent = True
+
+
+def ready(simulation, node, status="True"):
+    conditions = {"conditions": [{"type": "Ready", "status": status}]}
+    simulation.world.patch(NODE, "", node, {"status": conditions})
+
+
+@pytest.mark.parametrize(
+    ("lose", "words"),
+    [(kill, "ended with exit code 137"), (delete, "deleted by someone else"), (take_node, "is lost")],
+)
+async def test_a_gang_goes_on_without_a_lost_pod_and_grows_again(lose, words):
+    """Its launch goes on under a plan without it, which nobody counts as a restart; then a pod joins."""
+    simulation = await gang()
+    pods = simulation.plan("a").pods
+    lose(simulation, pods[2])
+    await simulation.until(lambda: simulation.plan("a").directive is Directive.SHRINK, ticks=60)
+    told = simulation.plan("a")
+    assert told.pods == (pods[0], pods[1], pods[3])
+    assert words in told.reason
+    simulation.trainers["a"].silent = False
+    await simulation.until(lambda: simulation.status("a").repacks, ticks=20)
+    assert words in simulation.status("a").repacks[-1].reason
+    for node in FOUR_NODES:
+        ready(simulation, node)
+    await simulation.until(lambda: simulation.status("a").allocation.gpus == 4, ticks=120)
+    await simulation.until(lambda: not simulation.status("a").allocation.joining, ticks=20)
+    status = simulation.status("a")
+    assert (status.launches, dict(status.restarts)) == (1, {})
+    assert pods[2] not in simulation.plan("a").pods
+
+
+async def test_a_launch_ends_where_the_others_do_not_go_on():
+    """Within the limit of a shrink, and by the cause that a shrink has."""
+    simulation = await gang(trainer={"deaf": True})
+    kill(simulation, simulation.plan("a").pods[2])
+    await simulation.until(lambda: simulation.plan("a").directive is Directive.SHRINK, ticks=5)
+    assert simulation.status("a").launches == 1
+    await simulation.until(lambda: simulation.status("a").restarts, ticks=90)
+    assert dict(simulation.status("a").restarts) in ({"ShrinkTimeout": 1}, {"Hung": 1})
+
+
+@pytest.mark.parametrize(
+    ("lost", "fields"), [(0, {}), (2, {"copies": 0}), (2, {"stages": (4, 4)})], ids=["first", "none", "size"]
+)
+async def test_a_launch_ends_where_none_can_go_on(lost, fields):
+    """Without the pod that serves the store, without copies, or below the least size: as ever."""
+    simulation = await gang(**fields)
+    kill(simulation, simulation.plan("a").pods[lost])
+    await simulation.until(lambda: simulation.status("a").restarts, ticks=20)
+    assert dict(simulation.status("a").restarts) == {"PodLost": 1}
+
+
+async def test_a_pod_that_is_lost_while_the_gang_grows_back_ends_the_growth_alone():
+    """The new pod is given up, the gang goes on with the two that are left, and then grows."""
+    simulation = await gang()
+    pods = simulation.plan("a").pods
+    kill(simulation, pods[2])
+    await simulation.until(lambda: simulation.status("a").allocation.joining, ticks=120)
+    kill(simulation, pods[3])
+    await simulation.until(lambda: len(simulation.status("a").repacks) == 2, ticks=30)
+    assert simulation.plan("a").pods == pods[:2]
+    assert "ended with exit code 137" in simulation.condition("a", "Grown").message
+    assert (simulation.status("a").launches, dict(simulation.status("a").restarts)) == (1, {})
+
+
+@pytest.mark.slow
+async def test_a_death_of_the_operator_at_any_write_between_a_loss_and_the_growth_costs_nothing():
+    """The launch, its ranks and their steps stay, whatever write was the operator's last."""
+
+    async def lose_and_grow(simulation):
+        before = simulation.world.writes
+        kill(simulation, simulation.plan("a").pods[2])
+        await simulation.until(lambda: simulation.status("a").repacks, ticks=60)
+        await simulation.until(lambda: len(simulation.plan("a").pods) == 4, ticks=120)
+        return simulation.world.writes - before
+
+    for number in range(await lose_and_grow(await gang())):
+        simulation = await gang()
+        simulation.die_at(simulation.world.writes + number)
+        await lose_and_grow(simulation)
+        assert simulation.restarts == 1, f"write {number} was never reached"
+        status = simulation.status("a")
+        assert (status.launches, dict(status.restarts), status.lost_steps) == (1, {}, 0), number
