@@ -4,6 +4,7 @@ import pytest
 import torch
 from ballast_policies.contract import Stage
 from ballast_trainer.channel.base import DirectoryChannel
+from ballast_trainer.errors import ConfigurationError
 
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
@@ -77,6 +78,14 @@ def job(name, **fields):
         },
         **fields,
     }
+
+
+def test_labels_that_transformers_would_shift_are_refused_by_name():
+    """The whole class predicts the next token from them; its layers one after the other would repeat it."""
+    data = {"name": "tests.trainer.models.families:batches", "args": {"kind": "same"}}
+    with pytest.raises(ConfigurationError, match="own tokens") as caught:
+        train_here(job("qwen2", data=data))
+    assert caught.value.field == "data.name"
 
 
 DAILY = (

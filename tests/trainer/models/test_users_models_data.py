@@ -209,6 +209,22 @@ def test_rows_are_read_by_their_columns_and_padded_to_the_longest_of_a_batch(sou
     assert found[3] == ([3, 3, 3, 3, 0, 0], [3, 3, 3, 3, -100, -100])
 
 
+def test_labels_that_transformers_would_shift_are_refused_for_a_model_that_predicts_the_next_token():
+    """They would teach it to repeat its input. A text of one token alone is both."""
+    rows = [{"input_ids": [n, 5, 6], "labels": [-100, 5, 6], "score": [5, 6, -100]} for n in range(4)]
+    form = BatchForm(columns=TOKENS, next_tokens=True)
+    with pytest.raises(ConfigurationError, match=r"own tokens.*To fix: ") as caught:
+        batches_from(rows, form)(0, 0, 4)
+    assert caught.value.field == "data.name"
+    columns = ColumnsConfig(inputs="input_ids", targets="score")
+    for source, taken in (
+        (rows, BatchForm(columns=columns, next_tokens=True)),
+        (rows, BatchForm(columns=TOKENS)),
+        ([{"input_ids": [4, 4], "labels": [4, 4]}] * 4, BatchForm(columns=TOKENS, next_tokens=True)),
+    ):
+        assert len(batches_from(source, taken)(0, 0, 4)) == 2
+
+
 def test_a_collate_function_makes_the_batch_and_columns_may_choose_from_it():
     """As collators of transformers do, which return dicts."""
 

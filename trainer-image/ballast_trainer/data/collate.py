@@ -33,6 +33,7 @@ class BatchForm:
         multiple: samples are padded to the longest of the batch, rounded up to a multiple of this; None: they
             have one length.
         rows: that samples are packed into; None: each is a row of its own.
+        next_tokens: whether the model's targets are the tokens that follow its inputs.
     """
 
     field: str = "data"
@@ -40,6 +41,7 @@ class BatchForm:
     columns: ColumnsConfig | None = None
     multiple: int | None = None
     rows: int | None = None
+    next_tokens: bool = False
 
     def of_samples(self, samples: list[Any]) -> Any:
         """A batch of these samples.
@@ -72,10 +74,21 @@ class BatchForm:
         """Inputs and targets of ``size`` samples.
 
         Raises:
-            ConfigurationError: the batch has none.
+            ConfigurationError: the batch has none, or the inputs' own tokens as targets of a model whose
+                targets are the next ones.
         """
         pair = self._pair(batch) if isinstance(batch, Mapping) else batch
-        return whole_batch(pair, self.rows or size, f"{self.field}.name")
+        inputs, targets = whole_batch(pair, self.rows or size, f"{self.field}.name")
+        if self.next_tokens:
+            tokens = inputs["input_ids"] if isinstance(inputs, Mapping) and "input_ids" in inputs else inputs
+            if isinstance(tokens, torch.Tensor) and _are_unshifted(tokens, targets):
+                raise ConfigurationError(
+                    f"{self.field}.name",
+                    "the targets are the inputs' own tokens, as transformers takes labels, which it shifts. "
+                    "Here nothing is shifted, and the model would learn to repeat its input. To fix: as "
+                    "target of each token the one that follows it, of the last -100",
+                )
+        return inputs, targets
 
     def _packed(self, samples: list[tuple[torch.Tensor, torch.Tensor]], rows: int) -> Batch:
         """Rows of samples, each of which goes into the shortest, the longest first; filling comes last."""
@@ -138,6 +151,15 @@ class BatchForm:
             reason = f"a sample is {type(sample).__name__}, not a pair. To fix: return inputs and targets"
             raise ConfigurationError(f"{self.field}.name", reason)
         return self._as_tensor(sample[0]), self._as_tensor(sample[1])
+
+
+def _are_unshifted(tokens: torch.Tensor, targets: torch.Tensor) -> bool:
+    """Whether the targets that count are the tokens in their places, and not those that follow."""
+    if tokens.shape != targets.shape or tokens.dim() != 2:
+        return False
+    counted = targets != _IGNORED
+    following = (targets[:, :-1] == tokens[:, 1:]) | ~counted[:, :-1]
+    return bool(counted.any() and (targets == tokens)[counted].all() and not following.all())
 
 
 def whole_batch(batch: Any, size: int, field: str) -> Batch:

@@ -214,7 +214,9 @@ def decoder(model: Any, *, tried: bool = True) -> Model:
         whole=model,
     )
     saving = functools.partial(_save, model, saved)
-    return dataclasses.replace(made, save_whole=saving, takes_positions=packs)
+    return dataclasses.replace(
+        made, save_whole=saving, takes_positions=packs, predicts_next=name.endswith(_PREDICT_NEXT)
+    )
 
 
 def _inputs_of(model: Any, name: str) -> torch.Tensor:

@@ -68,6 +68,8 @@ class Model:
             are not -100 (``ballast_trainer.models.loss_weights.counted_targets``).  None: all weigh the same.
         takes_positions: a promise that layer 0 also takes ``{"input_ids", "position_ids"}``, rows of packed
             samples and each token's place in its own, and that no sample attends to another.
+        predicts_next: its targets are the tokens that follow its inputs; data whose targets are the inputs'
+            own tokens are refused.
 
     Raises:
         ValueError: a metric's name cannot be one of a figure.
@@ -86,6 +88,7 @@ class Model:
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
     loss_weight: LossWeight | None = None
     takes_positions: bool = False
+    predicts_next: bool = False
 
     def __post_init__(self) -> None:
         """Refuse names that figures, files and dashboards cannot have, and losses that are not trained."""

@@ -183,6 +183,7 @@ def batch_form(data: DataConfig, model: Model, microbatches: int, field: str = "
         columns=data.columns,
         multiple=data.pad_to_multiple_of,
         rows=microbatches if data.packing else None,
+        next_tokens=model.predicts_next,
     )
 
 
