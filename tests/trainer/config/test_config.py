@@ -182,6 +182,14 @@ def test_a_file_that_yaml_would_misread_is_refused(tmp_path, text, words):
     assert caught.value.field == "--config"
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_file_is_read_as_yaml_says_not_as_the_machine_s_locale(tmp_path, monkeypatch, encoding):
+    """Where the locale is another one, folders would get other names, silently."""
+    monkeypatch.setattr("io.text_encoding", lambda given, *_: given or "latin-1")
+    (tmp_path / "config.yaml").write_text("checkpoint: {path: /tmp/möbel}", encoding=encoding)
+    assert read_config(tmp_path / "config.yaml", ()) == {"checkpoint": {"path": "/tmp/möbel"}}
+
+
 def test_a_key_may_come_again_in_another_mapping_and_beside_what_is_merged(tmp_path):
     """YAML's ``<<`` takes over a mapping; a key beside it counts more."""
     (tmp_path / "config.yaml").write_text(

@@ -49,7 +49,7 @@ def read_config(path: Path, assignments: tuple[str, ...]) -> dict[str, Any]:
         ConfigurationError: the file or an assignment cannot be read.
     """
     try:
-        value = yaml.load(path.read_text(), _Loader)
+        value = yaml.load(path.read_bytes(), _Loader)
     except (OSError, *_UNREADABLE) as error:
         reason = f"cannot read {path}: {error}. To fix: a file of YAML or JSON"
         raise ConfigurationError("--config", reason) from error
