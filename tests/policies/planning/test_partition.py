@@ -98,26 +98,6 @@ def test_diffusion_ends_at_the_optimum_also_with_unlike_ranks_within_memory(seco
     assert all(capacity.fits(partition) for partition in passed)
 
 
-@pytest.mark.slow
-def test_chain_diffusion_is_optimal_over_90_cases():
-    """Pruning, freezing, early exit; in few steps."""
-    random = np.random.default_rng(0)
-    ratios = []
-    for case in range(90):
-        layers, ranks = int(random.integers(24, 57)), int(random.choice([2, 4, 8]))
-        kind = case % 3
-        if kind == 0:
-            seconds = random.uniform(0.1, 1.0, layers)
-        elif kind == 1:
-            seconds = np.where(np.arange(layers) < random.integers(1, layers), 1 / 3, 1.0)
-        else:
-            seconds = np.maximum(0.05, 1.0 - np.arange(layers) / layers * random.uniform(0.3, 1.0))
-        start = even_partition(layers, ranks)
-        end = (start, *diffuse(start, seconds))[-1]
-        ratios.append(end.loads(seconds).max() / exact_partition(seconds, ranks).loads(seconds).max())
-    assert max(ratios) == pytest.approx(1.0, rel=1e-9)
-
-
 @given(loads=st.lists(st.integers(1, 50), min_size=2, max_size=40), data=st.data())
 def test_diffusion_ends_within_the_published_number_of_rounds(loads, data):
     """60 N^2 ln(2 N) ln(S N^2 / g), N ranks, S the load, g = 1 its grain (DynMo supplement, lemma 2)."""
@@ -245,9 +225,3 @@ def test_equal_sums_that_differ_by_rounding_give_the_same_partition():
         for unit in (1.0, 1e-3, 7.3, 0.1, 1 / 3)
     }
     assert len(found) == 1
-
-
-def test_layers_that_do_not_lengthen_the_slowest_stage_are_on_fast_ranks():
-    """Ten layers on two fast and two slow ranks: 4, 4, 1, 1 fill and drain sooner than 3, 3, 2, 2."""
-    speeds = [1.0, 1.0, 0.5, 0.5]
-    assert exact_partition([1.0] * 10, 4, RankCapacity(speeds=speeds)).bounds == (0, 4, 8, 9, 10)

@@ -208,14 +208,7 @@ def stage_bytes(layers: MeasuredLayers, form: PipelineForm) -> StageBytes:
 @functools.lru_cache(maxsize=256)
 def _sums_of_layers(layers: MeasuredLayers, optimizer: str) -> LayerSums:
     """Kept, for all numbers of positions."""
-    return LayerSums(
-        held=layers.held_bytes,
-        weights=layers.weights(optimizer),
-        activations=_values(layers, layers.activation_bytes),
-        outputs=_values(layers, layers.output_bytes),
-        repeated=_values(layers, layers.repeated_bytes),
-        gradients=_values(layers, layers.gradient_bytes),
-    )
+    return LayerSums.of(layers.rows(optimizer))
 
 
 def bytes_on_positions(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray:
