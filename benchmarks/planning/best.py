@@ -12,7 +12,7 @@ import time
 
 import click
 import numpy as np
-from ballast_operator.cli.plan.input import ClusterInput, known_tensor, layer_costs, reduced_bytes
+from ballast_operator.cli.plan.input import ClusterInput, known_tensor, reduced_bytes
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.best.search import plan_best
 from ballast_policies.planning.planners.cost_model import CostModel
@@ -97,11 +97,8 @@ def instance(seed):
     profile = read.profile(microbatches)
     return PlanRequest(
         profile=profile,
-        costs=tuple(layer_costs(read, microbatches)),
         gpus=tuple(cluster.kinds()),
         bandwidth=cluster.pipeline_bandwidth(cluster.total),
-        levels=tuple(cluster.levels()),
-        grid=cluster.grid(),
         microbatches=microbatches,
         samples=microbatches * size,
         evaluations=60,

@@ -238,7 +238,6 @@ def _request(
         profile=profile,
         gpus=tuple(cluster.kinds()),
         bandwidth=cluster.pipeline_bandwidth(cluster.total),
-        levels=None if measured else tuple(cluster.levels()),
         microbatches=count,
         samples=batch_size or count * layers.microbatch_size,
         most_tensor=max_tensor or (cluster.total if measured else known_tensor(layers, cluster)),

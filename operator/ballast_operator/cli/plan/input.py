@@ -16,7 +16,6 @@ from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.answers import FoundPlan
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import Devices, Layout, PlacedStage, devices_of
-from ballast_policies.planning.planners.pipedream import Level
 from ballast_policies.planning.profile import GpuKind, ProfiledLayer, ProfileFile
 from ballast_policies.planning.profile import read_profile as profile_from
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
@@ -164,14 +163,6 @@ class ClusterInput(_Input):
         gpus = [gpu.model_copy(update={"speed": profiles.speed(gpu.type)}) for gpu in self.gpus]
         return self.model_copy(update={"gpus": gpus})
 
-    def levels(self) -> list[Level]:
-        """For PipeDream: GPUs of a server, then servers, of those that are full."""
-        devices, (per_server, servers) = self.devices(), self._servers()
-        return [
-            Level(components=per_server, bandwidth=devices.inside),
-            Level(components=servers, bandwidth=devices.between),
-        ]
-
     def check_links(self) -> None:
         """Refuse a cluster without bandwidth.
 
@@ -183,11 +174,6 @@ class ClusterInput(_Input):
                 "this planner weighs transfers. To fix: give the cluster "
                 "`bandwidth: {insideServer: ..., betweenServers: ...}` in bytes/s"
             )
-
-    def _servers(self) -> tuple[int, int]:
-        """GPUs of a full server, and how many of these there are."""
-        per_server = min(self.gpus_per_server or self.total, self.total)
-        return per_server, self.total // per_server
 
 
 class _GivenStage(_Input):

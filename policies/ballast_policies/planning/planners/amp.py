@@ -43,22 +43,13 @@ Placement = tuple[Groups, ...]
 """By stage, by data-parallel replica, the cells of its tensor-parallel group."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """GPUs of a model's cluster, a column a server, as cells row * columns + column.
+    """GPUs of the full servers of a model's cluster, a column a server, as cells row * columns + column."""
 
-    Attributes:
-        rows, columns: GPUs of a full server, and how many of these there are.
-    """
-
-    model: CostModel
-    rows: int
-    columns: int
-
-    @property
-    def cells(self) -> int:
-        """Number of GPUs."""
-        return self.rows * self.columns
+    def __init__(self, model: CostModel) -> None:
+        self.model = model
+        self.rows, self.columns = model.devices.full_servers
+        self.cells = self.rows * self.columns
 
     def gpus(self, placement: Placement) -> Placement:
         """The placement by numbers of GPUs, which fill one server after the other."""

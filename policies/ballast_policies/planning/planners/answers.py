@@ -7,7 +7,6 @@ from typing import Any
 from ballast_policies.planning.pipeline_plan import PipelinePlan
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import Layout, devices_of
-from ballast_policies.planning.planners.pipedream import Level
 from ballast_policies.planning.planners.runnable import trainer_fields
 from ballast_policies.planning.profile import GpuKind, LayerProfile
 from ballast_policies.planning.schedules.exports import timeline
@@ -22,8 +21,6 @@ class PlanRequest:
         profile: the layers, of one microbatch.
         gpus: all of them are used, fastest first.
         bandwidth: bytes/s between neighbouring ranks; None: transfers are free.
-        levels: GPUs of a server, then servers, of those that are full; None where layers were
-            measured by GPU type.
         microbatches: of a step.
         samples: of a step.
         schedule, chunks: the pipeline's schedule, and its stages a rank where it leaves them open.
@@ -36,7 +33,6 @@ class PlanRequest:
     profile: LayerProfile
     gpus: tuple[GpuKind, ...]
     bandwidth: float | None = None
-    levels: tuple[Level, ...] | None = None
     microbatches: int = 8
     samples: int = 8
     schedule: str = "1F1B"

@@ -43,6 +43,12 @@ class Devices:
         """The GPU types, each once."""
         return tuple(dict.fromkeys(self.types))
 
+    @property
+    def full_servers(self) -> tuple[int, int]:
+        """GPUs of a full server, and how many of these there are."""
+        per_server = self.servers.count(0)
+        return per_server, self.count // per_server
+
     def links_of_types(self) -> tuple[np.ndarray, np.ndarray]:
         """Bytes/s between GPUs of two types in one server, and in two: shape (kinds, kinds) each."""
         kinds = self.kinds

@@ -18,7 +18,7 @@ from ballast_policies.planning.planners.answers import FoundPlan, PlannerAnswer,
 from ballast_policies.planning.planners.best.placements import divisors
 from ballast_policies.planning.planners.cost_model import CostModel, Degrees, StageTimes
 from ballast_policies.planning.planners.layout import Groups, Layout
-from ballast_policies.planning.planners.pipedream import DeviceMemory, PipeDreamPlan, plan_pipedream
+from ballast_policies.planning.planners.pipedream import DeviceMemory, Level, PipeDreamPlan, plan_pipedream
 from ballast_policies.planning.planners.runnable import trainer_fields
 from ballast_policies.planning.schedules.builders.synchronous import in_flight
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
@@ -187,22 +187,25 @@ def pipedream(request: PlanRequest) -> PlannerAnswer:
 
 def _pipedream(request: PlanRequest) -> PipeDreamPlan:
     devices, profile = request.model.devices, request.profile
-    assert request.levels is not None
-    gpus = int(np.prod([level.components for level in request.levels]))
+    per_server, servers = devices.full_servers
+    gpus = per_server * servers
     speed, memory = min(devices.speeds[:gpus]), min(devices.memory[:gpus])
     seconds = zip(profile.forward_seconds, profile.backward_seconds, strict=True)
     return plan_pipedream(
         [(forward + backward) / speed for forward, backward in seconds],
         profile.weight_bytes,
         profile.output_bytes,
-        request.levels,
+        [
+            Level(components=per_server, bandwidth=devices.inside),
+            Level(components=servers, bandwidth=devices.between),
+        ],
         memory=None if np.isinf(memory) else DeviceMemory(limit=memory, layers=LayerSums.of(profile.rows)),
     )
 
 
 def pipedream_layout(request: PlanRequest) -> Layout | None:
     """PipeDream's plan on the cluster's GPUs; None where there is none."""
-    if request.levels is None:
+    if request.model.measured is not None:
         return None
     try:
         return _replicated(request, _pipedream(request))
@@ -267,9 +270,7 @@ def amp(request: PlanRequest) -> PlannerAnswer:
     """``--planner amp``."""
     most = min(request.most_tensor, request.model.devices.count)
     request.model.check_layers_fit(most_tensor=most, smallest=1)
-    assert request.levels is not None
-    per_server, servers = (level.components for level in request.levels)
-    grid = Grid(model=request.model, rows=per_server, columns=servers)
+    grid = Grid(request.model)
     found = search(
         grid,
         batch_size=request.samples,

@@ -8,7 +8,6 @@ from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import devices_of
-from ballast_policies.planning.planners.pipedream import Level
 from ballast_policies.planning.planners.registry import PLANNERS, PlanRequest
 from ballast_policies.planning.profile import GpuKind, LayerProfile, ProfiledLayer
 from ballast_policies.planning.schedules.registry import trained_schedules
@@ -48,7 +47,6 @@ def requests(draw, schedules):
     return PlanRequest(
         profile=profile,
         gpus=kinds,
-        levels=(Level(components=gpus, bandwidth=50.0), Level(components=1, bandwidth=50.0)),
         microbatches=microbatches,
         samples=microbatches,
         schedule=schedule,

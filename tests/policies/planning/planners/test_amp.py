@@ -81,7 +81,7 @@ def grid(columns=2, rows=4, *, layers=LAYERS, fast=1e10, slow=1e8, last_speed=1.
     ]
     devices = devices_of(kinds, gpus_per_server=rows, inside=fast, between=slow)
     model = CostModel(layers, (2e5,) * layers.layers, 1, devices)
-    return Grid(model=model, rows=rows, columns=columns)
+    return Grid(model)
 
 
 def test_amp_step_time_by_hand():

@@ -131,7 +131,7 @@ def test_amp_on_unlike_devices_within_their_memory_equals_brute_force(seed):
     profile = random_profile(random, int(random.integers(1, 6)))
     reduced = tuple(random.uniform(0, 3, profile.layers).tolist())
     devices = devices_of(kinds, gpus_per_server=rows, inside=20.0, between=2.0)
-    grid = Grid(model=CostModel(profile, reduced, 1, devices), rows=rows, columns=columns)
+    grid = Grid(CostModel(profile, reduced, 1, devices))
     n, count = grid.cells, profile.layers
     batch, best = int(random.choice([1, 2, 4, 6])), float("inf")
     for tensor, data in itertools.product(range(1, n + 1), repeat=2):
