@@ -25,6 +25,9 @@ from ballast_policies.allocation.start import WarmStart
 TOLERANCE = 1e-9
 """Relative tolerance: gap between bound and value, and by how much a demand may be missed."""
 
+ROUNDING = 1e-12
+"""Part of a job's full speed up to which a demand is rounding: what a stage before ended 1e-16 too late."""
+
 FIRST_PART = 1e-3
 """How far from where it should be a root is looked for first, as a part of it."""
 
@@ -82,7 +85,7 @@ def max_feasible(
         bound = min(bound, root)
         weight = raised.level_duals * instance.top
         cuts.append((root, weight > BINDING * weight.max()))
-        s = reached(path, instance.throughput(raised.x), start, bound)
+        s = reached(path, instance.throughput(raised.x) + ROUNDING * instance.top, start, bound)
         close = bound - s <= 10 * TOLERANCE * max(abs(bound), abs(bound - start))
         # A root that no longer moves is exact to floating-point precision.
         if close or root >= trial * (1 - 1e-13):

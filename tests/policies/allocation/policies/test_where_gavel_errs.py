@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from ballast_policies.allocation.problem import Entity
+from ballast_policies.allocation.problem import Entity, Job, Pair, Problem
 from ballast_policies.allocation.registry import allocate
 
 from tests.policies.allocation.problems import problem, random_problem
@@ -101,3 +101,18 @@ def test_an_entity_first_in_first_out_serves_its_members_in_turn_beside_a_fair_o
     )
     speed = allocate("hierarchical", p).throughput
     assert np.array([speed[f"job-{m}"] for m in range(4)]) == pytest.approx([0.5, 0.0, 0.25, 0.25], abs=1e-8)
+
+
+@pytest.mark.parametrize("pairs", [(), (Pair(jobs=("alone", "first"), throughput={"a": (0.05, 3.5)}),)])
+def test_a_turn_that_begins_by_rounding_is_no_gap(pairs):
+    """The first of a queue is at full speed and takes the last GPU: what the next is due then, 1e-16, is 0."""
+    jobs = (
+        Job(name="alone", throughput={"a": 0.1}, weight=3.0),
+        Job(name="first", throughput={"a": 7.0}, entity="queue"),
+        Job(name="second", throughput={"a": 3.0}, gpus=2, weight=0.3, entity="queue"),
+    )
+    teams = {"queue": Entity(weight=0.7, policy="fifo")}
+    p = Problem(gpu_types=("a",), capacity={"a": 2}, jobs=jobs, entities=teams, pairs=pairs)
+    answer = allocate("hierarchical", p, space_sharing=bool(pairs))
+    assert (answer.status, answer.fallbacks) == ("optimal", ())
+    assert answer.throughput == pytest.approx({"alone": 0.1, "first": 7.0, "second": 0.0}, abs=1e-6)
