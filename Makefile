@@ -27,7 +27,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests start hundreds of Python processes; where no bytecode is kept, each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs setup demo test test-cuda test-nightly test-unit test-api test-e2e e2e-nodes bench coverage coverage-unit chaos check format generate clean
+.PHONY: help docs setup demo test test-cuda test-nightly test-unit test-api test-e2e e2e-nodes bench reproduce coverage coverage-unit chaos check format generate clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -84,6 +84,9 @@ e2e-nodes: setup ## run the chart, images and trainers on real kubelets (root; c
 
 bench: $(STAMP) ## run the quick benchmarks, each within a minute, against the last release's cost (others: benchmarks/)
 	@$(BIN)/python benchmarks/compare.py $(ARGS)
+
+reproduce: $(STAMP) ## make the published figures again and judge them (an hour and more; ARGS="--data FOLDER")
+	@$(BIN)/ballast reproduce --all $(ARGS)
 
 SEED ?= 1
 FAULTS ?= 200
