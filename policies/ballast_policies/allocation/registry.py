@@ -245,6 +245,22 @@ def find_policy(name: str) -> Policy:
     return POLICIES.find(name, ProblemError)
 
 
+def check_shares(policy: str) -> None:
+    """Refuse to ask a policy for pairs on the same GPUs that makes none.
+
+    Raises:
+        ProblemError: it makes none, or is unknown.
+    """
+    if find_policy(policy).space_sharing is SpaceSharing.NEVER:
+        able = ", ".join(
+            n for n, row in POLICIES.builtin.items() if row.space_sharing is not SpaceSharing.NEVER
+        )
+        raise ProblemError(
+            f"space_sharing: {policy} puts no two jobs on the same GPUs. To fix: leave it out, or choose one "
+            f"of {able}"
+        )
+
+
 def imports_of(policy: str, problem: Problem) -> frozenset[str]:
     """Large modules that the first such allocation imports. This imports none of these, nor any policy."""
     row = POLICIES.builtin.get(policy)

@@ -54,6 +54,12 @@ def test_json_has_every_figure_under_its_name():
     assert len(result["finish_time_fairness"]["per_job"]) == 20
 
 
+def test_pairs_that_a_policy_never_makes_are_refused():
+    """As by ``ballast allocate``."""
+    done = call("--policy", "allox", *SMALL[2:], "--space-sharing")
+    assert done.exit_code == 2 and "--space-sharing: allox puts no two jobs" in done.output
+
+
 def test_a_row_for_each_job_on_request():
     """With arrival, finish, GPUs and cost."""
     result = json.loads(call(*SMALL, "--output", "json", "--jobs").stdout)

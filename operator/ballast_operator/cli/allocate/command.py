@@ -13,7 +13,7 @@ from ballast_policies.allocation.gang_sizes import MOST_LISTED, GangSizes
 from ballast_policies.allocation.generated import GENERATES, allocate_generated
 from ballast_policies.allocation.planned_gangs import PlannedGang
 from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
-from ballast_policies.allocation.registry import POLICIES, find_policy
+from ballast_policies.allocation.registry import POLICIES, check_shares, find_policy
 from ballast_policies.allocation.registry import allocate as solve
 from ballast_policies.allocation.solvers.linear import SolverError
 from ballast_policies.configuration import Configuration
@@ -237,8 +237,10 @@ def allocate(policy: str, source: TextIO, agnostic: bool, space_sharing: bool, o
     import_from_here(policy)
     try:
         find_policy(policy)
+        if space_sharing:
+            check_shares(policy)
     except ProblemError as error:
-        raise click.UsageError(f"--{error}") from error
+        raise click.UsageError(f"--{error}".replace("space_sharing", "space-sharing", 1)) from error
     # Millions of values, none in a cycle: to look for cycles would take a fifth of the time.
     gc.disable()
     try:

@@ -144,7 +144,7 @@ def simulate_trace(options: Mapping[str, Any]) -> None:
 def _simulation(options: Mapping[str, Any]) -> "Callable[..., Result]":
     """What runs a workload on a cluster by a table: the operator's decisions, or the laboratory's arrays."""
     from ballast_policies.allocation.policy import SpaceSharing
-    from ballast_policies.allocation.registry import find_policy
+    from ballast_policies.allocation.registry import check_shares, find_policy
     from ballast_policies.simulator.engine import simulate
     from ballast_policies.simulator.settings import SimulationSettings
 
@@ -155,6 +155,8 @@ def _simulation(options: Mapping[str, Any]) -> "Callable[..., Result]":
         "record_timeline": options["plot"] is not None or options["per_job"],
     }
     rules, pairs, ideal = options["rules"], options["space_sharing"], options["ideal"]
+    if pairs:
+        check_shares(options["policy"])
     always_pairs = find_policy(options["policy"]).space_sharing is SpaceSharing.ALWAYS
     if rules == "ballast" and not (pairs or ideal or always_pairs):
         return functools.partial(simulate, settings=SimulationSettings(**settings))

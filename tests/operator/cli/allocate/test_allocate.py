@@ -48,6 +48,13 @@ def test_the_dissertations_example_from_standard_input():
     assert answer["gap"] <= 1e-6
 
 
+def test_pairs_that_a_policy_never_makes_are_refused():
+    """Else the option would be accepted, and have no effect."""
+    result = run(PROBLEM, "--space-sharing", policy="allox")
+    assert result.exit_code == 2 and "--space-sharing: allox puts no two jobs" in result.output
+    assert run(PROBLEM, "--space-sharing").exit_code == 0
+
+
 @pytest.mark.parametrize("policy", POLICIES.builtin)
 @pytest.mark.parametrize("options", [(), ("--agnostic",)])
 def test_every_policy_answers_within_capacity(policy, options):

@@ -105,7 +105,7 @@ def test_an_entity_first_in_first_out_serves_its_members_in_turn_beside_a_fair_o
 
 @pytest.mark.parametrize("pairs", [(), (Pair(jobs=("alone", "first"), throughput={"a": (0.05, 3.5)}),)])
 def test_a_turn_that_begins_by_rounding_is_no_gap(pairs):
-    """The first of a queue is at full speed and takes the last GPU: what the next is due then, 1e-16, is 0."""
+    """The first of a queue is at full speed and takes the last GPU: the next is due 1e-16, which is 0."""
     jobs = (
         Job(name="alone", throughput={"a": 0.1}, weight=3.0),
         Job(name="first", throughput={"a": 7.0}, entity="queue"),
