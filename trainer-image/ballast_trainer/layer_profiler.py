@@ -50,9 +50,9 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
         _step(model, at_step, loss_scale.value)
         if number:
             # The first step is slower: memory is touched for the first time.
-            model.profile.add(model.meter.seconds(), model.meter.activation_bytes)
-    costs, kept = model.profile.costs(), model.profile.activation_bytes()
-    assert costs is not None and kept is not None
+            model.profile.add(model.meter.seconds(), model.meter.bytes)
+    costs, counted = model.profile.costs(), model.profile.bytes()
+    assert costs is not None and counted is not None
     pipeline = job.config.pipeline
     repeated, gradients = _passing_bytes(model, at_step)
     rows = [
@@ -63,7 +63,7 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
             "optimizerSeconds": costs.optimizer[layer.index],
             "heldBytes": layer.byte_count(),
             "weightBytes": sum(parameter.nbytes for parameter in layer.module.parameters()),
-            "activationBytes": kept[layer.index],
+            "activationBytes": counted.activation_bytes[layer.index],
             "repeatedBytes": repeated[layer.index] if job.config.training.recompute else 0,
             "gradientBytes": gradients[layer.index],
             "outputBytes": model.meter.output_bytes[layer.index],

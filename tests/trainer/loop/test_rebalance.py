@@ -73,9 +73,8 @@ def job(bounds, *, repack=None, microbatches=4, activation_bytes=(), schedule="1
         stages=stages_over(Partition(bounds=bounds), tuple(range(len(pods)))),
         loss=model.loss,
     )
-    training.profile.add(
-        [*(s / 3 for s in SECONDS), *(s * 2 / 3 for s in SECONDS), *[0.0] * LAYERS], activation_bytes
-    )
+    seconds = [*(s / 3 for s in SECONDS), *(s * 2 / 3 for s in SECONDS), *[0.0] * LAYERS]
+    training.profile.add(seconds, [*activation_bytes, *[0.0] * 3 * LAYERS] if activation_bytes else ())
     return training
 
 
@@ -159,7 +158,7 @@ def test_a_ranks_bytes_are_those_of_the_schedule(schedule, activations, versions
     weights without a flush. Gradients, as large as the weights, are not there before the first backward.
     """
     training = job((0, 2, 5, 8), microbatches=6, activation_bytes=(10.0,) * LAYERS, schedule=schedule)
-    training.profile.add([0.1] * 3 * LAYERS, (), [7.0] * LAYERS + [0.0] * 2 * LAYERS)
+    training.profile.add([0.1] * 3 * LAYERS, [0.0] * LAYERS + [7.0] * LAYERS + [0.0] * 2 * LAYERS)
     capacity = within_memory(training, SIZES, RankCapacity(), 10_000)
     taken = capacity.bytes_taken(partition_of(training.stages))
     for rank, layers in enumerate((2, 3, 3)):

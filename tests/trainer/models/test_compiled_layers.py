@@ -73,4 +73,4 @@ def test_measuring_what_a_compiled_layer_saves_compiles_nothing():
     assert frames_of_a_step(measured=False) > 0
     assert step_flops(model, torch.ones(2, 8)) == 3 * 2 * 3 * 2 * (2 * 8 * 8)
     assert frames_of_a_step(measured=True) == 0
-    assert meter.activation_bytes[0] > 0
+    assert meter.bytes[0] > 0

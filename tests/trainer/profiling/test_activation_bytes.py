@@ -193,7 +193,7 @@ def test_bytes_are_counted_once_in_a_step_and_cost_no_layer_seconds():
         meter.add_kept([stage])
         meter.end()
     assert counted == [True, False]
-    assert meter.activation_bytes == [32.0, 0.0]
+    assert meter.bytes[:2] == [32.0, 0.0]
     # The clock advances a second with each reading: four in the first microbatch, two of them around the
     # count, and two in the second.
     assert meter.forward == [2.0 + 1.0, 0.0]
@@ -205,12 +205,12 @@ def test_bytes_are_counted_once_in_a_step_and_cost_no_layer_seconds():
 def test_a_step_without_a_forward_does_not_empty_the_profile():
     """A rank of a pipeline without a flush may compute backwards alone in a step; forgetting forgets."""
     profile = Profile(2)
-    assert profile.activation_bytes() is None
+    assert profile.bytes() is None
     for count in (10.0, 0.0, 0.0):
-        profile.add([0.0] * 6, [count, 7.0])
-    assert profile.activation_bytes() == (10, 7)
+        profile.add([0.0] * 6, [count, 7.0, *[0.0] * 6])
+    assert profile.bytes().activation_bytes == (10, 7)
     profile.forget()
-    assert profile.activation_bytes() is None
+    assert profile.bytes() is None
 
 
 @pytest.mark.processes

@@ -104,7 +104,7 @@ def trained(config, ranks, placement, cut, layers):
         loss=model.loss,
     )
     passing = (*layers.output_bytes, *layers.gradient_bytes, *layers.repeated_bytes)
-    training.profile.add([0.1] * 39, layers.activation_bytes, passing)
+    training.profile.add([0.1] * 39, [*layers.activation_bytes, *passing])
     return training
 
 

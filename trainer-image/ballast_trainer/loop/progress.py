@@ -23,7 +23,7 @@ from ballast_trainer.loop.reshape import ReshapeResult
 from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.models.flops import peak_flops as gpu_peak_flops
 from ballast_trainer.models.flops import step_flops
-from ballast_trainer.profiling.profile import LayerCosts
+from ballast_trainer.profiling.profile import LayerBytes, LayerCosts
 from ballast_trainer.reporting.console import Reporter, SilentReporter
 
 logger = logging.getLogger(__name__)
@@ -119,8 +119,7 @@ class Progress:
         self._flops_counted = False
         self._idle: tuple[tuple[Stage, ...], IdleSeconds] | None = None
         self.sizes: LayerSizes | None = None
-        self._activation_bytes: tuple[int, ...] | None = None
-        self._passing_bytes: tuple[tuple[int, ...], ...] = ((), (), ())
+        self._bytes = LayerBytes()
         self._loss: float | None = None
         self._finite_loss = True
         self._told: dict[str, Any] = {"rebalances": 0}
@@ -164,8 +163,7 @@ class Progress:
         self._step_seconds.append(seconds)
         self._trained_seconds += seconds
         self._costs = model.profile.costs() or self._costs
-        self._activation_bytes = model.profile.activation_bytes() or self._activation_bytes
-        self._passing_bytes = model.profile.passing_bytes() or self._passing_bytes
+        self._bytes = model.profile.bytes() or self._bytes
         if self.reference_step_seconds is None and len(model.profile) >= _MEASURED_STEPS:
             costs = model.profile.costs()
             assert costs is not None
@@ -316,7 +314,6 @@ class Progress:
     def report(self) -> Report:
         """The report for the operator."""
         model, costs, sizes = self._model, self._costs, self.sizes
-        outputs, gradients, repeated = self._passing_bytes
         return Report(
             epoch=self._run.plan.epoch,
             step=self._run.step,
@@ -327,10 +324,10 @@ class Progress:
             layer_optimizer_seconds=costs.optimizer if costs is not None else (),
             layer_bytes=sizes.bytes if sizes is not None else (),
             layer_weight_bytes=sizes.weight_bytes if sizes is not None else (),
-            layer_activation_bytes=self._activation_bytes or (),
-            layer_output_bytes=outputs,
-            layer_gradient_bytes=gradients,
-            layer_repeated_bytes=repeated,
+            layer_activation_bytes=self._bytes.activation_bytes,
+            layer_output_bytes=self._bytes.output_bytes,
+            layer_gradient_bytes=self._bytes.gradient_bytes,
+            layer_repeated_bytes=self._bytes.repeated_bytes,
             stages=model.stages,
             imbalance=self.imbalance() if costs is not None else None,
             bubble=self.bubble(),

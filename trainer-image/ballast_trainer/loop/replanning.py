@@ -26,7 +26,7 @@ from ballast_policies.planning.step_time import predict_step_seconds
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.pipeline.layout import holders_of, used_replicas
-from ballast_trainer.profiling.profile import LayerCosts
+from ballast_trainer.profiling.profile import LayerBytes, LayerCosts
 
 logger = logging.getLogger(__name__)
 
@@ -48,16 +48,12 @@ class LayerSizes:
 
 def measured_layers(model: ModelState, sizes: LayerSizes) -> MeasuredLayers:
     """The layers' bytes; what a microbatch needs counts once it is measured."""
-    costs, passing = model.profile.costs(), model.profile.passing_bytes()
-    outputs, gradients, repeated = passing or ((), (), ())
+    costs, counted = model.profile.costs(), model.profile.bytes() or LayerBytes()
     return MeasuredLayers(
         seconds=() if costs is None else costs.total,
         held_bytes=sizes.bytes,
         weight_bytes=sizes.weight_bytes,
-        activation_bytes=model.profile.activation_bytes() or (),
-        output_bytes=outputs,
-        gradient_bytes=gradients,
-        repeated_bytes=repeated,
+        **dataclasses.asdict(counted),
     )
 
 

@@ -5,7 +5,7 @@ Each is collective over the ranks it concerns and returns how long training paus
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from ballast_policies.contract import Plan, Stage
 
 from ballast_trainer.distributed.process_group import World, join
 from ballast_trainer.dynamics.protocol import is_built_in
-from ballast_trainer.loop.migrate import LayerMove, Migration, MigrationFailed, migrate, plan_moves
+from ballast_trainer.loop.migrate import Migration, MigrationFailed, migrate, owners, plan_moves
 from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.pipeline.stages import Boundaries
 from ballast_trainer.pipeline.trial import TrialFailed
@@ -77,11 +77,8 @@ def move_layers(model: ModelState, run: RunState, stages: tuple[Stage, ...]) -> 
         MigrationFailed: nothing has changed.
     """
     watch = Stopwatch()
-    moves = plan_moves(model.stages, stages, model.config.pipeline.replicas)
-    migration, boundaries = _move_and_try(
-        model, run.step, moves, stages, in_force=model.stages, overlap=moves, watch=watch
-    )
-    migration.send_rest(model.world, model.layers, moves)
+    migration, boundaries = _move_and_try(model, run.step, stages, in_force=model.stages, watch=watch)
+    migration.send_rest(model.world, model.layers, migration.moves)
     watch.lap("rest")
     model.stages = stages
     return _resumed(model, run.step, boundaries, migration, watch)
@@ -100,13 +97,10 @@ def _resumed(
 def _move_and_try(
     model: ModelState,
     step: int,
-    moves: tuple[LayerMove, ...],
     stages: tuple[Stage, ...],
-    positions: int | None = None,
     *,
     in_force: tuple[Stage, ...],
-    joined: frozenset[int] = frozenset(),
-    overlap: Sequence[LayerMove],
+    kept: Collection[int] | None = None,
     watch: Stopwatch,
 ) -> tuple[Migration, Boundaries]:
     """Send layers to their ranks under ``stages``, and try that partition; every rank keeps those it sent.
@@ -114,26 +108,28 @@ def _move_and_try(
     Args:
         model: what is trained.
         step: that comes next.
-        moves: from the partition in force.
         stages: the new partition, with ranks in the numbering of today.
-        positions: of the pipeline that is to run them; None: unchanged.
-        in_force: today's partition.
-        joined: positions of ranks that are new.
-        overlap: the moves whose optimizers' tensors may travel during the next step.
+        in_force: today's partition; ranks that hold none of it are new.
+        kept: positions of the pipeline that is to run the new one; None: all of today's.
         watch: counts the phases.
 
     Raises:
         MigrationFailed: nothing has changed.
     """
-    before = model.layers.indices()
-    if not all(map(is_built_in, model.dynamics)):
-        # A user's own change may look at the optimizers when layers arrive.
-        overlap = ()
+    before, replicas = model.layers.indices(), model.config.pipeline.replicas
+    positions = range(model.world.positions)
+    kept = positions if kept is None else kept
+    moves = plan_moves(in_force, stages, replicas)
+    # What a rank has sent before it leaves cannot be lost with it, and a user's own change may look at the
+    # optimizers when layers arrive; of the others the optimizers' tensors may travel during the next step.
+    own = all(map(is_built_in, model.dynamics))
+    overlap = [move for move in moves if own and move.source in kept]
+    joined = frozenset(positions).difference(*owners(in_force, replicas).values())
     migration = migrate(model.world, model.layers, moves, overlap=overlap, watch=watch)
     for dynamic in model.dynamics:
         dynamic.conform(step, model.layers)
     try:
-        boundaries = model.probe_partition(step, stages, positions, in_force=in_force, joined=joined)
+        boundaries = model.probe_partition(step, stages, len(kept), in_force=in_force, joined=joined)
     except TrialFailed as error:
         model.layers.drop(set(model.layers.indices()).difference(before))
         raise CutRefused(f"these stages cannot run, all stays as it was: {error}") from error
@@ -162,11 +158,8 @@ def shrink(model: ModelState, run: RunState, plan: Plan, stages: tuple[Stage, ..
     watch = Stopwatch()
     new_position = _new_positions(model.world, plan)
     today = _renumbered(stages, {new: old for old, new in new_position.items()})
-    moves = plan_moves(model.stages, today)
-    # What a rank has sent before it leaves cannot be lost with it.
-    overlap = [move for move in moves if move.source in new_position]
     migration, boundaries = _move_and_try(
-        model, run.step, moves, today, len(new_position), in_force=model.stages, overlap=overlap, watch=watch
+        model, run.step, today, in_force=model.stages, kept=new_position, watch=watch
     )
     rank = plan.rank_of(model.world.processes[model.world.rank])
     store = model.world.store
@@ -181,7 +174,7 @@ def shrink(model: ModelState, run: RunState, plan: Plan, stages: tuple[Stage, ..
         dataclasses.replace(
             move, source=new_position.get(move.source, move.source), target=new_position[move.target]
         )
-        for move in moves
+        for move in migration.moves
     ]
     migration.send_rest(world, model.layers, renumbered)
     watch.lap("rest")
@@ -230,12 +223,8 @@ def _take_over(
     Raises:
         MigrationFailed: every rank has the layers that it had.
     """
-    moves = plan_moves(old_stages, model.stages)
-    joined = frozenset(range(model.world.positions)).difference(stage.rank for stage in old_stages)
-    migration, boundaries = _move_and_try(
-        model, step, moves, model.stages, in_force=old_stages, joined=joined, overlap=moves, watch=watch
-    )
-    migration.send_rest(model.world, model.layers, moves)
+    migration, boundaries = _move_and_try(model, step, model.stages, in_force=old_stages, watch=watch)
+    migration.send_rest(model.world, model.layers, migration.moves)
     watch.lap("rest")
     return migration, boundaries
 

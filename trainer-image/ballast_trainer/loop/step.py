@@ -57,8 +57,7 @@ class Agreed:
     probes: list[float]
     peak_flops: float
     seconds: list[float]
-    activation_bytes: list[float]
-    passing_bytes: list[float]
+    bytes: list[float]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -159,9 +158,7 @@ class TrainingStep:
     def _count(self, agreed: Agreed, measured: bool, seconds: float) -> None:
         model = self._model
         if measured:
-            model.profile.add(
-                agreed.seconds, agreed.activation_bytes, agreed.passing_bytes, step=self._run.step
-            )
+            model.profile.add(agreed.seconds, agreed.bytes, step=self._run.step)
             model.rank_speeds.add(agreed.probes)
         self._run.step += 1
         self._progress.step_done(agreed.loss, seconds, agreed.peak_flops)
@@ -173,9 +170,7 @@ class TrainingStep:
         # Every rank of a column of the mesh has the stage's loss and seconds: together they count once.
         share = 1 / model.world.mesh.column
         meter, timed = model.meter, 3 * model.definition.layer_count
-        layers = model.world.tensor.largest(
-            meter.seconds() + meter.activation_bytes + meter.passing_bytes, model.device
-        )
+        layers = model.world.tensor.largest(meter.seconds() + meter.bytes, model.device)
         seconds, kept = layers[:timed], layers[timed:]
         copies = model.copies
         return [
@@ -198,8 +193,8 @@ class TrainingStep:
     def _agreed(self, summed: list[float]) -> Agreed:
         """The sum of all ranks' figures, by name."""
         model = self._model
-        count, first = model.definition.layer_count, _HEAD + model.world.positions
-        end = first + 3 * count
+        first = _HEAD + model.world.positions
+        end = first + 3 * model.definition.layer_count
         return Agreed(
             stop=summed[0] >= model.world.size,
             epoch=round(summed[1]),
@@ -213,8 +208,7 @@ class TrainingStep:
             written=summed[9] >= model.world.size,
             probes=summed[_HEAD:first],
             seconds=summed[first:end],
-            activation_bytes=summed[end : end + count],
-            passing_bytes=summed[end + count :],
+            bytes=summed[end:],
         )
 
     def _until_drained(self) -> Agreed:

@@ -1,14 +1,12 @@
 """Models of the trainer's own text: a first layer, layers that are alike, and a head."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
-import torch
 from torch import nn
 
 from ballast_trainer.data.corpus import longest_context, text_batch
-from ballast_trainer.models.loss_weights import LossWeight
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.models.ties import Tie
 
 
 def text_model(
@@ -16,12 +14,9 @@ def text_model(
     inner: tuple[str, Callable[[int], nn.Module]],
     last: tuple[str, Callable[[], nn.Module]],
     *,
-    family: str,
     layers: int,
     context: int,
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    tied: Sequence[Tie] = (),
-    loss_weight: LossWeight | None = None,
+    **fields: Any,
 ) -> Model:
     """A model of ``layers`` layers on sequences of ``context`` bytes.
 
@@ -29,12 +24,9 @@ def text_model(
         first: name and builder of layer 0, for errors.
         inner: those of the layers between, given a layer's index.
         last: those of the last layer.
-        family: see :class:`Model`.
         layers: of the model.
         context: longest sequence.
-        loss: of one microbatch.
-        tied: parameters that layers share.
-        loss_weight: see :class:`Model`.
+        fields: further ones of :class:`Model`.
 
     Raises:
         ValueError: fewer than 3 layers.
@@ -48,13 +40,10 @@ def text_model(
         return last[1]() if index == layers - 1 else inner[1](index)
 
     return Model(
-        family=family,
         independent_layers=True,
         layer_count=layers,
         build_layer=build_layer,
-        tied=tied,
-        loss=loss,
-        loss_weight=loss_weight,
+        **fields,
         batch=lambda seed, step, size: text_batch(seed, step, size, context),
     )
 

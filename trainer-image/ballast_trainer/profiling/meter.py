@@ -55,10 +55,9 @@ class Meter:
         step: the step that runs, 0-based.
         first_microbatch: place of this replica's first microbatch among those of the whole step.
         message_bytes: bytes that the newest forward of a stage sends on.
-        activation_bytes: of each layer, of one microbatch of this step; 0 where it was not counted.
         output_bytes: size of each layer's output, of the newest microbatch that was counted.
-        passing_bytes: of all layers in one list of 3 L, of one microbatch of this step: outputs, gradients
-            into weights, and what repeated forwards keep; 0 where they were not counted.
+        bytes: of all layers in one list of 4 L, of one microbatch of this step: what they keep for their
+            backward, outputs, gradients into weights, and what repeated forwards keep; 0 where not counted.
         kept: counter of the bytes that the microbatch of the newest forward keeps; None: not counted.
         compares_ranks: whether other work takes as long on its clock as layers do: not where these wait.
         sums_updates: whether a step may have several updates, whose seconds add up.
@@ -118,8 +117,7 @@ class Meter:
         self._busy = [0.0]
         self.forward = [0.0] * self.layer_count
         self.backward = [0.0] * self.layer_count
-        self.activation_bytes = [0.0] * self.layer_count
-        self.passing_bytes = [0.0] * (3 * self.layer_count)
+        self.bytes = [0.0] * (4 * self.layer_count)
         self._counted: set[int] = set()
 
     def start_count(self, first_layer: int, source: Tree) -> SavedTensors | None:
@@ -136,14 +134,14 @@ class Meter:
             return
         with self._aside():
             for layer, count in self.kept.count(modules).items():
-                self.activation_bytes[layer] += count
+                self.bytes[layer] += count
 
     def add_output(self, layer: int, output: Tree, sources: Sequence[object]) -> None:
         """Count a layer's output, and the gradients into its weights; ``sources`` are its input's nodes."""
         self.output_bytes[layer] = byte_count(output)
         with self._aside():
-            self.passing_bytes[layer] = float(self.output_bytes[layer])
-            self.passing_bytes[self.layer_count + layer] = float(weight_gradient_bytes(output, sources))
+            self.bytes[self.layer_count + layer] = float(self.output_bytes[layer])
+            self.bytes[2 * self.layer_count + layer] = float(weight_gradient_bytes(output, sources))
 
     def add_repeated(self, layer: int, module: nn.Module, source: Tree, kept: Sequence[torch.Tensor]) -> None:
         """Count what a layer's repeated forward keeps; ``source`` is its input."""
@@ -151,7 +149,7 @@ class Meter:
             counter = SavedTensors(source)
             for tensor in kept:
                 counter.keep(layer, tensor)
-            self.passing_bytes[2 * self.layer_count + layer] = float(counter.count([module]).get(layer, 0))
+            self.bytes[3 * self.layer_count + layer] = float(counter.count([module]).get(layer, 0))
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 import dataclasses
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ballast_policies.planning.following.looking import expected_costs
 
@@ -42,6 +42,23 @@ class LayerCosts:
         return tuple(map(sum, zip(self.forward, self.backward, self.optimizer, strict=True)))
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LayerBytes:
+    """Bytes of one microbatch by layer, over all ranks; all empty before they are counted.
+
+    Attributes:
+        activation_bytes: kept for the backward.
+        output_bytes: of the outputs.
+        gradient_bytes: of the gradients that flow into weights.
+        repeated_bytes: kept by a repeated forward.
+    """
+
+    activation_bytes: tuple[int, ...] = ()
+    output_bytes: tuple[int, ...] = ()
+    gradient_bytes: tuple[int, ...] = ()
+    repeated_bytes: tuple[int, ...] = ()
+
+
 class Profile:
     """Layer costs by the last measured steps, on every rank the same: their median, and where they lead."""
 
@@ -50,8 +67,7 @@ class Profile:
         self._steps: deque[list[float]] = deque(maxlen=KEPT_STEPS)
         self._numbers: deque[int] = deque(maxlen=KEPT_STEPS)
         self._expected: dict[bool, LayerCosts] = {}
-        self._activation_bytes: deque[Sequence[float]] = deque(maxlen=KEPT_STEPS)
-        self._passing_bytes: deque[Sequence[float]] = deque(maxlen=KEPT_STEPS)
+        self._bytes: deque[Sequence[float]] = deque(maxlen=KEPT_STEPS)
         self._suspects: frozenset[tuple[int, bool]] = frozenset()
         self._every = MEASURED_EVERY
 
@@ -67,21 +83,13 @@ class Profile:
         """
         return len(self._steps) < KEPT_STEPS or bool(self._suspects) or step % self._every == 0
 
-    def add(
-        self,
-        seconds: list[float],
-        activation_bytes: Sequence[float] = (),
-        passing_bytes: Sequence[float] = (),
-        *,
-        step: int = 0,
-    ) -> None:
+    def add(self, seconds: list[float], counted: Sequence[float] = (), *, step: int = 0) -> None:
         """Add one step.
 
         Args:
             seconds: the 3 L seconds of all ranks, summed; the optimizer's are of the step before where it
                 runs after the sum.
-            activation_bytes: L bytes where they were counted.
-            passing_bytes: 3 L bytes where they were counted.
+            counted: 4 L bytes of all ranks, as of :class:`~ballast_trainer.profiling.meter.Meter`.
             step: its number; at least the one after the last added.
         """
         suspects = self._changed(seconds)
@@ -95,16 +103,13 @@ class Profile:
         self._keep(seconds, max(step, self._numbers[-1] + 1) if self._numbers else step)
         if len(self._steps) == KEPT_STEPS:
             self._every = max(1, self._every // 2) if self._drifts() else min(MEASURED_EVERY, self._every * 2)
-        if activation_bytes:
-            self._activation_bytes.append(activation_bytes)
-        if passing_bytes:
-            self._passing_bytes.append(passing_bytes)
+        if counted:
+            self._bytes.append(counted)
 
     def forget(self) -> None:
         """Drop the measurements: the layers' costs have changed."""
         self._drop()
-        self._activation_bytes.clear()
-        self._passing_bytes.clear()
+        self._bytes.clear()
         self._suspects = frozenset()
         self._every = MEASURED_EVERY
 
@@ -153,21 +158,15 @@ class Profile:
                 found.add((layer, change > 0))
         return frozenset(found)
 
-    def activation_bytes(self) -> tuple[int, ...] | None:
-        """Bytes that each layer keeps of one microbatch for its backward; None before the first count.
-
-        The most of the last steps: in a run without a flush a rank may have no forward in a step.
-        """
-        if not self._activation_bytes:
+    def bytes(self) -> LayerBytes | None:
+        """The most of the last steps, None before a count: without a flush a step may have no forward."""
+        if not self._bytes:
             return None
-        return _largest(self._activation_bytes)
-
-    def passing_bytes(self) -> tuple[tuple[int, ...], ...] | None:
-        """By layer: outputs, gradients into weights, what repeated forwards keep; None before a count."""
-        if not self._passing_bytes:
-            return None
-        found, count = _largest(self._passing_bytes), self.layer_count
-        return found[:count], found[count : 2 * count], found[2 * count :]
+        n, most = self.layer_count, [round(max(column)) for column in zip(*self._bytes, strict=True)]
+        rows = [tuple(most[n * row : n * (row + 1)]) for row in range(4)]
+        return LayerBytes(
+            activation_bytes=rows[0], output_bytes=rows[1], gradient_bytes=rows[2], repeated_bytes=rows[3]
+        )
 
     def costs(self) -> LayerCosts | None:
         """The median step; None before the first."""
@@ -205,7 +204,3 @@ class Profile:
         return LayerCosts(
             forward=tuple(seconds[:n]), backward=tuple(seconds[n : 2 * n]), optimizer=tuple(seconds[2 * n :])
         )
-
-
-def _largest(steps: Iterable[Sequence[float]]) -> tuple[int, ...]:
-    return tuple(round(max(column)) for column in zip(*steps, strict=True))

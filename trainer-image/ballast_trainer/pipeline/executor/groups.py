@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from ballast_policies.planning.schedules.schedule import Schedule
 
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import new_group
 from ballast_trainer.pipeline.executor.order import Message
 
@@ -47,19 +48,19 @@ def _connect(source: int, target: int, group: Any) -> None:
             dist.recv(message, source, group=group)
 
 
-def replica_group(stage_ranks: Sequence[Sequence[int]], rank: int) -> Any:
-    """The process group of ``rank``'s fellow replicas, None where it has none; collective over all ranks.
+def replica_axis(stage_ranks: Sequence[Sequence[int]], rank: int) -> Axis:
+    """``rank`` and its fellow replicas; collective over all ranks.
 
     Args:
         stage_ranks: by stage, its ranks.
         rank: this one.
     """
-    mine = None
+    mine = Axis(ranks=(rank,))
     for holders in map(tuple, stage_ranks):
         if len(holders) > 1:
             group = _group(holders, holders)
             if rank in holders:
-                mine = group
+                mine = Axis(ranks=holders, index=holders.index(rank), group=group)
     return mine
 
 

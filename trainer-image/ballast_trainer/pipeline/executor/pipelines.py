@@ -1,19 +1,17 @@
 """Pipelines that use the executor: replicas of stages with a flush, and schedules without one."""
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from ballast_policies.planning.schedules.schedule import Schedule, ScheduleError
 from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
 from torch import nn
 
 from ballast_trainer.data.collate import Batch
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.buffers import StepBuffers
 from ballast_trainer.pipeline.executor.executor import ApplyGradients, Executor, PeakUsage, RankStages
-from ballast_trainer.pipeline.executor.groups import link_groups, replica_group
+from ballast_trainer.pipeline.executor.groups import link_groups, replica_axis
 from ballast_trainer.pipeline.executor.links import ProcessTransport
 from ballast_trainer.pipeline.executor.order import RankOrder
 
@@ -46,7 +44,7 @@ class ExecutedPipeline:
         self._flush = RankOrder(flush, rank, 1)
         self._held, self._stacks = held, held.stacks
         several = flush.ranks > 1
-        self._group = replica_group(flush.stage_ranks, rank) if several else None
+        self._replicas = replica_axis(flush.stage_ranks, rank) if several else Axis()
         line = range(flush.ranks) if line is None else line
         groups = link_groups(flush, lines or [line], line) if several else {}
         self._transport = ProcessTransport(groups, line)
@@ -58,7 +56,7 @@ class ExecutedPipeline:
             On a rank of the last stage its replica's part of the mean loss; the parts add up to it.
         """
         buffers = None
-        if self._group is not None:
+        if self._replicas.size > 1:
             held = (layer for stack in self._stacks.values() for layer in stack.held)
             buffers = StepBuffers.of(module for layer in held for module in layer.stateful)
         executor = self._executor(lambda step: batch(), _never)
@@ -66,10 +64,9 @@ class ExecutedPipeline:
         loss = executor.advance()
         executor.finish()
         parameters = [parameter for stack in self._stacks.values() for parameter in stack.parameters()]
-        if self._group is not None:
-            _sum_gradients(parameters, self._group)
+        _sum_gradients(parameters, self._replicas)
         if buffers is not None:
-            buffers.merge(functools.partial(_gather_rows, group=self._group))
+            buffers.merge(self._replicas.all_gather)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients:
             torch._foreach_div_(gradients, float(self._flush.microbatches))
@@ -140,21 +137,20 @@ class AsynchronousPipeline(ExecutedPipeline):
 
     def sum_over_replicas(self, stage: int) -> None:
         """Sum the gradients of a stage over its replicas; collective over them."""
-        if self._group is not None:
-            _sum_gradients(self._stacks[stage].parameters(), self._group)
+        _sum_gradients(self._stacks[stage].parameters(), self._replicas)
 
     def lead(self, steps: int) -> int:
         """How many steps past the one that it finishes a rank may have begun, in a run of ``steps``."""
         return self._orders[steps][0].lead
 
 
-def _sum_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:
-    """Replace gradients by their sum over the replicas, as one message; collective over the group.
+def _sum_gradients(parameters: Iterable[nn.Parameter], replicas: Axis) -> None:
+    """Replace gradients by their sum over the replicas, as one message; collective over these.
 
     A replica that has no gradient of a parameter counts as zero; one without on all of them keeps none.
     """
     by_type: dict[torch.dtype, list[nn.Parameter]] = {}
-    for parameter in parameters:
+    for parameter in parameters if replicas.size > 1 else ():
         if parameter.requires_grad:
             by_type.setdefault(parameter.dtype, []).append(parameter)
     for dtype, same in by_type.items():
@@ -162,14 +158,8 @@ def _sum_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in same]
         flags = torch.tensor(used, dtype=dtype, device=same[0].device)
         flat = torch.cat([flags, *(gradient.reshape(-1) for gradient in gradients)])
-        dist.all_reduce(flat, group=group)
+        replicas.all_reduce(flat)
         counts = flat[: len(same)].tolist()
         sums = flat[len(same) :].split([gradient.numel() for gradient in gradients])
         for parameter, gradient, count, summed in zip(same, gradients, counts, sums, strict=True):
             parameter.grad = gradient.copy_(summed.view_as(gradient)) if count else None
-
-
-def _gather_rows(flat: torch.Tensor, *, group: Any) -> list[torch.Tensor]:
-    rows = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(rows, flat, group=group)
-    return rows
