@@ -211,7 +211,7 @@ MESHES = {
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("mesh", first_daily(MESHES, 2))
+@pytest.mark.parametrize("mesh", first_daily(MESHES))
 def test_ranks_measure_what_one_process_does(gang, small_config, mesh):
     """Several stages a rank, replicas that share experts, tensor ranks: the loss of the single process."""
     parallelism, pipeline, dynamics = MESHES[mesh]

@@ -12,6 +12,7 @@ from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.loop import migrate as moving
 from ballast_trainer.models.registry import build_model
 
+from tests.support.examples import first_daily
 from tests.support.plans import local_plan
 from tests.support.replans import stages_at
 from tests.support.waiting import eventually
@@ -123,7 +124,7 @@ def trains_on(pods):
     pods.wait_for_step(max(pods.losses("job-1-0")) + 2, "job-1-0")
 
 
-@pytest.mark.parametrize("directive", [Directive.RUN, Directive.SHRINK])
+@pytest.mark.parametrize("directive", first_daily([Directive.SHRINK, Directive.RUN]))
 def test_training_continues_under_the_old_plan_until_a_move_succeeds(
     pods, picky, single_process_losses, tmp_path, directive
 ):

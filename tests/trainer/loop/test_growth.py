@@ -119,6 +119,7 @@ def test_a_job_that_gives_ranks_back_and_takes_more_keeps_the_curve(
 FREEZING = {"kind": "freezing", "startStep": 4, "endStep": 12, "everySteps": 4, "target": 0.5}
 
 
+@pytest.mark.nightly
 def test_two_pods_of_two_ranks_repack_to_one_and_keep_the_curve(
     pods, small_config, single_process_losses, tmp_path
 ):
