@@ -7,27 +7,21 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.checkpoints import checkpoints as saving
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.distributed.mesh import Mesh
-from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten
-from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.protocol import Model
 from torch import nn
 
+from tests.trainer.layers.trained_layers import ALONE, all_layers
 from tests.trainer.tensor_parallel.ranks import on_ranks
-
-ALONE = World(epoch=1, rank=0, size=1, processes=("local",), device=torch.device("cpu"))
 
 
 def one_layer():
     """One small layer."""
     model = Model(layer_count=1, build_layer=lambda index: nn.Linear(4, 4), loss=nn.functional.mse_loss)
-    layers = LayerSet(model, TrainingConfig(), torch.device("cpu"), lambda index, module: module)
-    layers.hold([layers.make(0)])
-    return layers
+    return all_layers(model)
 
 
 @pytest.fixture

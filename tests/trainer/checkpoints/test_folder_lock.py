@@ -6,15 +6,13 @@ import os
 import shutil
 
 import pytest
-import torch
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.checkpoints.folder_lock import LOCK, FolderLock, Owner
-from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten
 
 from tests.trainer.checkpoints.test_checkpoint_folder import one_layer
+from tests.trainer.layers.trained_layers import ALONE
 
-ALONE = World(epoch=1, rank=0, size=1, processes=("local",), device=torch.device("cpu"))
 HERE = Owner.this_process(1, {})
 ELSEWHERE = dataclasses.replace(HERE, host="other", machine="another machine", token="theirs")
 

@@ -19,7 +19,8 @@ from torch import nn
 
 from tests.support.one_process import train_here
 from tests.support.waiting import WAIT_SECONDS
-from tests.trainer.checkpoints.test_checkpoint_folder import ALONE, one_layer
+from tests.trainer.checkpoints.test_checkpoint_folder import one_layer
+from tests.trainer.layers.trained_layers import ALONE
 
 OTHER_RUN = '{"token": "b", "run": "", "launch": 1, "host": "b", "machine": "b", "pid": 1, "started": "1"}'
 

@@ -24,9 +24,8 @@ from tests.support.one_process import train_here
 from tests.trainer.layers.trained_layers import CPU, trained_layers, weights
 
 
-@pytest.mark.nightly
 @pytest.mark.processes
-@pytest.mark.parametrize("schedule", ["ZeroBubbleV", "1F1B"])
+@pytest.mark.parametrize("schedule", first_daily(["ZeroBubbleV", "1F1B"]))
 def test_bf16_partitioned_learns_as_bf16_in_one_process(gang, small_config, single_process_losses, schedule):
     """Activations cross stages in the type the layers return, so the curve does not depend on the cuts."""
     config = small_config(totalSteps=6, training={"precision": "bf16"})

@@ -3,7 +3,9 @@
 import torch
 from ballast_policies.contract import Stage
 from ballast_policies.contract.job.training import TrainingConfig
+from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.distributed.process_group import World
+from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import computing_in
 from ballast_trainer.models.gpt import build_gpt
@@ -19,6 +21,17 @@ def all_layers(model, config=None, prepare=lambda index, module: module, **share
     """All layers of a model on one rank."""
     layers = LayerSet(model, config or TrainingConfig(), CPU, prepare, **shared)
     layers.hold(layers.make(index) for index in range(model.layer_count))
+    return layers
+
+
+def saved_layers(config):
+    """All layers of a configuration's job as its last checkpoint has them."""
+    job = ValidatedJob.from_mapping(config)
+    layers = all_layers(job.model, job.config.training)
+    saved = Checkpoints(config["checkpoint"]["path"], keep=1, layer_count=job.model.layer_count, seed=0)
+    manifest = saved.newest(ALONE)
+    assert manifest.step == config["totalSteps"]
+    saved.load(ALONE, layers, manifest)
     return layers
 
 

@@ -11,10 +11,7 @@ from ballast_policies.planning.partition import even_partition
 from ballast_policies.planning.schedules.builders.asynchronous import pipedream
 from ballast_policies.planning.schedules.validate import weight_versions
 from ballast_trainer.channel.base import DirectoryChannel
-from ballast_trainer.checkpoints.checkpoints import Checkpoints
-from ballast_trainer.distributed.process_group import World
 from ballast_trainer.launch import ValidatedJob
-from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.profiling.meter import Meter
 
@@ -23,11 +20,10 @@ from tests.support.gang import assert_same_curve
 from tests.support.plans import local_plan
 from tests.support.replans import stages_at
 from tests.support.waiting import eventually
+from tests.trainer.layers.trained_layers import CPU, all_layers, saved_layers
 
 pytestmark = pytest.mark.processes
 
-CPU = torch.device("cpu")
-ALONE = World(epoch=1, rank=0, size=1, processes=("rank-0",), device=CPU)
 LAYERS = 8
 
 
@@ -52,19 +48,7 @@ def even(stages):
 def layers_of(config):
     """All layers of the job, as at its start."""
     job = ValidatedJob.from_mapping(config)
-    layers = LayerSet(job.model, job.config.training, CPU, lambda index, module: module)
-    layers.hold(layers.make(index) for index in range(LAYERS))
-    return layers
-
-
-def saved_weights(config):
-    """All parameters, from the job's last checkpoint."""
-    layers = layers_of(config)
-    checkpoints = Checkpoints(config["checkpoint"]["path"], keep=2, layer_count=LAYERS, seed=0)
-    manifest = checkpoints.newest(ALONE)
-    assert manifest.step == config["totalSteps"]
-    checkpoints.load(ALONE, layers, manifest)
-    return weights_of(layers)
+    return all_layers(job.model, job.config.training)
 
 
 def weights_of(layers):
@@ -253,7 +237,7 @@ def test_weights_follow_the_recurrence_of_the_schedule(gang, flowing, tmp_path, 
     losses, running = recurrence.train(), gang(config, ranks=ranks)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert list(running.losses().values()) == pytest.approx(losses, abs=1e-6)
-    weights, wanted = saved_weights(config), weights_of(recurrence.latest)
+    weights, wanted = weights_of(saved_layers(config)), weights_of(recurrence.latest)
     assert largest_difference(weights, wanted) < 1e-6
     start = layers_of(config)
     assert largest_difference(wanted, weights_of(start)) > 1e-3

@@ -12,6 +12,7 @@ from torch import nn
 from tests.support.changes import SHORT, change
 from tests.support.examples import first_daily
 from tests.support.one_process import train_here
+from tests.trainer.layers.trained_layers import all_layers
 
 PLASTICITY = {"criterion": "plasticity", "threshold": 1.0, "patience": 1}
 CHANGES = {kind: [change(kind, startStep=1, endStep=6, everySteps=1)] for kind in SHORT} | {
@@ -114,20 +115,13 @@ def test_the_loss_is_that_of_the_model_in_evaluation_mode(job):
     )
     told = train_here(config)
     built = ValidatedJob.from_mapping(config)
-    layers = nn.Sequential(*(module_of(built, index) for index in range(5))).eval()
+    layers = nn.Sequential(*(layer.module for layer in all_layers(built.model, built.config.training))).eval()
     with torch.no_grad():
         losses = [
             float(built.model.loss(layers(inputs), targets))
             for inputs, targets in (text_batch(0, number, 8, 8) for number in range(3))
         ]
     assert told.evaluations()[1] == pytest.approx(sum(losses) / 3, abs=1e-6)
-
-
-def module_of(job, index):
-    from ballast_trainer.layers.layer import LayerSet
-
-    layers = LayerSet(job.model, job.config.training, torch.device("cpu"), lambda index, module: module)
-    return layers.make(index).module
 
 
 @pytest.mark.slow

@@ -4,12 +4,9 @@ import itertools
 
 import pytest
 import torch
-from ballast_trainer.checkpoints.checkpoints import Checkpoints
-from ballast_trainer.distributed.process_group import World
-from ballast_trainer.launch import ValidatedJob
-from ballast_trainer.layers.layer import LayerSet
 
 from tests.support.examples import first_daily
+from tests.trainer.layers.trained_layers import saved_layers
 
 pytestmark = pytest.mark.processes
 
@@ -27,15 +24,9 @@ def job(model, *, schedule="1F1B", args=None, pipeline=None, **fields):
     }
 
 
-def whole_state(config, folder):
-    """All tensors of all layers, buffers too, of the newest checkpoint in ``folder``."""
-    made = ValidatedJob.from_mapping({key: value for key, value in config.items() if key != "parallelism"})
-    world = World(epoch=1, rank=0, size=1, processes=("local",), device=torch.device("cpu"))
-    count = made.model.layer_count
-    layers = LayerSet(made.model, made.config.training, world.device, lambda _, module: module)
-    layers.hold(layers.make(index) for index in range(count))
-    saved = Checkpoints(str(folder), keep=1, layer_count=count, seed=0)
-    saved.load(world, layers, saved.newest(world))
+def whole_state(config):
+    """All tensors of all layers, buffers too, of the job's last checkpoint."""
+    layers = saved_layers({key: value for key, value in config.items() if key != "parallelism"})
     return {f"{layer.index}.{name}": value for layer in layers for name, value in layer.state().items()}
 
 
@@ -49,7 +40,7 @@ def states(gang, config, tmp_path, ranks):
         saving = {**plain, "checkpoint": {"path": str(tmp_path / name), "everySteps": 100}}
         running = gang(saving, ranks=count, options=options)
         assert set(running.exit_codes().values()) == {0}, running.errors()
-        found.append(whole_state(saving, tmp_path / name))
+        found.append(whole_state(saving))
     return found
 
 

@@ -80,7 +80,6 @@ def test_stages_and_replicas_learn_what_the_whole_batch_does(gang, whole, ranks,
     assert evaluated(running.events("evaluation")) == pytest.approx(evaluated(whole.events), abs=1e-5)
 
 
-@pytest.mark.nightly
 @pytest.mark.processes
 def test_a_schedule_without_a_flush_weighs_alike(gang, whole):
     """The first step, which runs on the first weights, has the loss of the whole batch."""

@@ -2,18 +2,15 @@
 
 import pytest
 import torch
-from ballast_policies.contract import Stage
 from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import TrainerError
-from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.pipeline.gradients import GradientBuckets
-from ballast_trainer.pipeline.layout import ScheduleRequest
-from ballast_trainer.pipeline.stages import PipelineBuilder
-from ballast_trainer.profiling.meter import Meter
 
-CPU, LAYERS, MICROBATCHES = torch.device("cpu"), 5, 3
+from tests.trainer.layers.trained_layers import all_layers, one_stage
+
+LAYERS, MICROBATCHES = 5, 3
 
 
 class RecordedAxis(Axis):
@@ -35,25 +32,16 @@ def trained(request):
     found = []
     for axis in (RecordedAxis(ranks=(0, 1)), Axis()):
         config = TrainingConfig(recompute=request.param)
-        layers = LayerSet(model, config, CPU, lambda _, module: module)
-        layers.hold(layers.make(index) for index in range(LAYERS))
+        layers = all_layers(model, config)
         buckets = GradientBuckets(axis, layers, MICROBATCHES)
-        builder = PipelineBuilder(
-            stages=(Stage(rank=0, first_layer=0, end_layer=LAYERS),),
-            schedule=ScheduleRequest(name="1F1B", ranks=1, microbatches=MICROBATCHES),
-            rank=0,
-            layers=layers,
-            meter=Meter(LAYERS, CPU, None),
-            loss=model.loss,
-            layer_ended=(MICROBATCHES - 1, buckets.layer_ended),
-        )
         if axis.size > 1:
             for layer in layers:
                 first = next(layer.module.parameters())
                 first.register_post_accumulate_grad_hook(
                     lambda _, index=layer.index: EVENTS.append(("backward", index))
                 )
-        pipeline = builder.build(())
+        ended = (MICROBATCHES - 1, buckets.layer_ended)
+        pipeline = one_stage(model, layers, MICROBATCHES, layer_ended=ended)
         batch = model.batch(0, 0, 2 * MICROBATCHES)
         pipeline.run(lambda batch=batch: batch)
         found.append((layers, buckets))

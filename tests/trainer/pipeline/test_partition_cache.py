@@ -4,10 +4,8 @@ import collections
 
 import pytest
 import torch
-from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.layers.boundaries import Boundary
-from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.pipeline.stages import PipelineBuilder
@@ -15,6 +13,7 @@ from ballast_trainer.pipeline.trial import Findings, PartitionCache, TrialFailed
 from ballast_trainer.profiling.meter import Meter
 
 from tests.support import replans
+from tests.trainer.layers.trained_layers import all_layers
 from tests.trainer.tensor_parallel.ranks import on_ranks
 
 LAYERS = 6
@@ -30,8 +29,7 @@ class Job:
 
     def __init__(self):
         self.model = build_gpt(layers=LAYERS, dim=8, heads=2, context=4)
-        self.layers = LayerSet(self.model, TrainingConfig(), torch.device("cpu"), lambda _, module: module)
-        self.layers.hold(self.layers.make(index) for index in range(LAYERS))
+        self.layers = all_layers(self.model)
         self.known = PartitionCache()
         self.forwards = collections.Counter()
         for layer in self.layers:
