@@ -15,7 +15,6 @@ UNKNOWN_STEPS = 1_000_000
 COPIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 WHY = {
-    "activeDeadlineSeconds": "give `deadline` with `onDeadlineMissed`, or `budget`",
     "cleanPodPolicy": "pods of a job that has ended are kept or deleted by Ballast",
     "schedulingPolicy": "gangs are whole without it; shares and teams are in the ClusterPolicy",
     "restartPolicy": "restarts are counted by `backoffLimit`",
@@ -194,7 +193,7 @@ def _pytorch(source: _Source, said: list[str]) -> tuple[dict[str, Any], dict[str
 
 def _policy(source: _Source, *path: str) -> dict[str, Any]:
     """What the field's operators have alike."""
-    names = ("backoffLimit", "ttlSecondsAfterFinished", "suspend")
+    names = ("backoffLimit", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "suspend")
     found = {name: source.take(*path, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
