@@ -43,7 +43,7 @@ def supervised(tmp_path):
     """Start a supervisor of three ranks that run ``rank(local_rank, log)``; torch is not needed for it."""
     started = []
 
-    def start(text, leave=30.0, restarts=0):
+    def start(text, leave=WAIT_SECONDS, restarts=0):
         program = BEGIN + text + END.replace("LEAVE", str(leave)).replace("RESTARTS", str(restarts))
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         command = [sys.executable, "-c", program]

@@ -96,14 +96,14 @@ def test_without_a_trainer_or_a_plan_that_runs_it_says_so(trainer, run):
     assert "--trial needs --config" in run().output
 
 
-def test_the_trainer_runs_the_plans(tmp_path):
-    """Two plans on two local ranks each: both are measured, and the faster one is first."""
+def test_the_trainer_runs_a_plan(tmp_path):
+    """On two local ranks: it takes the job that the plan gives it, and is measured."""
     for name, text in (("p.yaml", PROFILE), ("c.yaml", CLUSTER), ("job.yaml", JOB)):
         (tmp_path / name).write_text(text)
     files = [str(tmp_path / name) for name in ("p.yaml", "c.yaml")]
-    options = ["--planner", "best", "--batch-size", "4", "--trial", "2", "--trial-steps", "1"]
+    options = ["--planner", "best", "--batch-size", "4", "--trial", "1", "--trial-steps", "1"]
     config = ["--config", str(tmp_path / "job.yaml"), "--output", "json"]
     done = CliRunner().invoke(main, ["plan", *files, *options, *config])
     assert done.exit_code == 0, done.output
-    measured = [plan["trial"]["measuredSeconds"] for plan in json.loads(done.output)["plans"]]
-    assert 0 < measured[0] <= measured[1]
+    (plan,) = [plan for plan in json.loads(done.output)["plans"] if plan.get("trial")]
+    assert plan["trial"]["measuredSeconds"] > 0
