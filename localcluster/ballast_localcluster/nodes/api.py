@@ -117,6 +117,11 @@ class Api:
                 log.info("%s %s: %s; again in %s s", method, path, error, _RETRY_SECONDS)
             await asyncio.sleep(_RETRY_SECONDS)
 
+    async def patch(self, path: str, body: Any, strategy: str = "merge") -> Manifest:
+        """Patch an object by ``merge`` or ``strategic-merge``, as :meth:`call_until_reached` calls."""
+        content_type = f"application/{strategy}-patch+json"
+        return await self.call_until_reached("PATCH", path, body, content_type=content_type)
+
     async def follow(self, path: str, query: Mapping[str, str]) -> AsyncIterator[list[Manifest] | Manifest]:
         """The collection's whole content, then each change, without end.
 

@@ -28,7 +28,6 @@ class Heartbeat:
         self._host = host
         self._port = port
         self._version = version
-        self._uid = ""
 
     async def register(self) -> None:
         """Create the Node and its lease, or take over an earlier agent's; the node is Ready then."""
@@ -39,15 +38,8 @@ class Heartbeat:
             if error.status != 409:
                 raise
             patch = {"metadata": {key: manifest["metadata"][key] for key in ("labels", "annotations")}}
-            made = await self._api.call_until_reached(
-                "PATCH",
-                f"/api/v1/nodes/{self._node.name}",
-                patch,
-                content_type="application/merge-patch+json",
-            )
-        self._uid = made["metadata"]["uid"]
-        await self._create_lease()
-        await self._post_status()
+            made = await self._api.patch(f"/api/v1/nodes/{self._node.name}", patch)
+        await self._begin(made["metadata"]["uid"])
 
     async def adopt(self, uid: str) -> None:
         """Take over a Node that another program made: only its lease, its status and one mark are ours.
@@ -55,16 +47,10 @@ class Heartbeat:
         Raises:
             ApiError: it is gone.
         """
-        self._uid = uid
         marks = self._node.manifest()["metadata"]["annotations"]
-        await self._api.call_until_reached(
-            "PATCH",
-            f"/api/v1/nodes/{self._node.name}",
-            {"metadata": {"uid": uid, "annotations": marks}},
-            content_type="application/merge-patch+json",
-        )
-        await self._create_lease()
-        await self._post_status()
+        metadata = {"uid": uid, "annotations": marks}
+        await self._api.patch(f"/api/v1/nodes/{self._node.name}", {"metadata": metadata})
+        await self._begin(uid)
 
     async def keep_alive(self) -> None:
         """Renew the lease and, more seldom, the status, until cancelled."""
@@ -82,8 +68,13 @@ class Heartbeat:
                 # register it again, and the pod collector removes its pods.
                 log.warning("node %s: %s", self._node.name, error)
 
-    async def _create_lease(self) -> None:
-        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node.name, "uid": self._uid}
+    async def _begin(self, uid: str) -> None:
+        """Have a lease of the Node with this UID, and post its status."""
+        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node.name, "uid": uid}
+        await self._create_lease(owner)
+        await self._post_status()
+
+    async def _create_lease(self, owner: Manifest) -> None:
         lease = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -113,20 +104,11 @@ class Heartbeat:
         patch: Manifest = {"spec": {"renewTime": _micro_time(), "holderIdentity": self._node.name}}
         if owner is not None:
             patch["metadata"] = {"ownerReferences": [owner]}
-        await self._api.call_until_reached(
-            "PATCH",
-            f"{_LEASES}/{self._node.name}",
-            patch,
-            content_type="application/merge-patch+json",
-        )
+        await self._api.patch(f"{_LEASES}/{self._node.name}", patch)
 
     async def _post_status(self) -> None:
-        await self._api.call_until_reached(
-            "PATCH",
-            f"/api/v1/nodes/{self._node.name}/status",
-            {"status": self._status()},
-            content_type="application/strategic-merge-patch+json",
-        )
+        path = f"/api/v1/nodes/{self._node.name}/status"
+        await self._api.patch(path, {"status": self._status()}, "strategic-merge")
 
     def _status(self) -> Manifest:
         moment = now()

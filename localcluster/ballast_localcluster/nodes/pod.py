@@ -279,12 +279,7 @@ class Pod:
             # As kubelet does it: conditions merge by type, and the UID guards against a pod of the same name.
             patch = {"metadata": {"uid": self.uid}, "status": status}
             try:
-                await self._host.api.call_until_reached(
-                    "PATCH",
-                    self._path + "/status",
-                    patch,
-                    content_type="application/strategic-merge-patch+json",
-                )
+                await self._host.api.patch(self._path + "/status", patch, "strategic-merge")
             except ApiError as error:
                 if error.status not in (404, 409):
                     raise

@@ -61,10 +61,8 @@ def set_cost_gauges(
 ) -> None:
     """The sums of the policy's status up to ``now``; ``item``: the ClusterPolicy as it is stored."""
     status = (item or {}).get("status") or {}
-    sums = {name: status[name] for name in ("bill", "billAt", "prices") if status.get(name)}
-    try:
-        known = ClusterPolicyStatus.model_validate(sums)
-    except ValueError:
+    known = ClusterPolicyStatus.written(status, "bill", "billAt", "prices")
+    if known is None:
         return
     bill = brought_up_to(known.bill, known.bill_at, now)
     replace_series(metrics.pool_cost, {(entry.pool,): entry.cost + entry.data_cost for entry in bill})

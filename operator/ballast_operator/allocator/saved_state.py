@@ -133,20 +133,16 @@ def encode(state: SavedState, *, most_bytes: int = MOST_BYTES) -> bytes:
     state = dataclasses.replace(state, jobs={}, layers={})
     content = _compressed(state, digits=4)
     while len(content) > most_bytes and state.memory is not None and state.memory.shares:
-        kept = _most_owed(state.memory, max(0, len(state.memory.shares) * 3 // 4))
-        logger.warning("state of %d jobs is too large; %d are kept", len(state.memory.shares), kept.jobs)
-        state = dataclasses.replace(state, memory=kept.memory)
+        kept = _most_owed(state.memory, len(state.memory.shares) * 3 // 4)
+        logger.warning(
+            "state of %d jobs is too large; %d are kept", len(state.memory.shares), len(kept.shares)
+        )
+        state = dataclasses.replace(state, memory=kept)
         content = _compressed(state, digits=4)
     return content
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
-    memory: RoundMemory
-    jobs: int
-
-
-def _most_owed(memory: RoundMemory, count: int) -> _Kept:
+def _most_owed(memory: RoundMemory, count: int) -> RoundMemory:
     account = memory.account
 
     def owed(job: str) -> float:
@@ -158,12 +154,11 @@ def _most_owed(memory: RoundMemory, count: int) -> _Kept:
     def of_kept(rows: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
         return {job: row for job, row in rows.items() if job in kept}
 
-    smaller = dataclasses.replace(
+    return dataclasses.replace(
         memory,
         account=Account(promised=of_kept(account.promised), received=of_kept(account.received)),
         shares=of_kept(memory.shares),
     )
-    return _Kept(memory=smaller, jobs=len(kept))
 
 
 def _compressed(state: SavedState, *, digits: int) -> bytes:

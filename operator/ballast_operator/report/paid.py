@@ -57,10 +57,8 @@ def written_for_data(entry: dict[str, Any]) -> Written:
 
 def team_costs(status: Mapping[str, Any] | None, now: Time) -> tuple[TeamCost, ...]:
     """The costs of the status of a ClusterPolicy, brought up to ``now``; none where it cannot be read."""
-    known = {name: status[name] for name in ("teams", "billAt") if status and status.get(name) is not None}
-    try:
-        before = ClusterPolicyStatus.model_validate(known)
-    except ValueError:
+    before = ClusterPolicyStatus.written(status, "teams", "billAt")
+    if before is None:
         return ()
     return tuple(_brought_up_to(entry, before.bill_at, now) for entry in before.teams)
 

@@ -19,12 +19,8 @@ MOST_POOLS = 256
 
 def written_bill(status: Object | None) -> tuple[tuple[PoolBill, ...], Time | None]:
     """(the bill of a ClusterPolicy's status, up to when it is); nothing where it cannot be read."""
-    kept = {name: status[name] for name in ("bill", "billAt") if status and status.get(name) is not None}
-    try:
-        read = ClusterPolicyStatus.model_validate(kept)
-    except ValueError:
-        return (), None
-    return read.bill, read.bill_at
+    read = ClusterPolicyStatus.written(status, "bill", "billAt")
+    return ((), None) if read is None else (read.bill, read.bill_at)
 
 
 def brought_up_to(

@@ -132,7 +132,7 @@ def at_useful_prices(
     percent, so that not every preemption calls for another allocation. A pool that has lost no machine keeps
     its price.
     """
-    before, _ = _known(status or {})
+    before, _ = _known(status)
     start = {pool.name: pool.start_seconds for pool in spec}
     found = []
     for pool in pools:
@@ -148,7 +148,7 @@ def at_useful_prices(
 
 def spot_seen(snapshot: Snapshot, spec: Sequence[NodePool], status: Object | None) -> Snapshot:
     """``snapshot`` with what has been seen of spot pools, and how long nodes of each pool take to start."""
-    before, _ = _known(status or {})
+    before, _ = _known(status)
     return dataclasses.replace(
         snapshot,
         useful_prices=at_useful_prices(snapshot.usable_pools, spec, status),
@@ -160,11 +160,9 @@ def spot_seen(snapshot: Snapshot, spec: Sequence[NodePool], status: Object | Non
     )
 
 
-def _known(status: Object) -> tuple[dict[str, PoolHazard], Time | None]:
+def _known(status: Object | None) -> tuple[dict[str, PoolHazard], Time | None]:
     """What an operator has written; nothing where it cannot be read."""
-    try:
-        kept = {name: status[name] for name in ("hazard", "billAt") if status.get(name) is not None}
-        read = ClusterPolicyStatus.model_validate(kept)
-    except ValueError:
+    read = ClusterPolicyStatus.written(status, "hazard", "billAt")
+    if read is None:
         return {}, None
     return {entry.pool: entry for entry in read.hazard}, read.bill_at
