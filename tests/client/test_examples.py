@@ -80,7 +80,8 @@ def launch(tmp_path):
 
 @pytest.mark.parametrize(
     ("script", "ranks"),
-    first_daily([("plain_ddp.py", 2), ("hugging_face_trainer.py", 1), ("lightning_trainer.py", 1)], 2),
+    # Ranks that leave together: tests/operator/live/test_scripts.py, each day.
+    first_daily([("hugging_face_trainer.py", 1), ("plain_ddp.py", 2), ("lightning_trainer.py", 1)], 1),
 )
 def test_a_script_is_stopped_resumes_and_ends(tmp_path, launch, script, ranks):
     """All ranks leave with the code for it; the next launch begins where the checkpoint ends."""
