@@ -161,10 +161,20 @@ def leaving_nodes(seen: Observed, state: State) -> SeenFailure | None:
     gang, offer, leaving = seen.gang, seen.offer, seen.leaving
     if gang is None or not leaving:
         return None
-    late = Deadline.NOTICE in seen.over or state is State.STARTING
+    late = (Deadline.NOTICE in seen.over and not _may_be_lost(seen, state)) or state is State.STARTING
     placed = offer is not None and offer.launch == gang.launch and offer.kind is OfferKind.PLACE
     moves = placed and not seen.survivors and state not in (State.SHRINKING, State.GROWING)
     return (Cause.NODE_LEAVING, Why.NODE_LEAVES, leaving) if late or moves else None
+
+
+def _may_be_lost(seen: Observed, state: State) -> bool:
+    """Whether the others go on in place without the pods that go, should these end before they have left."""
+    plan = seen.gang_plan
+    if not seen.copies or plan is None:
+        return False
+    if state is State.SHRINKING:
+        return not set(seen.leaving) & set(plan.pods)
+    return seen.reached and state in (State.TRAINING, State.JOINING) and are_left(seen, plan, seen.leaving)
 
 
 def state_of(seen: Observed) -> State:

@@ -98,6 +98,7 @@ COPIES: dict[str, Bound] = {
     "a pod is lost during an asked shrink": ((2,), 2, {"kills": 1, "asks": 1}),
     "a pod is lost as the gang grows back": ((2,), 2, {"kills": 2, "growths": 1}),
     "a pod is deleted, and its node goes": ((2,), 2, {"evictions": 1, "notices": 1}),
+    "a pod is lost as its node goes earlier than announced": ((2,), 2, {"notices": 1, "early": 1}),
     "a pod is lost for a job that waits": ((2, 1), 2, {"kills": 1}),
 }
 """As above, of jobs whose ranks go on in place without a pod that is lost."""

@@ -1,10 +1,12 @@
 """A pod of a gang is lost whose ranks hold copies of each other's layers: the others go on in place."""
 
+import datetime
+
 import pytest
 from ballast_operator.kube.kinds import NODE, POD
 from ballast_policies.contract import Directive
 
-from tests.operator.loops.simulated.machines import end_pod
+from tests.operator.loops.simulated.machines import end_pod, evict
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
 FOUR_NODES = {f"n{i}": ("spot", 1) for i in range(4)}
@@ -27,6 +29,12 @@ def delete(simulation, pod):
     simulation.world.drop(POD, NAMESPACE, pod)
 
 
+def delete_soon(simulation, pod):
+    """With less time than a save takes."""
+    at = simulation.now + datetime.timedelta(seconds=2)
+    evict(simulation.world, NAMESPACE, pod, at, reason="")
+
+
 def take_node(simulation, pod):
     """Its node does not answer, and the others wait for the rank on it."""
     ready(simulation, simulation.world.get(POD, NAMESPACE, pod)["spec"]["nodeName"], "Unknown")
@@ -40,7 +48,12 @@ def ready(simulation, node, status="True"):
 
 @pytest.mark.parametrize(
     ("lose", "words"),
-    [(kill, "ended with exit code 137"), (delete, "deleted by someone else"), (take_node, "is lost")],
+    [
+        (kill, "ended with exit code 137"),
+        (delete, "deleted by someone else"),
+        (delete_soon, "by deletion of a pod"),
+        (take_node, "is lost"),
+    ],
 )
 async def test_a_gang_goes_on_without_a_lost_pod_and_grows_again(lose, words):
     """Its launch goes on under a plan without it, which nobody counts as a restart; then a pod joins."""
