@@ -354,6 +354,16 @@ def test_the_chart_installs_upgrades_and_leaves_nothing_behind(
         assert apps.read_namespaced_deployment(f"ballast-{namespace}", namespace).spec.replicas == 2
         release.upgrade(str(CHART), "one", {**values, "replicas": 3}, namespace=namespace, timeout=LIMIT)
         assert apps.read_namespaced_deployment(f"ballast-{namespace}", namespace).spec.replicas == 3
+        other = f"{namespace}-more"
+        client.CoreV1Api(api).create_namespace({"metadata": {"name": other}})
+        with helm.Config(kubeconfig_path=str(control_plane.kubeconfig), namespace=other) as second:
+            for watched in ("", "research"):  # the jobs of the first: each would lead by a Lease of its own
+                both = {**values, "fullnameOverride": f"more-{namespace}", "watchNamespace": watched}
+                with pytest.raises(Exception, match=f"operator of Ballast in namespace {namespace} looks"):
+                    second.install(str(CHART), "two", both, namespace=other, timeout=LIMIT)
+            both["watchNamespace"] = "elsewhere"
+            second.install(str(CHART), "two", both, namespace=other, timeout=LIMIT)
+            second.uninstall("two", timeout=LIMIT)
         release.uninstall("one", timeout=LIMIT)
         left = [
             role.metadata.name for role in rbac.list_cluster_role().items if namespace in role.metadata.name
