@@ -111,6 +111,7 @@ EXAMPLES = {
             columns=ColumnsConfig(inputs="input_ids", targets="labels"),
             pad_to_multiple_of=64,
             packing=True,
+            shift_labels=True,
         ),
         checkpoint=CheckpointConfig(
             path="/checkpoints",

@@ -139,6 +139,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             "name": "my.data:windows",
             "args": draw(st.dictionaries(st.text(max_size=4), JSON, max_size=3)),
             "columns": {"inputs": "input_ids", "targets": draw(NAMES)},
+            "shiftLabels": draw(st.booleans()),
             **draw(
                 st.sampled_from(
                     [

@@ -19,6 +19,7 @@ EXCLUDED = {
     "data.collate",
     "evaluation.data.pad_to_multiple_of",
     "evaluation.data.packing",
+    "evaluation.data.shift_labels",
 }
 """Fields at their defaults in the example: it has tensor and data parallelism, which exclude replicas, a
 decay of the learning rate, which excludes a schedule of the user's own, data that is padded, and data for

@@ -80,12 +80,17 @@ def job(name, **fields):
     }
 
 
-def test_labels_that_transformers_would_shift_are_refused_by_name():
+def test_labels_that_transformers_would_shift_are_shifted_where_the_job_says_so_else_refused():
     """The whole class predicts the next token from them; its layers one after the other would repeat it."""
     data = {"name": "tests.trainer.models.families:batches", "args": {"kind": "same"}}
     with pytest.raises(ConfigurationError, match="own tokens") as caught:
         train_here(job("qwen2", data=data))
     assert caught.value.field == "data.name"
+    shifted = train_here(job("qwen2", data={**data, "shiftLabels": True}))
+    assert shifted.losses == train_here(job("qwen2")).losses
+    with pytest.raises(ConfigurationError, match="next tokens already") as caught:
+        train_here(job("qwen2", data={**job("qwen2")["data"], "shiftLabels": True}))
+    assert caught.value.field == "data.shiftLabels"
 
 
 DAILY = (

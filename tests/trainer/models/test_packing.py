@@ -57,6 +57,17 @@ def test_rows_hold_whole_samples_and_are_about_equally_long():
     assert targets.tolist() == [[-token or -100 for token in row] for row in rows]
 
 
+def test_labels_are_shifted_within_each_sample():
+    """The last token of a sample has no target, neither in a row of its own nor before the next one's."""
+    samples = [(torch.arange(n, 2 * n), torch.arange(n, 2 * n)) for n in (3, 2)]
+    packed = BatchForm(rows=1, shift=True)
+    assert packed.checked(packed.of_samples(samples), 2)[1].tolist() == [[4, 5, -100, 3, -100]]
+    padded = BatchForm(multiple=1, shift=True)
+    assert padded.checked(padded.of_samples(samples), 2)[1].tolist() == [[4, 5, -100], [3, -100, -100]]
+    with pytest.raises(ConfigurationError, match="no labels of tokens"):
+        BatchForm(shift=True).checked((torch.ones(2, 3), torch.ones(2, 3)), 2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", first_daily(["mistral", "gpt2", "phimoe", "gemma2", "llama", "gptj"], 2))
 def test_packed_samples_learn_as_padded_ones_do(name):

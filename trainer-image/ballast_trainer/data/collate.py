@@ -34,6 +34,7 @@ class BatchForm:
             have one length.
         rows: that samples are packed into; None: each is a row of its own.
         next_tokens: whether the model's targets are the tokens that follow its inputs.
+        shift: whether targets are the inputs' own tokens, and become those that follow.
     """
 
     field: str = "data"
@@ -42,6 +43,7 @@ class BatchForm:
     multiple: int | None = None
     rows: int | None = None
     next_tokens: bool = False
+    shift: bool = False
 
     def of_samples(self, samples: list[Any]) -> Any:
         """A batch of these samples.
@@ -74,21 +76,33 @@ class BatchForm:
         """Inputs and targets of ``size`` samples.
 
         Raises:
-            ConfigurationError: the batch has none, or the inputs' own tokens as targets of a model whose
-                targets are the next ones.
+            ConfigurationError: the batch has none, the inputs' own tokens as targets of a model whose
+                targets are the next ones, or next ones that are to be shifted.
         """
         pair = self._pair(batch) if isinstance(batch, Mapping) else batch
         inputs, targets = whole_batch(pair, self.rows or size, f"{self.field}.name")
-        if self.next_tokens:
-            tokens = inputs["input_ids"] if isinstance(inputs, Mapping) and "input_ids" in inputs else inputs
-            if isinstance(tokens, torch.Tensor) and _are_unshifted(tokens, targets):
-                raise ConfigurationError(
-                    f"{self.field}.name",
-                    "the targets are the inputs' own tokens, as transformers takes labels, which it shifts. "
-                    "Here nothing is shifted, and the model would learn to repeat its input. To fix: as "
-                    "target of each token the one that follows it, of the last -100",
-                )
+        tokens = inputs["input_ids"] if isinstance(inputs, Mapping) and "input_ids" in inputs else inputs
+        if self.shift and self.rows is None:
+            targets = self._shifted(tokens, targets)
+        elif self.next_tokens and _are_at(0, tokens, targets) and not _are_at(1, tokens, targets):
+            raise ConfigurationError(
+                f"{self.field}.name",
+                "the targets are the inputs' own tokens, as transformers takes labels, which it shifts. Here "
+                f"the model would learn to repeat its input. To fix: {self.field}.shiftLabels: true, or as "
+                "target of each token the one that follows it, of the last -100",
+            )
         return inputs, targets
+
+    def _shifted(self, tokens: Any, targets: torch.Tensor) -> torch.Tensor:
+        """Targets, of a sample or of rows, of which each is the one that followed."""
+        if not targets.dim() or targets.is_floating_point():
+            wrong = f"targets of shape {tuple(targets.shape)} ({targets.dtype}) are no labels of tokens"
+        elif _are_at(1, tokens, targets) and not _are_at(0, tokens, targets):
+            wrong = "the targets are next tokens already"
+        else:
+            last = torch.full_like(targets[..., :1], _IGNORED)
+            return torch.cat([targets[..., 1:], last], dim=-1)
+        raise ConfigurationError(f"{self.field}.shiftLabels", f"{wrong}. To fix: leave it out")
 
     def _packed(self, samples: list[tuple[torch.Tensor, torch.Tensor]], rows: int) -> Batch:
         """Rows of samples, each of which goes into the shortest, the longest first; filling comes last."""
@@ -110,6 +124,8 @@ class BatchForm:
             row = lengths.index(min(lengths))
             places[row].append(place)
             lengths[row] += len(samples[place][0])
+        if self.shift:
+            samples = [(tokens, self._shifted(tokens, targets)) for tokens, targets in samples]
         # In the order of the data.
         packed = [[samples[place] for place in sorted(row)] for row in places]
         columns = (
@@ -153,13 +169,13 @@ class BatchForm:
         return self._as_tensor(sample[0]), self._as_tensor(sample[1])
 
 
-def _are_unshifted(tokens: torch.Tensor, targets: torch.Tensor) -> bool:
-    """Whether the targets that count are the tokens in their places, and not those that follow."""
-    if tokens.shape != targets.shape or tokens.dim() != 2:
+def _are_at(places: int, tokens: Any, targets: torch.Tensor) -> bool:
+    """Whether the targets that count are the tokens so many places ahead."""
+    if not isinstance(tokens, torch.Tensor) or tokens.shape != targets.shape or not tokens.dim():
         return False
+    ahead, targets = tokens[..., places:], targets[..., : tokens.shape[-1] - places]
     counted = targets != _IGNORED
-    following = (targets[:, :-1] == tokens[:, 1:]) | ~counted[:, :-1]
-    return bool(counted.any() and (targets == tokens)[counted].all() and not following.all())
+    return bool((counted.any() or places) and (targets == ahead)[counted].all())
 
 
 def whole_batch(batch: Any, size: int, field: str) -> Batch:

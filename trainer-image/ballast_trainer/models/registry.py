@@ -184,6 +184,7 @@ def batch_form(data: DataConfig, model: Model, microbatches: int, field: str = "
         multiple=data.pad_to_multiple_of,
         rows=microbatches if data.packing else None,
         next_tokens=model.predicts_next,
+        shift=data.shift_labels,
     )
 
 

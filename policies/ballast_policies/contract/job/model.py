@@ -83,3 +83,6 @@ class DataConfig(Settings):
     """Puts a batch's samples one after the other into as many rows as there are microbatches, about equally
     long, in place of padding each: positions begin anew with each sample, and attention stays within it. Rows
     are padded to the longest, or ``padToMultipleOf``."""
+    shift_labels: bool = False
+    """The targets are the inputs' own tokens, as transformers takes ``labels``: each place gets the one that
+    follows, the last of a sample -100. Absent: they are next tokens already."""
