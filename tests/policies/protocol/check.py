@@ -32,6 +32,7 @@ SMALL: dict[str, Bound] = {
         1,
         {"crashes": 1, "in_flight": 1, "preemptions": 1},
     ),
+    "a pod is killed as the leader is replaced": ((1,), 1, {"kills": 1, "crashes": 1, "in_flight": 1}),
     "a leader is replaced during a shrink": ((2,), 2, {"shrinks": 1, "crashes": 1, "in_flight": 1}),
     "answers are lost": ((2,), 2, {"shrinks": 1, "lost_answers": 2}),
     "an answer is lost while another job waits": ((1, 1), 1, {"lost_answers": 1}),
@@ -100,6 +101,7 @@ COPIES: dict[str, Bound] = {
     "a pod is deleted, and its node goes": ((2,), 2, {"evictions": 1, "notices": 1}),
     "a pod is lost as its node goes earlier than announced": ((2,), 2, {"notices": 1, "early": 1}),
     "a pod is lost for a job that waits": ((2, 1), 2, {"kills": 1}),
+    "a pod is lost as the leader is replaced": ((2,), 2, {"kills": 1, "crashes": 1, "in_flight": 1}),
 }
 """As above, of jobs whose ranks go on in place without a pod that is lost."""
 

@@ -39,7 +39,11 @@ def apply(world: World, job: Job, write: Any, *, late: bool) -> tuple[Job, bool]
             ):
                 raise ViolationError(f"{name} is made without a written intent")
             pod = Pod(name, launch, int(name.rsplit("-", 1)[1]))
-            return job._replace(pods=by_name((*job.pods, Live(pod, job.made))), made=job.made + 1), True
+            made = job._replace(pods=by_name((*job.pods, Live(pod, job.made))), made=job.made + 1)
+            named = job.plan.pods if job.plan is not None and job.plan.launch == launch else ()
+            if name in named and not job.script:
+                made = made._replace(strangers=job.strangers | {job.made})
+            return made, True
         case ("delete", name, uid, force):
             found = [live for live in job.pods if live.pod.name == name]
             if not found:

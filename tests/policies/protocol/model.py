@@ -86,6 +86,9 @@ class Job(NamedTuple):
     lied: bool = False
     """Rank 0 has acknowledged what it had not reached: then only its own job suffers."""
     made: int = 0
+    strangers: frozenset[int] = frozenset()
+    """UIDs of pods that were made when the plan named an earlier pod of their name: it has the address of
+    that one, and they refuse it (``_check_address`` in ``trainer-image/ballast_trainer/cli/pod.py``)."""
     cache: Cache = Cache()
     work: tuple[Any, ...] = ()
     unanswered: bool = False
@@ -151,8 +154,10 @@ def alive(pods: tuple[Live, ...]) -> list[str]:
     return [live.pod.name for live in pods if live.pod.alive]
 
 
-def running(pods: tuple[Live, ...], launch: int) -> set[str]:
-    return {p.name for p, _ in pods if p.phase is Phase.RUNNING and p.launch == launch}
+def running(job: Job, launch: int) -> set[str]:
+    """Pods of a launch that a plan may mean."""
+    pods = (pod for pod, uid in job.pods if uid not in job.strangers)
+    return {pod.name for pod in pods if pod.phase is Phase.RUNNING and pod.launch == launch}
 
 
 def held(status: Status, pods: tuple[Live, ...]) -> frozenset[str]:

@@ -37,7 +37,7 @@ def kubelet(world: World, job: Job) -> Iterator[Happening]:
         if pod.phase is Phase.RUNNING and job.script:
             yield from _script_ends(job, pod, uid)
         elif pod.phase is Phase.RUNNING:
-            end = _end(job, pod)
+            end = _end(job, pod, uid)
             if end is Failure.KILLED:
                 yield f"{pod.name} exits with success", with_pod(job, pod.name, uid, phase=Phase.SUCCEEDED)
             elif end is not None:
@@ -62,10 +62,13 @@ def _script_ends(job: Job, pod: Pod, uid: int) -> Iterator[Happening]:
         yield f"{pod.name} fails for want of a peer", failed
 
 
-def _end(job: Job, pod: Pod) -> Failure | None:
+def _end(job: Job, pod: Pod, uid: int) -> Failure | None:
     """How the pod's process may end by itself; KILLED stands for success."""
     trainer, plan = job.trainer, job.plan
-    alive_ranks = running(job.pods, pod.launch)
+    if uid in job.strangers:
+        named = plan is not None and plan.launch == pod.launch and pod.name in plan.pods
+        return Failure.PEER_LOST if named else None
+    alive_ranks = running(job, pod.launch)
     if trainer.launch == pod.launch:
         if pod.name in trainer.left or (trainer.done and pod.name in trainer.ranks):
             return Failure.KILLED
@@ -85,11 +88,7 @@ def trainer(job: Job) -> Iterator[Happening]:
     ranks, plan, lease = job.trainer, job.plan, job.lease
     if job.script:
         gang = job.status.gang
-        if (
-            gang is not None
-            and ranks.launch != gang.launch
-            and running(job.pods, gang.launch) >= set(gang.pods)
-        ):
+        if gang is not None and ranks.launch != gang.launch and running(job, gang.launch) >= set(gang.pods):
             met = Trainer(launch=gang.launch, ranks=gang.pods)
             yield "the ranks of the command meet", job._replace(trainer=met)
         return
@@ -97,19 +96,19 @@ def trainer(job: Job) -> Iterator[Happening]:
         return
     newer = plan is not None and (plan.launch != ranks.launch or plan.epoch > ranks.epoch)
     newer = newer and plan is not None and plan.epoch != ranks.refused
-    if plan is not None and newer and set(plan.pods) <= running(job.pods, plan.launch):
+    if plan is not None and newer and set(plan.pods) <= running(job, plan.launch):
         same = plan.launch == ranks.launch
         if not (same and (ranks.done or ranks.stopped)):
             left = (*ranks.left, *(name for name in ranks.ranks if name not in plan.pods)) if same else ()
             stops = directive_stops(plan)
             reached = Trainer(plan.launch, plan.epoch, plan.pods, left, stops)
             yield f"the ranks reach epoch {plan.epoch}", job._replace(trainer=reached)
-    rank_0 = bool(ranks.ranks) and ranks.ranks[0] in running(job.pods, ranks.launch)
+    rank_0 = bool(ranks.ranks) and ranks.ranks[0] in running(job, ranks.launch)
     if rank_0 and lease.acknowledged != ranks.epoch:
         said = lease._replace(acknowledged=ranks.epoch)
         yield f"rank 0 acknowledges epoch {ranks.epoch}", job._replace(lease=said)
     trains = rank_0 and lease.acknowledged == ranks.epoch and not (ranks.stopped or ranks.done)
-    if trains and set(ranks.ranks) <= running(job.pods, ranks.launch):
+    if trains and set(ranks.ranks) <= running(job, ranks.launch):
         done = job._replace(trainer=ranks._replace(done=True), lease=lease._replace(finished=True))
         yield "the last step is done and saved", done
 
@@ -190,7 +189,7 @@ def shrinks(job: Job) -> Iterator[Happening]:
     ranks, lease = job.trainer, job.lease
     trains = lease.acknowledged == ranks.epoch and not (ranks.stopped or ranks.done or ranks.hung)
     known = lease.proposal is not None and lease.proposal.epoch == ranks.epoch
-    if trains and len(ranks.ranks) > 1 and not known and set(ranks.ranks) <= running(job.pods, ranks.launch):
+    if trains and len(ranks.ranks) > 1 and not known and set(ranks.ranks) <= running(job, ranks.launch):
         proposal = ProposedShrink(ranks.epoch, ranks.ranks[:1], ranks.ranks[1:])
         yield "rank 0 proposes to shrink", job._replace(lease=lease._replace(proposal=proposal))
 

@@ -23,6 +23,7 @@ LONG = {
     "a pod is lost, and another",
     "a pod is deleted, and its node goes",
     "a pod is lost for a job that waits",
+    "a pod is lost as the leader is replaced",
 }
 """Half of the seconds of all; each has two things at once that other rows have, too."""
 

@@ -106,6 +106,16 @@ def test_sigterm_before_the_plan_stops_at_once(pods, tmp_path):
     assert pods.termination("job-1-0")["reason"] == "CheckpointedAndStopped"
 
 
+def test_a_pod_does_not_follow_the_plan_of_an_earlier_pod_of_its_name(pods, small_config, tmp_path):
+    """Its create was under way as the operator died, and landed late: the plan is another pod's."""
+    plan, other = local_plan(PODS[:1], network=25), {"BALLAST_POD_IP": "127.25.0.99"}
+    pods.start_job(tmp_path / "channel", small_config(totalSteps=2), plan, other)
+    assert pods.exit_code(PODS[0]) == ExitCode.PEER_LOST, pods.errors()
+    message = pods.termination(PODS[0])["message"]
+    assert f"at {plan.ranks[0].address}, but this pod is at 127.25.0.99" in message
+    assert not (tmp_path / "channel/ack.json").exists()
+
+
 def test_a_wrong_configuration_ends_with_its_field_named(pods, small_config, tmp_path):
     """Exit code USAGE, reason ConfigurationError, and the field that is wrong."""
     config = {**small_config(totalSteps=2), "model": {"name": "gtp"}}

@@ -33,7 +33,7 @@ from ballast_trainer.channel.kubernetes import KubernetesChannel
 from ballast_trainer.cli.pod_ranks import run_pod_ranks
 from ballast_trainer.distributed.stopping import StopSignal, handover_seconds, stop_seconds
 from ballast_trainer.environment import RESTARTS_ENV
-from ballast_trainer.errors import ConfigurationError, Stopped
+from ballast_trainer.errors import ConfigurationError, PeerLost, Stopped
 from ballast_trainer.process_exit import end, end_on_lost_peer, reason_of
 from ballast_trainer.warm_start import start_warm
 
@@ -44,6 +44,8 @@ STORE_WAIT_SECONDS = 120.0
 """How long ranks wait for rank 0's store: pods of a gang need not start together."""
 TERMINATION_LOG = Path("/dev/termination-log")
 TERMINATION_LOG_ENV = "BALLAST_TERMINATION_LOG"
+POD_IP_ENV = "BALLAST_POD_IP"
+"""The pod's own address, as the plan names it."""
 METRICS_PORT_ENV = "BALLAST_METRICS_PORT"
 """Where a pod template's container sets it, rank 0 serves Prometheus metrics on this port."""
 
@@ -71,6 +73,7 @@ def wait_for_plan(
     ``again``: the others may have begun, and be told to stop.
 
     Raises:
+        PeerLost: the plan was written for an earlier pod of this name.
         Stopped: SIGTERM, or a plan with the directive to stop.
     """
     complaint = ""
@@ -80,7 +83,8 @@ def wait_for_plan(
             raise Stopped("told to stop before the first step; nothing to save")
         try:
             plan = channel.read_plan()
-            if plan is not None and plan.rank_of(process) is not None:
+            if plan is not None and (rank := plan.rank_of(process)) is not None:
+                _check_address(plan, rank)
                 if plan.directive is Directive.CHECKPOINT_AND_STOP and not again:
                     raise Stopped(f"plan {plan.epoch} stops the job before the first step; nothing to save")
                 config = channel.read_config()
@@ -91,6 +95,19 @@ def wait_for_plan(
                 complaint = str(error)
                 logger.warning("channel: %s; trying again", complaint)
         time.sleep(PLAN_POLL_SECONDS)
+
+
+def _check_address(plan: Plan, rank: int) -> None:
+    """Raise where the plan's rank is another pod: a leader that died may have had a create under way.
+
+    It would train alone what is launched again, or take the part of a rank of a gang that it has never met.
+    """
+    named, own = plan.ranks[rank].address, os.environ.get(POD_IP_ENV)
+    if own and own != named:
+        raise PeerLost(
+            f"plan {plan.epoch} names {plan.ranks[rank].pod} at {named}, but this pod is at {own}: the plan "
+            "was written for an earlier pod of this name, which is gone"
+        )
 
 
 def shared_configuration(
@@ -240,7 +257,7 @@ def pod() -> None:
         restarts = _count(RANK_RESTARTS_ENV) if os.environ.get(RANK_RESTARTS_ENV) else 0
         # Rank 0 is on the first pod as long as the gang lives.
         serves = restarts and _required("BALLAST_POD_NAME").endswith("-0")
-        store = (_required("BALLAST_POD_IP"), RENDEZVOUS_PORT) if serves else None
+        store = (_required(POD_IP_ENV), RENDEZVOUS_PORT) if serves else None
     except ConfigurationError as error:
         os._exit(end(reason_of(error), describe(error), log=log))
     if ranks == 1 and not restarts:
