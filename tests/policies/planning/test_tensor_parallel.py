@@ -299,19 +299,21 @@ def test_an_unknown_policy_is_refused():
     policy=st.sampled_from(POLICIES),
     seconds=st.lists(st.floats(1.0, 10.0), min_size=4, max_size=4),
     others=st.floats(0.0, 2.0),
+    width=st.sampled_from([1, 2, 4, 128]),
 )
-def test_a_decision_in_force_does_not_undo_itself(policy, seconds, others):
-    """Seconds measured under a decision are carried back to those that it was made from."""
+def test_a_decision_in_force_does_not_undo_itself(policy, seconds, others, width):
+    """Seconds measured under a decision are carried back to those that it was made from, at any width."""
+    columns = [width] * len(seconds)
     before = decide_workload(
-        policy, [t + others for t in seconds], seconds, COLUMNS, costs=MoveCosts(resize_fixed=0.1)
+        policy, [t + others for t in seconds], seconds, columns, costs=MoveCosts(resize_fixed=0.1)
     )
     helpers = sum(count == 0 for count in before.migrated)
     measured = []
     for rank, products in enumerate(seconds):
-        done = COLUMNS[rank] - before.migrated[rank] - before.pruned[rank]
+        done = columns[rank] - before.migrated[rank] - before.pruned[rank]
         done += sum(before.migrated) / helpers if before.migrated[rank] == 0 else 0
-        measured.append(products * done / COLUMNS[rank])
-    total, products = own_work_seconds([t + others for t in measured], measured, COLUMNS, before)
+        measured.append(products * done / columns[rank])
+    total, products = own_work_seconds([t + others for t in measured], measured, columns, before)
     assert products == pytest.approx(seconds)
     assert total == pytest.approx([t + others for t in seconds])
 

@@ -45,6 +45,11 @@ def resize_ratios(
     return tuple(np.clip((T - reference) / M, 0.0, LARGEST_RATIO).tolist())
 
 
+def excess_columns(columns: int, ratio: float) -> int:
+    """Columns that a rank with this gamma gives up, of its own; it keeps one at least, however few it has."""
+    return min(round(columns * ratio), columns - 1)
+
+
 def layer_ratio(
     variation: np.ndarray,
     ratio: float,

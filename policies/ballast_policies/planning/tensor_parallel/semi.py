@@ -19,7 +19,7 @@ from math import ceil
 
 import numpy as np
 
-from ballast_policies.planning.tensor_parallel.resizing import resize_ratios
+from ballast_policies.planning.tensor_parallel.resizing import excess_columns, resize_ratios
 
 TOLERANCE = 0.05
 """Relative; the paper compares exactly, and then any noise makes all ranks but the fastest stragglers."""
@@ -217,7 +217,7 @@ def decide_semi(
     late = stragglers(seconds, tolerance=tolerance)
     migrated, pruned = [0] * len(seconds), [0] * len(seconds)
     ratios = resize_ratios(seconds, product_seconds, reference_seconds=min(seconds))
-    excess = {rank: round(columns[rank] * ratios[rank]) for rank in late}
+    excess = {rank: excess_columns(columns[rank], ratios[rank]) for rank in late}
     if len(late) == 1:
         (rank,) = late
         helper = min(range(len(seconds)), key=lambda r: seconds[r])

@@ -7,7 +7,7 @@ seconds of every rank's own work alone, so that a successful decision does not u
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from ballast_policies.planning.tensor_parallel.resizing import resize_ratios
+from ballast_policies.planning.tensor_parallel.resizing import excess_columns, resize_ratios
 from ballast_policies.planning.tensor_parallel.semi import (
     TOLERANCE,
     MoveCosts,
@@ -139,7 +139,7 @@ def _candidates(
 
     def excess(reference: float | None) -> tuple[int, ...]:
         ratios = resize_ratios(seconds, product_seconds, reference_seconds=reference)
-        return tuple(round(columns[r] * ratios[r]) if r in late else 0 for r in range(len(seconds)))
+        return tuple(excess_columns(columns[r], ratios[r]) if r in late else 0 for r in range(len(seconds)))
 
     def named(counts: tuple[int, ...]) -> str:
         return ", ".join(f"rank {rank}: {counts[rank]} of {columns[rank]} columns" for rank in late)
