@@ -14,12 +14,14 @@ from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.data.sources import ShuffledDataset
-from ballast_trainer.errors import ConfigurationError, TrainerError
+from ballast_trainer.errors import ConfigurationError, DataError, TrainerError
 from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.loop.batches import compared, refuse_other_targets, targets_digest
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from torch import nn
 
+from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
 from tests.support.one_process import train_here
@@ -151,6 +153,58 @@ def test_workers_read_what_the_training_process_would(run, users_module, tmp_pat
     assert_same_curve(losses, single.losses())
     # Two workers on each of two ranks, in each of two runs; no rank has read anything itself.
     assert len(set(logs.glob("*.log")) - set(plain)) == 8
+
+
+UNEQUAL = {"name": "users_module:unequal", "args": {"samples": 400, "fewer": 50}}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    first_daily(
+        [
+            ({"data": UNEQUAL}, "data.name: the ranks .* the batch of step 1,"),
+            (
+                {"evaluation": {"everySteps": 1, "data": UNEQUAL}},
+                "evaluation.data.name: .* batch 1 of an eval",
+            ),
+            ({"data": UNEQUAL, "parallelism": {"data": 2}}, "data.name: the ranks .* the batch of step 1,"),
+            (
+                {"data": UNEQUAL, "pipeline": {"schedule": "PipeDream2BW"}},
+                "data.name: .* the batch of step 1,",
+            ),
+        ],
+        2,
+    ),
+)
+def test_ranks_that_read_other_targets_are_refused_and_not_trained_on_mixed_samples(
+    run, users_module, fields, words
+):
+    """One rank uses the inputs that it has read, another its targets."""
+    pipeline = users_module()["pipeline"] | fields.get("pipeline", {})
+    running = run(users_module(**fields | {"pipeline": pipeline}), ranks=2)
+    assert 0 not in running.exit_codes().values() and not running.losses().keys() - {1}
+    assert re.search(rf"{words}.*To fix: ", running.errors())
+
+
+def test_targets_that_differ_by_rounding_are_the_same_and_others_are_not():
+    """Ranks' CPUs may round apart; a rank that reads none has no say."""
+    numbers = torch.rand(8, 1000, generator=torch.Generator().manual_seed(2))
+    tokens = (numbers * 50).long()
+
+    def refused(*targets):
+        rows = [compared(None), *(compared(targets_digest(one)) for one in targets)]
+        try:
+            refuse_other_targets([sum(column) for column in zip(*rows, strict=True)], field="f", what="w")
+        except DataError:
+            return True
+        return False
+
+    assert not refused() and not refused(tokens) and not refused(*[tokens] * 1000)
+    assert not refused(numbers, numbers * (1 + 1e-6), numbers)
+    assert refused(tokens, tokens.flip(0)) and refused(numbers, numbers.flip(0), numbers)
+    assert refused(tokens > 9, tokens > 10)
+    assert not refused(torch.zeros(0), torch.zeros(0))
 
 
 def test_optimizer_state_that_cannot_travel_is_refused_with_the_reason(users_module, tmp_path):

@@ -64,3 +64,10 @@ class CountingInGroups(CountingMomentum):
         super().step()
         for group in self.param_groups:
             group["rounds"] = group.get("rounds", 0) + 1
+
+
+def unequal(samples, fewer):
+    """Fewer samples on the second rank."""
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(samples - fewer * int(os.environ.get("RANK", "0")), 16, generator=generator)
+    return TensorDataset(inputs, inputs.sum(1, keepdim=True))

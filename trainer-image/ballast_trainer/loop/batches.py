@@ -1,6 +1,9 @@
 """The batches of a job's steps on one rank: this replica's microbatches, and how much each of them counts."""
 
 import logging
+import math
+import zlib
+from collections.abc import Sequence
 
 import torch
 from ballast_policies.contract.job.job import JobConfig
@@ -10,6 +13,7 @@ from ballast_trainer.data.read_ahead import ReadAhead
 from ballast_trainer.data.sources import LoaderPosition, ReplayedLoader, ShuffledDataset, read_batch
 from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.process_group import World
+from ballast_trainer.errors import DataError
 from ballast_trainer.models.loss_weights import weights_of
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.trees import mapped
@@ -29,6 +33,49 @@ def own_part(batch: Batch, world: World, device: torch.device, *, pinned: bool =
     return part, targets[mine].to(device, non_blocking=pinned)
 
 
+_COMPARED = 4096
+"""Numbers of a batch's targets that ranks compare, spread over all of it."""
+_APART = 1e-8
+"""Variance of the ranks' digests from which they are of different targets, not of CPUs that round apart."""
+
+
+def targets_digest(targets: torch.Tensor) -> float:
+    """A number from the targets of a whole batch; of floats one that rounding errors hardly change."""
+    # Odd: an even step would meet the same columns in each row.
+    part = targets.detach().flatten()[:: targets.numel() // _COMPARED | 1].cpu()
+    if not (part.is_floating_point() or part.is_complex()):
+        return zlib.crc32(part.contiguous().numpy().tobytes()) / 2**32
+    size = part.abs().double().nan_to_num(nan=1.0, posinf=2.0)
+    return math.log1p(float(size @ torch.logspace(0, 3, len(size), dtype=torch.float64)))
+
+
+def compared(digest: float | None) -> list[float]:
+    """A rank's summand for :func:`refuse_other_targets`; ``digest`` is None where it has read no targets."""
+    return [0.0] * 3 if digest is None else [1.0, digest, digest * digest]
+
+
+def refuse_other_targets(summed: Sequence[float], *, field: str, what: str) -> None:
+    """Refuse a batch whose targets differ among the ranks that have read it.
+
+    The first stage's rank uses the inputs that it has read, the last one's its targets.
+
+    Args:
+        summed: over the ranks, their :func:`compared`.
+        field: of the configuration that names the data.
+        what: the batch in words.
+
+    Raises:
+        DataError: the variance of the digests is not 0.
+    """
+    readers, total, squares = summed
+    if readers > 0 and squares / readers - (total / readers) ** 2 > _APART:
+        raise DataError(
+            f"{field}: the ranks have read different targets for {what}, so inputs and targets are not those "
+            "of the same samples. To fix: the same files, len() and samples on every rank; what is drawn "
+            "at random, from the arguments or torch's generator"
+        )
+
+
 class Batches:
     """Reads the data of each step, ahead of it where the configuration has workers for that."""
 
@@ -36,6 +83,7 @@ class Batches:
         self._config, self._model, self._device = config, model, device
         self._targets: dict[int, torch.Tensor] = {}
         self._factors: dict[int, list[float]] = {}
+        self._digests: dict[int, float] = {}
         self._newest: tuple[tuple[int, int, int], Batch] | None = None
         self._ahead: ReadAhead | None = None
         if config.training.dataloader_num_workers > 0:
@@ -71,6 +119,19 @@ class Batches:
         if step not in self._factors:
             self.of(step, world)
         return self._factors[step]
+
+    def compared(self, step: int) -> list[float]:
+        """This rank's summand for :meth:`refuse_other_targets`."""
+        self._digests = {kept: digest for kept, digest in self._digests.items() if kept >= step}
+        return compared(self._digests.get(step))
+
+    def refuse_other_targets(self, summed: Sequence[float], step: int) -> None:
+        """Refuse a batch whose targets differ among the ranks that have read it.
+
+        Raises:
+            DataError: they do.
+        """
+        refuse_other_targets(summed, field=self._field, what=f"the batch of step {step + 1}")
 
     def agree_on_samples(self, step: int, world: World, *, reads: bool) -> None:
         """Agree on the samples of ``step`` that are left out; collective.
@@ -126,6 +187,7 @@ class Batches:
             del self._targets[old]
             self._factors.pop(old, None)
         self._factors[step] = self._factors_of(step, targets, world)
+        self._digests[step] = targets_digest(targets)
         return found
 
     def _read_ahead(self, step: int, ahead: ReadAhead) -> Batch:
@@ -139,6 +201,10 @@ class Batches:
                 return self._read(step)
         return batch
 
+    @property
+    def _field(self) -> str:
+        return "model.name" if self._config.data is None else "data.name"
+
     def _read(self, step: int) -> Batch:
         """The whole batch of a step."""
         data = self._config.data
@@ -147,7 +213,7 @@ class Batches:
             self._config.training.seed,
             step,
             self._config.pipeline.global_batch_size,
-            field="model.name" if data is None else "data.name",
+            field=self._field,
             name=self._config.model_name if data is None else data.name,
             what=f"the batch of step {step + 1}",
         )

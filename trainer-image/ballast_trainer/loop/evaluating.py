@@ -23,7 +23,7 @@ from ballast_trainer.layers.buffers import evaluating
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import computing_in, in_full_precision
 from ballast_trainer.layers.running import CURRENT_FORWARD
-from ballast_trainer.loop.batches import own_part
+from ballast_trainer.loop.batches import compared, own_part, refuse_other_targets, targets_digest
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.saving import Saver
@@ -267,13 +267,18 @@ class Evaluator:
         totals = [0.0] * (2 + len(names))
         with self._undisturbed():
             for number in range(data.count):
-                inputs, targets = self._batch(forward, data, number)
+                inputs, targets, digest = self._batch(forward, data, number)
                 # Every rank of a column of the mesh has the stage's scores: together they count once.
                 scores = forward.run(inputs, targets, groups, number)
                 scores = [score / model.world.mesh.column for score in scores]
                 news = float(self._plans.newest_epoch()) if follow_plans else 0.0
                 # In each batch, so that no rank is far ahead of the others.
-                votes, epoch, *scores = model.world.sum([float(self._saver.stop_votes()), news, *scores])
+                own = [float(self._saver.stop_votes()), news, *compared(digest), *scores]
+                votes, epoch, *summed = model.world.sum(own)
+                refuse_other_targets(
+                    summed[:3], field=data.field, what=f"batch {number + 1} of an evaluation"
+                )
+                scores = summed[3:]
                 totals = [total + score for total, score in zip(totals, scores, strict=True)]
                 stop = votes >= model.world.size
                 if stop or self._plans.is_news(round(epoch)):
@@ -341,7 +346,7 @@ class Evaluator:
 
     def _batch(self, forward: ForwardOnly, data: ValidationData, number: int) -> Any:
         if not forward.reads_data:
-            return None, None
+            return None, None, None
         size = self._model.config.pipeline.global_batch_size
         batch = read_batch(
             data.batch,
@@ -358,4 +363,4 @@ class Evaluator:
             self._usual_weight = (
                 sum(weights_of(self._model.definition.loss_weight, batch[1], count)) / count or 1.0
             )
-        return own_part(batch, self._model.world, self._model.device)
+        return *own_part(batch, self._model.world, self._model.device), data.count + targets_digest(batch[1])

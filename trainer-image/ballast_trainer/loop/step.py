@@ -37,7 +37,7 @@ from ballast_trainer.pipeline.gradients import (
 )
 from ballast_trainer.pipeline.layout import is_asynchronous, next_drain
 
-_HEAD = 10
+_HEAD = 13
 """Entries of a rank's summand before those of positions and layers."""
 
 
@@ -119,7 +119,7 @@ class TrainingStep:
         model.complete_gradients()
         for dynamic in model.dynamics:
             dynamic.after_backward(model.layers)
-        agreed = self._agreed(model.world.sum(self._figures(loss)))
+        agreed = self._agreed(model.world.sum(self._figures(loss, step)))
         self._exchange_due = agreed.exchange
         if stragglers.changed:
             self._progress.event("workload", **stragglers.as_json())
@@ -164,8 +164,8 @@ class TrainingStep:
         self._progress.step_done(agreed.loss, seconds, agreed.peak_flops)
         self._plans.monitor.step_done()
 
-    def _figures(self, loss: float | None) -> list[float]:
-        """This rank's summand; ``loss`` is its part of the step's, None where it has none."""
+    def _figures(self, loss: float | None, step: int) -> list[float]:
+        """This rank's summand of ``step``; ``loss`` is its part of the step's, None where it has none."""
         model = self._model
         # Every rank of a column of the mesh has the stage's loss and seconds: together they count once.
         share = 1 / model.world.mesh.column
@@ -184,6 +184,7 @@ class TrainingStep:
             float(self._saver.wanted()),
             float(self._end.requested),
             float(self._saver.written),
+            *model.batches.compared(step),
             *(share * second for second in model.probe_seconds()),
             *(share * second for second in seconds),
             # Copies of a layer keep equal bytes each, and share the seconds.
@@ -191,8 +192,13 @@ class TrainingStep:
         ]
 
     def _agreed(self, summed: list[float]) -> Agreed:
-        """The sum of all ranks' figures, by name."""
+        """The sum of all ranks' figures of the step in force, by name.
+
+        Raises:
+            DataError: ranks have read different targets for it.
+        """
         model = self._model
+        model.batches.refuse_other_targets(summed[_HEAD - 3 : _HEAD], self._run.step)
         first = _HEAD + model.world.positions
         end = first + 3 * model.definition.layer_count
         return Agreed(
@@ -236,7 +242,7 @@ class TrainingStep:
             model.meter.optimizer = [0.0] * model.meter.layer_count
             loss = executor.advance()
             now = time.perf_counter()
-            sums.append(self._begin_sum(loss, measured, now - began))
+            sums.append(self._begin_sum(loss, first + step, measured, now - began))
             began = now
             if len(sums) > 1:
                 agreed.append(self._settle(sums.popleft()))
@@ -256,8 +262,8 @@ class TrainingStep:
         assert isinstance(pipeline, AsynchronousPipeline)
         return pipeline
 
-    def _begin_sum(self, loss: float | None, measured: bool, seconds: float) -> _Sum:
-        tensor = torch.tensor(self._figures(loss), dtype=torch.float64, device=self._model.device)
+    def _begin_sum(self, loss: float | None, step: int, measured: bool, seconds: float) -> _Sum:
+        tensor = torch.tensor(self._figures(loss, step), dtype=torch.float64, device=self._model.device)
         work = dist.all_reduce(tensor, async_op=True) if self._model.world.size > 1 else None
         return _Sum(tensor, work, measured, seconds)
 
