@@ -33,6 +33,17 @@ LLAMA = {
 }
 GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
 
+ROBERTA = {
+    "model_type": "roberta",
+    "vocab_size": 256,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+}
+"""Its head has one bias under two names."""
+
 
 @pytest.fixture
 def job(small_config, tmp_path):
@@ -191,12 +202,13 @@ class Logits(nn.Module):
         [
             (LLAMA | {"tie_word_embeddings": True}, False),
             (GPT2 | {"tie_word_embeddings": False}, True),
+            (ROBERTA, False),
             (LLAMA, True),
             (GPT2, False),
         ],
-        2,
+        3,
     ),
-    ids=["tied llama", "pruned gpt2", "pruned llama", "gpt2"],
+    ids=["tied llama", "pruned gpt2", "roberta", "pruned llama", "gpt2"],
 )
 def test_a_hugging_face_model_is_saved_for_from_pretrained(job, tmp_path, arguments, changes):
     """A folder that transformers loads by itself, with the job's loss; tied weights stay tied."""
@@ -208,7 +220,8 @@ def test_a_hugging_face_model_is_saved_for_from_pretrained(job, tmp_path, argume
         export={"path": str(folder), "format": "huggingFace"},
     )
     told = train_here(config)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    kind = "MaskedLM" if arguments is ROBERTA else "CausalLM"
+    loaded = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder)
 
     tied = loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight
     assert tied == (not changes)

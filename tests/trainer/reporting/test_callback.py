@@ -26,6 +26,10 @@ def noting(event, step, values, *, label=None):
     values.clear()
 
 
+def without_gradients(event, step, values):
+    torch.set_grad_enabled(False)
+
+
 def failing(event, step, values, at=2, **settings):
     if step == at:
         raise KeyError("no channel")
@@ -72,6 +76,12 @@ def test_it_is_told_of_steps_evaluations_and_checkpoints(small_config, tmp_path)
     assert {label for *_, label in TOLD} == {"mine"}
     del config["callback"]
     assert train_here(config | {"checkpoint": {"path": str(tmp_path / "b")}}).losses == told.losses
+
+
+def test_one_that_turns_gradients_off_does_not_do_so_for_the_training():
+    """The mode is torch's for the whole thread."""
+    CallingReporter(SilentReporter(), CallbackConfig(name=f"{__name__}:without_gradients")).step(step=1)
+    assert torch.is_grad_enabled()
 
 
 def test_its_error_ends_the_job_with_its_name(small_config, tmp_path):

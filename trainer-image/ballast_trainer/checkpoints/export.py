@@ -183,7 +183,9 @@ class _PlainNames:
         names, transposed = {}, set()
         for name, value in module.state_dict(keep_vars=True).items():
             origin = origin_of(value)
-            names[name] = plain.get(id(value if origin is None else origin), name)
+            before = value if origin is None else origin
+            # A tensor may have several names in a layer, e.g. the bias of RoBERTa's head.
+            names[name] = name if self.tensors.get(name) is before else plain.get(id(before), name)
             if origin is not None and value.dim() > 1:
                 transposed.add(name)
         return names, transposed

@@ -156,7 +156,9 @@ def read_batch(
         ConfigurationError: it is no batch.
     """
     try:
-        return batch(seed, number, size)
+        # Code that turns gradients off must not do so for the training.
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            return batch(seed, number, size)
     except (TrainerError, MemoryError, torch.OutOfMemoryError):
         raise
     except (Exception, SystemExit) as error:  # a user's data may do anything

@@ -2,7 +2,8 @@
 
 ``callback.name`` is called as ``callable(event, step, values, **callback.args)`` with plain values, after the
 event.  What it returns is not used; :class:`StopTraining` raised in it ends the job as after its last step.
-It draws its random numbers from the host's generators without changing those of the training.
+It draws its random numbers from the host's generators without changing those of the training, nor does it
+change whether torch records gradients.
 """
 
 import copy
@@ -11,6 +12,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from ballast_policies.contract.job.output import CallbackConfig, CallbackError
 
 from ballast_trainer.causes import describe
@@ -88,7 +90,9 @@ class CallingReporter:
         step = fields["step"]
         values = {name: copy.deepcopy(value) for name, value in fields.items() if name != "step"}
         try:
-            with host_seeded(), ACTIVITY.doing("callback.name", self._config.name):
+            # Torch's mode is that of the thread, and would be the training's.
+            mode = torch.set_grad_enabled(torch.is_grad_enabled())
+            with host_seeded(), mode, ACTIVITY.doing("callback.name", self._config.name):
                 self._called(event, step, values, **copy.deepcopy(dict(self._config.args)))
         except StopTraining as asked:
             if self._request.reason is None:
