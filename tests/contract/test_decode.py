@@ -119,6 +119,15 @@ def test_all_problems_of_a_value_are_found():
     ]
 
 
+def test_a_value_that_refers_to_one_part_many_times_is_refused_soon():
+    """A few aliases of YAML name billions of values."""
+    value: Any = 1
+    for _ in range(10):
+        value = [value] * 10
+    with pytest.raises(ContractError, match=r"more than 2000000 values. To fix: .*aliases"):
+        decode(Outer, {"name": "a", "anything": value})
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -10,6 +10,7 @@ in one go.
 import dataclasses
 import enum
 import functools
+import itertools
 import json
 import math
 import re
@@ -41,8 +42,8 @@ Spelling = Callable[[str], str]
 _MOST_WHOLE = 2**63 - 1
 _DIGITS = 20
 """Longest decimal of a whole number of 64 bits, its sign included."""
-_MOST_VALUES = 50_000_000
-"""Of a value from YAML, which may refer to one part many times."""
+_MOST_VALUES = 2_000_000
+"""Of a value from YAML, which may refer to one part many times: a few bytes would take minutes."""
 _DEEPEST = 2 * MESSAGE.depth
 """Levels of a value that is no text; parts of any shape are held to those of a message."""
 
@@ -128,7 +129,7 @@ def parse_json(text: str, *, path: str = "", limits: Limits = FILE) -> Any:
         raise ContractError(Problem(path, f"not JSON: {error}")) from error
     problems = list(_refused(value, path))
     if not problems and _HALF.search(text):
-        problems = list(_faults(value, path, limits.depth + 1, iter(range(_MOST_VALUES))))
+        problems = list(_faults(value, path, limits.depth + 1, itertools.repeat(0)))
     if problems:
         raise ContractError(problems)
     return value
@@ -191,7 +192,9 @@ def _whole(digits: str) -> Any:
 def _faults(value: Any, path: str, depth: int, budget: Iterator[int]) -> Iterator[Problem]:
     """What JSON cannot say in a value of Python's: keys and leaves of other types, halves of characters."""
     if next(budget, None) is None:
-        raise ContractError(Problem(path, f"more than {_MOST_VALUES} values. To fix: fewer"))
+        raise ContractError(
+            Problem(path, f"more than {_MOST_VALUES} values. To fix: fewer, or fewer aliases of YAML")
+        )
     if isinstance(value, str):
         if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
             yield Problem(path, _expected("text", "half of a pair of surrogates"))

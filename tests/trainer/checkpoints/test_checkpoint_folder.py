@@ -1,6 +1,7 @@
 """Checkpoints are whole or not there, verified when read, and never lost by a run that cannot read them."""
 
 import datetime
+import os
 import resource
 import threading
 
@@ -92,6 +93,17 @@ def test_a_folder_with_nothing_but_corrupt_checkpoints_is_not_taken_for_an_empty
             make().newest(ALONE)
     assert names(folder) == ["5.corrupt"]
     assert caplog.text.count("skipping the corrupt checkpoint") == 1
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "__0_0.distcp"])
+def test_a_pipe_in_the_place_of_a_file_is_damage_and_is_not_waited_for(store, name):
+    """To open it would wait for its writer."""
+    make, _, folder = saved(store, 5, 10)
+    file = step_folder(folder, 10) / name
+    file.unlink()
+    os.mkfifo(file)
+    assert make().newest(ALONE).step == 5
+    assert names(folder) == ["10.corrupt", "5"]
 
 
 def test_what_cannot_be_read_at_first_is_read_again(store):

@@ -7,6 +7,7 @@ file that is not visible yet, a permission): it may be whole.
 
 import dataclasses
 import json
+import stat
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -126,6 +127,19 @@ def checksum(path: Path) -> int:
     return crc
 
 
+def _regular(path: Path) -> Path:
+    """Itself; to open a pipe would wait for its writer.
+
+    Raises:
+        OSError: it cannot be looked at.
+        ValueError: it is a pipe, a socket or a device.
+    """
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ValueError("no regular file")
+    return path
+
+
 class Patience:
     """Retries of failed reads, with growing pauses, until its seconds are used up."""
 
@@ -170,7 +184,7 @@ class Patience:
 def read_manifest(path: Path, patience: Patience) -> Manifest | Flaw:
     """The manifest of the checkpoint in the directory ``path``."""
     try:
-        return Manifest.from_json(patience.read((path / MANIFEST).read_text))
+        return Manifest.from_json(patience.read(lambda: _regular(path / MANIFEST).read_text()))
     except OSError as error:
         return Flaw(reason=f"{MANIFEST} cannot be read: {error}", corrupt=False)
     except ValueError as error:
@@ -181,9 +195,11 @@ def flaws(path: Path, manifest: Manifest, names: Iterable[str], patience: Patien
     """The flaws of the files ``names`` of a checkpoint."""
     for name in names:
         try:
-            found = patience.read(lambda file=path / name: checksum(file))  # type: ignore[misc]
+            found = patience.read(lambda file=path / name: checksum(_regular(file)))  # type: ignore[misc]
         except OSError as error:
             yield Flaw(reason=f"{name} cannot be read: {error}", corrupt=False)
+        except ValueError as error:
+            yield Flaw(reason=f"{name} is damaged: {error}", corrupt=True)
         else:
             if found != manifest.files[name]:
                 yield Flaw(reason=f"{name} changed since it was written", corrupt=True)
