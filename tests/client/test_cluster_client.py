@@ -6,10 +6,11 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
 import yaml
-from ballast.client import AsyncClient, Client, Job, Jobs, NotConnected, NotFound, Refused, training_job
+from ballast.client import AsyncClient, Client, Job, Jobs, NotConnected, NotFound, Refused, aio, training_job
 from ballast.client.connection import Connection, read_json
 from ballast.client.logs import Pod, merged
 from ballast_operator.cli.main import main
@@ -264,6 +265,36 @@ def test_a_closed_client_and_a_wrong_timeout_say_so(answers):
 
     with pytest.raises(Refused, match="nan is not a number of seconds"):
         asyncio.run(wait())
+
+
+@pytest.mark.parametrize(
+    "line", [None, b'{"type": "ERROR"}', b"[1]", b"{}", b'{"type": "MODIFIED", "object": "x"}']
+)
+def test_watches_that_end_at_once_are_asked_for_ever_more_rarely(line, monkeypatch):
+    """As a proxy ends them, or an API server that knows the version no more, or by what is no event."""
+    pauses = []
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    class Brief(Connection):
+        async def request(self, verb, path, **_):
+            state = "Running" if len(pauses) < 6 else "Succeeded"
+            return {"metadata": {"resourceVersion": state}, "status": {"state": state}}
+
+        async def lines(self, path, query, *, silence=None):
+            if line is not None:
+                yield line
+
+    async def states():
+        client = AsyncClient()
+        client.connection = Brief(None, 1)
+        return [job.state async for job in client.watch("a")]
+
+    monkeypatch.setattr(aio, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(aio, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    assert asyncio.run(states()) == ["Running", "Succeeded"]
+    assert pauses == [0.5, 1.5, 3.5, 7.5, 10, 10]
 
 
 def test_importing_the_client_brings_no_operator():

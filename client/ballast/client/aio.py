@@ -1,6 +1,7 @@
 """The asynchronous client."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -116,22 +117,31 @@ class AsyncClient:
         Raises:
             NotFound: there is none, or it was deleted.
         """
-        pause, version = 0.0, ""
+        pause, again, version = 0.0, 0.0, ""
         while True:
+            begun = time.monotonic()
             try:
                 job = await self.get(name, namespace=namespace)
                 pause = 0.0
-                if job.raw["metadata"]["resourceVersion"] != version:
-                    version = job.raw["metadata"]["resourceVersion"]
+                if not job.version:
+                    raise Refused(
+                        f"TrainingJob {name}: what was answered is none. To fix: check the kubeconfig"
+                    )
+                if job.version != version:
+                    version = job.version
                     yield job
                 if job.finished:
                     return
                 async with aclosing(self._changes(name, namespace, version)) as changes:
                     async for job in changes:
-                        version = job.raw["metadata"]["resourceVersion"]
+                        version = job.version
                         yield job
                         if job.finished:
                             return
+                # A proxy, or an API server that forgets soon, may end every watch at once.
+                brief = time.monotonic() - begun < _LONGEST_PAUSE
+                again = min(_LONGEST_PAUSE, 2 * again + 0.5) if brief else 0.0
+                await asyncio.sleep(again)
             except NotConnected:
                 if pause >= _LONGEST_PAUSE or not version:
                     raise
@@ -151,11 +161,13 @@ class AsyncClient:
         async with aclosing(self.connection.lines(path, query, silence=silence)) as lines:
             async for line in lines:
                 event = read_json(line, path)
-                if event["type"] == "DELETED":
+                event = event if isinstance(event, Mapping) else {}
+                if event.get("type") == "DELETED":
                     raise NotFound(f"TrainingJob {name} was deleted")
-                if event["type"] == "ERROR":
+                job = Job(event.get("object") or {})
+                if event.get("type") == "ERROR" or not job.version:
                     return
-                yield Job(event["object"])
+                yield job
 
     async def wait(
         self,

@@ -57,6 +57,11 @@ class Job:
         return str(_at(self.raw, "metadata", "namespace") or "")
 
     @property
+    def version(self) -> str:
+        """metadata.resourceVersion; empty: the API server has not answered with it."""
+        return str(_at(self.raw, "metadata", "resourceVersion") or "")
+
+    @property
     def created(self) -> str:
         """When it was made, RFC 3339."""
         return str(_at(self.raw, "metadata", "creationTimestamp") or "")
