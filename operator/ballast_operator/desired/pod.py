@@ -307,18 +307,20 @@ def gpus_elsewhere(template: Mapping[str, Any], gpu_resources: Sequence[str], gp
     return ""
 
 
-def gpus_added(wanted: Mapping[str, Any], made: Mapping[str, Any], gpu_resources: Sequence[str]) -> str:
-    """The containers by which the API server's pod has more GPUs than it was sent with; empty: it has not.
+def gpus_changed(wanted: Mapping[str, Any], made: Mapping[str, Any], gpu_resources: Sequence[str]) -> str:
+    """The containers by which the API server's pod has other GPUs than it was sent with; empty: none.
 
     A LimitRange gives its default to each container that does not name the resource; a webhook may add a
-    container. Nobody would count these GPUs, and another gang would wait for them on that node.
+    container. Nobody would count these GPUs, and another gang would wait for them on that node. Of a pod that
+    a webhook leaves without its GPUs, the scheduler would give them away again.
     """
     for name in gpu_resources:
         asked, has = (pod_gpus(dict(pod), name) for pod in (wanted, made))
-        if has <= asked:
+        if has == asked:
             continue
-        before = dict(_asking(wanted, name))
-        added = [f"{who} {count}" for who, count in _asking(made, name) if before.get(who) != count]
+        before, after = (dict(_asking(pod, name)) for pod in (wanted, made))
+        changed = sorted(who for who in before | after if before.get(who) != after.get(who))
+        added = [f"{who} {after.get(who, 0)}" for who in changed]
         return (
             f"a LimitRange or a webhook gives the pod {has} {name} instead of {asked}: "
             f"{', '.join(added)[:500]}. To fix: except the job's pods from it, or give the template's "

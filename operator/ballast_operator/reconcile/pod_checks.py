@@ -23,7 +23,7 @@ from ballast_policies.contract import (
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.desired.owned import access_objects, owned, pod_group_name
-from ballast_operator.desired.pod import gpus_added, gpus_elsewhere, pod_object
+from ballast_operator.desired.pod import gpus_changed, gpus_elsewhere, pod_object
 from ballast_operator.errors import (
     Conflict,
     Forbidden,
@@ -35,7 +35,7 @@ from ballast_operator.errors import (
 )
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, POD, POD_GROUP
-from ballast_operator.kube.ownership import own_object
+from ballast_operator.kube.ownership import controlled_by, own_object
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.clock import now as present
 from ballast_operator.views.job import Blocked, JobView
@@ -141,7 +141,13 @@ class PodChecks:
         except Rejected as error:
             message = f"spec.template: the API server refuses its pod: {error}"
             return Blocked(reason=JobReason.MISCONFIGURED, message=message[:4096])
-        if problem := gpus_added(body, made, gpu_resources):
+        problem = gpus_changed(body, made, gpu_resources)
+        if not controlled_by(made, view.uid):
+            problem = (
+                "a webhook takes the TrainingJob out of the pod's ownerReferences, and nobody would delete "
+                "it. To fix: except the job's pods from the webhook"
+            )
+        if problem:
             return Blocked(reason=JobReason.NOT_ALLOWED, message=problem, may_pass=True)
         return None
 

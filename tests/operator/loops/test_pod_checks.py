@@ -205,6 +205,30 @@ async def test_gpus_that_admission_adds_are_named_and_none_is_held_for_them(reme
     await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
 
 
+@pytest.mark.parametrize(
+    ("taken", "said"),
+    [
+        (lambda pod: pod["metadata"].pop("ownerReferences"), "out of the pod's ownerReferences"),
+        (
+            lambda pod: pod["spec"]["containers"][0].pop("resources"),
+            f"0 {GPU} instead of 1: container trainer 0",
+        ),
+    ],
+    ids=["its owner", "its GPUs"],
+)
+async def test_what_admission_takes_from_a_pod_is_named_and_no_pod_made_without_it(taken, said):
+    """Pods that nobody deletes stay on their GPUs, and GPUs that no pod names are given away twice."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)})
+    simulation.world.admission = lambda kind, item: taken(item) if kind is POD else None
+    simulation.add_job("one")
+    await simulation.ticks(5)
+    admitted = simulation.condition("one", "Admitted")
+    assert (admitted.reason, said in admitted.message) == ("NotAllowed", True), admitted.message
+    assert simulation.world.items(POD) == []
+    simulation.world.admission = lambda kind, item: None
+    await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
