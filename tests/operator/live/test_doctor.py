@@ -117,6 +117,15 @@ def test_a_bundle_holds_what_is_asked_for_and_no_value_of_an_environment(live_cl
     assert done.exit_code == 1 and "To fix: --file" in done.stderr
 
 
+def test_headers_and_values_on_command_lines_are_left_out():
+    """The names of options stay."""
+    probe = {"httpGet": {"path": "/ok", "httpHeaders": [{"name": "Authorization", "value": SECRET}]}}
+    words = ["sh", "-p" + SECRET, "--token", SECRET, f"--key={SECRET}", f"export K={SECRET}"]
+    left = without_secrets({"command": words, "args": words, "livenessProbe": probe})
+    assert SECRET not in json.dumps(left)
+    assert left["args"] == [*("(left out)", "-p", "--token", "(left out)"), "--key=(left out)", "(left out)"]
+
+
 def test_an_odd_environment_is_left_out_whole():
     """What is no list of variables stays; what is no variable goes."""
     odd = {"env": [SECRET, {"name": "a"}, {"name": "b", "value": SECRET}], "x": [{"env": {"y": 1}}]}

@@ -46,7 +46,8 @@ OBJECTS = {
 def support_bundle(namespace: str, file: Path | None, kubeconfig: str | None) -> None:
     """Write a tar.gz of policies, jobs, nodes, pods, events, the operator's logs, and `ballast doctor`.
 
-    Secrets are not read; values of environment variables and what was applied last are left out.
+    Secrets are not read; left out are what was applied last and values of environment variables, of HTTP
+    headers and on command lines.
     """
     now = datetime.datetime.now(datetime.UTC)
     file = file or Path(f"ballast-support-{now:%Y%m%d-%H%M%S}.tar.gz")
@@ -103,7 +104,10 @@ async def _list(client: "AsyncClient", path: str) -> list[Any]:
 
 
 def without_secrets(value: Any) -> Any:
-    """Objects without values of environment variables, and without what is only a copy of them."""
+    """Objects without what may be a password: values of environment variables, headers and command lines.
+
+    What is only a copy of them is left out, too.
+    """
     if isinstance(value, list):
         return [without_secrets(part) for part in value]
     if not isinstance(value, Mapping):
@@ -112,8 +116,10 @@ def without_secrets(value: Any) -> Any:
     for key, part in value.items():
         if key == "managedFields" or key.startswith("kubectl.kubernetes.io/last-applied"):
             continue
-        if key == "env" and isinstance(part, list):
+        if key in ("env", "httpHeaders") and isinstance(part, list):
             kept[key] = [_variable(one) for one in part]
+        elif key in ("command", "args") and isinstance(part, list):
+            kept[key] = [_option(one) for one in part]
         else:
             kept[key] = without_secrets(part)
     return kept
@@ -123,6 +129,16 @@ def _variable(one: Any) -> Any:
     if isinstance(one, Mapping) and "value" in one:
         return {**one, "value": LEFT_OUT}
     return one if isinstance(one, Mapping) else LEFT_OUT
+
+
+def _option(word: Any) -> str:
+    """The name of an option of a command line; the rest may be a value."""
+    name, equals, _ = str(word).partition("=")
+    if not name.startswith("-"):
+        return LEFT_OUT
+    if not name.startswith("--"):
+        return name[:2]
+    return f"{name}={LEFT_OUT}" if equals else name
 
 
 async def _logs(client: "AsyncClient", namespace: str) -> dict[str, bytes]:
