@@ -228,7 +228,7 @@ class Search:
     best_so_far: tuple[float, ...]
 
 
-def _degrees(grid: Grid, batch_size: int, most_tensor: float) -> list[tuple[int, int]]:
+def tiling_degrees(grid: Grid, batch_size: int, most_tensor: float = float("inf")) -> list[tuple[int, int]]:
     """(tensor, data) whose product divides the GPUs, with no more stages than layers, that tile."""
     n = grid.cells
     return [
@@ -249,7 +249,7 @@ def microbatch_sizes(batch_size: int, data: int) -> tuple[int, ...]:
     return tuple(size for size in (2**k for k in range(share.bit_length())) if share % size == 0)
 
 
-def anneal(
+def search(
     grid: Grid,
     *,
     batch_size: int,
@@ -257,10 +257,7 @@ def anneal(
     seed: int = 0,
     most_tensor: float = float("inf"),
 ) -> Search:
-    """Simulated annealing over degrees, microbatch size and placement.
-
-    A worse state is accepted with probability exp(min(cost - next, 0) / temperature); the temperature is
-    the first state's cost at the start and falls linearly to 0.
+    """All strategies, where there are at most as many as evaluations; else by :func:`anneal`.
 
     Args:
         grid: the GPUs.
@@ -272,12 +269,38 @@ def anneal(
     Raises:
         PlanningError: no strategy fits the memory in the evaluations given.
     """
-    random = np.random.default_rng(seed)
-    allowed = _degrees(grid, batch_size, most_tensor)
+    allowed = tiling_degrees(grid, batch_size, most_tensor)
     if not allowed:
         raise PlanningError(
             f"no tensor x data degrees tile {grid.rows} x {grid.columns} devices for a batch of {batch_size}"
         )
+    few = list(itertools.islice(_candidates(grid, allowed, batch_size), evaluations + 1))
+    if len(few) > evaluations:
+        return anneal(grid, allowed, batch_size=batch_size, evaluations=evaluations, seed=seed)
+    every = [_scored(grid, placement, size, batch_size) for placement, size in few]
+    running = itertools.accumulate((seconds for seconds, _ in every), min)
+    return _search({strategy: seconds for seconds, strategy in every}, list(running))
+
+
+def anneal(
+    grid: Grid, allowed: Sequence[tuple[int, int]], *, batch_size: int, evaluations: int, seed: int = 0
+) -> Search:
+    """Simulated annealing over degrees, microbatch size and placement; arguments as for :func:`search`.
+
+    A worse state is accepted with probability exp(min(cost - next, 0) / temperature); the temperature is
+    the first state's cost at the start and falls linearly to 0.
+
+    Args:
+        grid: see there.
+        allowed: of :func:`tiling_degrees`, one at least.
+        batch_size: see there.
+        evaluations: see there.
+        seed: see there.
+
+    Raises:
+        PlanningError: no strategy fits the memory in the evaluations given.
+    """
+    random = np.random.default_rng(seed)
 
     def sampled(tensor: int, data: int) -> tuple[float, Strategy]:
         size = int(random.choice(microbatch_sizes(batch_size, data)))
@@ -300,30 +323,6 @@ def anneal(
             cost, state = next_cost, candidate
             record[state] = cost
     return _search(record, best_so_far)
-
-
-def search(
-    grid: Grid,
-    *,
-    batch_size: int,
-    evaluations: int = 200,
-    seed: int = 0,
-    most_tensor: float = float("inf"),
-) -> Search:
-    """All strategies, where there are at most as many as evaluations; else :func:`anneal`.
-
-    Raises:
-        PlanningError: nothing fits the memory.
-    """
-    allowed = _degrees(grid, batch_size, most_tensor)
-    few = list(itertools.islice(_candidates(grid, allowed, batch_size), evaluations + 1))
-    if not few or len(few) > evaluations:
-        return anneal(
-            grid, batch_size=batch_size, evaluations=evaluations, seed=seed, most_tensor=most_tensor
-        )
-    every = [_scored(grid, placement, size, batch_size) for placement, size in few]
-    running = itertools.accumulate((seconds for seconds, _ in every), min)
-    return _search({strategy: seconds for seconds, strategy in every}, list(running))
 
 
 def _candidates(

@@ -11,6 +11,7 @@ from ballast_policies.planning.planners.amp import (
     sample_tiling,
     search,
     step_seconds,
+    tiling_degrees,
     tilings,
     with_best_layers,
 )
@@ -103,7 +104,7 @@ def test_amp_annealing_finds_the_exhaustive_best_of_8_devices(seed):
     """Within 200 evaluations, on a cluster with a slow half."""
     cluster = grid(last_speed=0.4)
     every = search(cluster, batch_size=16, evaluations=10_000)
-    found = anneal(cluster, batch_size=16, evaluations=200, seed=seed)
+    found = anneal(cluster, tiling_degrees(cluster, 16), batch_size=16, evaluations=200, seed=seed)
     assert found.plans[0][0] == pytest.approx(every.plans[0][0], rel=1e-9)
     assert len(found.best_so_far) == 200
     assert list(found.best_so_far) == sorted(found.best_so_far, reverse=True)
@@ -113,7 +114,7 @@ def test_amp_annealing_finds_the_exhaustive_best_of_8_devices(seed):
 def test_amp_every_plan_is_feasible_and_the_same_seed_gives_the_same_plans():
     """Degrees multiply to the devices, layers are all assigned, memory holds."""
     cluster = grid(memory=1e8)
-    found = anneal(cluster, batch_size=16, evaluations=60, seed=5)
+    found = anneal(cluster, tiling_degrees(cluster, 16), batch_size=16, evaluations=60, seed=5)
     for cost, strategy in found.plans:
         assert strategy.tensor * strategy.data * strategy.pipeline == 8
         assert strategy.partition.layers == LAYERS.layers
@@ -124,13 +125,13 @@ def test_amp_every_plan_is_feasible_and_the_same_seed_gives_the_same_plans():
         held = cluster.model.stage_bytes(degrees, strategy.pipeline)
         assert held.of_cut(strategy.partition).max() <= 1e8
         assert cost == step_seconds(strategy, cluster, batch_size=16)
-    assert anneal(cluster, batch_size=16, evaluations=60, seed=5) == found
+    assert anneal(cluster, tiling_degrees(cluster, 16), batch_size=16, evaluations=60, seed=5) == found
 
 
 def test_what_fits_no_device_is_refused():
     """With what to change."""
     with pytest.raises(PlanningError, match="fits the devices' memory"):
-        anneal(grid(memory=1.0), batch_size=16, evaluations=20)
+        anneal(grid(memory=1.0), tiling_degrees(grid(), 16), batch_size=16, evaluations=20)
     strategy = with_best_layers(grid(), tuple(((d,),) for d in range(8)), microbatch_size=2, batch_size=8)
     with pytest.raises(PlanningError, match="use a multiple of 2"):
         step_seconds(strategy, grid(), batch_size=7)
