@@ -10,6 +10,7 @@ from ballast_policies.contract import (
     HANDOVER_ENV,
     JOB_LABEL,
     LAUNCH_LABEL,
+    POD_IP_ENV,
     POD_RANKS_ENV,
     RANK_LABEL,
     RANK_RESTARTS,
@@ -168,7 +169,7 @@ def _trainer(
         {"name": "BALLAST_JOB_UID", "value": view.uid},
         {"name": "BALLAST_NAMESPACE", "value": view.key[0]},
         {"name": "BALLAST_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-        {"name": "BALLAST_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": POD_IP_ENV, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": POD_RANKS_ENV, "value": str(ranks)},
         {"name": "BALLAST_CHECKPOINT_PATH", "value": spec.checkpoint_path or ""},
         {
@@ -319,11 +320,11 @@ def gpus_changed(wanted: Mapping[str, Any], made: Mapping[str, Any], gpu_resourc
         if has == asked:
             continue
         before, after = (dict(_asking(pod, name)) for pod in (wanted, made))
-        changed = sorted(who for who in before | after if before.get(who) != after.get(who))
-        added = [f"{who} {after.get(who, 0)}" for who in changed]
+        other = sorted(who for who in before | after if before.get(who) != after.get(who))
+        changed = ", ".join(f"{who} {after.get(who, 0)}" for who in other)
         return (
             f"a LimitRange or a webhook gives the pod {has} {name} instead of {asked}: "
-            f"{', '.join(added)[:500]}. To fix: except the job's pods from it, or give the template's "
+            f"{changed[:500]}. To fix: except the job's pods from it, or give the template's "
             f"further containers resources.limits[{name}]=0"
         )
     return ""

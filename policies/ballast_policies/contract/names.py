@@ -37,6 +37,10 @@ RANK_LABEL = "ballast.dev/rank"
 """On pods: the number in the pod's name, a decimal from 0; with one GPU a pod, its rank at launch. Written
 and read by the operator."""
 
+POD_IP_ENV = "BALLAST_POD_IP"
+"""In a pod's environment: its own address, as a plan's ranks have it. Written by the operator, read by the
+trainer, which follows no plan that names another one. Missing: it follows any."""
+
 POD_RANKS_ENV = "BALLAST_POD_RANKS"
 """In a pod's environment: how many ranks it runs, one for each of its GPUs. Written by the operator, read by
 the trainer. Missing: one."""

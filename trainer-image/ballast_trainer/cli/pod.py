@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 from ballast_policies.contract import (
+    POD_IP_ENV,
     POD_RANKS_ENV,
     RANK_RESTARTS_ENV,
     RENDEZVOUS_PORT,
@@ -44,8 +45,6 @@ STORE_WAIT_SECONDS = 120.0
 """How long ranks wait for rank 0's store: pods of a gang need not start together."""
 TERMINATION_LOG = Path("/dev/termination-log")
 TERMINATION_LOG_ENV = "BALLAST_TERMINATION_LOG"
-POD_IP_ENV = "BALLAST_POD_IP"
-"""The pod's own address, as the plan names it."""
 METRICS_PORT_ENV = "BALLAST_METRICS_PORT"
 """Where a pod template's container sets it, rank 0 serves Prometheus metrics on this port."""
 

@@ -17,9 +17,8 @@ packed ones the number of rows."""
 BatchFunction = Callable[[int, int, int], Batch]
 """``batch(seed, step, size)``: inputs and targets of a step; a pure function, the same on every rank."""
 
-
-_IGNORED = -100
-"""Target that no loss counts."""
+IGNORED = -100
+"""Target that no loss counts, as PyTorch's cross entropy leaves it out."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ class BatchForm:
             samples = [self._tensors(sample) for sample in samples]
             return tuple(
                 _padded(list(side), self.multiple, value)
-                for side, value in zip(zip(*samples, strict=True), (0, _IGNORED), strict=True)
+                for side, value in zip(zip(*samples, strict=True), (0, IGNORED), strict=True)
             )
         shapes = {tuple(value.shape) for value in map(_first, samples) if isinstance(value, torch.Tensor)}
         if len(shapes) > 1:
@@ -100,7 +99,7 @@ class BatchForm:
         elif _are_at(1, tokens, targets) and not _are_at(0, tokens, targets):
             wrong = "the targets are next tokens already"
         else:
-            last = torch.full_like(targets[..., :1], _IGNORED)
+            last = torch.full_like(targets[..., :1], IGNORED)
             return torch.cat([targets[..., 1:], last], dim=-1)
         raise ConfigurationError(f"{self.field}.shiftLabels", f"{wrong}. To fix: leave it out")
 
@@ -132,7 +131,7 @@ class BatchForm:
             ([torch.cat([tokens for tokens, _ in row]) for row in packed], 0),
             # Each filling token is a sample of its own, at a position that every model has.
             ([torch.cat([torch.arange(len(tokens)) for tokens, _ in row]) for row in packed], 0),
-            ([torch.cat([targets for _, targets in row]) for row in packed], _IGNORED),
+            ([torch.cat([targets for _, targets in row]) for row in packed], IGNORED),
         )
         tokens, positions, targets = (_padded(rows, self.multiple or 1, fill) for rows, fill in columns)
         return {"input_ids": tokens, "position_ids": positions}, targets
@@ -174,7 +173,7 @@ def _are_at(places: int, tokens: Any, targets: torch.Tensor) -> bool:
     if not isinstance(tokens, torch.Tensor) or tokens.shape != targets.shape or not tokens.dim():
         return False
     ahead, targets = tokens[..., places:], targets[..., : tokens.shape[-1] - places]
-    counted = targets != _IGNORED
+    counted = targets != IGNORED
     return bool((counted.any() or places) and (targets == ahead)[counted].all())
 
 

@@ -19,11 +19,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ballast_trainer.data.collate import IGNORED
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.blocks import note_choices
 from ballast_trainer.models.chain import Chain, LayerCalls, NoChainError, Packed
 from ballast_trainer.models.deferred import DeferredWeights, deferred_weights
-from ballast_trainer.models.loss_weights import IGNORED, counted_targets, cross_entropy
+from ballast_trainer.models.loss_weights import counted_targets, cross_entropy
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.trees import Tree
 

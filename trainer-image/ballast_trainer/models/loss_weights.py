@@ -9,10 +9,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
+from ballast_trainer.data.collate import IGNORED
 from ballast_trainer.trees import Tree, tensors_of
-
-IGNORED = -100
-"""The target that PyTorch's cross entropy leaves out."""
 
 LossWeight = Callable[[torch.Tensor], float]
 

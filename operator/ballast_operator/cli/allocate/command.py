@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ballast_operator.cli.option_names import import_from_here
+from ballast_operator.cli.option_names import import_from_here, with_option
 
 SMALLEST, LARGEST = 1e-9, 1e15
 """Limits of numbers other than 0; speeds, prices, weights and times of real clusters lie within."""
@@ -240,7 +240,7 @@ def allocate(policy: str, source: TextIO, agnostic: bool, space_sharing: bool, o
         if space_sharing:
             check_shares(policy)
     except ProblemError as error:
-        raise click.UsageError(f"--{error}".replace("space_sharing", "space-sharing", 1)) from error
+        raise click.UsageError(with_option(str(error), {})) from error
     # Millions of values, none in a cycle: to look for cycles would take a fifth of the time.
     gc.disable()
     try:
