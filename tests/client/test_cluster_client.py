@@ -10,9 +10,20 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from ballast.client import AsyncClient, Client, Job, Jobs, NotConnected, NotFound, Refused, aio, training_job
+from ballast.client import (
+    AsyncClient,
+    Client,
+    Job,
+    Jobs,
+    LoggedOut,
+    NotConnected,
+    NotFound,
+    Refused,
+    aio,
+    training_job,
+)
 from ballast.client.connection import Connection, read_json
-from ballast.client.logs import Pod, merged
+from ballast.client.logs import Follower, Pod, merged
 from ballast_operator.cli.main import main
 from click.testing import CliRunner
 
@@ -145,7 +156,7 @@ def test_a_name_that_no_object_has_is_not_sent(name, answers):
         ),
         (403, "exceeded quota", "Refused", "quota"),
         (404, "the server could not find the requested resource", "NotFound", "ballast crds"),
-        (401, "Unauthorized", "NotConnected", "log in"),
+        (401, "Unauthorized", "LoggedOut", "log in"),
         (409, 'trainingjobs.ballast.dev "one" already exists', "AlreadyExists", "another name"),
         (422, "spec.totalSteps: Required value", "Refused", "spec.totalSteps"),
         (500, "etcdserver: no leader", "NotConnected", "try again"),
@@ -295,6 +306,86 @@ def test_watches_that_end_at_once_are_asked_for_ever_more_rarely(line, monkeypat
     monkeypatch.setattr(aio, "time", SimpleNamespace(monotonic=lambda: 0.0))
     assert asyncio.run(states()) == ["Running", "Succeeded"]
     assert pauses == [0.5, 1.5, 3.5, 7.5, 10, 10]
+
+
+@pytest.mark.parametrize("error", [NotConnected, LoggedOut])
+def test_an_outage_of_minutes_is_waited_out_and_an_expired_login_is_told(error, monkeypatch):
+    """Once the API server has answered; before that, the address may be wrong."""
+    pauses = []
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    class Away(Connection):
+        answers = iter(["Running", *[error("away")] * 30, "Succeeded"])
+
+        async def request(self, verb, path, **_):
+            found = next(self.answers)
+            if isinstance(found, Exception):
+                raise found
+            return {"metadata": {"resourceVersion": found}, "status": {"state": found}}
+
+        async def lines(self, path, query, *, silence=None):
+            raise error("lost")
+            yield b""
+
+    async def states():
+        client = AsyncClient()
+        client.connection = Away(None, 1)
+        return [job.state async for job in client.watch("a")]
+
+    monkeypatch.setattr(aio, "asyncio", SimpleNamespace(sleep=sleep))
+    if error is LoggedOut:
+        with pytest.raises(LoggedOut, match="away"):
+            asyncio.run(states())
+    else:
+        assert asyncio.run(states()) == ["Running", "Succeeded"]
+        assert len(pauses) == 31 and max(pauses) == 10
+    Away.answers = iter([NotConnected("no such host")])
+    with pytest.raises(NotConnected, match="no such host"):
+        asyncio.run(states())
+
+
+def test_a_log_is_followed_through_lost_connections_and_outages(monkeypatch):
+    """Also where nothing was written between two of them, as behind a proxy that ends what is idle."""
+    monkeypatch.setattr("ballast.client.logs._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("ballast.client.logs._TOGETHER_SECONDS", 0.0)
+    first, second = b"2026-01-01T00:00:01Z one", b"2026-01-01T00:00:02Z two"
+    reads = iter([[], [first], [], [first], [first, second, None]])
+    asked = []
+    pod = {
+        "metadata": {"namespace": "n", "name": "p", "uid": "u", "labels": {}},
+        "spec": {"containers": [{"name": "c"}]},
+        "status": {"phase": "Running"},
+    }
+
+    class Lossy(Connection):
+        looks = 0
+
+        async def request(self, verb, path, **_):
+            self.looks += 1
+            if self.looks % 2:
+                raise NotConnected("away")
+            return {"items": [pod]}
+
+        async def lines(self, path, query, *, silence=None):
+            asked.append(query.get("sinceTime"))
+            for line in next(reads):
+                if line is None:
+                    return
+                yield line
+            raise NotConnected("idle")
+
+    async def read():
+        connection = Lossy(None, 1)
+
+        async def ended():
+            return len(asked) == 5
+
+        return [line.text async for line in Follower(connection, "n", "j", None).lines(ended, None)]
+
+    assert asyncio.run(read()) == ["one", "two"]
+    assert asked == [None, None, *["2026-01-01T00:00:01.000000000Z"] * 3]
 
 
 def test_importing_the_client_brings_no_operator():

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from ballast.client.connection import Connection, checked, read_json
-from ballast.client.errors import JobFailed, NotConnected, NotFound, Refused, WaitedTooLong
+from ballast.client.errors import JobFailed, LoggedOut, NotConnected, NotFound, Refused, WaitedTooLong
 from ballast.client.job import API_VERSION, Cost, Job, Jobs, Object
 from ballast.client.logs import Follower, LogLine, merged, pods_of
 
@@ -33,6 +33,7 @@ class AsyncClient:
     ) -> None:
         self.namespace = namespace
         self.connection = Connection(kubeconfig, timeout)
+        self._outage = ""
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -112,9 +113,11 @@ class AsyncClient:
         return Jobs(tuple(found[: limit or None]), more=bool(limit) and len(found) > limit)
 
     async def watch(self, name: str, *, namespace: str | None = None) -> AsyncGenerator[Job, None]:
-        """A job as it is now, and at each change, until it has ended.
+        """A job as it is now, and at each change, until it has ended; outages are waited out.
 
         Raises:
+            NotConnected: the API server has not answered even once.
+            LoggedOut: the credentials have expired.
             NotFound: there is none, or it was deleted.
         """
         pause, again, version = 0.0, 0.0, ""
@@ -122,7 +125,7 @@ class AsyncClient:
             begun = time.monotonic()
             try:
                 job = await self.get(name, namespace=namespace)
-                pause = 0.0
+                pause, self._outage = 0.0, ""
                 if not job.version:
                     raise Refused(
                         f"TrainingJob {name}: what was answered is none. To fix: check the kubeconfig"
@@ -142,9 +145,11 @@ class AsyncClient:
                 brief = time.monotonic() - begun < _LONGEST_PAUSE
                 again = min(_LONGEST_PAUSE, 2 * again + 0.5) if brief else 0.0
                 await asyncio.sleep(again)
-            except NotConnected:
-                if pause >= _LONGEST_PAUSE or not version:
+            except NotConnected as error:
+                answered = version or self.connection.date
+                if not answered or (isinstance(error, LoggedOut) and pause >= _LONGEST_PAUSE):
                     raise
+                self._outage = f"; {error}"
                 pause = min(_LONGEST_PAUSE, 2 * pause + 0.5)
                 await asyncio.sleep(pause)
 
@@ -208,7 +213,8 @@ class AsyncClient:
         try:
             return await asyncio.wait_for(until(), timeout)
         except asyncio.TimeoutError as error:  # noqa: UP041 - two classes in Python 3.10
-            raise WaitedTooLong(f"{last or name} after {timeout:g} s, not {' or '.join(states)}") from error
+            text = f"{last or name} after {timeout:g} s, not {' or '.join(states)}{self._outage}"
+            raise WaitedTooLong(text) from error
 
     async def logs(
         self,

@@ -11,7 +11,15 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ballast.client.errors import AlreadyExists, BallastError, Forbidden, NotConnected, NotFound, Refused
+from ballast.client.errors import (
+    AlreadyExists,
+    BallastError,
+    Forbidden,
+    LoggedOut,
+    NotConnected,
+    NotFound,
+    Refused,
+)
 
 try:
     import aiohttp
@@ -254,7 +262,7 @@ def _translated(path: str, error: Any) -> BallastError:
     if status == 409 and "already exists" in said:
         return AlreadyExists(f"{text}. To fix: delete it, or choose another name")
     if status == 401:
-        return NotConnected(f"{text}. To fix: log in again, or give another kubeconfig")
+        return LoggedOut(f"{text}. To fix: log in again, or give another kubeconfig")
     if status == 403 and re.search(r"cannot \w+ resource", said):
         return Forbidden(f"{text}. To fix: ask for the right, or name a namespace where you have it")
     if status is None or status == 429 or status >= 500:

@@ -2,6 +2,7 @@
 
 BallastError
 ├── NotConnected     no kubeconfig that can be used, or no answer from the API server
+│   └── LoggedOut    the API server does not know the credentials, or they have expired
 ├── NotFound         there is no such job, or namespace
 ├── AlreadyExists    a job has the name already
 ├── Refused          the content is wrong, or the cluster does not allow it
@@ -17,6 +18,10 @@ class BallastError(Exception):
 
 class NotConnected(BallastError):  # noqa: N818 - reads as a sentence where it is raised
     """No kubeconfig can be used, or the API server does not answer."""
+
+
+class LoggedOut(NotConnected):
+    """The API server does not know the credentials, or they have expired."""
 
 
 class NotFound(BallastError):  # noqa: N818

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from ballast.client.connection import Connection
-from ballast.client.errors import NotConnected, NotFound, Refused
+from ballast.client.errors import LoggedOut, NotConnected, NotFound, Refused
 
 JOB_LABEL, LAUNCH_LABEL, RANK_LABEL = "ballast.dev/job", "ballast.dev/launch", "ballast.dev/rank"
 
@@ -62,6 +62,7 @@ class Pod:
     timed: bool = True
     time: str = ""
     step: int = 0
+    read_any: bool = False
 
     @classmethod
     def of(cls, item: Mapping[str, Any]) -> "Pod":
@@ -81,9 +82,13 @@ class Pod:
     async def read(
         self, connection: Connection, *, follow: bool, tail: int | None
     ) -> AsyncGenerator[LogLine, None]:
-        """Its lines. With ``follow``, until its container has ended; a connection that is lost is renewed."""
-        after = ""
+        """Its lines, from the last one on that was read. With ``follow``, until its container has ended.
+
+        Raises:
+            NotConnected: the connection was lost.
+        """
         while True:
+            after = self.time
             query = {"container": self.container, "timestamps": "true" if self.timed else "false"}
             if follow:
                 query["follow"] = "true"
@@ -103,12 +108,9 @@ class Pod:
                 if not self.timed or "time" not in str(error):
                     raise
                 self.timed = False  # the nodes of a local cluster do not keep the times of lines
-            except NotConnected:
-                if not follow or not self.time or after == self.time:
-                    raise
-                after = self.time
 
     def _line(self, data: bytes) -> LogLine:
+        self.read_any = True
         if self.timed and (found := _TIME.match(data)):
             fraction = (found[2] or b"").ljust(9, b"0")
             self.time = f"{found[1].decode()}.{fraction.decode()}{found[3].decode()}"
@@ -157,6 +159,7 @@ class Follower:
     def __init__(self, connection: Connection, namespace: str, job: str, rank: int | None) -> None:
         self._connection, self._where = connection, (namespace, job, rank)
         self._lines: asyncio.Queue[LogLine] = asyncio.Queue(_MOST_WAITING)
+        self._pods: dict[str, Pod] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
 
     async def lines(self, ended: Any, tail: int | None) -> AsyncGenerator[LogLine, None]:
@@ -168,16 +171,16 @@ class Follower:
         """
         try:
             while True:
-                last = await ended()
-                for pod in await pods_of(self._connection, *self._where):
-                    if pod.started and pod.uid not in self._readers:
-                        self._readers[pod.uid] = asyncio.create_task(self._read(pod, tail))
-                tail = None
-                reading = [task for task in self._readers.values() if not task.done()]
-                for task in self._readers.values():
-                    if task.done():
-                        task.result()
-                for line in await self._come(wait=bool(reading) or not last):
+                try:
+                    last = await ended()
+                    self._start(await pods_of(self._connection, *self._where), tail)
+                    tail = None
+                except LoggedOut:
+                    raise
+                except NotConnected:  # an outage: what the pods write meanwhile is read afterwards
+                    last = False
+                reading = self._reading(last=last)
+                for line in await self._come(wait=reading or not last):
                     yield line
                 if last and not reading:
                     return
@@ -186,8 +189,27 @@ class Follower:
                 task.cancel()
             await asyncio.gather(*self._readers.values(), return_exceptions=True)
 
+    def _start(self, pods: list[Pod], tail: int | None) -> None:
+        for found in pods:
+            pod = self._pods.setdefault(found.uid, found)
+            if found.started and found.uid not in self._readers:
+                self._readers[found.uid] = asyncio.create_task(self._read(pod, tail))
+
+    def _reading(self, *, last: bool) -> bool:
+        """Whether there is a pod that may write more; one whose connection was lost is read on."""
+        reading = False
+        for uid, task in list(self._readers.items()):
+            if not task.done():
+                reading = True
+            elif not isinstance(task.exception(), NotConnected):
+                task.result()
+            # Where nodes keep no times of lines, it is not known which ones have been read.
+            elif not last and (self._pods[uid].timed or not self._pods[uid].read_any):
+                del self._readers[uid]
+        return reading
+
     async def _read(self, pod: Pod, tail: int | None) -> None:
-        with contextlib.suppress(NotFound, NotConnected):  # its node is gone, say
+        with contextlib.suppress(NotFound):
             async for line in pod.read(self._connection, follow=True, tail=tail):
                 await self._lines.put(line)
 
