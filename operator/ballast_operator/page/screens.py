@@ -103,7 +103,7 @@ class View:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRow:
-    """A pool, or all pools of a type. ``trains``, ``starts``: GPUs of jobs that train, and of the others."""
+    """A pool, or all pools of a type: its GPUs are those of jobs that train, held ones, and free ones."""
 
     name: str
     gpu_type: str
@@ -112,11 +112,18 @@ class PoolRow:
     nodes: int = 0
     gpus: int = 0
     trains: int = 0
-    starts: int = 0
+    held: int = 0
     free: int = 0
     price: float | None = None
     hazard: tuple[float, float, float] | None = None
     shadow_price: float | None = None
+
+    @property
+    def use(self) -> pictures.Picture:
+        """The three parts."""
+        return pictures.parts(
+            [("training", self.trains), ("held, not training", self.held), ("free", self.free)]
+        )
 
 
 def namespace_of(item: Object) -> str:
@@ -161,12 +168,12 @@ def cluster(view: View, window: str) -> dict[str, Any]:
 
 
 def _pools(view: View) -> list[PoolRow]:
-    trains, starts = Counter[str](), Counter[str]()
+    trains, held = Counter[str](), Counter[str]()
     for job in view.seen.jobs.values():  # of all namespaces: the numbers of the pool, without names
         status: Any = job.get("status") or {}
-        found = trains if status.get("state") in TRAINS else starts
         for part in held_parts(status.get("allocation") or {}):
-            found[part.pool] += part.gpus
+            held[part.pool] += part.gpus
+            trains[part.pool] += part.gpus if status.get("state") in TRAINS else 0
     rows = []
     for policy in view.seen.policies:
         status = policy.get("status") or {}
@@ -176,6 +183,7 @@ def _pools(view: View) -> list[PoolRow]:
         stated = {pool["name"]: pool for pool in policy["spec"].get("nodePools") or []}
         for entry in status.get("capacity") or []:
             name, risk = entry["pool"], hazard.get(entry["pool"])
+            gpus, taken = entry.get("gpus", 0), max(held[name], entry.get("gpusHeld", 0))
             rows.append(
                 PoolRow(
                     name=name,
@@ -183,10 +191,10 @@ def _pools(view: View) -> list[PoolRow]:
                     capacity_type=entry.get("capacityType", ""),
                     region=entry.get("region", ""),
                     nodes=entry.get("nodes", 0),
-                    gpus=entry.get("gpus", 0),
+                    gpus=gpus,
                     trains=trains[name],
-                    starts=starts[name],
-                    free=max(0, entry.get("gpus", 0) - entry.get("gpusHeld", 0)),
+                    held=taken - trains[name],
+                    free=max(0, gpus - taken),
                     price=(bill.get(name) or stated.get(name) or {}).get("pricePerGpuHour"),
                     hazard=None
                     if risk is None
@@ -203,7 +211,7 @@ def _types(pools: Sequence[PoolRow]) -> list[PoolRow]:
         of_kind = [pool for pool in pools if pool.gpu_type == kind]
         sums = {
             name: sum(getattr(pool, name) for pool in of_kind)
-            for name in ("nodes", "gpus", "trains", "starts", "free")
+            for name in ("nodes", "gpus", "trains", "held", "free")
         }
         prices = [pool.price for pool in of_kind if pool.price is not None]
         least, shadow = min(prices, default=None), of_kind[0].shadow_price

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -61,19 +62,23 @@ def lively() -> World:
             moves = [*moves, {"time": time_of(60 * number), "step": step, **measured}]
         cut = 4 + len(moves)
         world.report("research", "translator", [(0, 0, cut), (1, cut, 9), (2, 9, 12)], step)
-        speed = {"step": step, "stepsPerSecond": 2.0 + (number % 7) / 20, "loss": 9.0 / (1 + number / 8)}
+        steps = 1.6 + 0.1 * cut + number * 37 % 11 / 60
+        speed = {"step": step, "stepsPerSecond": steps, "loss": 9.0 / (1 + number / 8)}
         told = {"progress": speed, "lastDecision": {**decision, "planId": f"round-{number // 6}"}}
         status = {**runs("fast", gpus=3, step=step, rebalances=moves), **told}
         job(number, "research", "translator", status, entity="language", totalSteps=4000)
         for other in range(4):
             turn = number // (9 + other)
             pool = ("fast", "spot")[(other + turn) % 2]
-            job(number, "vision", f"sweep-{other}-{turn}", runs(pool, step=step), entity="vision")
+            job(number, "vision", f"sweep-{other}-{turn}", runs(pool, gpus=1, step=step), entity="vision")
             if world.caches[JOB].get(("vision", f"sweep-{other}-{turn - 1}")) is not None:
                 world.delete("vision", f"sweep-{other}-{turn - 1}")
+        held = Counter({"fast": 0, "spot": 0})
+        for item in world.caches[JOB]:
+            held[item["status"]["allocation"]["pool"]] += item["status"]["allocation"]["gpus"]
         spent = [{"team": "vision", "since": time_of(0), "cost": 120.0 + number}]
         world.policy(
-            held=5 + number % 3,
+            held=held,
             pools=("fast", "spot"),
             round_=f"round-{number // 6}",
             objective=objective,
@@ -81,7 +86,7 @@ def lively() -> World:
             status={"teams": spent},
         )
         world.recent.work_out()
-    few = "waits for 8 GPUs of pool spot: 3 of 8 are free"
+    few = "waits for 8 GPUs of pool spot: 6 of 8 are free"
     world.job("vision", "waits", waits(message=few), entity="vision")
     world.job("hostile", "texts", waits(message=HOSTILE), entity=HOSTILE)
     return world

@@ -108,8 +108,9 @@ async def test_the_cluster_shows_pools_prices_hazard_and_who_ran_where():
     async with looked_at(world) as client:
         html = await text_of(client, "/")
         words = plain(html)
-    assert "fast v100 , spot 2 8 2 1 5 2.50 0.04 (0.01 to 0.2)" in words
-    assert "v100 4 16 2 1 10 2.50 -" in words
+    assert "fast v100 , spot 2 8 2 1 5 training: 25.0 %" in words
+    assert "free: 62.5 % free 2.50 0.04 (0.01 to 0.2)" in words
+    assert "v100 4 16 2 4 10" in words  # three of `slow` are held by pods of jobs that are gone
     assert "3 jobs: 1 Waiting , 1 Starting , 1 Running . Waiting: 1 WaitingForCapacity" in words
     assert "team/one: 2 GPUs of fast, launch 1, 10 min" in html
 

@@ -111,9 +111,15 @@ class World:
         self.caches.wrote(LEASE, {"metadata": metadata, "spec": {}})
 
     def policy(
-        self, *, held: int = 2, round_: str = "round-1", pools: Iterable[str] = ("fast",), **more: Any
+        self,
+        *,
+        held: int | Mapping[str, int] = 2,
+        round_: str = "round-1",
+        pools: Iterable[str] = ("fast",),
+        **more: Any,
     ) -> None:
         names = list(pools)
+        taken = held if isinstance(held, Mapping) else dict.fromkeys(names, held)
         status = {
             "conditions": [condition("Ready", "True", "InForce", "rounds of 360 s")],
             "gpus": 8 * len(names),
@@ -124,7 +130,7 @@ class World:
                     "capacityType": "spot",
                     "nodes": 2,
                     "gpus": 8,
-                    "gpusHeld": held,
+                    "gpusHeld": taken[name],
                 }
                 for name in names
             ],
@@ -134,7 +140,7 @@ class World:
                     "gpuType": "v100",
                     "since": time_of(-900),
                     "gpus": 8,
-                    "gpusHeld": held,
+                    "gpusHeld": taken[name],
                     "pricePerGpuHour": 2.5,
                     "cost": 30.0,
                     "heldCost": 12.5,

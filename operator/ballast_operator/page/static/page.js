@@ -27,7 +27,7 @@
     }
     if (known) known.destroy();
     box.textContent = "";
-    const own = found.series.length === 2; // loss and speed: an axis each
+    const own = box.dataset.axes === "own"; // loss and speed: an axis each
     const axis = { stroke: token("--ink"), grid: { stroke: token("--line") } };
     plots.set(box, new uPlot({
       width: box.clientWidth,
@@ -40,6 +40,9 @@
         scale: own && number === 1 ? "b" : "a",
         stroke: COLOURS[number % COLOURS.length],
         width: 2,
+        points: { show: false },
+        // GPUs are held until the next change; loss and speed are measured now and then.
+        ...(own ? {} : { paths: uPlot.paths.stepped({ align: 1 }) }),
         spanGaps: true,
       }))],
     }, found.data, box));
