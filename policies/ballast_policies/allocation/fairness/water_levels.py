@@ -19,7 +19,7 @@ from ballast_policies.allocation.answer import CERTIFIED_GAP, Answer, nothing
 from ballast_policies.allocation.fairness.demand_path import max_feasible
 from ballast_policies.allocation.fairness.stage_jobs import TiedError
 from ballast_policies.allocation.fairness.teams import FillStage, Team
-from ballast_policies.allocation.fairness.water_prices import FULL, Filled, fill_by_prices
+from ballast_policies.allocation.fairness.water_prices import FULL, Filled, fill_by_prices, largest_gap
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers.linear import SolverError
 from ballast_policies.allocation.solvers.methods import BY_LEVELS, BY_TYPES, Size, Task, choose, fell_back
@@ -67,6 +67,8 @@ def fill(instance: Instance, root: Team) -> Filled:
         better = fill_by_prices(instance, root)
     except (TiedError, SolverError):
         return filled
+    if (better.answer.gap or 0.0) >= gap:
+        return filled
     fell_back(BY_LEVELS, f"gap {gap:.0e} over {filled.stages} stages", BY_TYPES)
     return better
 
@@ -80,25 +82,23 @@ def fill_by_programs(instance: Instance, root: Team) -> Filled:
     scale = np.where(instance.runnable, instance.level_scale, 0.0)
     full = scale * instance.top
     levels, frozen = np.zeros(len(full)), full <= 0
-    answer, stages, gap = nothing(instance), 0, 0.0
+    bound = np.zeros(len(full))
+    answer, stages = nothing(instance), 0
     while not frozen.all():
         filling = FillStage(root, levels, np.where(frozen, 0.0, full - levels))
         stage = _Stage(fill=filling, scale=scale)
         found = max_feasible(instance, stage)
         stages += 1
-        # Measured on the whole way up: a last step of 1e-12 has no meaningful gap.
-        demand = stage.demand(found.s)
-        missed = stage.demand(found.bound) - demand
-        gap = max(gap, float((missed / np.where(demand > 0, demand, 1.0)).max()))
         levels = np.minimum(filling.levels(found.s), full)
         done = found.binding | (full - levels <= FULL * full)
         if not (done & ~frozen).any():
             raise SolverError(f"water filling froze no job in stage {stages}, at {found.s} of {stage.end}")
+        bound = np.where(frozen, bound, np.minimum(filling.levels(found.bound), full))
         frozen |= done
         answer = Answer(
             x=found.raised.x,
             solver=found.raised.solver,
-            gap=gap,
+            gap=largest_gap(instance, found.raised.x, bound),
             shadow_prices=found.raised.shadow_prices if stages == 1 else answer.shadow_prices,
         )
     return Filled(answer=answer, levels=levels, stages=stages)

@@ -284,8 +284,9 @@ def adjusted_prices(demands: PricedJobs) -> tuple[float, np.ndarray]:
 
 FULL = 1e-9
 """Relative room below which a job counts as full."""
-SMALL = 1e-4
-"""A gap is relative to a job's level, or to this part of its level at full speed where that is more."""
+SMALL = 1e-9
+"""A gap is relative to a job's level, or to this part of its level at full speed where that is more: below
+1e-15 of full speed, levels are rounding."""
 OVER = 1e-8
 """Part of a type's GPUs that may be exceeded; the excess is scaled away at the end."""
 
@@ -303,6 +304,14 @@ class Filled:
     answer: Answer
     levels: np.ndarray
     stages: int
+
+
+def largest_gap(instance: Instance, x: np.ndarray, bound: np.ndarray) -> float:
+    """The largest part of a job's level that shares ``x`` miss of ``bound`` (n,), proven, without weights."""
+    least = SMALL * instance.level_scale * instance.top
+    size = np.where(bound > 0, np.maximum(bound, least), 1.0)
+    reached = instance.level_scale * instance.throughput(x)
+    return float(np.maximum((bound - reached) / size, 0.0).max(initial=0.0))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -421,13 +430,10 @@ class _Filling:
         """What the last state comes to, with the gap between the levels and their proven upper bounds."""
         instance, columns = self.instance, self.instance.columns
         x = instance.feasible(state.X[columns.first, columns.place])
-        reached = instance.level_scale * instance.throughput(x)
-        least = SMALL * instance.level_scale * instance.top
-        size = np.where(state.bound > 0, np.maximum(state.bound, least), 1.0)
         answer = Answer(
             x=x,
             solver=f"prices and {SOLVER}",
-            gap=float(np.maximum((state.bound - reached) / size, 0.0).max(initial=0.0)),
+            gap=largest_gap(instance, x, state.bound),
             shadow_prices=state.prices,
         )
         return Filled(answer=answer, levels=state.levels, stages=stages)

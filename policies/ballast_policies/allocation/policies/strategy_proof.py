@@ -62,7 +62,8 @@ def solve(instance: Instance) -> Answer:
         if len(others):
             theirs = kinds.speed(kinds.nash(left))
             loss = (left * kinds.weights)[others] @ np.log(kinds.speed(found)[others] / theirs[others])
-            kept[kind] = min(1.0, float(np.exp(loss / kinds.weights[kind])))
+            # Within what duality proves; the error of a sum over weights of millions may be much more.
+            kept[kind] = np.exp(np.clip(loss / kinds.weights[kind], -1.0, 0.0))
     fair = kinds.spread(found)
     return Answer(
         x=fair.x * kept[kinds.of][instance.columns.first],

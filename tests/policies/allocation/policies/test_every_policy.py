@@ -236,3 +236,25 @@ def test_finish_time_fairness_of_a_job_whose_rest_is_nothing_beside_its_past():
     answer = allocate("finish-time-fairness", p)
     assert answer.objective == pytest.approx(1.0)
     assert answer.throughput["job-0"] == pytest.approx(1e12)
+
+
+def test_a_level_far_below_full_speed_is_met_or_said_not_to_be():
+    """A gap is a part of the level itself: one that stays at 0 is not `optimal`, however little is missed."""
+    T = [[3.0, 3.0, 1.0], [3.0, 3.0, 0.0], [0.0, 3.0, 3.0], [3.0, 3.0, 3.0]]
+    p = problem(T, [1, 4, 1], gpus=[1, 2, 4, 4], weights=[0.05, 7e-7, 4.2e7, 3.5e7])
+    answer = allocate("water-filling", p)
+    assert answer.levels["job-1"] == pytest.approx(7.8e-8, rel=0.02) or answer.status == "gap"
+
+
+def test_a_demand_met_on_a_type_a_billion_times_slower_can_be_met_again():
+    """HiGHS takes such speeds for 0 by itself, and the next stage then has demands that nothing meets."""
+    p = problem([[0.0044, 5.5e6]] * 5, [100, 2], gpus=[1, 4, 2, 4, 1], weights=[2e-7, 18, 0.2, 8e-8, 0.05])
+    assert allocate("water-filling", p).status == "optimal"
+
+
+def test_a_job_with_a_tiny_weight_keeps_its_least_part_of_its_fair_share():
+    """What it takes from jobs of millions times its weight is lost in their rounding; 1/e is proven."""
+    T = [[2.0, 3.0, 3.0], [3.0, 3.0, 0.0], [1.0, 2.0, 0.0], [1.0, 3.0, 2.0], [2.0, 3.0, 1.0]]
+    weights = [9790755.93495159, 2.18e-7, 7622795.906095014, 0.004742, 0.0287]
+    p = problem(T, [100, 8, 8], gpus=[1, 8, 1, 4, 1], weights=weights)
+    assert allocate("strategy-proof", p).throughput["job-1"] > 0.1
