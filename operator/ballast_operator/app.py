@@ -113,9 +113,7 @@ class Operator:
             await connect(self._options.kubeconfig, request_seconds=limit) as cluster,
             Solver(self._settings.solver) as solver,
         ):
-            leader = self._settings.leader
-            left = max(leader.fence_seconds - leader.renew_seconds, leader.fence_seconds / 2)
-            own = await side.run(connect(self._options.kubeconfig, request_seconds=left))
+            own = await side.run(connect(self._options.kubeconfig, request_seconds=limit))
             leadership = self._leadership(own)
             self._metrics.leader.set_function(lambda: leadership.leads)
             cluster.fence = leadership.check

@@ -76,6 +76,7 @@ class Cluster:
     """A connection to one API server.
 
     Attributes:
+        request_seconds: how long an answer may take.
         fence: called before every write; raises ``NotLeader`` or ``Fenced`` to forbid it.
         on_write: called with (verb, kind) after a write that landed; counts for the metrics.
         on_refused: called with the kind after a write whose content the API server refused.
@@ -85,7 +86,7 @@ class Cluster:
     def __init__(self, api: kubernetes_client.ApiClient, *, request_seconds: float) -> None:
         self._api = api
         self._dynamic = DynamicClient(api)
-        self._request_seconds = request_seconds
+        self.request_seconds = request_seconds
         self.fence: Callable[[], None] = lambda: None
         self.on_write: Callable[[str, Kind], None] = lambda verb, kind: None
         self.on_refused: Callable[[Kind], None] = lambda kind: None
@@ -189,7 +190,7 @@ class Cluster:
         query["resourceVersion"] = version
         if label_selector:
             query["labelSelector"] = label_selector
-        limits = aiohttp.ClientTimeout(total=1.1 * WATCH_SECONDS, sock_connect=self._request_seconds)
+        limits = aiohttp.ClientTimeout(total=1.1 * WATCH_SECONDS, sock_connect=self.request_seconds)
         with self._translated("watch", kind, path):
             answer = await self._dynamic.request(
                 "get", path, query_params=list(query.items()), serialize=False, _request_timeout=limits
@@ -313,7 +314,7 @@ class Cluster:
                 header_params={"Accept": accept} if accept else {},
                 content_type=content_type,
                 serialize=False,
-                _request_timeout=self._request_seconds,
+                _request_timeout=self.request_seconds,
             )
             response: Object = read_json(await answer.read())
         return response

@@ -14,15 +14,20 @@ A leader that is fenced goes on trying to renew. Each renewal is a write on the 
 it lands, nobody has held the Lease meanwhile, and the term goes on as after a pause. Where the Lease has
 changed in any other way, the term is over.
 
+Where the API server answers slowly, a Lease is asked for that lasts for several of its answers, with a
+fence in proportion; followers wait for what is written in it. At the next quick answer it is short again.
+
 It renews on an event loop of its own (:mod:`ballast_operator.tasks`), so that no load on the main loop
 delays it. While the main loop does not turn at all, it does not renew: another replica should lead then.
 """
 
 import asyncio
+import contextlib
 import datetime
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ballast_operator.api import meta
@@ -37,6 +42,9 @@ LEASE_NAME = meta.LEADER_LEASE
 
 AGAIN_SECONDS = 0.2
 """Pause before a renewal that failed is repeated."""
+
+ANSWERS, LONGEST_LEASE_SECONDS = 4, 40.0
+"""How many answers, as slow as the last one, a Lease lasts for; and how long at most."""
 
 RELEASE_ATTEMPTS = 3
 """How often giving the Lease back is tried; after that its duration has to pass."""
@@ -77,6 +85,8 @@ class Leadership:
         self.replaced = False
         self._led = False
         self._renewed: float | None = None
+        self._until = 0.0
+        self._answer_seconds = 0.0
         self._seen: tuple[str, float] | None = None
         self._seen_seconds = settings.lease_seconds
         self._held: Object | None = None
@@ -84,8 +94,7 @@ class Leadership:
     @property
     def leads(self) -> bool:
         """Whether the last renewal is fresh enough to write."""
-        renewed = self._renewed
-        return renewed is not None and self._clock() - renewed < self._settings.fence_seconds
+        return self._renewed is not None and self._clock() < self._until
 
     def check(self) -> None:
         """The fence in front of every write.
@@ -121,7 +130,7 @@ class Leadership:
                 )
             else:
                 try:
-                    async with asyncio.timeout(self._settings.fence_seconds), self._turn:
+                    async with asyncio.timeout(self._asked_seconds), self._turn:
                         await self._renew()
                 except TimeoutError:
                     logger.debug("leader lease not renewed in time identity=%s", self._identity)
@@ -131,7 +140,14 @@ class Leadership:
                 if not fenced:
                     logger.warning("leader lease lapsed, writes wait: %s identity=%s", error, self._identity)
                 fenced = True
+                self._waits.begin(
+                    WaitReason.API_SERVER,
+                    str(error),
+                    to_fix="see that the API server runs, and what slows it or this replica down",
+                    subject=LEASE_NAME,
+                )
             else:
+                self._waits.end(WaitReason.API_SERVER, LEASE_NAME)
                 if fenced:
                     logger.warning("leader lease renewed after a lapse identity=%s", self._identity)
                 fenced = False
@@ -158,17 +174,15 @@ class Leadership:
 
     async def _renew(self) -> None:
         """One request where nothing has changed: the Lease as it was written last, with a new time."""
-        started, held = self._clock(), self._held
-        if held is not None:
+        if self._held is not None:
             try:
-                self._held = await self._take(held)
+                await self._lead_on(self._held)
             except (Conflict, NotFound):
                 self._held = None  # e.g. the answer to the last renewal was lost
             except (Unavailable, Rejected) as error:
                 logger.debug("leader lease: %s", error)
                 return
             else:
-                self._renewed = started
                 return
         await self._attempt()
 
@@ -188,7 +202,6 @@ class Leadership:
         return min(pause, left) if left > 0 else pause
 
     async def _attempt(self) -> bool:
-        started = self._clock()
         current: Object | None = None
         try:
             current = await self._read()
@@ -198,7 +211,7 @@ class Leadership:
             if self._renewed is not None and not self.leads and not self._is_own(current):
                 self._renewed = None
                 return False
-            self._held = await self._take(current)
+            await self._lead_on(current)
         except NotFound:
             self._renewed = None
             if current is None:  # a Lease that was to be created
@@ -215,7 +228,7 @@ class Leadership:
             return self.leads
         self._waits.end(WaitReason.NAMESPACE)
         self._waits.end(WaitReason.LEADER)
-        self._renewed, self._led = started, True
+        self._led = True
         return True
 
     def _no_lease(self, what: str) -> None:
@@ -237,7 +250,8 @@ class Leadership:
 
     async def _read(self) -> Object | None:
         try:
-            return await self._cluster.get(LEASE, self._namespace, LEASE_NAME)
+            with self._timed():
+                return await self._cluster.get(LEASE, self._namespace, LEASE_NAME)
         except NotFound:
             return None
 
@@ -256,6 +270,34 @@ class Leadership:
         """Whether this replica was the last to write the Lease: nobody has led since."""
         return lease is not None and (lease.get("spec") or {}).get("holderIdentity") == self._identity
 
+    @property
+    def _asked_seconds(self) -> float:
+        """How long the Lease lasts that is asked for next."""
+        slow = min(ANSWERS * self._answer_seconds, LONGEST_LEASE_SECONDS)
+        return max(self._settings.lease_seconds, slow)
+
+    def _fence_of(self, lease_seconds: float) -> float:
+        return lease_seconds * self._settings.fence_seconds / self._settings.lease_seconds
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """A request, which leaves time for another before the fence falls, and how long it took."""
+        fence = self._fence_of(self._asked_seconds)
+        self._cluster.request_seconds = max(fence - self._settings.renew_seconds, fence / 2)
+        started = self._clock()
+        try:
+            yield
+        finally:
+            self._answer_seconds = self._clock() - started
+
+    async def _lead_on(self, current: Object | None) -> None:
+        started = self._clock()
+        until = started + self._fence_of(self._asked_seconds)
+        # Where its answer is lost, a follower may know of it, and that it is shorter than the one before.
+        self._until = min(self._until, until)
+        self._held = await self._take(current)
+        self._renewed, self._until = started, until
+
     async def _take(self, current: Object | None) -> Object:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec: dict[str, Any] = dict((current or {}).get("spec") or {})
@@ -265,12 +307,13 @@ class Leadership:
         spec |= {
             "holderIdentity": self._identity,
             "renewTime": now,
-            "leaseDurationSeconds": max(1, round(self._settings.lease_seconds)),
+            "leaseDurationSeconds": max(1, math.ceil(self._asked_seconds)),
         }
-        if current is None:
+        with self._timed():
+            if current is not None:
+                return await self._cluster.replace(LEASE, {**current, "spec": spec})
             metadata = {"namespace": self._namespace, "name": LEASE_NAME}
             return await self._cluster.create(
                 LEASE,
                 {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": spec},
             )
-        return await self._cluster.replace(LEASE, {**current, "spec": spec})

@@ -110,6 +110,67 @@ async def test_a_term_is_over_after_a_lapse_in_which_another_has_led(then):
         first.check()
 
 
+def answering(replica: Leadership, clock: Clock, seconds: float) -> None:
+    """Each answer takes so long from now on."""
+    fake = FakeCluster(replica._cluster.world)
+
+    def late(request):
+        async def answered(*arguments):
+            clock.now += seconds
+            return await request(*arguments)
+
+        return answered
+
+    for verb in ("get", "create", "replace"):
+        setattr(replica._cluster, verb, late(getattr(fake, verb)))
+
+
+async def test_a_leader_leads_on_where_each_answer_takes_longer_than_the_fence():
+    """Its Lease says how long it lasts, the other replica waits for that; both are short again afterwards."""
+    world, clock, settings = World(), Clock(), LeaderSettings()
+    first, second = (replica(world, clock, name, settings) for name in ("first", "second"))
+    await first._attempt()
+    answering(first, clock, 5.0)
+    await first._renew()
+    for _ in range(5):
+        clock.now += settings.renew_seconds
+        await first._renew()
+        first.check()
+        assert not await second._attempt()
+        assert first._cluster.request_seconds > 10
+    clock.now += 19.9
+    assert not first.leads and not await second._attempt()
+    answering(first, clock, 0.0)
+    await first._renew()
+    await first._renew()
+    assert not await second._attempt()
+    clock.now += settings.lease_seconds
+    assert await second._attempt()
+
+
+async def test_the_fence_of_a_shorter_lease_counts_from_when_it_was_asked_for():
+    """Its answer may be lost, while the other replica has seen it."""
+    world, clock, settings = World(), Clock(), LeaderSettings()
+    first = replica(world, clock, "first", settings)
+    answering(first, clock, 5.0)
+    await first._attempt()
+    await first._renew()
+    first.check()
+    answering(first, clock, 0.0)
+    await first._read()
+
+    async def lost(*_):
+        raise Unavailable("no answer")
+
+    first._cluster.replace = lost
+    await first._renew()
+    clock.now += settings.fence_seconds - 0.1
+    first.check()
+    clock.now += 0.1
+    with pytest.raises(Fenced):
+        first.check()
+
+
 async def test_an_old_leader_that_wakes_up_finds_itself_replaced():
     """After a pause it neither writes nor takes the lease back."""
     world, clock = World(), Clock()
