@@ -47,6 +47,16 @@ def test_a_cluster_is_examined_with_and_without_an_operator(live_cluster, stage)
             return True
 
         eventually(well, "an operator that leads")
+        with stage.nursery.operator("default"):
+
+            def two():
+                lines = call(live_cluster, "doctor", "-n", stage.namespace).stdout.splitlines()
+                told = [line for line in lines if "two give the same GPUs away" in line]
+                return told and told[0].startswith(
+                    "warning  operator: an operator leads in namespace default"
+                )
+
+            eventually(two, "the other operator to lead, and to be told of")
         job = training_job("stored", image="i", command=[sys.executable, "-c", ""], steps=1, volume="nowhere")
         stage.custom.create_namespaced_custom_object(
             namespace=stage.namespace,

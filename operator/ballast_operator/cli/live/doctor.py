@@ -192,23 +192,42 @@ def _fields(definition: Mapping[str, Any]) -> set[str]:
 
 
 async def _operator(client: "AsyncClient") -> list[Finding]:
-    from ballast.client import NotFound
+    from ballast.client import Forbidden, NotFound
 
     where, fix = client.namespace, "install the chart (docs/install.md), or give --namespace"
-    path = f"/apis/coordination.k8s.io/v1/namespaces/{where}/leases/{SERVICE_ACCOUNT}"
+    path = "/apis/coordination.k8s.io/v1/"
+    found: list[Finding] = []
     try:
-        lease = await client.connection.request("get", path)
+        lease = await client.connection.request("get", f"{path}namespaces/{where}/leases/{SERVICE_ACCOUNT}")
     except NotFound:
-        text = f"no operator has led in namespace {where}"
-        return [Finding("operator", "failed", text, fix)]
+        found.append(Finding("operator", "failed", f"no operator has led in namespace {where}", fix))
+    else:
+        holder, age = _leader(client, lease)
+        pods = f"kubectl --namespace {where} get pods, and their logs"
+        text = f"no operator leads; the Lease was renewed {age:.0f} s ago"
+        found.append(
+            Finding("operator", "ok", f"{holder} leads")
+            if holder
+            else Finding("operator", "failed", text, pods)
+        )
+    try:
+        there = await _items(client, f"{path}leases", fieldSelector=f"metadata.name={SERVICE_ACCOUNT}")
+    except Forbidden:
+        return found  # of other namespaces this account does not know
+    others = {lease["metadata"]["namespace"] for lease in there if _leader(client, lease)[0]} - {where}
+    if others:
+        text = f"an operator leads in namespace {some_of(sorted(others))}, too: two give the same GPUs away"
+        fix = "uninstall one, or let each look after a namespace (watchNamespace) and nodes of its own"
+        found.append(Finding("operator", "warning", text, fix))
+    return found
+
+
+def _leader(client: "AsyncClient", lease: Mapping[str, Any]) -> tuple[str, float]:
+    """Who holds a leader's Lease, empty: nobody, and the seconds since it was renewed."""
     spec, date = lease.get("spec") or {}, client.connection.date
     now = email.utils.parsedate_to_datetime(date) if date else datetime.datetime.now(datetime.UTC)
     age, lasts = _age(spec.get("renewTime"), now), float(spec.get("leaseDurationSeconds") or 15)
-    if not spec.get("holderIdentity") or age > 2 * lasts:
-        text = f"no operator leads; the Lease was renewed {age:.0f} s ago"
-        pods = f"kubectl --namespace {where} get pods, and their logs"
-        return [Finding("operator", "failed", text, pods)]
-    return [Finding("operator", "ok", f"{spec['holderIdentity']} leads")]
+    return "" if age > 2 * lasts else str(spec.get("holderIdentity") or ""), age
 
 
 async def _policies(client: "AsyncClient") -> list[Finding]:
