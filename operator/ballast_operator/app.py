@@ -349,6 +349,4 @@ async def serve(
     application.router.add_get("/healthz", healthz)
     application.router.add_get("/readyz", readyz)
     application.router.add_get("/metrics", show_metrics)
-    runner = web.AppRunner(application, access_log=None, handle_signals=False)
-    await runner.setup()
-    return runner, await listen(runner, host, port)
+    return await listen(application, host, port)

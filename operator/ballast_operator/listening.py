@@ -1,25 +1,49 @@
-"""The address that the operator's pages are served at."""
+"""The address that the operator's pages are served at, and how many may be connected to it."""
 
+import asyncio
 import errno
 import socket
+from collections.abc import AsyncIterator
 
 from aiohttp import web
 
+MOST_CONNECTIONS, LOOK_SECONDS = 500, 1.0
+"""Of one address; how often they are counted. Each is one of the files that the process may open."""
 
-async def listen(runner: web.BaseRunner, host: str, port: int) -> int:
+
+async def listen(application: web.Application, host: str, port: int) -> tuple[web.AppRunner, int]:
     """Serve at ``host``; empty: at every address, of IPv4 and, where the machine has it, of IPv6.
 
+    Of very many connections the oldest are closed, e.g. those of who begins requests and never ends them.
+
     Returns:
-        The port; a free one where ``port`` is 0.
+        The runner, to clean up, and the port: a free one where ``port`` is 0.
 
     Raises:
         OSError: the port is taken, or the address is not this machine's.
     """
+
+    async def bounded(_: web.Application) -> AsyncIterator[None]:
+        counting = asyncio.create_task(_close_the_oldest(runner))
+        yield
+        counting.cancel()
+
+    application.cleanup_ctx.append(bounded)
+    runner = web.AppRunner(application, access_log=None, handle_signals=False)
+    await runner.setup()
     if host:
         await web.TCPSite(runner, host, port).start()
     else:
         await web.SockSite(runner, _of_every_family(port)).start()
-    return int(runner.addresses[0][1])
+    return runner, int(runner.addresses[0][1])
+
+
+async def _close_the_oldest(runner: web.AppRunner) -> None:
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        if runner.server is not None:
+            for connection in runner.server.connections[:-MOST_CONNECTIONS]:
+                connection.force_close()
 
 
 def _of_every_family(port: int) -> socket.socket:

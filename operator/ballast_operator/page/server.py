@@ -294,7 +294,10 @@ class Page:
         )
 
     async def _login(self, request: web.Request) -> web.StreamResponse:
-        form = await request.post()
+        try:
+            form = await request.post()
+        except (ValueError, LookupError, web.RequestPayloadError) as error:
+            raise web.HTTPBadRequest(text="what was sent is no form of this page") from error
         token, to = str(form.get("token", "")).strip(), _own_path(str(form.get("to", "")))
         if await self._access.person(token) is None:
             text = "the API server does not know this token, or it has expired"
@@ -393,11 +396,10 @@ async def serving(page: Page, *, host: str, port: int) -> AsyncIterator[int]:
     Raises:
         OSError: the port is taken.
     """
-    runner = web.AppRunner(page.application, access_log=None, handle_signals=False)
-    await runner.setup()
+    runner, served = await listen(page.application, host, port)
     keeping_up = asyncio.create_task(page.work_out())
     try:
-        yield await listen(runner, host, port)
+        yield served
     finally:
         keeping_up.cancel()
         await asyncio.gather(keeping_up, return_exceptions=True)

@@ -1,5 +1,6 @@
 """The page, asked over HTTP: what each screen shows, to whom, and what it never lets through."""
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator
@@ -7,7 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import CookieJar
 from aiohttp.test_utils import TestClient, TestServer
-from ballast_operator.page.server import COOKIE, HEADERS
+from ballast_operator import listening
+from ballast_operator.page.server import COOKIE, HEADERS, serving
 
 from tests.operator.page.world import HOSTILE, Everybody, World, runs, time_of, waits
 
@@ -96,6 +98,38 @@ async def test_a_form_of_another_site_is_refused():
         answer = await client.post("/login", data=LOGIN, headers={"Sec-Fetch-Site": "cross-site"})
         assert answer.status == 403
         assert "Set-Cookie" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content-Type": "multipart/form-data; boundary=b"},
+        {"Content-Type": "application/x-www-form-urlencoded; charset=none"},
+        {"Content-Type": "application/x-www-form-urlencoded", "Content-Encoding": "gzip"},
+    ],
+)
+async def test_what_is_no_form_is_a_bad_request(headers):
+    """Not a failure of the page, with what it failed at in the operator's log."""
+    async with looked_at(World(), login=False) as client:
+        answer = await client.post("/login", data=b"token=a", headers=headers)
+        assert answer.status == 400 and "no form of this page" in await answer.text()
+
+
+async def test_of_very_many_connections_the_oldest_are_closed(monkeypatch):
+    """Who begins requests and does not end them takes no place from others."""
+    monkeypatch.setattr(listening, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(listening, "LOOK_SECONDS", 0.01)
+    async with serving(World().page, host="127.0.0.1", port=0) as port:
+        begun = []
+        for _ in range(10):
+            begun.append(await asyncio.open_connection("127.0.0.1", port))
+            begun[-1][1].write(b"GET /login HTTP/1.1\r\nHost: page\r\n")
+        for reader, _ in begun[:6]:
+            assert await reader.read() == b""
+        begun[-1][1].write(b"\r\n")
+        assert await begun[-1][0].readline() == b"HTTP/1.1 200 OK\r\n"
+        for _, writer in begun:
+            writer.close()
 
 
 async def test_the_cluster_shows_pools_prices_hazard_and_who_ran_where():
