@@ -22,12 +22,13 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from ballast_operator.allocator.solving.solver import Solver
+from ballast_operator.api.conditions import some_of
 from ballast_operator.errors import Forbidden, LeaseLapsed, NotLeader, OperatorError, Unavailable
 from ballast_operator.history.recent import Recent
 from ballast_operator.history.writer import HistoryWriter, Keep
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster, connect
-from ballast_operator.kube.informers import Informers
+from ballast_operator.kube.informers import INSTALL_DEFINITIONS, Informers
 from ballast_operator.kube.kinds import LEASE, Kind
 from ballast_operator.kube.leadership import Leadership
 from ballast_operator.listening import listen
@@ -118,6 +119,7 @@ class Operator:
             self._metrics.leader.set_function(lambda: leadership.leads)
             cluster.fence = leadership.check
             cluster.on_answer = own.on_answer = self._answered
+            cluster.on_dropped = self._dropped
             self._answered("get", LEASE, Unavailable("no request has been answered yet"))
             runner, port = await side.run(
                 serve(
@@ -294,6 +296,15 @@ class Operator:
             )
         else:
             self.waits.end(WaitReason.PERMISSION, subject)
+
+    def _dropped(self, kind: Kind, fields: list[str]) -> None:
+        """Keep the record of a definition of another release: what is decided there is forgotten."""
+        what = (
+            f"the API server keeps no {some_of(fields)} of {kind.plural}: their definition is older or newer"
+        )
+        self.waits.begin(
+            WaitReason.DEFINITIONS, what, to_fix=INSTALL_DEFINITIONS, subject=f"{kind.plural} status"
+        )
 
     def problems(self) -> list[str]:
         """What a restart may help against; asked by the pages' thread."""

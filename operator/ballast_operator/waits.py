@@ -22,7 +22,7 @@ LOGGED_EVERY_SECONDS = 300.0
 """Longest pause between two log lines about one wait."""
 
 FORGOTTEN_AFTER_SECONDS = 600.0
-"""A right that was lacking and has not been needed again for this long is no longer waited for."""
+"""A right or a definition that was lacking and has not been needed for this long is no longer waited for."""
 
 
 class WaitReason(enum.StrEnum):
@@ -35,7 +35,7 @@ class WaitReason(enum.StrEnum):
     PERMISSION = "Permission"
     """The operator's account lacks a right."""
     DEFINITIONS = "Definitions"
-    """The API server does not know Ballast's kinds."""
+    """The API server does not know Ballast's kinds, or drops what is in them."""
     LEADER = "Leader"
     """Another replica leads. This is a standby's ordinary state."""
     CACHES = "Caches"
@@ -121,7 +121,8 @@ class Waits:
         """Log the waits that have lasted long enough since they began or were last logged."""
         now = self._clock()
         for key, wait in list(self._waits.items()):
-            if wait.reason is WaitReason.PERMISSION and now - wait.renewed > FORGOTTEN_AFTER_SECONDS:
+            by_use = wait.reason in (WaitReason.PERMISSION, WaitReason.DEFINITIONS)
+            if by_use and now - wait.renewed > FORGOTTEN_AFTER_SECONDS:
                 self.end(*key)
                 continue
             lasted = now - wait.since

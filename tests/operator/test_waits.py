@@ -189,7 +189,7 @@ async def test_an_account_that_may_not_read_namespaces_is_not_stopped_by_it():
 
 
 async def test_an_operator_records_answers_of_the_api_server():
-    """No answer, then a missing right, then the right."""
+    """No answer, then a missing right, then the right; then a definition of another release."""
     from ballast_operator.app import Operator, Options
     from ballast_operator.settings import Settings
 
@@ -201,6 +201,10 @@ async def test_an_operator_records_answers_of_the_api_server():
     assert "(Permission)" in line and 'cannot list resource "pods"' in line
     operator._answered("list", POD, None)
     assert operator.waits.lines() == []
+    operator._dropped(JOB, ["status.plan"])
+    (line,) = operator.waits.lines()
+    assert "keeps no status.plan of trainingjobs" in line and "ballast crds | kubectl apply" in line
+    assert not operator.waits.ready
 
 
 async def test_a_missing_policy_is_waited_for_by_the_operator_and_by_its_jobs():

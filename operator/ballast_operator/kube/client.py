@@ -81,6 +81,7 @@ class Cluster:
         on_write: called with (verb, kind) after a write that landed; counts for the metrics.
         on_refused: called with the kind after a write whose content the API server refused.
         on_answer: called with (verb, kind, error or None) after each request, before the error is raised.
+        on_dropped: called with (kind, fields of a status that was written and not kept whole).
     """
 
     def __init__(self, api: kubernetes_client.ApiClient, *, request_seconds: float) -> None:
@@ -91,6 +92,7 @@ class Cluster:
         self.on_write: Callable[[str, Kind], None] = lambda verb, kind: None
         self.on_refused: Callable[[Kind], None] = lambda kind: None
         self.on_answer: Callable[[str, Kind, OperatorError | None], None] = lambda verb, kind, error: None
+        self.on_dropped: Callable[[Kind, list[str]], None] = lambda kind, fields: None
 
     @property
     def configuration(self) -> kubernetes_client.Configuration:
@@ -229,6 +231,7 @@ class Cluster:
     async def write_status(self, kind: Kind, body: Object) -> Object:
         """Replace the whole status: the operator's alone, it keeps nothing that anybody else has put there.
 
+        Fields that the custom resource definition lacks are dropped by the API server without an error.
         With ``metadata.resourceVersion`` in the body, an object that has changed since is a Conflict.
         """
         metadata = body["metadata"]
@@ -236,7 +239,7 @@ class Cluster:
         if "resourceVersion" in metadata:
             version = metadata["resourceVersion"]
             parts.append({"op": "add", "path": "/metadata/resourceVersion", "value": version})
-        return await self._write(
+        written = await self._write(
             "patch",
             kind,
             kind.path(metadata.get("namespace", ""), metadata["name"], "status"),
@@ -244,6 +247,9 @@ class Cluster:
             query={"fieldManager": FIELD_MANAGER},
             content_type="application/json-patch+json",
         )
+        if dropped := sorted(set(_lacking(body["status"], written.get("status"), "status"))):
+            self.on_dropped(kind, dropped)
+        return written
 
     async def create(self, kind: Kind, body: Object) -> Object:
         """Create an object; Conflict where the name is taken."""
@@ -337,6 +343,21 @@ class Cluster:
             self.on_answer(verb, kind, failed)
             raise failed from error
         self.on_answer(verb, kind, None)
+
+
+def _lacking(sent: Any, kept: Any, path: str) -> Iterator[str]:
+    """Paths of the fields of ``sent`` that ``kept`` does not have."""
+    if isinstance(sent, dict):
+        for name, value in sent.items():
+            if value is None:
+                continue
+            if isinstance(kept, dict) and name in kept:
+                yield from _lacking(value, kept[name], f"{path}.{name}")
+            else:
+                yield f"{path}.{name}"
+    elif isinstance(sent, list) and isinstance(kept, list):
+        for value, other in zip(sent, kept, strict=False):
+            yield from _lacking(value, other, f"{path}[]")
 
 
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")

@@ -44,6 +44,9 @@ READ_SINGLY = (JOB, POD, CONFIG_MAP, LEASE)
 MOST_READ_SINGLY = 100
 """Objects that are read one by one; of more, a whole list costs less."""
 
+INSTALL_DEFINITIONS = "ballast crds | kubectl apply --server-side -f -, or install the Helm chart"
+"""What to do where the API server does not have Ballast's kinds as this release does."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -180,7 +183,7 @@ async def resync(caches: Caches, cluster: Cluster, namespace: str, waits: Waits)
             waits.begin(
                 WaitReason.DEFINITIONS,
                 f"the API server does not know {kind.plural} of {kind.api_version}",
-                to_fix="ballast crds | kubectl apply --server-side -f -, or install the Helm chart",
+                to_fix=INSTALL_DEFINITIONS,
                 subject=kind.plural,
             )
         except (Unavailable, Rejected) as error:

@@ -12,7 +12,7 @@ from ballast_operator.errors import (
     Unavailable,
 )
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import LEASE
+from ballast_operator.kube.kinds import JOB, LEASE
 from kubernetes.aio import client
 
 JSON, HTML = "application/json", "text/html"
@@ -97,3 +97,18 @@ async def test_a_write_is_counted_that_would_never_succeed(answering, status, te
         with pytest.raises(OperatorError):
             await request
     assert refused == [LEASE] * counted
+
+
+async def test_what_an_older_definition_drops_of_a_status_is_told(answering):
+    """Without an error: the API server keeps the fields that it knows, at any depth."""
+    kept = '{"status": {"state": "Running", "conditions": [{"type": "Ready"}], "added": 1}}'
+    cluster, told = answering(200, kept), []
+    cluster.on_dropped = lambda kind, fields: told.append((kind, fields))
+    conditions = [{"type": "Ready", "reason": "Runs"}]
+    status = {"state": "Running", "step": None, "conditions": conditions, "plan": {"id": "a"}}
+    body = {"metadata": {"namespace": "n", "name": "a"}, "status": status}
+    await cluster.write_status(JOB, body)
+    assert told == [(JOB, ["status.conditions[].reason", "status.plan"])]
+    del status["plan"], conditions[0]["reason"]
+    await cluster.write_status(JOB, body)
+    assert len(told) == 1
