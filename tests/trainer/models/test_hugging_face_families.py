@@ -155,6 +155,12 @@ def test_tokens_of_a_models_own_experts_are_counted_where_its_layers_are(gang, t
     assert found["loads"] == {str(layer): loads for layer, loads in counted.items()}
 
 
+def test_experts_beside_those_of_the_model_are_refused():
+    """``experts.balance`` would be of copies of all of its experts together, and balance none of these."""
+    with pytest.raises(ConfigurationError, match="experts of its own, which its model balances"):
+        train_here(job("mixtral with its routers' loss", dynamics=[{"kind": "mixtureOfExperts"}]))
+
+
 def test_every_name_of_the_whole_model_is_in_an_export():
     """Each parameter belongs to one layer, by the name that the class gives it."""
     from ballast_trainer.models.hugging_face import from_config

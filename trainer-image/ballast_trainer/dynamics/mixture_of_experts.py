@@ -28,7 +28,7 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule, with_side_loss
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.running import CURRENT_FORWARD
-from ballast_trainer.models.blocks import expert_loads, set_submodule
+from ballast_trainer.models.blocks import expert_loads, experts_of, set_submodule
 
 LEAST_GAIN = 0.05
 """Relative fall of the fullest rank's tokens below which experts stay where they are."""
@@ -268,6 +268,12 @@ class MixtureOfExperts(BlockChange):
         self._settings = config.experts or ExpertsSettings()
         self.every_blocks = self._settings.every_blocks
         self.first_layer = self._settings.first_layer
+
+    def lacks(self, index: int, module: nn.Module) -> str:
+        """As of every change; experts that a layer came with stay its model's."""
+        if experts_of(module):
+            return "experts of its own, which its model balances (output_router_logits: true)"
+        return super().lacks(index, module)
 
     def change_block(self, block: nn.Module, index: int) -> nn.Module:
         """Replace the MLP."""

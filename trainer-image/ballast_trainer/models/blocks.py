@@ -75,11 +75,16 @@ _CHOICES = {"top_k_index", "router_indices"}
 """What transformers calls the experts of each token, [tokens, k], where its fused experts take them."""
 
 
+def experts_of(layer: nn.Module) -> list[nn.Module]:
+    """The parts of a layer of transformers that compute experts, which it came with."""
+    parts = layer.modules()
+    return [part for part in parts if _CHOICES & inspect.signature(type(part).forward).parameters.keys()]
+
+
 def note_choices(layer: nn.Module) -> None:
     """Let a layer of transformers keep which experts its tokens have chosen last."""
-    for part in layer.modules():
-        if _CHOICES & inspect.signature(type(part).forward).parameters.keys():
-            part.register_forward_pre_hook(_note, with_kwargs=True)
+    for part in experts_of(layer):
+        part.register_forward_pre_hook(_note, with_kwargs=True)
 
 
 def _note(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
