@@ -1,7 +1,8 @@
 """Slices of a parameter over a tensor group: the part of each rank, and the whole from the parts."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -42,7 +43,7 @@ class Slicing:
 
 
 class SlicedModule(nn.Module):
-    """A module some of whose parameters are parts of the whole ones.
+    """A module some of whose parameters are parts of the whole ones; or any that has its attributes.
 
     Attributes:
         axis: the ranks that have the parts.
@@ -55,14 +56,17 @@ class SlicedModule(nn.Module):
 
 def axis_of(module: nn.Module) -> Axis:
     """The ranks that a layer is cut over; this one alone where it is whole."""
-    return next((child.axis for child in module.modules() if isinstance(child, SlicedModule)), Axis())
+    return next((child.axis for _, child in _sliced(module)), Axis())
+
+
+def _sliced(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    return ((prefix, child) for prefix, child in module.named_modules() if hasattr(child, "slicings"))
 
 
 def slicings(module: nn.Module) -> dict[str, Slicing]:
     """How the parameters of a layer are cut, by their name in the layer; whole ones are left out."""
     found = {}
-    for prefix, child in module.named_modules():
-        if isinstance(child, SlicedModule):
-            for name, slicing in child.slicings.items():
-                found[f"{prefix}.{name}" if prefix else name] = slicing
+    for prefix, child in _sliced(module):
+        for name, slicing in child.slicings.items():
+            found[f"{prefix}.{name}" if prefix else name] = slicing
     return found

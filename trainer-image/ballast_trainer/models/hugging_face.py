@@ -37,7 +37,7 @@ _NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
 _PREDICT_NEXT = ("ForCausalLM", "GPT2LMHeadModel")
 """How classes that predict the next token are called."""
 
-_ATTENTION = ("self_attn", "attn", "attention", "self_attention")
+ATTENTION = ("self_attn", "attn", "attention", "self_attention")
 
 
 class DecoderLayer(nn.Module):
@@ -45,13 +45,17 @@ class DecoderLayer(nn.Module):
 
     Attributes:
         width: of the hidden states.
+        config: of the model; None: it has none.
+        plan: how parts of the layer are cut over a tensor group, by path, as its family states.
     """
 
     def __init__(
-        self, layer: nn.Module, index: int, calls: LayerCalls, width: int, members: set[str]
+        self, layer: nn.Module, index: int, calls: LayerCalls, width: int, members: set[str], config: Any
     ) -> None:
         super().__init__()
-        self.layer, self.width = layer, width
+        self.layer, self.width, self.config = layer, width, config
+        stated = getattr(config, "base_model_tp_plan", None) or {}
+        self.plan = {path.partition(".*.")[2]: way for path, way in stated.items()}
         note_choices(layer)
         self._index, self._calls, self._members = index, calls, members
 
@@ -82,7 +86,7 @@ class DecoderLayer(nn.Module):
             return {
                 "run_at": self._run_at,
                 "mlp_path": functools.partial(self._path, "mlp", "feed_forward", "ffn"),
-                "attention_path": functools.partial(self._path, *_ATTENTION),
+                "attention_path": functools.partial(self._path, *ATTENTION),
             }[name]
         return super().__getattr__(name)
 
@@ -195,7 +199,7 @@ def decoder(model: Any, *, tried: bool = True) -> Model:
         chain = Chain(model, inputs, options)
         layers, loss = _layers_of(model, chain, routed=routed, taken=set(taken))
         # Layers without attention carry a state from sample to sample.
-        attends = all(any(hasattr(layer, part) for part in _ATTENTION) for layer in chain.layers)
+        attends = all(any(hasattr(layer, part) for part in ATTENTION) for layer in chain.layers)
         packs = attends and name.endswith(_PREDICT_NEXT) and "position_ids" in taken
         if tried:
             packs = _try(model, chain, layers, loss, inputs, labelled="labels" in taken, packs=packs)
@@ -252,7 +256,7 @@ def _layers_of(
         # Causal, and without a mask.
         members.add("attention_path")
     calls, width = chain.calls(), chain.tried.shape[-1]
-    inner = [DecoderLayer(layer, i, calls, width, members) for i, layer in enumerate(chain.layers)]
+    inner = [DecoderLayer(layer, i, calls, width, members, config) for i, layer in enumerate(chain.layers)]
     if not routed:
         return [chain.first(), *inner, chain.last()], cross_entropy
     name = type(model).__name__

@@ -1,8 +1,8 @@
 """Layers of models, cut over a tensor group.
 
-:func:`split_layer` knows the project's transformer block; register your own with
-``@split_layer_type.register``.  Layers of other types stay whole on every rank, which is correct but
-saves nothing.
+:func:`split_layer` knows the project's transformer block and the layers of transformers; register your
+own with ``@split_layer_type.register``.  Layers of other types stay whole on every rank, which is correct
+but saves nothing.
 """
 
 import functools
@@ -17,8 +17,16 @@ from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.slicing import slicings
 from ballast_trainer.models.gpt import Attention, Block, Mlp
+from ballast_trainer.models.hugging_face import DecoderLayer, RoutedLayer
 from ballast_trainer.models.protocol import Model, buildable
-from ballast_trainer.tensor_parallel.parallel_pair import ColumnLinear, ParallelPair, RowLinear, Units
+from ballast_trainer.tensor_parallel.parallel_pair import (
+    ColumnLinear,
+    ParallelPair,
+    RowLinear,
+    Units,
+    pairs,
+)
+from ballast_trainer.tensor_parallel.transformers_plan import check_cut_layer, cut_by_plan, kind_of_layer
 
 
 class ParallelMlp(ParallelPair):
@@ -89,6 +97,15 @@ def _split_block(module: Block, axis: Axis) -> nn.Module:
     return module
 
 
+split_layer_type.register(DecoderLayer, cut_by_plan)
+
+
+@split_layer_type.register
+def _split_routed(module: RoutedLayer, axis: Axis) -> nn.Module:
+    cut_by_plan(module.inner, axis)
+    return module
+
+
 def split_layer(module: nn.Module, axis: Axis) -> nn.Module:
     """A layer whose matrices are cut over the ranks of ``axis``; the layer itself where there is one rank.
 
@@ -102,23 +119,42 @@ def check_tensor_parallel(model: Model, config: JobConfig) -> None:
     """Refuse a model that cannot be cut, before ranks start.
 
     Raises:
-        ConfigurationError: no layer can be cut, or one cannot.
+        ConfigurationError: no layer can be cut, one cannot, or nothing can be done about its stragglers.
     """
     size = config.parallelism.tensor
     if size == 1:
         return
-    axis = Axis(ranks=tuple(range(size)))
+    axis, found, tried = Axis(ranks=tuple(range(size))), False, set()
     with torch.random.fork_rng():
         for index in range(model.layer_count):
+            kept = None if model.kept_layer is None else model.kept_layer(index)
+            kind = None if kept is None else kind_of_layer(kept)
+            if found and (kind is None or kind in tried):
+                continue
+            tried.add(kind)
+            module = buildable(model, index)
             try:
-                split = split_layer(buildable(model, index), axis)
+                if kind is not None:
+                    check_cut_layer(module, size)
+                split = split_layer(module, axis)
             except ValueError as error:
-                reason = f"{size}: layer {index}: {error}. To fix: a divisor of it, or 1"
-                raise ConfigurationError("parallelism.tensor", reason) from error
-            if slicings(split):
-                return
-    raise ConfigurationError(
-        "parallelism.tensor",
-        f"no layer of {config.model_name!r} can be cut. To fix: set it to 1, or register your layers "
-        "with ballast_trainer.tensor_parallel.layers.split_layer_type",
-    )
+                fix = "" if "To fix" in str(error) else ". To fix: a divisor of it, or 1"
+                raise ConfigurationError(
+                    "parallelism.tensor", f"{size}: layer {index}: {error}{fix}"
+                ) from error
+            if not slicings(split):
+                continue
+            found = True
+            policy = config.parallelism.stragglers.policy
+            if policy != "none" and not pairs([split]):
+                raise ConfigurationError(
+                    "parallelism.stragglers.policy",
+                    f"{policy}: layer {index} of {config.model_name!r} is cut without pairs of products "
+                    "(ParallelPair), whose units could be left out or handed over. To fix: none",
+                )
+    if not found:
+        raise ConfigurationError(
+            "parallelism.tensor",
+            f"no layer of {config.model_name!r} can be cut. To fix: set it to 1, or register your layers "
+            "with ballast_trainer.tensor_parallel.layers.split_layer_type",
+        )

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.slicing import SlicedModule, Slicing
@@ -50,6 +51,10 @@ class ColumnLinear(SlicedLinear):
         slicing = Slicing(dim=0, blocks=blocks)
         super().__init__(whole, axis, {"weight": slicing, "bias": slicing})
 
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """[..., in], in the group by :func:`copy_to_group` -> this rank's [..., out / t]."""
+        return functional.linear(value, self.weight, self.bias)
+
 
 class RowLinear(SlicedLinear):
     """Each rank takes some of the input features: weight [out, in / t]; the bias is whole, added once."""
@@ -61,6 +66,11 @@ class RowLinear(SlicedLinear):
             ValueError: the features do not divide.
         """
         super().__init__(whole, axis, {"weight": Slicing(dim=1)})
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """This rank's [..., in / t] -> [..., out], whole on every rank."""
+        summed = reduce_from_group(functional.linear(value, self.weight), self.axis)
+        return summed if self.bias is None else summed + self.bias
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

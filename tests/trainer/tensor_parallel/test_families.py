@@ -1,0 +1,132 @@
+"""Families of transformers over a tensor group, cut by their own plans: the curve is that of one process."""
+
+import pytest
+import torch
+from ballast_policies.contract import Stage
+from ballast_trainer.channel.base import DirectoryChannel
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.launch import ValidatedJob
+from ballast_trainer.seeding import host_seeded
+from ballast_trainer.tensor_parallel.layers import split_layer
+
+from tests.support.gang import assert_same_curve
+from tests.support.held_data import Gates
+from tests.support.one_process import train_here
+from tests.trainer.models import families
+from tests.trainer.models.test_hugging_face_families import job
+from tests.trainer.tensor_parallel.ranks import on_ranks
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("transformers")
+
+CUT = ("mistral", "qwen3", "gpt_neox", "phi3", "gemma2", "mixtral with its routers' loss", "deepseek_v3")
+"""Grouped queries, norms of heads, fused matrices, biases, gathered columns, experts, latent heads."""
+
+
+def curves(world):
+    """Five steps of each family on a tensor group, and of the whole model; bytes of parameters of both."""
+    from ballast_trainer.models.hugging_face import from_config
+
+    found = {}
+    for name in CUT:
+        with host_seeded(0):
+            model = from_config(**families.arguments(name))
+        for cut in (True, False):
+            layers = [model.build_layer(index) for index in range(model.layer_count)]
+            layers = [split_layer(layer, world.tensor) for layer in layers] if cut else layers
+            parameters = {id(one): one for layer in layers for one in layer.parameters()}
+            optimizer, losses = torch.optim.SGD(parameters.values(), lr=0.1), []
+            for step in range(5):
+                value, targets = families.batches()(0, step, 4)
+                for layer in layers:
+                    value = layer(value)
+                loss = model.loss(value, targets)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(float(loss.detach()))
+            found[name, cut] = losses, sum(one.nbytes for layer in layers[1:-1] for one in layer.parameters())
+    return found
+
+
+@pytest.mark.processes
+def test_families_that_are_cut_learn_as_in_one_process():
+    """To 1e-5, on each of two ranks; a layer's parameters take little more than half of the memory there."""
+    for found in on_ranks(curves, 2):
+        for name in CUT:
+            (losses, part), (expected, whole) = found[name, True], found[name, False]
+            assert_same_curve(dict(enumerate(losses)), dict(enumerate(expected)))
+            assert part < 0.7 * whole, name
+
+
+@pytest.mark.processes
+def test_layers_that_are_cut_move_and_continue_whole_from_a_checkpoint(gang, tmp_path):
+    """Pipeline 2 x tensor 2, a move, then one process: the curve, and the exported weights, of one process.
+
+    With experts, whose router's figures travel between stages, grouped queries and tied embeddings.
+    """
+    name = "mixtral with its routers' loss"
+    config = job(name, totalSteps=6, pipeline={"microbatches": 2, "globalBatchSize": 4})
+    config["model"]["args"] |= {"tie_word_embeddings": True}
+    config["export"] = {"path": str(tmp_path / "alone.safetensors"), "format": "safetensors"}
+    config["checkpoint"] = {"path": str(tmp_path / "alone"), "everySteps": 6}
+    expected = train_here(config)
+    config["checkpoint"] = {"path": str(tmp_path / "saved"), "everySteps": 4}
+    config["export"]["path"] = str(tmp_path / "cut.safetensors")
+    gates = Gates(tmp_path / "gates", 2)
+    held = gates.hold_own({**config, "totalSteps": 4, "parallelism": {"tensor": 2}})
+    channel = DirectoryChannel(tmp_path / "channel")
+    running = gang(held, ranks=4, options=["--channel", str(tmp_path / "channel")])
+    running.wait_for_step(1)
+    stages = (Stage(rank=rank, first_layer=a, end_layer=b) for rank, a, b in [(0, 0, 1), (1, 1, 5)])
+    channel.publish(channel.read_plan().replace(epoch=2, stages=tuple(stages)))
+    running.wait_for_plan(2)
+    gates.open()
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert running.events("migrate")
+    after = train_here(config)
+    assert_same_curve(running.losses() | after.losses, expected.losses)
+    from safetensors.torch import load_file
+
+    found, wanted = (load_file(tmp_path / f"{kind}.safetensors") for kind in ("cut", "alone"))
+    assert found.keys() == wanted.keys()
+    for key, value in wanted.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("llama", {"hidden_act": "relu", "intermediate_size": 49}, r"\(49, 32\) does not divide by 1 x 2"),
+        ("gpt2", {}, r"no plan .*base_model_tp_plan.* of GPT2Block"),
+        ("llama", {"num_key_value_heads": 1}, r"1 heads \(num_key_value_heads\) do not divide over 2"),
+        ("llama", {"attention_dropout": 0.1}, r"attention_dropout 0\.1 would be drawn otherwise"),
+        ("llama4_text", {}, r"feed_forward\.experts\.gate_up_proj of Llama4TextDecoderLayer"),
+        ("deepseek_v2", {}, r"mla_kv_a_proj of self_attn\.kv_a_proj_with_mqa"),
+    ],
+)
+def test_a_family_that_cannot_be_cut_is_refused_by_name(name, change, words):
+    """Before any rank starts, with what to change."""
+    config = job(name, parallelism={"tensor": 2})
+    config["model"]["args"] |= change
+    with pytest.raises(ConfigurationError, match=rf"{words}.*To fix") as caught:
+        ValidatedJob.from_mapping(config)
+    assert caught.value.field == "parallelism.tensor"
+
+
+def test_a_policy_for_stragglers_of_layers_without_pairs_is_refused():
+    """It would do nothing."""
+    config = job("llama", parallelism={"tensor": 2, "stragglers": {"policy": "resize"}})
+    with pytest.raises(ConfigurationError, match="without pairs of products") as caught:
+        ValidatedJob.from_mapping(config)
+    assert caught.value.field == "parallelism.stragglers.policy"
+
+
+def test_a_plan_that_does_not_fit_its_layer_is_refused(monkeypatch):
+    """What the cut layer computes is compared with the whole one."""
+    from transformers import LlamaConfig
+
+    plan = {**LlamaConfig.base_model_tp_plan, "layers.*.mlp.down_proj": "colwise_gather_output"}
+    monkeypatch.setattr(LlamaConfig, "base_model_tp_plan", plan)
+    with pytest.raises(ConfigurationError, match=r"LlamaDecoderLayer, cut by its plan, .*To fix: 1"):
+        ValidatedJob.from_mapping(job("llama", parallelism={"tensor": 2}))

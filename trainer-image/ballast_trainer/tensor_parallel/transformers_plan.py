@@ -1,0 +1,236 @@
+"""Layers of transformers, cut over a tensor group as their family's own plan says (``base_model_tp_plan``).
+
+Linear maps keep their names, so that exports do.  What a layer computes when it is cut is tried before ranks
+start: on the ranks of a group that are threads of this process, beside the whole layer.
+"""
+
+import copy
+import dataclasses
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+
+from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.layers.slicing import Slicing, slicings
+from ballast_trainer.models.blocks import set_submodule
+from ballast_trainer.models.hugging_face import ATTENTION, DecoderLayer
+from ballast_trainer.tensor_parallel.exchange import copy_to_group, gather, reduce_from_group, scatter
+from ballast_trainer.tensor_parallel.parallel_pair import ColumnLinear, RowLinear
+
+_COLUMNS, _ROWS = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
+_OF_HEADS, _EXPERTS = "replicated_with_grad_allreduce", "moe_tp_experts"
+_EXPERT_WEIGHTS = {"packed_colwise": Slicing(dim=1, blocks=2), "rowwise": Slicing(dim=2)}
+"""Of all experts of a layer together, [E, 2 x inner, D] (gates, then the others) and [E, D, inner]."""
+
+_INNER_DROPOUT = re.compile("(att|activation).*drop")
+
+
+class _SharedInput:
+    """What column layers with the same input share: one all-reduce of its gradient for all of them."""
+
+    def __init__(self, axis: Axis) -> None:
+        self._axis, self.readers, self._left = axis, 0, 0
+        self._value: torch.Tensor | None = None
+        self._copy: torch.Tensor | None = None
+
+    def __call__(self, part: nn.Module, args: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Before the forward of one of them."""
+        if self._value is not args[0]:
+            self._value, self._copy = args[0], copy_to_group(args[0], self._axis)
+            self._left = self.readers
+        copied = self._copy
+        assert copied is not None
+        self._left -= 1
+        if self._left == 0:
+            self._value = self._copy = None
+        return copied
+
+
+def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
+    """The layer with this rank's part of the linear maps and experts in its plan, in place.
+
+    Raises:
+        ValueError: there is no plan, it has what is not known here, or heads or features do not divide.
+    """
+    layer, plan = module.layer, module.plan
+    kind = type(layer).__name__
+    if not plan:
+        raise ValueError(
+            f"transformers has no plan for tensor parallelism (base_model_tp_plan) of {kind}. "
+            "To fix: 1, or a split of your own by ballast_trainer.tensor_parallel.layers.split_layer_type"
+        )
+    parts = dict(layer.named_modules())
+    experts = [path for path in parts if plan.get(path) == _EXPERTS]
+    shared: dict[str, _SharedInput] = {}
+    for path, part in parts.items():
+        style = plan.get(path)
+        if style is None:
+            continue
+        if style in (*_COLUMNS, *_ROWS) and type(part) is not nn.Linear:
+            what = f"{type(part).__module__}.{type(part).__name__}"
+            raise ValueError(f"{path} of {kind} is a {what}, no nn.Linear. To fix: 1")
+        if style in _COLUMNS:
+            _check_heads(module, path, style, axis)
+            column = ColumnLinear(part, axis)
+            of = shared.setdefault(path.rpartition(".")[0], _SharedInput(axis))
+            of.readers += 1
+            column.register_forward_pre_hook(of)
+            if style == "colwise_gather_output":
+                column.register_forward_hook(lambda _, args, output: gather(output, axis))
+            set_submodule(layer, path, column)
+        elif style in _ROWS:
+            row = RowLinear(part, axis)
+            if style == "rowwise_split_input":
+                row.register_forward_pre_hook(lambda _, args: scatter(args[0], axis))
+            set_submodule(layer, path, row)
+        elif style == _OF_HEADS:
+            for parameter in (one for one in part.parameters() if one.requires_grad):
+                # Each rank has the gradient of its own heads.
+                parameter.register_hook(lambda gradient: axis.all_reduce(gradient.contiguous().clone()))
+        elif style != _EXPERTS:
+            raise ValueError(f"{style} of {path}, in the plan of {kind}, is not known here. To fix: 1")
+    for path in experts:
+        _cut_experts(parts[path], path, kind, plan, axis)
+    return module
+
+
+def _check_heads(module: DecoderLayer, path: str, style: str, axis: Axis) -> None:
+    """Refuse what a cut of the attention would change.
+
+    Raises:
+        ValueError: heads do not divide, or a dropout would be drawn by each rank for its part alone.
+    """
+    config = vars(module.config)
+    dropped = [name for name, value in config.items() if value and _INNER_DROPOUT.search(name)]
+    if style == "colwise" and dropped:
+        raise ValueError(
+            f"{dropped[0]} {config[dropped[0]]} would be drawn otherwise than in one process. "
+            f"To fix: 1, or {dropped[0]}: 0.0"
+        )
+    if style == "colwise" and path.partition(".")[0] in ATTENTION:
+        for name in ("num_attention_heads", "num_key_value_heads"):
+            heads = config.get(name)
+            if isinstance(heads, int) and heads % axis.size:
+                raise ValueError(f"{heads} heads ({name}) do not divide over {axis.size} tensor ranks")
+
+
+def _cut_experts(part: nn.Module, path: str, kind: str, plan: dict[str, str], axis: Axis) -> None:
+    """Leave each of the experts this rank's part of its inner units."""
+    cut = {}
+    for name, parameter in part.named_parameters():
+        style = plan.get(f"{path}.{name}", "")
+        if style not in _EXPERT_WEIGHTS or parameter.dim() != 3:
+            what = style or "not in its plan"
+            raise ValueError(f"{path}.{name} of {kind} ({what}) cannot be cut here. To fix: 1")
+        cut[name] = _EXPERT_WEIGHTS[style]
+        held = cut[name].part(parameter.detach(), axis.index, axis.size)
+        setattr(part, name, nn.Parameter(held.clone(), requires_grad=parameter.requires_grad))
+    part.__dict__ |= {"axis": axis, "slicings": cut}
+
+    def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(copy_to_group(one, axis) if torch.is_floating_point(one) else one for one in args)
+
+    part.register_forward_pre_hook(before)
+    part.register_forward_hook(lambda _, args, output: reduce_from_group(output, axis))
+
+
+class _Meeting:
+    """Where threads exchange tensors, in the place of ranks."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self._given: list[torch.Tensor] = [torch.empty(0)] * size
+
+    def exchange(self, index: int, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all."""
+        self._given[index] = tensor.detach().clone()
+        self.barrier.wait()
+        every = list(self._given)
+        self.barrier.wait()
+        return every
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _ThreadAxis(Axis):
+    meeting: _Meeting
+
+    def all_reduce(self, tensor: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
+        return tensor.copy_(torch.stack(self.meeting.exchange(self.index, tensor)).sum(0))
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return self.meeting.exchange(self.index, tensor)
+
+
+def _decoder(module: nn.Module) -> DecoderLayer | None:
+    return next((part for part in module.modules() if isinstance(part, DecoderLayer)), None)
+
+
+def kind_of_layer(module: nn.Module) -> Any:
+    """What layers of transformers have in common that are cut alike; None: it is none."""
+    layer = _decoder(module)
+    if layer is None:
+        return None
+    return type(layer.layer), tuple((name, one.shape) for name, one in layer.named_parameters())
+
+
+def check_cut_layer(module: nn.Module, size: int) -> None:
+    """Compare a layer of transformers, cut over ``size`` ranks, with the whole one.
+
+    Compared are outputs and gradients, but those of weights that are cut, which follow from these.
+
+    Args:
+        module: whole, with memory; its mode and types change.
+        size: of the group.
+
+    Raises:
+        ValueError: they differ, or the cut layer does not run.
+    """
+    decoder = _decoder(module)
+    assert decoder is not None
+    layer = decoder.float().eval()
+    meeting = _Meeting(size)
+    axes = [_ThreadAxis(ranks=tuple(range(size)), index=index, meeting=meeting) for index in range(size)]
+    cut = [cut_by_plan(copy.deepcopy(layer), axis) for axis in axes]
+    ways = slicings(cut[0])
+    value = torch.randn(2, 11, layer.width, generator=torch.Generator().manual_seed(0))
+
+    def run(module: nn.Module) -> dict[str, torch.Tensor]:
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(parameter.requires_grad and name not in ways)
+        given = value.clone().requires_grad_()
+        output = module(given)
+        output.square().mean().backward()
+        found = {"the gradient of its input": given.grad}
+        found |= {f"the gradient of {name}": one.grad for name, one in module.named_parameters()}
+        return {"its output": output.detach()} | {n: one for n, one in found.items() if one is not None}
+
+    def of_rank(module: nn.Module) -> dict[str, torch.Tensor]:
+        try:
+            return run(module)
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    kind = type(layer.layer).__name__
+    wanted = run(layer)
+    with ThreadPoolExecutor(size) as threads:
+        runs = [threads.submit(of_rank, part) for part in cut]
+    errors = [error for one in runs if (error := one.exception()) is not None]
+    if errors:
+        first = min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
+        raise ValueError(f"{kind}, cut by its plan, does not run: {first}. To fix: 1") from first
+    largest = max(float(one.abs().max()) for what, one in wanted.items() if what != "its output")
+    for found in (one.result() for one in runs):
+        for what in sorted(wanted.keys() | found.keys()):
+            one, expected = (of.get(what, torch.zeros(())) for of in (found, wanted))
+            apart = float((one - expected).abs().max())
+            # Some gradients are nothing but rounding, e.g. of a bias of keys.
+            if not apart <= 1e-3 * float(expected.abs().max()) + 1e-6 * largest:
+                raise ValueError(
+                    f"{kind}, cut by its plan, computes something else: {what} is up to {apart:.3g} apart. "
+                    "To fix: 1"
+                )
