@@ -16,11 +16,12 @@ LAYER_NOTE = "in layer "
 EVALUATION_NOTE = "in an evaluation"
 GIVEN_NOTE = "given "
 RECEIVED_NOTE = "received "
+OPTIMIZER_NOTE = "in a step of training.optimizer"
 _OF_DATA = "To fix: data.name and model.args that suit each other, e.g. a vocabulary that has every token"
 _OF_LAYER = "To fix: the code or the arguments of that layer, or of the one whose output it received"
 
 _MAY_BE_THE_DATA = (IndexError, TypeError, RuntimeError)
-_TOLD = (LAYER_NOTE, EVALUATION_NOTE, GIVEN_NOTE, RECEIVED_NOTE)
+_TOLD = (LAYER_NOTE, EVALUATION_NOTE, GIVEN_NOTE, RECEIVED_NOTE, OPTIMIZER_NOTE)
 """Beginnings of the notes that users are told."""
 
 

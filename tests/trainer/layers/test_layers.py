@@ -260,6 +260,7 @@ def test_sparse_embeddings_learn_from_dense_gradients(kind):
         (lambda output, target: nn.functional.mse_loss(output, target).detach(), "no weight that learns"),
         (lambda output, target: (output - target).square(), r"has shape \(2, 3\). To fix: return one number"),
         (lambda output, target: 0.0, "is float, not a tensor"),
+        (lambda output, target: output.sum().to(torch.complex64), "is complex. To fix: return a real"),
     ],
 )
 def test_a_loss_from_which_no_backward_begins_is_refused(loss, reason):

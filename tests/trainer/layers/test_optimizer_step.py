@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from ballast_policies.contract.job.training import Decay, TrainingConfig
+from ballast_trainer.causes import describe
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import (
@@ -15,11 +16,12 @@ from ballast_trainer.layers.optimize import (
 )
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.models.gpt import build_gpt
+from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.meter import Meter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.layers.trained_layers import CPU, trained_layers, weights
+from tests.trainer.layers.trained_layers import CPU, all_layers, trained_layers, weights
 
 
 def test_clipping_is_torch_clipping_over_all_layers():
@@ -91,6 +93,14 @@ def no_optimizer(parameters, learning_rate):
     """As where a ``return`` was forgotten."""
 
 
+def unreachable(parameters, learning_rate):
+    raise OSError("no route to the settings")
+
+
+def of_others(parameters, learning_rate):
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=learning_rate)
+
+
 def test_optimizers_that_a_pipeline_cannot_use_are_refused_with_the_reason():
     """One that computes the loss again, one for matrices alone, none: the field, why, what to do."""
     model = build_gpt(layers=4, dim=16, heads=2, context=8)
@@ -98,10 +108,52 @@ def test_optimizers_that_a_pipeline_cannot_use_are_refused_with_the_reason():
         ("torch.optim:LBFGS", "a closure"),
         ("torch.optim:Muon", "does not take"),
         (f"{__name__}:no_optimizer", "returned NoneType"),
+        (f"{__name__}:unreachable", "OSError: no route to the settings"),
+        (f"{__name__}:of_others", "other parameters than the layer's"),
     ):
         layers = LayerSet(model, TrainingConfig(optimizer=name), CPU, lambda index, module: module)
         with pytest.raises(ConfigurationError, match=rf"training.optimizer: .*{reason}.*To fix"):
             layers.make(1)
+
+
+def matrices(parameters, learning_rate):
+    return torch.optim.SGD([p for p in parameters if p.requires_grad and p.ndim > 1], lr=learning_rate)
+
+
+def test_gradients_of_parameters_that_an_optimizer_leaves_out_do_not_add_up(caplog):
+    """The norm of each step is that of its own gradients, as after ``zero_grad`` of a module; a warning."""
+    config = TrainingConfig(optimizer=f"{__name__}:matrices")
+    layers = all_layers(build_gpt(layers=4, dim=16, heads=2, context=8), config)
+    assert "matrices leaves out parameters of a layer" in caplog.text
+    for parameter in layers.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer_step(layers, config, Meter(4, CPU, None), step=0, total_steps=1, squared_norm=1.0)
+    assert squared_gradient_norm(layers.parameters()) == 0
+
+
+def test_an_optimizer_of_what_learns_suits_a_layer_that_does_not():
+    """A layer of which nothing learns needs none: a factory that looks for what does is not refused for it."""
+    frozen = torch.nn.Linear(2, 2).requires_grad_(False)
+    model = Model.from_layers([frozen, torch.nn.Linear(2, 1)], loss=torch.nn.functional.mse_loss)
+    layers = all_layers(model, TrainingConfig(optimizer=f"{__name__}:matrices"))
+    assert [any(p.requires_grad for p in layer.module.parameters()) for layer in layers] == [False, True]
+
+
+def stumbling(parameters, learning_rate):
+    optimizer = torch.optim.SGD(parameters, lr=learning_rate)
+    optimizer.step = lambda closure=None: 1 / 0
+    return optimizer
+
+
+def test_an_optimizer_that_fails_in_a_step_is_named():
+    """The error of a step says which field's function it is of."""
+    config = TrainingConfig(optimizer=f"{__name__}:stumbling")
+    layers = all_layers(build_gpt(layers=4, dim=16, heads=2, context=8), config)
+    with pytest.raises(ZeroDivisionError) as failed:
+        for parameter in layers.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer_step(layers, config, Meter(4, CPU, None), step=0, total_steps=1, squared_norm=0.0)
+    assert f"in a step of training.optimizer {__name__}:stumbling" in describe(failed.value)
 
 
 def own_schedule(step, total_steps):

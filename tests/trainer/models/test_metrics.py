@@ -74,9 +74,11 @@ def test_prometheus_has_it_by_name():
 
 
 def test_a_metric_that_gives_no_number_is_refused_with_its_name():
-    """A logit for each word is none."""
+    """A logit for each word is none, nor is text."""
     with pytest.raises(TrainerError, match=r"metric 'words' of an evaluation is a tensor of .*To fix"):
         train_here(job(metrics={"words": f"{MODULE}:of_each_word"}))
+    with pytest.raises(TrainerError, match="metric .named. of an evaluation is a str"):
+        train_here(job(metrics={"named": f"{MODULE}:in_words"}))
 
 
 @pytest.mark.parametrize("name", ["loss", "top 5", "5"])

@@ -216,3 +216,10 @@ def test_a_split_layer_that_is_tied_is_refused():
     tied = with_ties(gpt, [((1, "mlp.up.weight"), (2, "mlp.up.weight"))], seed=0)
     with pytest.raises(ConfigurationError, match="layer 1 is split over the ranks"):
         check_ties(tied, read_job_config(job(parallelism={"tensor": 2})))
+
+
+def test_a_layer_without_shapes_is_refused():
+    """A lazy one has them after a forward, of which a rank that holds another layer makes none."""
+    model = Model(layer_count=1, build_layer=lambda _: nn.LazyLinear(4), loss=nn.functional.mse_loss)
+    with pytest.raises(ConfigurationError, match=r"layer 0 \(LazyLinear\) has weights without shapes"):
+        find_ties(model, seed=0)

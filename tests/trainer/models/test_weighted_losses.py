@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from ballast_trainer.errors import TrainerError
+from ballast_trainer.models.loss_weights import weights_of
 
 from tests.support.examples import first_daily
 from tests.support.one_process import train_here
@@ -95,3 +97,14 @@ def test_a_step_without_a_target_changes_nothing_and_is_told(caplog):
     told = train_here(job("nothing_to_learn"))
     assert told.losses[2] == 0.0
     assert "the batch of step 2 has no target that counts" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("weight", "why"),
+    [(None, "is a NoneType"), ("2 or 3", "is a str"), (torch.ones(3), r"shape \[3\]")]
+    + [(wrong, f"is {wrong}.*from 0 on") for wrong in (-1.0, float("nan"), float("inf"))],
+)
+def test_a_weight_that_is_no_number_from_0_on_is_refused(weight, why):
+    """Not taken for targets none of which counts, whose loss is 0."""
+    with pytest.raises(TrainerError, match=rf"loss_weight {why}.*To fix"):
+        weights_of(lambda targets: weight, torch.zeros(4), 2)

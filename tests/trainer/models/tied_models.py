@@ -116,5 +116,9 @@ def batches():
     return batch
 
 
+def in_words(output, targets):
+    return "good"
+
+
 def of_each_word(logits, targets):
     return logits.argmax(-1)

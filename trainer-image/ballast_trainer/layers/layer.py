@@ -6,6 +6,7 @@ that can be moved, saved and loaded without looking at other layers.
 
 import functools
 import inspect
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
@@ -13,6 +14,7 @@ import torch
 from ballast_policies.contract.job.training import TrainingConfig
 from torch import nn
 
+from ballast_trainer.causes import with_place
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.optimizer_state import (
@@ -36,6 +38,8 @@ from ballast_trainer.models.registry import load_callable
 from ballast_trainer.seeding import host_seeded, seed_build
 from ballast_trainer.trees import Tree
 
+logger = logging.getLogger(__name__)
+
 MODULE, OPTIMIZER = "module.", "optimizer."
 """Prefixes of a layer's tensors: ``module.<name>`` and ``optimizer.<parameter>.<key>``."""
 MASTER = "master"
@@ -44,6 +48,8 @@ _UNSAVED = "unsaved."
 """Prefix of buffers that are not persistent: they move with their layer, and no checkpoint has them."""
 
 
+OWN_OPTIMIZERS = ("adamw", "sgd")
+"""Of ``training.optimizer``: those that are no function of the user's."""
 _FUSED_ON = ("cpu", "cuda")
 
 
@@ -59,12 +65,18 @@ def _make_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> t
             parameters, lr=config.learning_rate, momentum=0.9, weight_decay=config.weight_decay
         )
     maker = load_callable("training.optimizer", config.optimizer)
+    shapes = [tuple(p.shape) for p in parameters]
     try:
         optimizer = maker(parameters, config.learning_rate)
-    except (TypeError, ValueError) as error:
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a user's function may raise anything
+        if not any(p.requires_grad for p in parameters):
+            # It has nothing to update; one that takes those that learn alone finds none.
+            return torch.optim.SGD(parameters, lr=config.learning_rate)
         reason = (
-            f"{config.optimizer} does not take a layer's parameters of shapes "
-            f"{[tuple(p.shape) for p in parameters]} and a learning rate: {error}. "
+            f"{config.optimizer} does not take a layer's parameters of shapes {shapes} and a learning rate: "
+            f"{with_place(error)}. "
             "To fix: name a function that gives each parameter the optimizer that suits it"
         )
         raise ConfigurationError("training.optimizer", reason) from error
@@ -78,7 +90,26 @@ def _make_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> t
             "cannot. To fix: an optimizer that steps by gradients alone"
         )
         raise ConfigurationError("training.optimizer", reason)
+    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if updated.difference(map(id, parameters)):
+        reason = (
+            f"{config.optimizer} returned an optimizer of other parameters than the layer's, of shapes "
+            f"{shapes}. To fix: an optimizer of those that it is given"
+        )
+        raise ConfigurationError("training.optimizer", reason)
+    left_out = tuple(tuple(p.shape) for p in parameters if p.requires_grad and id(p) not in updated)
+    if left_out:
+        _tell_left_out(config.optimizer, left_out)
     return optimizer
+
+
+@functools.lru_cache(maxsize=64)
+def _tell_left_out(name: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    logger.warning(
+        "training.optimizer: %s leaves out parameters of a layer, of shapes %s: they do not learn",
+        name,
+        shapes,
+    )
 
 
 class Layer:
@@ -152,6 +183,14 @@ class Layer:
         # Looked up by name only where shares stand for them: this runs twice in each step.
         learnt = ((n, self.learnt(n) if self.shares else p) for n, p in self.module.named_parameters())
         return {name: p.grad for name, p in learnt if p is not None and p.grad is not None}
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients of all its parameters, also of those that its optimizer leaves out."""
+        self.module.zero_grad(set_to_none=True)
+        for name in self.shares:
+            learnt = self.learnt(name)
+            if learnt is not None:
+                learnt.grad = None
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -363,7 +402,7 @@ def _refuse_mixing(parameters: list[nn.Parameter], config: TrainingConfig) -> No
     Raises:
         ConfigurationError: it updates a parameter by others' gradients, too.
     """
-    if config.optimizer in ("adamw", "sgd"):
+    if config.optimizer in OWN_OPTIMIZERS:
         return
     smallest = sorted((tuple(p.shape) for p in parameters), key=lambda shape: (math.prod(shape), shape))[:2]
     if _mixes(config.optimizer, config.learning_rate, tuple(smallest)):

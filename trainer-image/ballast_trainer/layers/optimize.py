@@ -9,8 +9,9 @@ import torch
 from ballast_policies.contract.job.training import TrainingConfig
 from torch import nn
 
+from ballast_trainer.causes import OPTIMIZER_NOTE
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.layers.layer import Layer, LayerSet
+from ballast_trainer.layers.layer import OWN_OPTIMIZERS, Layer, LayerSet
 from ballast_trainer.models.registry import load_callable
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.seeding import host_seeded
@@ -142,8 +143,17 @@ def update(layers: Sequence[Layer], factor: float = 1.0) -> None:
         group["lr"] = group.setdefault(BASE_RATE, group["lr"]) * factor
     handed = [layer.handed_to_masters() for layer in layers]
     optimizer = optimizers[0] if len(optimizers) == 1 else _joined(optimizers)
-    optimizer.step()
+    config = layers[0].config
+    try:
+        optimizer.step()
+    except Exception as error:
+        error.add_note(f"{OPTIMIZER_NOTE} {config.optimizer}")
+        raise
     optimizer.zero_grad(set_to_none=True)
+    if config.optimizer not in OWN_OPTIMIZERS:
+        # It may leave some out, whose gradients would add up.
+        for layer in layers:
+            layer.drop_gradients()
     rounded = [tensor for tensors, _ in handed for tensor in tensors]
     if rounded:
         torch._foreach_copy_(rounded, [master for _, masters in handed for master in masters])
@@ -167,8 +177,4 @@ def drop_gradients(layers: LayerSet) -> None:
     """Forget a step's gradients without learning from them."""
     layers.settle()
     for layer in layers:
-        layer.module.zero_grad(set_to_none=True)
-        for name in layer.shares:
-            learnt = layer.learnt(name)
-            if learnt is not None:
-                learnt.grad = None
+        layer.drop_gradients()

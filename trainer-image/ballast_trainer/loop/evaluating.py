@@ -17,7 +17,6 @@ from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule
 from ballast_trainer.causes import EVALUATION_NOTE, note_input, note_layer
 from ballast_trainer.data.sources import read_batch
 from ballast_trainer.distributed.activity import ACTIVITY
-from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.boundaries import Boundary, wire
 from ballast_trainer.layers.buffers import evaluating
 from ballast_trainer.layers.layer import LayerSet
@@ -29,7 +28,7 @@ from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.saving import Saver
 from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.loop.validation_data import ValidationData
-from ballast_trainer.models.loss_weights import weighted, weights_of
+from ballast_trainer.models.loss_weights import one_number, weighted, weights_of
 from ballast_trainer.models.protocol import Metric
 from ballast_trainer.pipeline.executor.groups import Link, link_groups
 from ballast_trainer.seeding import mixed_key, seed_layer
@@ -197,13 +196,7 @@ def _score(name: str, figure: Metric) -> Callable[[torch.Tensor, torch.Tensor], 
     full = in_full_precision(figure)  # type: ignore[arg-type]
 
     def score(output: torch.Tensor, targets: torch.Tensor) -> float:
-        found = full(output, targets)
-        if isinstance(found, torch.Tensor) and found.numel() != 1:
-            raise TrainerError(
-                f"the {name} of an evaluation is a tensor of shape {list(found.shape)}. "
-                "To fix: return one number, the mean of the microbatch"
-            )
-        return float(found)
+        return one_number(full(output, targets), f"{name} of an evaluation")
 
     return score
 

@@ -4,12 +4,14 @@ A microbatch's mean loss is multiplied by (its weight) x (microbatches) / (weigh
 microbatches, which every schedule and all replicas compute, is then that of the whole batch.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch.nn import functional
 
 from ballast_trainer.data.collate import IGNORED
+from ballast_trainer.errors import TrainerError
 from ballast_trainer.trees import Tree, tensors_of
 
 LossWeight = Callable[[torch.Tensor], float]
@@ -32,10 +34,35 @@ def weights_of(weight: LossWeight | None, targets: torch.Tensor, microbatches: i
         weight: of the targets of a microbatch.
         targets: of all microbatches.
         microbatches: how many they are.
+
+    Raises:
+        TrainerError: it gives no number from 0 on.
     """
     if weight is None:
         return [1.0] * microbatches
-    return [float(weight(part)) for part in targets.chunk(microbatches)]
+    found = [one_number(weight(part), "loss_weight") for part in targets.chunk(microbatches)]
+    for value in found:
+        if not 0 <= value < math.inf:
+            raise TrainerError(
+                f"loss_weight is {value} for the targets of a microbatch. To fix: return a number from 0 on"
+            )
+    return found
+
+
+def one_number(found: object, what: str) -> float:
+    """What a function of the user's has returned, as a number.
+
+    Raises:
+        TrainerError: it is none; ``what`` it was to be, in words.
+    """
+    if isinstance(found, torch.Tensor) and found.numel() != 1:
+        kind = f"tensor of shape {list(found.shape)}"
+    else:
+        try:
+            return float(found)  # type: ignore[arg-type]
+        except (TypeError, ValueError, RuntimeError):
+            kind = type(found).__name__
+    raise TrainerError(f"the {what} is a {kind}. To fix: return one number")
 
 
 def weighted(value: torch.Tensor, output: Tree, factor: float) -> torch.Tensor:

@@ -11,6 +11,7 @@ A model that is a list of modules is given as that list: :meth:`Model.from_layer
 
 import copy
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -213,6 +214,13 @@ def buildable(model: Model, index: int) -> nn.Module:
         raise ConfigurationError("model.args", reason) from error
     if not isinstance(layer, nn.Module):
         reason = f"layer {index} is {type(layer).__name__}, no nn.Module. To fix: return a module"
+        raise ConfigurationError("model.name", reason)
+    tensors = itertools.chain(layer.parameters(), layer.buffers())
+    if any(nn.parameter.is_lazy(tensor) for tensor in tensors):
+        reason = (
+            f"layer {index} ({type(layer).__name__}) has weights without shapes before its first forward. "
+            "To fix: a module that is not lazy, given its sizes"
+        )
         raise ConfigurationError("model.name", reason)
     return layer
 

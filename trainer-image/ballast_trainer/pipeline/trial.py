@@ -373,6 +373,8 @@ def checked_loss(loss: object) -> torch.Tensor:
         raise TypeError(
             f"the loss has shape {tuple(loss.shape)}. To fix: return one number, such as its mean"
         )
+    if loss.is_complex():
+        raise TypeError("the loss is complex. To fix: return a real number, such as its abs()")
     if torch.is_grad_enabled() and not loss.requires_grad:
         raise TypeError(
             "the loss depends on no weight that learns. To fix: neither detach() nor no_grad before it, "
