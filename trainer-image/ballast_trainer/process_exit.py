@@ -67,9 +67,12 @@ def end_on_lost_peer(log: Path | None = None) -> Callable[[str], None]:
     return lost
 
 
-def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this fork as soon as process ``parent``, which forked it, is gone; Linux only."""
+def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this fork a signal as soon as process ``parent``, which forked it, is gone.
+
+    Linux only.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
-        os._exit(128 + signal.SIGKILL)
+        os._exit(128 + number)

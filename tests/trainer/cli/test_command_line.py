@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from ballast_operator.cli.main import main as ballast
+from ballast_policies.contract import ExitCode
 from ballast_trainer.cli.main import main
 from click.testing import CliRunner
 
 from tests.support.examples import first_daily
+from tests.support.waiting import eventually, is_alive
 
 
 def test_profile_gives_each_layer_in_the_planners_form(tmp_path):
@@ -120,6 +122,22 @@ def test_a_full_disk_behind_standard_output_does_not_end_the_training(pods):
     )
     assert pods.exit_code("run") == 0, pods.errors()
     assert pods.errors().count("standard output cannot be written: [Errno 28]") == 1
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL], ids=["terminal", "killed"])
+def test_ranks_save_and_leave_where_their_terminal_or_their_parent_is_gone(pods, tmp_path, number):
+    """None trains on unseen, with the folder's lock, and no step is lost."""
+    config = {"totalSteps": 100_000, "model": {"name": "recurrent", "layers": 4}}
+    saved = {"path": str(tmp_path / "saved"), "everySteps": 100_000}
+    run(pods, {**config, "checkpoint": saved}, "--ranks", "2")
+    pods.wait_for_step(1, "run")
+    parent = pods.processes["run"].pid
+    children = [int(c) for c in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    os.kill(parent, number)
+    assert pods.exit_code("run") == (ExitCode.STOPPED if number == signal.SIGHUP else -number)
+    eventually(lambda: not any(map(is_alive, children)), "the ranks are gone")
+    assert list((tmp_path / "saved").glob("step-*/manifest.json"))
 
 
 @pytest.mark.processes

@@ -132,7 +132,7 @@ def test_gradients_of_parameters_that_an_optimizer_leaves_out_do_not_add_up(capl
 
 
 def test_an_optimizer_of_what_learns_suits_a_layer_that_does_not():
-    """A layer of which nothing learns needs none: a factory that looks for what does is not refused for it."""
+    """A layer of which nothing learns needs none: a factory of what does is not refused."""
     frozen = torch.nn.Linear(2, 2).requires_grad_(False)
     model = Model.from_layers([frozen, torch.nn.Linear(2, 1)], loss=torch.nn.functional.mse_loss)
     layers = all_layers(model, TrainingConfig(optimizer=f"{__name__}:matrices"))

@@ -77,7 +77,7 @@ def test_a_metric_that_gives_no_number_is_refused_with_its_name():
     """A logit for each word is none, nor is text."""
     with pytest.raises(TrainerError, match=r"metric 'words' of an evaluation is a tensor of .*To fix"):
         train_here(job(metrics={"words": f"{MODULE}:of_each_word"}))
-    with pytest.raises(TrainerError, match="metric .named. of an evaluation is a str"):
+    with pytest.raises(TrainerError, match="metric 'named' of an evaluation is a str"):
         train_here(job(metrics={"named": f"{MODULE}:in_words"}))
 
 

@@ -91,14 +91,16 @@ def test_a_writer_that_fails_is_dropped_and_training_continues(caplog):
 
 
 def test_json_lines_are_appended(tmp_path):
-    """A restart continues the same file; each line has its time."""
+    """A restart continues the same file, after a line that a full disk has torn; each line has its time."""
     path = tmp_path / "new/metrics.jsonl"
     for step in (1, 2):
+        if step == 2:
+            path.write_text(path.read_text() + '{"torn')
         writer = JsonLinesWriter(path)
         writer.scalars(step, {"loss": 1.5})
         writer.event("checkpoint", step, {"pause_ms": 3.0})
         writer.close()
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line != '{"torn']
     assert [line["step"] for line in lines] == [1, 1, 2, 2]
     assert all(line["time"] > 0 for line in lines)
     assert lines[3]["event"] == "checkpoint"

@@ -16,7 +16,9 @@ from typing import Any
 
 from ballast_policies.contract import ExitCode
 
+from ballast_trainer.distributed.stopping import on_closed_terminal
 from ballast_trainer.environment import RESTARTS_ENV, STORE_OUTLIVES_ENV
+from ballast_trainer.process_exit import end_with_parent
 
 _POLL_SECONDS = 0.05
 _LEAVE_SECONDS = 10.0
@@ -147,7 +149,7 @@ def run_local_ranks(
 ) -> int:
     """Run ``body`` in ``ranks`` forks, each with the environment that torchrun would give it.
 
-    SIGTERM is passed on to the ranks, which then save and exit.
+    SIGTERM is passed on to the ranks, which then save and exit, as they do where this process is killed.
 
     Args:
         ranks: how many.
@@ -175,6 +177,7 @@ def run_local_ranks(
                 os.kill(child.pid or 0, signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, pass_on)
+    on_closed_terminal(pass_on)
     # Ctrl-C reaches the ranks by itself; this process waits for them to save.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     left_behind: set[int] = set()
@@ -216,7 +219,7 @@ def _fork(
         **variables,
     }
     context = multiprocessing.get_context("fork")
-    child = context.Process(target=_rank, args=(environment, body), name=str(rank))
+    child = context.Process(target=_rank, args=(environment, body, os.getpid()), name=str(rank))
     child.start()
     return child
 
@@ -243,7 +246,8 @@ def _exit_code(children: Sequence[BaseProcess], left_behind: set[int], *, went_o
     return 128 - first if first < 0 else first
 
 
-def _rank(environment: dict[str, str], body: Callable[[], int]) -> None:
+def _rank(environment: dict[str, str], body: Callable[[], int], parent: int) -> None:
+    end_with_parent(parent, signal.SIGTERM)
     os.environ.update(environment)
     code = body()
     with contextlib.suppress(OSError):

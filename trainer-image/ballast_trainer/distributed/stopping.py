@@ -57,7 +57,7 @@ class StopSignal:
         """Listen to SIGTERM from now on.
 
         Args:
-            interactive: listen to the first Ctrl-C too.
+            interactive: listen to the first Ctrl-C too, and to the end of the terminal.
             seconds: how long after SIGTERM the process is killed; None: it is not.
             overdue: called on a separate thread, with the reason as text, a little before that; must end
                 the process.
@@ -66,6 +66,7 @@ class StopSignal:
         signal.signal(signal.SIGTERM, self._receive)
         if interactive:
             signal.signal(signal.SIGINT, self._receive)
+            on_closed_terminal(self._receive)
         if seconds is not None and overdue is not None:
             told, self._tell = socket.socketpair()
             self._tell.setblocking(False)
@@ -108,6 +109,12 @@ class StopSignal:
             "or another rank does not answer; the newest checkpoint counts. To fix: a longer "
             "terminationGracePeriodSeconds, or a smaller checkpoint.everySteps"
         )
+
+
+def on_closed_terminal(act: Callable[[int, types.FrameType | None], None]) -> None:
+    """Let ``act`` handle SIGHUP, unless the process was told to live on without a terminal (``nohup``)."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, act)
 
 
 def stop_seconds(environment: Mapping[str, str] = os.environ) -> float | None:

@@ -61,7 +61,8 @@ class JsonLinesWriter:
     def __init__(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a")
+            self._file = path.open("a+")
+            self._end_torn_line()
         except OSError as error:
             reason = f"cannot write {path}: {error}. To fix: a file that rank 0 can write to"
             raise ConfigurationError("metrics.jsonLines", reason) from error
@@ -73,6 +74,13 @@ class JsonLinesWriter:
     def event(self, name: str, step: int, fields: Mapping[str, Any]) -> None:
         """One line."""
         self._write({"event": name, "step": step, **fields})
+
+    def _end_torn_line(self) -> None:
+        """Begin on a line of its own, also where the last launch's disk was full or it was killed."""
+        end = self._file.tell()
+        self._file.seek(max(0, end - 1))
+        if self._file.read() not in ("", "\n"):
+            self._file.write("\n")
 
     def close(self) -> None:
         """Close the file."""
