@@ -3,6 +3,7 @@
 import numpy as np
 
 from ballast_policies.accounting import cost, equal_share
+from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.workloads.workload import TraceJob, WorkloadError
 from ballast_policies.throughput.table import JobType, ThroughputTable
@@ -50,7 +51,7 @@ class Ledger:
         """Enter a job that has arrived; returns its row.
 
         Raises:
-            WorkloadError: no GPU type of the cluster can ever run it.
+            WorkloadError: no GPU type of the cluster can ever run it, or come to its end.
             ThroughputError: the table does not know its type.
         """
         if self.count == len(self.gpus):
@@ -77,6 +78,11 @@ class Ledger:
             raise WorkloadError(
                 f"job {row} ({m.name}, {m.gpus} GPUs) fits on no GPU type of this cluster "
                 f"({', '.join(f'{t}={c}' for t, c in zip(self.gpu_types, self.capacity, strict=True))})"
+            )
+        if job.steps / rates.max() > MOST_SECONDS:
+            raise WorkloadError(
+                f"job {row} ({m.name}): {job.steps:g} steps take {job.steps / rates.max():g} s alone on its "
+                f"fastest GPU type. To fix: fewer steps, {MOST_SECONDS:g} s at most"
             )
         self.jobs.append(job)
         self.count += 1

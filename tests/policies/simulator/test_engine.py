@@ -179,7 +179,7 @@ def test_an_endless_workload_ends_when_the_measured_jobs_are_done(rules):
 
 @pytest.mark.parametrize("rules", ["ballast", "gavel"])
 def test_what_cannot_be_simulated_is_said(rules):
-    """An endless workload without a window, a window beyond the last job, a job that fits nowhere."""
+    """A workload without an end or a window, one beyond it, a job that fits nowhere or has no end."""
     with pytest.raises(SettingsError, match="measure: the workload is endless"):
         simulation(rules, policy="max-min-fairness")(
             Workload(name="endless", jobs=(job(),), endless=True), SimulatedCluster(gpus={"fast": 1}), FAST
@@ -188,6 +188,8 @@ def test_what_cannot_be_simulated_is_said(rules):
         run([job()], {"fast": 1}, FAST, rules=rules, measure=(0, 5))
     with pytest.raises(WorkloadError, match="fits on no GPU type"):
         run([job(gpus=2)], {"fast": 1}, FAST, rules=rules)
+    with pytest.raises(WorkloadError, match=r"1e\+18 steps take .* s alone on its fastest GPU type"):
+        run([job(steps=1e18)], {"fast": 1}, FAST, rules=rules)
     with pytest.raises(SettingsError, match="gpus: there is none"):
         SimulatedCluster(gpus={"fast": 0})
 
