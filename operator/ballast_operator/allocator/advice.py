@@ -40,9 +40,9 @@ def advice_by_job(
             faults[one.key] = error
     for refused in snapshot.refused:
         try:
-            found[refused.key] = refused_advice(snapshot, views[refused.key])
+            found[refused.view.key] = refused_advice(snapshot, refused.view)
         except Exception as error:
-            faults[refused.key] = error
+            faults[refused.view.key] = error
     if faults:
         raise JobFaults(faults)
     return {key: advice for key, advice in found.items() if advice}

@@ -76,16 +76,16 @@ def assignments_of(
             layers=job.layers,
         )
     for refused in snapshot.refused:
-        found[refused.key] = Assignment(
+        found[refused.view.key] = Assignment(
             action=Action.RELEASE,
-            launches=refused.launches,
+            launches=refused.view.status.launches,
             plan_id=decision.plan_id,
             reason=refused.refusal.reason,
             why=refused.refusal.message,
-            advice=advice.get(refused.key, ()),
+            advice=advice.get(refused.view.key, ()),
         )
     for faulty in snapshot.faulty:
-        found[faulty.key] = _left_out(faulty, decision.plan_id)
+        found[faulty.view.key] = _left_out(faulty, decision.plan_id)
     return found
 
 
@@ -93,27 +93,21 @@ def _left_out(job: FaultyJob, plan_id: str) -> Assignment:
     """A job on which nothing is decided: what runs is kept."""
     reason, message = JobReason.INTERNAL_ERROR, job.message
     undecided = Advice(type=JobCondition.DECIDED, value=False, reason=reason, message=message)
-    return Assignment(
-        action=Action.KEEP if job.runs else Action.RELEASE,
-        launches=job.launches,
-        plan_id=plan_id,
-        reason=reason,
-        why=message,
-        advice=(undecided,) if job.runs else (),
+    kept = _undecided(job.view, reason, message)
+    return dataclasses.replace(
+        kept, plan_id=plan_id, advice=(undecided,) if kept.action is Action.KEEP else ()
     )
+
+
+def _undecided(view: JobView, reason: str, why: str) -> Assignment:
+    """What runs is kept, nothing starts."""
+    action = Action.RELEASE if view.status.allocation is None else Action.KEEP
+    return Assignment(action=action, launches=view.status.launches, reason=reason, why=why)
 
 
 def waiting_for_policy(jobs: Sequence[JobView], problem: str) -> dict[Key, Assignment]:
     """Without a usable ClusterPolicy: what runs is kept, nothing starts."""
-    return {
-        view.key: Assignment(
-            action=Action.RELEASE if view.status.allocation is None else Action.KEEP,
-            launches=view.status.launches,
-            reason=JobReason.WAITING_FOR_POLICY,
-            why=problem,
-        )
-        for view in jobs
-    }
+    return {view.key: _undecided(view, JobReason.WAITING_FOR_POLICY, problem) for view in jobs}
 
 
 logger = logging.getLogger(__name__)
@@ -223,7 +217,7 @@ class Decider:
         """
         snapshot = take_snapshot(policy.spec, seen, self._admissions, left_out=left_out)
         snapshot = spot_seen(snapshot, policy.spec.node_pools, (item or {}).get("status"))
-        faulty = {job.key for job in snapshot.faulty}
+        faulty = {job.view.key for job in snapshot.faulty}
         considered = [view for view in seen.jobs if view.key not in faulty]
         chosen = scheduling_policy(policy)
         return PendingDecision(

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from ballast_operator.kube.kinds import Key
 from ballast_operator.metrics import Metrics
+from ballast_operator.views.job import JobView
 
 MOST_ATTEMPTS = 40
 """At a decision: two jobs at fault among 5,000 are found with 28."""
@@ -34,21 +35,16 @@ class JobFaults(Exception):  # noqa: N818
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FaultyJob:
-    """A job that a decision leaves out; while its gang runs, it keeps its GPUs.
+    """A job that a decision leaves out; while its gang runs, it keeps its GPUs."""
 
-    Attributes:
-        runs: whether its gang has GPUs.
-    """
-
-    key: Key
-    launches: int
-    runs: bool
+    view: JobView
     error: Exception
 
     @property
     def message(self) -> str:
         """For people."""
-        stays = "it keeps its GPUs as they are" if self.runs else "it waits"
+        waits = self.view.status.allocation is None
+        stays = "it waits" if waits else "it keeps its GPUs as they are"
         error = f"{type(self.error).__name__}: {self.error}"[:700]
         return (
             f"the allocator cannot consider the job, {stays}: {error}. "
@@ -114,6 +110,6 @@ class Faults:
         """Count the jobs that a decision has left out, and log what is new."""
         for job in faulty:
             self._metrics.reconcile_errors.labels("Bug").inc()
-            if self._told.get(job.key) != job.message:
-                logger.error("job=%s/%s left out of decisions", *job.key, exc_info=job.error)
-        self._told = {job.key: job.message for job in faulty}
+            if self._told.get(job.view.key) != job.message:
+                logger.error("job=%s/%s left out of decisions", *job.view.key, exc_info=job.error)
+        self._told = {job.view.key: job.message for job in faulty}

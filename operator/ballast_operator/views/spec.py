@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import json
 import math
 import sys
@@ -196,6 +197,23 @@ class JobSpec:
         """Equal for jobs that may be started on the same nodes."""
         return json.dumps(self.tolerations, sort_keys=True), self.node_requirements, self.pod_need
 
+    @functools.cached_property
+    def kind(self) -> str:
+        """Equal for jobs that run alike: a model with its batches, or a command of an image."""
+        if self.is_script:
+            return _digest(["script", *self.own_command])[:16]
+        pipeline = self.config_fields["pipeline"]
+        batches = {
+            key: pipeline.get(key) for key in ("globalBatchSize", "microbatches", "schedule", "stagesPerRank")
+        }
+        return _digest([self.config_fields["model"], batches, self.config_fields.get("dynamics")])[:16]
+
+    @functools.cached_property
+    def variant(self) -> str:
+        """As :attr:`kind`; jobs that state other speeds are told apart."""
+        speeds = [[t, sorted(by_stages.items())] for t, by_stages in sorted(self.throughput.items())]
+        return f"{self.kind}-{_digest(speeds)[:8]}" if speeds else self.kind
+
     def pipeline_form(self, positions: int = 1) -> PipelineForm:
         """What the memory of the job's pipeline depends on besides its layers."""
         pipeline = self.config.pipeline
@@ -277,6 +295,10 @@ class JobSpec:
         pipeline, parallelism = self.config.pipeline, self.config.parallelism
         each = pipeline.microbatches // parallelism.data
         return not rest and SCHEDULES[pipeline.schedule].suits(positions, each)
+
+
+def _digest(parts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def read_spec(item: Object) -> tuple[JobSpec | None, str]:

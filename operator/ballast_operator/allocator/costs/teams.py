@@ -46,7 +46,7 @@ def without_suspended_teams(
             kept.append(view)
             continue
         refusal = Refusal(reason=JobReason.TEAM_BUDGET_SPENT, message=over.message)
-        refused.append(RefusedJob(key=view.key, launches=view.status.launches, refusal=refusal))
+        refused.append(RefusedJob(view, refusal))
     return kept, refused
 
 

@@ -36,12 +36,11 @@ LACK_OF_ROOM = (JobReason.EXCEEDS_CAPACITY, JobReason.EXCEEDS_MEMORY)
 """Refusals of a gang that several pools together may have room for."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class RefusedJob:
-    """A job that this policy can never place."""
+    """A job that wants GPUs and takes no part in the decision."""
 
-    key: Key
-    launches: int
+    view: JobView
     refusal: Refusal
 
 
@@ -64,7 +63,6 @@ class Admitted:
     """
 
     view: JobView
-    spec: JobSpec
     gpus: int
     sizes: tuple[int, ...]
     shrinks: bool
@@ -77,6 +75,12 @@ class Admitted:
     fits_one_pool: bool = True
     topology: TopologyRequest | None = None
     most_of_type: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def spec(self) -> JobSpec:
+        """The view's, known to be there."""
+        assert self.view.spec is not None
+        return self.view.spec
 
     def request(self, nodes: NodeSizes) -> GangRequest:
         """Its least gang, whose speed is asked; ``nodes``: of the pools."""
@@ -159,7 +163,7 @@ class Admissions:
             if isinstance(found, Admitted):
                 admitted.append(found)
             else:
-                refused.append(RefusedJob(key=view.key, launches=view.status.launches, refusal=found))
+                refused.append(RefusedJob(view, found))
         if faults:
             raise JobFaults(faults)
         return admitted, refused
@@ -221,7 +225,6 @@ def _admit_one(
     if lacks_room and mixed is not None and holds(view.spec, mixed, memory):
         return Admitted(
             view=view,
-            spec=view.spec,
             gpus=mixed.sizes[0],
             sizes=mixed.sizes[:1],
             shrinks=False,
@@ -253,7 +256,6 @@ def _admit_one(
         barred |= {node.taints for node in capacity.nodes if node.pool in closed and node.gpu_type in allowed}
     return Admitted(
         view=view,
-        spec=view.spec,
         gpus=size,
         sizes=sizes,
         shrinks=len(sizes) > 1 and may_change_size(view),

@@ -20,7 +20,7 @@ from ballast_operator.allocator.problem.snapshot_job import (
     snapshot_jobs,
     speeds_beside,
 )
-from ballast_operator.allocator.problem.tenants import admit_tenants, within_types
+from ballast_operator.allocator.problem.tenants import admit_tenants
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.conditions import some_of
@@ -117,23 +117,7 @@ def _take(
     _leave_out_partners(jobs, left_out, capacity.left_out.keys() & capacity.shared.keys())
     capacity = dataclasses.replace(capacity, data_prices=data_prices(spec.data_prices))
     admitted, refused = admissions.admit(spec, capacity, wanting, measurements.profiles)
-    refused += over
-    shrinkable = frozenset(one.view.key for one in admitted if one.shrinks)
-    tenants = admit_tenants(
-        spec.tenants, [(one.view, one.gpus) for one in admitted], seen.jobs, shrinkable=shrinkable
-    )
-    refused += [
-        RefusedJob(key=one.view.key, launches=one.view.status.launches, refusal=tenants.refused[one.view.key])
-        for one in admitted
-        if one.view.key in tenants.refused
-    ]
-    admitted = [
-        one if one.gpus == gpus else dataclasses.replace(one, gpus=gpus)
-        for one in admitted
-        if (gpus := tenants.gpus.get(one.view.key)) is not None
-    ]
-    admitted, beyond = within_types(spec.tenants, admitted, seen.jobs)
-    refused += beyond
+    admitted, beyond, rooms = admit_tenants(spec.tenants, admitted, seen.jobs)
     shared = colocation_candidates(admitted, capacity, measurements.kinds)
     found = snapshot_jobs(admitted, measurements, capacity, shared, now)
     running = {job.name: job.placement for job in found if job.placement is not None}
@@ -142,23 +126,15 @@ def _take(
     return Snapshot(
         capacity=capacity,
         jobs=found,
-        refused=tuple(refused),
-        tenants=tenants.rooms,
+        refused=(*refused, *over, *beyond),
+        tenants=rooms,
         spent=seen.spent,
         shared=shared,
         spot=spot_limits(spec, capacity.kinds),
         sick_nodes=tuple(
             f"node {node.name} is {said}" for node in capacity.nodes if (said := _sick(node, nodes, seen))
         ),
-        faulty=tuple(
-            FaultyJob(
-                key=view.key,
-                launches=view.status.launches,
-                runs=view.status.allocation is not None,
-                error=left_out[view.key],
-            )
-            for view in at_fault
-        ),
+        faulty=tuple(FaultyJob(view=view, error=left_out[view.key]) for view in at_fault),
     )
 
 

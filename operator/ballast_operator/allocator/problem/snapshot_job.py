@@ -21,7 +21,7 @@ from ballast_operator.allocator.problem.admission import Admitted, sizes_that_fi
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.memory import gigabytes
 from ballast_operator.allocator.problem.mixed import launched_pipeline, within_limit
-from ballast_operator.allocator.problem.speeds import GangRequest, kind_of
+from ballast_operator.allocator.problem.speeds import GangRequest
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.size_changes import (
     change_pause,
@@ -49,7 +49,7 @@ def colocation_candidates(
     for one in jobs:
         memory = needed_memory(one)
         if one.spec.shares_gpu and not why_alone(one) and memory is not None:
-            kind = kind_of(one.spec)
+            kind = one.spec.kind
             said = {gpu_type: by_size[1] for gpu_type, by_size in one.spec.throughput.items() if 1 in by_size}
             stated.setdefault(kind, said)
             at = [key.alone_in_pool for key in kinds.get(kind, {}) if key.nodes == 1]

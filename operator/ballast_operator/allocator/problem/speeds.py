@@ -1,12 +1,9 @@
 """Speeds of gangs: by kind of training, and by size: what is known of one says what to expect of another."""
 
 import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 from ballast_policies.contract import Plan
 from ballast_policies.scheduling.node_sizes import NodeSizes
@@ -152,32 +149,6 @@ def between(reported: Mapping[int, float], size: int) -> float | None:
 def nearest(sizes: Iterable[int], stages: int) -> int:
     """The one of ``sizes`` that is nearest to ``stages``, the smaller of two."""
     return min(sizes, key=lambda size: (abs(size - stages), size))
-
-
-def kind_of(spec: JobSpec) -> str:
-    """Equal for jobs that run alike: a model with its batches, or a command of an image."""
-    if spec.is_script:
-        return _digest(["script", *spec.own_command])
-    pipeline = spec.config_fields["pipeline"]
-    batches = {
-        key: pipeline.get(key) for key in ("globalBatchSize", "microbatches", "schedule", "stagesPerRank")
-    }
-    parts = [spec.config_fields["model"], batches, spec.config_fields.get("dynamics")]
-    return _digest(parts)
-
-
-def _digest(parts: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def variant_of(spec: JobSpec) -> str:
-    """As :func:`kind_of`; jobs that state other speeds are told apart."""
-    if not spec.throughput:
-        return kind_of(spec)
-    stated_speeds = json.dumps(
-        [[t, sorted(by_stages.items())] for t, by_stages in sorted(spec.throughput.items())]
-    )
-    return f"{kind_of(spec)}-{hashlib.sha256(stated_speeds.encode()).hexdigest()[:8]}"
 
 
 def measured_on(allocation: JobAllocation, plan: Plan) -> SpeedKey:

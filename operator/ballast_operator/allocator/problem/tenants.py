@@ -19,82 +19,61 @@ from ballast_operator.allocator.problem.admission import Admitted, RefusedJob
 from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.cluster_policy import Tenants
 from ballast_operator.api.conditions import JobReason
-from ballast_operator.kube.kinds import Key, job_id
+from ballast_operator.kube.kinds import job_id
 from ballast_operator.views.job import JobView
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Tenancy:
-    """The outcome.
-
-    Attributes:
-        gpus: job -> size of its gang, for jobs that take part in the allocation.
-        refused: job -> why it does not.
-        rooms: what is left to be given.
-    """
-
-    gpus: Mapping[Key, int]
-    refused: Mapping[Key, Refusal]
-    rooms: TenantRooms
-
-
 def admit_tenants(
-    tenants: Tenants,
-    admitted: Sequence[tuple[JobView, int]],
-    jobs: Sequence[JobView],
-    *,
-    shrinkable: frozenset[Key] = frozenset(),
-) -> Tenancy:
-    """Which of the ``admitted`` take part.
+    tenants: Tenants, admitted: Sequence[Admitted], jobs: Sequence[JobView]
+) -> tuple[list[Admitted], list[RefusedJob], TenantRooms]:
+    """(jobs that take part, as the limits leave them; jobs that do not; what is left to be given).
 
-    Args:
-        tenants: the limits.
-        admitted: (job, size of its gang; of an elastic one the least), by age.
-        jobs: all there are.
-        shrinkable: running jobs that can give back what they hold beyond that size.
+    ``admitted``: by age. ``jobs``: all there are.
     """
+    within, refused, rooms = _within_numbers(tenants, admitted, jobs)
+    within, beyond = _within_types(tenants, within, jobs)
+    return within, refused + beyond, rooms
+
+
+def _within_numbers(
+    tenants: Tenants, admitted: Sequence[Admitted], jobs: Sequence[JobView]
+) -> tuple[list[Admitted], list[RefusedJob], TenantRooms]:
     if _limits_nothing(tenants, len(admitted)):
-        return Tenancy(gpus={view.key: gpus for view, gpus in admitted}, refused={}, rooms=TenantRooms())
+        return list(admitted), [], TenantRooms()
     limited = tenants.each_namespace.max_gpus is not None or any(
         own.max_gpus is not None for own in tenants.namespaces.values()
     )
-    wanting = {view.key for view, _ in admitted}
+    wanting = {one.view.key for one in admitted}
     others: Counter[str] = Counter()
     for view in jobs:
         if view.key not in wanting:
             others[view.key[0]] += _held(view)
     asked = [
         TenantJob(
-            name=job_id(view.key),
-            tenant=view.key[0],
-            sizes=_sizes(view, gpus) if limited else (gpus,),
-            running=view.running_allocation is not None,
-            held=gpus if view.key in shrinkable else _held(view),
+            name=job_id(one.view.key),
+            tenant=one.view.key[0],
+            sizes=_sizes(one) if limited else (one.gpus,),
+            running=one.view.running_allocation is not None,
+            held=one.gpus if one.shrinks else _held(one.view),
         )
-        for view, gpus in admitted
+        for one in admitted
     ]
     found = admit_by_tenant(asked, lambda namespace: limits_of(tenants, namespace), held_by_others=others)
-    by_name = {job_id(view.key): view.key for view, _ in admitted}
-    smallest = {job.name: job.sizes[-1] for job in asked}
-    return Tenancy(
-        gpus={by_name[name]: gpus for name, gpus in found.sizes.items()},
-        refused={
-            by_name[name]: _refusal(
-                tenants, by_name[name][0], limit, gpus=smallest[name], never=name in found.never
-            )
-            for name, limit in found.over.items()
-        },
-        rooms=_rooms(tenants, found, asked, jobs),
-    )
+    within, refused = [], []
+    for one, job in zip(admitted, asked, strict=True):
+        if (limit := found.over.get(job.name)) is not None:
+            refusal = _refusal(tenants, job.tenant, limit, gpus=job.sizes[-1], never=job.name in found.never)
+            refused.append(RefusedJob(one.view, refusal))
+        else:
+            gpus = found.sizes[job.name]
+            within.append(one if one.gpus == gpus else dataclasses.replace(one, gpus=gpus))
+    return within, refused, _rooms(tenants, found, asked, jobs)
 
 
-def within_types(
+def _within_types(
     tenants: Tenants, admitted: Sequence[Admitted], jobs: Sequence[JobView]
 ) -> tuple[list[Admitted], list[RefusedJob]]:
-    """(jobs with the GPU types and sizes that ``maxGpusByType`` leaves them, jobs that it leaves none).
-
-    ``admitted``: by age. ``jobs``: all there are.
-    """
+    """(jobs with the GPU types and sizes that ``maxGpusByType`` leaves them, jobs that it leaves none)."""
     namespaces = {one.view.key[0] for one in admitted}
     limits = {name: by_type for name in namespaces if (by_type := _by_type(tenants, name))}
     if not limits:
@@ -113,8 +92,7 @@ def within_types(
         elif most := found[gang.name]:
             within.append(_with_most(one, most))
         else:
-            refusal = _no_type(tenants, gang, limits[gang.tenant])
-            refused.append(RefusedJob(key=one.view.key, launches=one.view.status.launches, refusal=refusal))
+            refused.append(RefusedJob(one.view, _no_type(tenants, gang, limits[gang.tenant])))
     return within, refused
 
 
@@ -126,7 +104,7 @@ def _by_type(tenants: Tenants, namespace: str) -> Mapping[str, int]:
 
 def _typed(one: Admitted) -> TypedGang:
     running = one.view.running_allocation
-    sizes = one.sizes if len(one.sizes) > 1 or running is not None else _sizes(one.view, one.gpus)[::-1]
+    sizes = one.sizes if len(one.sizes) > 1 or running is not None else _sizes(one)[::-1]
     return TypedGang(
         name=job_id(one.view.key),
         tenant=one.view.key[0],
@@ -150,7 +128,7 @@ def _with_most(one: Admitted, most: Mapping[str, int]) -> Admitted:
     fitting = tuple(size for size in one.sizes if size <= largest)
     gpus = one.gpus
     if len(one.sizes) == 1 and one.view.running_allocation is None:
-        gpus = next(size for size in _sizes(one.view, one.gpus) if size <= largest)
+        gpus = next(size for size in _sizes(one) if size <= largest)
         fitting = (gpus,)
     types = tuple(name for name in one.gpu_types if most.get(name, 0) >= gpus)
     closed = [name for name in one.gpu_types if name not in types]
@@ -228,14 +206,12 @@ def _held(view: JobView) -> int:
     return 0 if allocation is None else allocation.gpus
 
 
-def _sizes(view: JobView, gpus: int) -> tuple[int, ...]:
-    """Sizes that the gang may be launched with, ``gpus`` at most, most first."""
-    spec = view.spec
-    assert spec is not None
-    if view.running_allocation is not None:
-        return (gpus,)
-    smaller = range(gpus - 1, max(1, spec.smallest_gang) - 1, -1)
-    return (gpus, *(size for size in smaller if spec.suits(size)))
+def _sizes(one: Admitted) -> tuple[int, ...]:
+    """Sizes that the gang may be launched with, most first."""
+    if one.view.running_allocation is not None:
+        return (one.gpus,)
+    smaller = range(one.gpus - 1, max(1, one.spec.smallest_gang) - 1, -1)
+    return (one.gpus, *(size for size in smaller if one.spec.suits(size)))
 
 
 def _refusal(tenants: Tenants, namespace: str, limit: TenantLimit, *, gpus: int, never: bool) -> Refusal:

@@ -29,19 +29,16 @@ from ballast_operator.allocator.problem.speeds import (
     SizeSpeeds,
     as_prior,
     between,
-    kind_of,
     measured_on,
     nearest,
     reconcile_with_spec,
     resized,
     speed_ratio,
     stated,
-    variant_of,
 )
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.kube.kinds import Key, job_id
 from ballast_operator.views.job import JobView
-from ballast_operator.views.spec import JobSpec
 
 KINDS_KEPT = 100
 """Kinds of training whose measured speeds are remembered when their jobs are gone; the oldest go first."""
@@ -58,15 +55,6 @@ class Measured:
     speeds: dict[SpeedKey, Estimate] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """What a spec's kind and variant are."""
-
-    spec: JobSpec
-    name: str
-    variant: str
-
-
 class Measurements:
     """What the trainers have reported, by job and by kind; the allocator saves it with its accounts.
 
@@ -78,7 +66,6 @@ class Measurements:
     def __init__(self) -> None:
         self._jobs: dict[Key, Measured] = {}
         self._kinds: dict[str, dict[SpeedKey, Estimate]] = {}
-        self._kind_by_job: dict[Key, _Kind] = {}
         self._layers: dict[str, tuple[float, ...]] = {}
         self._packed_kinds: dict[tuple[str, int, frozenset[str]], tuple[NodeSizes, PackedSpeeds]] = {}
         self.profiles = LayerProfiles()
@@ -113,7 +100,7 @@ class Measurements:
         if view.spec is None or (measured.launch, measured.step) == (allocation.launch, report.step):
             return
         measured.launch, measured.step = allocation.launch, report.step
-        kind = kind_of(view.spec)
+        kind = view.spec.kind
         # Kinds are in order of their newest report.
         profile = self._kinds[kind] = self._kinds.pop(kind, {})
         where = self.partners.beside(view, measured_on(allocation, plan))
@@ -141,8 +128,6 @@ class Measurements:
         """Forget all other jobs; their kinds are remembered."""
         wanted = set(keys)
         self.profiles.keep(wanted)
-        for gone in [key for key in self._kind_by_job if key not in wanted]:
-            del self._kind_by_job[gone]
         self._jobs = {key: value for key, value in self._jobs.items() if key in wanted}
         for kind in list(self._kinds)[:-KINDS_KEPT]:
             del self._kinds[kind]
@@ -172,7 +157,7 @@ class Measurements:
         faults: dict[Key, Exception] = {}
         for job in wanted:
             try:
-                own_name, variant = job_id(job.key), (self._kind_of(job).variant, job.stages)
+                own_name, variant = job_id(job.key), (job.spec.variant, job.stages)
                 name = own_name if job.key in self._jobs else unreported.setdefault(variant, own_name)
                 like[job.key] = name
                 if name in types:  # what is estimated of it is what is known of its type
@@ -231,7 +216,7 @@ class Measurements:
         return packed_speeds(speeds, job.fewest_nodes, self._speeds_of_kind(job))
 
     def _packed_kind(self, job: GangRequest) -> PackedSpeeds:
-        at = self._kind_of(job).name, job.spec.gpus_per_pod, job.barred
+        at = job.spec.kind, job.spec.gpus_per_pod, job.barred
         known = self._packed_kinds.get(at)
         if known is None or known[0] is not job.nodes:
             speeds = self._speeds_of_kind(job)
@@ -239,7 +224,7 @@ class Measurements:
         return known[1]
 
     def _speeds_of_kind(self, job: GangRequest) -> Speeds:
-        return self._kinds.get(self._kind_of(job).name, {})
+        return self._kinds.get(job.spec.kind, {})
 
     def speed_on(
         self, job: GangRequest, gpu_type: str, gpus: int, nodes: int, packed: float, fewest: int | None = None
@@ -260,7 +245,7 @@ class Measurements:
 
     def _layers_of(self, job: GangRequest) -> tuple[float, ...]:
         """Each layer's part of the step, as jobs of the kind have measured it last; empty: none has."""
-        return self._layers.get(self._kind_of(job).name, ()) if self._layers else ()
+        return self._layers.get(job.spec.kind, ()) if self._layers else ()
 
     def by_size(
         self, job: GangRequest, base: Mapping[str, Estimate], sizes: tuple[int, ...]
@@ -293,14 +278,6 @@ class Measurements:
             found[gpu_type] = {size: rate for size, rate in here.items() if rate > 0}
         return {gpu_type: here for gpu_type, here in found.items() if here}
 
-    def _kind_of(self, job: GangRequest) -> "_Kind":
-        """The job's kind, by its present spec."""
-        known = self._kind_by_job.get(job.key)
-        if known is None or known.spec is not job.spec:
-            known = _Kind(spec=job.spec, name=kind_of(job.spec), variant=variant_of(job.spec))
-            self._kind_by_job[job.key] = known
-        return known
-
 
 ALONE = ""
 """In place of a kind: the job has its GPU for itself."""
@@ -330,7 +307,7 @@ def _beside(others: Sequence[JobView]) -> str | None:
         return ALONE
     if len(others) > 1 or others[0].spec is None or others[0].running_allocation is None:
         return None
-    return kind_of(others[0].spec) if others[0].status.is_true(JobCondition.RUNNING) else None
+    return others[0].spec.kind if others[0].status.is_true(JobCondition.RUNNING) else None
 
 
 class Partners:

@@ -79,7 +79,7 @@ def _round(live: "LiveCluster") -> dict[str, dict[str, Any]]:
         at = decided.placements.get(job.name)
         found[job.name] = {"gpus": None if at is None else str(at), "refused": None}
     for refused in snapshot.refused:
-        found["/".join(refused.key)] = {"gpus": None, "refused": refused.refusal.message}
+        found["/".join(refused.view.key)] = {"gpus": None, "refused": refused.refusal.message}
     return found
 
 

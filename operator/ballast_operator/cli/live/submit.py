@@ -102,7 +102,7 @@ def _foretell(made: "list[Job]", kubeconfig: str | None, hours: float, output: s
     rows: list[dict[str, Any]] = [{"job": name, "valid": True} for name in names]
     try:
         live = asyncio.run(_with(made, kubeconfig))
-        refused = {"/".join(one.key): one.refusal.message for one in live.snapshot.refused}
+        refused = {"/".join(one.view.key): one.refusal.message for one in live.snapshot.refused}
         courses = {one.job: one for one in course(live, hours)}
     except (Forbidden, ProblemError) as error:
         rows = [{**row, "unknown": str(error)} for row in rows]

@@ -141,7 +141,7 @@ def over_time(
     return OverTime(
         hours=hours,
         jobs=tuple(zip(before, after, strict=True)),
-        left_out=tuple(f"{'/'.join(one.key)}: {one.refusal.message}" for one in snapshot.refused),
+        left_out=tuple(f"{'/'.join(one.view.key)}: {one.refusal.message}" for one in snapshot.refused),
     )
 
 

@@ -1,6 +1,8 @@
 """Tenant limits of the ClusterPolicy: whom they keep out of the problem, and what these jobs are told."""
 
 import pytest
+from ballast_operator.allocator.problem.admission import Admitted
+from ballast_operator.allocator.problem.memory import GangMemory
 from ballast_operator.allocator.problem.tenants import admit_tenants, limits_of
 from ballast_operator.api.cluster_policy import EachNamespace, Tenants
 from ballast_operator.api.conditions import JobReason
@@ -24,9 +26,14 @@ def running(name="r", namespace="team", **spec):
     return a_view(pods=PODS, plan=None, spec=a_spec(**spec), key=(namespace, name))
 
 
-def admitted(limits, *views, gpus=4):
-    sized = [(view, len(view.pods) or gpus) for view in views]
-    return admit_tenants(limits, sized, views)
+def one(view, gpus=None, **of_it):
+    of_it = {"sizes": (), "shrinks": False, "gpu_types": (), "not_tolerated": frozenset(), **of_it}
+    memory = GangMemory(spec=view.spec, need=None, pools={})
+    return Admitted(view=view, gpus=gpus or len(view.pods) or 4, memory=memory, **of_it)
+
+
+def admitted(limits, *views):
+    return admit_tenants(limits, [one(view) for view in views], views)
 
 
 def test_a_namespace_has_its_own_limits_and_otherwise_those_of_each():
@@ -39,14 +46,14 @@ def test_a_namespace_has_its_own_limits_and_otherwise_those_of_each():
 
 def test_a_job_over_the_limit_is_told_which_and_what_to_do():
     """The field by its path, as the administrator finds it."""
-    found = admitted(tenants(team={"maxGpus": 2}), running(), waiting())
-    refusal = found.refused["team", "w"]
-    assert refusal.reason == JobReason.NAMESPACE_LIMIT
+    within, (refused,), _ = admitted(tenants(team={"maxGpus": 2}), running(), waiting())
+    refusal = refused.refusal
+    assert refused.view.name == "w" and refusal.reason == JobReason.NAMESPACE_LIMIT
     assert refusal.message == (
         "namespace team may have 2 GPUs at a time, and its older jobs run or come first. To fix: wait, or "
         "ask the cluster's administrator to raise tenants.namespaces.team.maxGpus=2 of the ClusterPolicy"
     )
-    assert ("team", "r") in found.gpus
+    assert [each.view.name for each in within] == ["r"]
 
 
 @pytest.mark.parametrize(
@@ -59,11 +66,9 @@ def test_a_job_over_the_limit_is_told_which_and_what_to_do():
 )
 def test_each_limit_has_its_message(each, said):
     """With what to change."""
-    message = (
-        admitted(tenants(each), waiting(config=a_config(pipeline={"minStages": 2, "maxStages": 4})))
-        .refused["team", "w"]
-        .message
-    )
+    view = waiting(config=a_config(pipeline={"minStages": 2, "maxStages": 4}))
+    _, (refused,), _ = admitted(tenants(each), view)
+    message = refused.refusal.message
     assert said in message and "To fix: " in message
     assert f"tenants.eachNamespace.{next(iter(each))}=" in message
 
@@ -71,16 +76,17 @@ def test_each_limit_has_its_message(each, said):
 def test_what_a_namespace_has_left_counts_what_its_pods_hold_and_what_gangs_can_give_back():
     """Six GPUs, two gangs of two: two are left; one that may shrink to one leaves room for one more."""
     views = running("a"), running("b")
-    rooms = admitted(tenants({"maxGpus": 6}), *views).rooms
+    _, _, rooms = admitted(tenants({"maxGpus": 6}), *views)
     assert (rooms.gpus, rooms.left) == ({"team": 2}, {"team": 2})
-    sized = [(views[0], 1), (views[1], 2)]
-    found = admit_tenants(tenants({"maxGpus": 6}), sized, views, shrinkable=frozenset({views[0].key}))
-    assert (found.rooms.gpus, found.rooms.left) == ({"team": 3}, {"team": 2})
-    assert admitted(Tenants(), running("a")).rooms.gpus == {}
+    _, _, rooms = admit_tenants(
+        tenants({"maxGpus": 6}), [one(views[0], 1, shrinks=True), one(views[1])], views
+    )
+    assert (rooms.gpus, rooms.left) == ({"team": 3}, {"team": 2})
+    assert admitted(Tenants(), running("a"))[2].gpus == {}
 
 
 def test_gpus_of_a_suspended_job_count_until_its_pods_are_gone():
     """It wants none, and still has them."""
     view = waiting()
-    found = admit_tenants(tenants({"maxGpus": 4}), [(view, 4)], [view, running("suspended")])
-    assert found.gpus[view.key] == 2
+    (within,), _, _ = admit_tenants(tenants({"maxGpus": 4}), [one(view)], [view, running("suspended")])
+    assert within.gpus == 2
