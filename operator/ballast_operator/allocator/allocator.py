@@ -9,13 +9,13 @@ from ballast_policies.scheduling.assignments import Action
 
 from ballast_operator.allocator.costs.bill import pool_infos, with_regions
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_prices, with_prices
-from ballast_operator.allocator.decider import Decider, MadeDecision, PendingDecision, waiting_for_policy
+from ballast_operator.allocator.decider import Decider, MadeDecision, waiting_for_policy
 from ballast_operator.allocator.gauges import set_cost_gauges, set_gauges
 from ballast_operator.allocator.policy_status import Failures, PolicyReport, PolicyReporter
 from ballast_operator.allocator.problem.capacity import in_todays_pools
 from ballast_operator.allocator.problem.snapshot import Observed
 from ballast_operator.allocator.saved_state import SavedState, StateStore
-from ballast_operator.allocator.solving.solver import LastAnswer, Solve, Solver
+from ballast_operator.allocator.solving.solver import LastAnswer, Solver
 from ballast_operator.allocator.throttle import DecisionThrottle
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.policy_conditions import NO_POLICY, PolicyReason
@@ -218,43 +218,34 @@ class Allocator:
             avoided=findings.avoided_by_all,
         )
 
-        async def attempt(left_out: Mapping[Key, Exception]) -> tuple[PendingDecision, Solve, MadeDecision]:
+        async def attempt(left_out: Mapping[Key, Exception]) -> MadeDecision:
             pending = await asyncio.to_thread(
                 self.decider.build_problem, policy, observed, item=item, left_out=left_out
             )
             clock.lap("prepare")
-            solve = await self._answers.solve(
-                policy,
-                pending.request.problem,
-                structure=pending.request.structure,
-                values=pending.request.values,
-                within_round=self._next_round is not None and started.timestamp() < self._next_round,
-            )
+            within_round = self._next_round is not None and started.timestamp() < self._next_round
+            solve = await self._answers.solve(policy, pending.request, within_round=within_round)
             clock.lap("solve")
-            made = await asyncio.to_thread(
-                self.decider.apply_allocation, policy, pending, solve, jobs, started
-            )
+            made = await asyncio.to_thread(self.decider.apply_allocation, pending, solve)
             clock.lap("conclude")
-            return pending, solve, made
+            return made
 
-        pending, solve, made = await self.decider.faults.leave_out(
-            attempt, [view.key for view in jobs], faults
-        )
-        self.decider.keep(pending, made, started)
-        snapshot = pending.snapshot
+        made = await self.decider.faults.leave_out(attempt, [view.key for view in jobs], faults)
+        self.decider.keep(made)
+        snapshot, decided = made.of.snapshot, made.decision.round
         self._next_round = self.decider.memory.next_at
-        if self._next_round is not None and solve.outcome is not PolicyReason.OPTIMAL:
-            again = started.timestamp() + solve.seconds + self._settings.retry_seconds
+        if self._next_round is not None and made.solve.outcome is not PolicyReason.OPTIMAL:
+            again = started.timestamp() + made.solve.seconds + self._settings.retry_seconds
             self._next_round = min(self._next_round, again)
         self._metrics.rounds.inc()
         self._publish(made.assignments, jobs, with_regions(pools, snapshot.capacity))
-        set_gauges(self._metrics, snapshot, jobs, made.report.round_)
+        set_gauges(self._metrics, snapshot, jobs, decided)
         took_seconds = clock.total("all")
-        self.throttle.decided(took_seconds, snapshot, made.report.round_)
+        self.throttle.decided(took_seconds, snapshot, decided)
         if self.decider.growth_at is not None:
             rest = max(GROWTH_REST_SECONDS, took_seconds)
             self._next_growth = max(self.decider.growth_at, self._clock().timestamp() + rest)
-        await self._reporter.report(item, dataclasses.replace(made.report, prices=prices))
+        await self._reporter.report(item, PolicyReport(made=made, prices=prices))
         written = self._observer.caches[POLICY].get(("", item["metadata"]["name"]))
         set_cost_gauges(self._metrics, policy, written, jobs, started)
         if self.decider.memory.next_at != self._saved_until:  # once a round

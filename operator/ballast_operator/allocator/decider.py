@@ -24,7 +24,6 @@ from ballast_operator.allocator.costs.bill import written_bill
 from ballast_operator.allocator.costs.paid import Paid
 from ballast_operator.allocator.costs.teams import SpentBudget, next_change, next_team_costs, spent_budgets
 from ballast_operator.allocator.faults import Faults, FaultyJob, JobFaults
-from ballast_operator.allocator.policy_status import PolicyReport
 from ballast_operator.allocator.problem.admission import Admissions
 from ballast_operator.allocator.problem.hazards import SeenNodes, spot_seen
 from ballast_operator.allocator.problem.snapshot import Observed, Snapshot, take_snapshot
@@ -118,26 +117,37 @@ class PendingDecision:
     """A decision whose shares are still to be computed.
 
     Attributes:
+        policy: with the prices of feeds.
+        seen: all that there is, the jobs that it leaves out among it.
+        snapshot: what is decided on.
+        scheduling: by what.
         seen_nodes: of spot pools, with this decision.
     """
 
+    policy: ClusterPolicy
+    seen: Observed
     snapshot: Snapshot
-    policy: SchedulingPolicy
+    scheduling: SchedulingPolicy
     request: SolveRequest
     seen_nodes: SeenNodes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MadeDecision:
-    """An assignment for each job, and what the policy's status says of the round.
+    """A decision, with an assignment for each job.
 
     Attributes:
+        of: on what, and by what it is made.
+        solve: the shares, by GPU type: that is what people asked for, and read.
         decision: in force once it is kept.
+        paid: what jobs had paid by then.
     """
 
-    assignments: Mapping[Key, Assignment]
-    report: PolicyReport
+    of: PendingDecision
+    solve: Solve
     decision: Decision
+    assignments: Mapping[Key, Assignment]
+    paid: Paid
 
 
 class Decider:
@@ -221,59 +231,41 @@ class Decider:
         considered = [view for view in seen.jobs if view.key not in faulty]
         chosen = scheduling_policy(policy)
         return PendingDecision(
+            policy=policy,
+            seen=seen,
             snapshot=snapshot,
-            policy=chosen,
+            scheduling=chosen,
             request=build_problem(snapshot, chosen, now=seen.now.timestamp()),
             seen_nodes=self.seen_nodes.next(snapshot.capacity, seen.nodes, considered),
         )
 
-    def apply_allocation(
-        self,
-        policy: ClusterPolicy,
-        pending: PendingDecision,
-        solve: Solve,
-        jobs: list[JobView],
-        started: Time,
-    ) -> MadeDecision:
+    def apply_allocation(self, pending: PendingDecision, solve: Solve) -> MadeDecision:
         """From shares to an assignment for each job.
 
         Raises:
             JobFaults: jobs for which there is none.
         """
-        snapshot, request = pending.snapshot, pending.request
+        snapshot, request, now = pending.snapshot, pending.request, pending.seen.now.timestamp()
         decision = apply_allocation(
-            snapshot, self.memory, pending.policy, request, solve.allocation, now=started.timestamp()
+            snapshot, self.memory, pending.scheduling, request, solve.allocation, now=now
         )
-        # From here on by GPU type: that is what people asked for, and read.
-        solve = dataclasses.replace(solve, allocation=decision.allocation)
         advice = advice_by_job(
-            policy.spec.objective.policy, snapshot, request.inputs, decision.allocation, jobs
-        )
-        report = PolicyReport(
-            snapshot=snapshot,
-            seen_nodes=pending.seen_nodes,
-            paid=self.paid,
-            inputs=request.inputs,
-            jobs=jobs,
-            policy=policy,
-            solve=solve,
-            round_=decision.round,
-            plan_id=decision.plan_id,
-            time=started,
-            scheduling=pending.policy,
-            round_ends=decision.memory.next_at,
+            pending.scheduling.objective, snapshot, request.inputs, decision.allocation, pending.seen.jobs
         )
         return MadeDecision(
-            assignments=assignments_of(snapshot, decision, advice=advice),
-            report=report,
+            of=pending,
+            solve=dataclasses.replace(solve, allocation=decision.allocation),
             decision=decision,
+            assignments=assignments_of(snapshot, decision, advice=advice),
+            paid=self.paid,
         )
 
-    def keep(self, pending: PendingDecision, made: MadeDecision, started: Time) -> None:
+    def keep(self, made: MadeDecision) -> None:
         """The decision is in force."""
+        pending = made.of
         self.memory, self.plan_id = made.decision.memory, made.decision.plan_id
         self.seen_nodes = pending.seen_nodes
-        self.growth_at = pending.snapshot.next_growth(started.timestamp())
+        self.growth_at = pending.snapshot.next_growth(pending.seen.now.timestamp())
         self.faults.tell(pending.snapshot.faulty)
         decided = made.decision.round
         logger.info(

@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ballast_policies.rounds.values import Round
-from ballast_policies.scheduling import SchedulingPolicy
 from ballast_policies.scheduling.inputs import CompletedProblem
 
 from ballast_operator.allocator.costs.bill import brought_up_to, next_bill, written_bill
-from ballast_operator.allocator.costs.paid import Paid
 from ballast_operator.allocator.costs.price_feeds import (
     PoolReading,
     known_prices,
@@ -23,9 +21,10 @@ from ballast_operator.allocator.costs.price_feeds import (
     saved_prices,
 )
 from ballast_operator.allocator.costs.teams import next_team_costs
+from ballast_operator.allocator.decider import MadeDecision
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, held_by_pool
 from ballast_operator.allocator.problem.capacity_types import spot_limits, types_differ, within_spot_limits
-from ballast_operator.allocator.problem.hazards import SeenNodes, next_hazards
+from ballast_operator.allocator.problem.hazards import next_hazards
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api import cluster_policy_status as api
@@ -49,38 +48,26 @@ from ballast_operator.waits import WaitReason, Waits
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyReport:
-    """The outcome of a decision for one policy; None and empty: that part was not reached."""
+    """The outcome for one policy: a decision, or why there is none."""
 
     misconfigured: str = ""
     failed: str = ""
     policy_in_force: str = ""
-    snapshot: Snapshot | None = None
-    inputs: CompletedProblem | None = None
-    jobs: Sequence[JobView] = ()
-    policy: ClusterPolicy | None = None
-    solve: Solve | None = None
-    round_: Round | None = None
-    plan_id: str = ""
-    time: Time | None = None
+    made: MadeDecision | None = None
     prices: Sequence[PoolReading] = ()
-    seen_nodes: SeenNodes | None = None
-    paid: Paid | None = None
-    scheduling: SchedulingPolicy | None = None
-    round_ends: float | None = None
     twin: TwinResult | None = None
 
 
-def decided(report: PolicyReport) -> Decided:
+def decided(made: MadeDecision) -> Decided:
     """What history keeps of a decision."""
-    assert report.snapshot is not None and report.scheduling is not None and report.time is not None
     return Decided(
-        at=report.time.timestamp(),
-        state=report.snapshot,
-        policy=report.scheduling,
-        round_ends=report.round_ends,
+        at=made.of.seen.now.timestamp(),
+        state=made.of.snapshot,
+        policy=made.of.scheduling,
+        round_ends=made.decision.memory.next_at,
         jobs={
             job_id(view.key): (view.uid, view.spec is not None and view.spec.grow and not view.spec.is_script)
-            for view in report.jobs
+            for view in made.of.seen.jobs
         },
     )
 
@@ -110,10 +97,16 @@ def policy_status(
         conditions = set_condition(conditions, kind, value, reason, message, now=now, generation=generation)
     conditions = tuple(sorted(conditions, key=lambda condition: order.index(condition.type)))
     notices = flips(before, conditions)
+    made = report.made
+    of = None if made is None else made.of
     status = _status(report, conditions, generation)
-    status = status.replace(bill=_bill(old, report, status, now), bill_at=now, prices=_prices(old, report))
-    status = status.replace(teams=next_team_costs(old, report.policy, report.paid, now))
-    status = status.replace(hazard=next_hazards(old, report.seen_nodes, report.snapshot, now))
+    status = status.replace(
+        bill=_bill(old, made, status, now),
+        bill_at=now,
+        prices=price_status(saved_prices(old) if made is None else known_prices(report.prices)),
+        teams=next_team_costs(old, of.policy if of else None, made.paid if made else None, now),
+        hazard=next_hazards(old, of.seen_nodes if of else None, of.snapshot if of else None, now),
+    )
     content = {
         name: value for name, value in storable(status.to_dict()).items() if value not in ({}, [])
     } | unknown_fields(api.ClusterPolicyStatus, old)
@@ -157,10 +150,10 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
     if report.policy_in_force:
         message = f"ClusterPolicy {report.policy_in_force} is older and in force. To fix: delete one"
         return ((PolicyCondition.READY, False, PolicyReason.ANOTHER_POLICY_IN_FORCE, message),)
-    snapshot, policy, solve = report.snapshot, report.policy, report.solve
-    assert snapshot is not None and policy is not None
+    made = report.made
+    assert made is not None
+    snapshot, policy, solve = made.of.snapshot, made.of.policy, made.solve
     found = [_valid(snapshot.capacity, policy)]
-    assert solve is not None
     if not any(node.gpus for node in snapshot.capacity.nodes):
         found.append(
             (PolicyCondition.SOLVED, False, PolicyReason.NO_CAPACITY, "no node of the pools has a GPU for us")
@@ -173,7 +166,7 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
             f"by {policy.spec.objective.policy}, {solve.allocation.status}, solver {solve.allocation.solver}"
         )
         found.append((PolicyCondition.SOLVED, optimal, solve.outcome, how if optimal else solve.message))
-        found += [_healthy(solve), _informed(report.inputs)]
+        found += [_healthy(solve), _informed(made.of.request.inputs)]
     if report.prices:
         found.append(prices_current(report.prices))
     found += types_differ(snapshot.capacity.kinds.values())
@@ -184,7 +177,7 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
         message = f"{named}{f'; and {more} more' if more > 0 else ''}. To fix: {fix}"
         found.append((PolicyCondition.NODES_HEALTHY, False, PolicyReason.SICK_NODES, message))
     found += within_spot_limits(
-        spot_limits(policy.spec, snapshot.capacity.kinds), report.round_, snapshot.capacity.nodes
+        spot_limits(policy.spec, snapshot.capacity.kinds), made.decision.round, snapshot.capacity.nodes
     )
     if report.twin is not None:
         found.append(_twin_agrees(report.twin))
@@ -213,9 +206,9 @@ def _healthy(solve: Solve) -> Verdict:
     return PolicyCondition.SOLVER_HEALTHY, answers, solve.health, message
 
 
-def _informed(inputs: CompletedProblem | None) -> Verdict:
-    words = [] if inputs is None else list(inputs.pool_defaults)
-    if inputs is not None and inputs.job_defaults:
+def _informed(inputs: CompletedProblem) -> Verdict:
+    words = list(inputs.pool_defaults)
+    if inputs.job_defaults:
         named = [
             f"{job} ({'; '.join(said)})" for job, said in sorted(inputs.job_defaults.items())[:NAMED_JOBS]
         ]
@@ -260,11 +253,12 @@ def _valid(capacity: ClusterCapacity, policy: ClusterPolicy) -> Verdict:
 def _status(
     report: PolicyReport, conditions: tuple[Condition, ...], generation: int
 ) -> api.ClusterPolicyStatus:
-    snapshot, policy = report.snapshot, report.policy
-    if snapshot is None or policy is None:
+    made = report.made
+    if made is None:
         return api.ClusterPolicyStatus(observed_generation=generation, conditions=conditions)
-    capacity = _capacity(policy, snapshot.capacity, report.jobs)
-    wanting = [view for view in report.jobs if not view.status.finished and not view.deleting]
+    policy, jobs, allocation = made.of.policy, made.of.seen.jobs, made.decision.allocation
+    capacity = _capacity(policy, made.of.snapshot.capacity, jobs)
+    wanting = [view for view in jobs if not view.status.finished and not view.deleting]
     running = sum(1 for view in wanting if view.status.allocation is not None)
     return api.ClusterPolicyStatus(
         observed_generation=generation,
@@ -274,12 +268,17 @@ def _status(
         gpus_held=sum(entry.gpus_held for entry in capacity),
         jobs_running=running,
         jobs_waiting=len(wanting) - running,
-        last_round=_last_round(report),
-        shadow_prices=_shadow_prices(report.solve),
+        last_round=api.Round(
+            plan_id=made.decision.plan_id,
+            time=made.of.seen.now,
+            policy=allocation.policy,
+            solve_seconds=round(made.solve.seconds, 4),
+            objective_value=_finite(allocation.objective),
+            gap=_finite(allocation.gap),
+        ),
+        shadow_prices={t: price for t, price in allocation.shadow_prices.items() if math.isfinite(price)},
         twin=None if report.twin is None else _twin(report.twin),
-        proposed=_proposed(snapshot, report.round_)
-        if policy.spec.dry_run and report.round_ is not None
-        else (),
+        proposed=_proposed(made.of.snapshot, made.decision.round) if policy.spec.dry_run else (),
     )
 
 
@@ -293,26 +292,15 @@ def _twin(found: TwinResult) -> api.Twin:
     )
 
 
-def _prices(old: Object, report: PolicyReport) -> tuple[api.PoolPrice, ...]:
-    """What price feeds have given; as before where a policy cannot be used."""
-    return price_status(known_prices(report.prices) if report.policy is not None else saved_prices(old))
-
-
 def _bill(
-    old: Object, report: PolicyReport, status: api.ClusterPolicyStatus, now: Time
+    old: Object, made: MadeDecision | None, status: api.ClusterPolicyStatus, now: Time
 ) -> tuple[api.PoolBill, ...]:
     """The bill of the old status brought up to now; nothing new begins where a policy cannot be used."""
     bill, at = written_bill(old)
-    if report.policy is None or not status.capacity:
+    if made is None or not status.capacity:
         return brought_up_to(bill, at, now)
-    return next_bill(
-        bill,
-        at,
-        now,
-        pools=report.policy.spec.node_pools,
-        capacity=status.capacity,
-        paid=report.paid,
-    )
+    pools = made.of.policy.spec.node_pools
+    return next_bill(bill, at, now, pools=pools, capacity=status.capacity, paid=made.paid)
 
 
 def _capacity(
@@ -332,25 +320,6 @@ def _capacity(
         )
         for pool in policy.spec.node_pools
     )
-
-
-def _last_round(report: PolicyReport) -> api.Round | None:
-    solve = report.solve
-    if solve is None or report.round_ is None or report.time is None:
-        return None
-    return api.Round(
-        plan_id=report.plan_id,
-        time=report.time,
-        policy=solve.allocation.policy,
-        solve_seconds=round(solve.seconds, 4),
-        objective_value=_finite(solve.allocation.objective),
-        gap=_finite(solve.allocation.gap),
-    )
-
-
-def _shadow_prices(solve: Solve | None) -> dict[str, float]:
-    prices = {} if solve is None else solve.allocation.shadow_prices
-    return {gpu_type: price for gpu_type, price in prices.items() if math.isfinite(price)}
 
 
 def _finite(value: float | None) -> float | None:
@@ -430,8 +399,8 @@ class PolicyReporter:
 
     async def report(self, item: Object, report: PolicyReport) -> None:
         """Write ``report`` on the ClusterPolicy ``item``; one that waits is replaced."""
-        if self.history is not None and report.snapshot is not None:
-            self.history.decided(decided(report))
+        if self.history is not None and report.made is not None:
+            self.history.decided(decided(report.made))
             report = dataclasses.replace(report, twin=self.history.twin)
         if not self._in_background:
             await self._write(item, report)

@@ -19,6 +19,7 @@ from typing import Any
 from ballast_policies.allocation.greedy import greedy
 from ballast_policies.allocation.problem import Allocation, Problem
 from ballast_policies.allocation.registry import imports_of
+from ballast_policies.scheduling import SolveRequest
 
 from ballast_operator.allocator.solving.solver_process import HEADER, encode, preparation
 from ballast_operator.api.cluster_policy import ClusterPolicy
@@ -248,24 +249,12 @@ class LastAnswer:
             metrics.solve_fallbacks.labels(outcome)
         self._last: tuple[tuple[object, object], Solve] | None = None
 
-    async def solve(
-        self,
-        policy: ClusterPolicy,
-        problem: Problem,
-        *,
-        structure: object,
-        values: object,
-        within_round: bool,
-    ) -> Solve:
+    async def solve(self, policy: ClusterPolicy, request: SolveRequest, *, within_round: bool) -> Solve:
         """The policy's allocation; the last one again where nothing has changed.
 
-        Args:
-            policy: in force.
-            problem: what it is asked.
-            structure: equal where the last answer may hold; see ``SolveRequest``.
-            values: equal where it does.
-            within_round: values that have changed are taken up at the round's end.
+        ``within_round``: values that have changed are taken up at the round's end.
         """
+        structure, values = request.structure, request.values
         if self._last is not None:
             (last_structure, last_values), last = self._last
             if structure == last_structure and (within_round or values == last_values):
@@ -273,7 +262,7 @@ class LastAnswer:
         name = policy.spec.objective.policy
         solve = await self._solver.solve(
             name,
-            problem,
+            request.problem,
             limit_seconds=policy.spec.solver.time_limit_seconds,
             options={"agnostic": policy.spec.objective.heterogeneity_agnostic},
         )
@@ -283,5 +272,5 @@ class LastAnswer:
         else:
             self._metrics.solve_fallbacks.labels(solve.outcome).inc()
             self._last = None
-        logger.info("solved jobs=%d: %s", len(problem.jobs), solve.message)
+        logger.info("solved jobs=%d: %s", len(request.problem.jobs), solve.message)
         return solve
