@@ -5,7 +5,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 
-from ballast_policies.scheduling.assignments import Action
+from ballast_policies.protocol import Action
 
 from ballast_operator.allocator.costs.bill import pool_infos, with_regions
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_prices, with_prices

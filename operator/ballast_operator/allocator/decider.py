@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from ballast_policies.allocation.problem import Entity
+from ballast_policies.protocol import Action
 from ballast_policies.scheduling import (
     Decision,
     Memory,
@@ -17,7 +18,7 @@ from ballast_policies.scheduling import (
     apply_allocation,
     build_problem,
 )
-from ballast_policies.scheduling.assignments import Action, AssignmentErrors, Obstacle, assign
+from ballast_policies.scheduling.assignments import AssignmentErrors, Obstacle, assign
 
 from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.costs.bill import written_bill

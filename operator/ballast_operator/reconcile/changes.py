@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from ballast_policies.contract import JOB_LABEL
-from ballast_policies.scheduling.assignments import Action
+from ballast_policies.protocol import Action
 
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable, for_good

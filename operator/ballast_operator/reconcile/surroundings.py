@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from ballast_policies.contract import ExitReason
+from ballast_policies.protocol import Action
 from ballast_policies.rounds.values import Placement
-from ballast_policies.scheduling.assignments import Action
 
 from ballast_operator.api.job_allocation import JobAllocation, coming_node, is_coming, pool_to_grow
 from ballast_operator.api.training_job_status import TrainingJobStatus

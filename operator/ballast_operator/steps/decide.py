@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from ballast_policies import protocol
 from ballast_policies.contract import Directive, Plan
 from ballast_policies.protocol import Decision, next_move
 from ballast_policies.protocol.cause import Cause
@@ -25,7 +26,6 @@ from ballast_policies.protocol.moves import (
     WritePlan,
 )
 from ballast_policies.protocol.observed import Deadline, Observed, Phase
-from ballast_policies.scheduling import assignments
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import TrainingJobStatus
@@ -116,7 +116,7 @@ def decide(
         return StepResult(status=_misconfigured(view, now))
     if view.blocked is not None and view.status.allocation is None:
         assignment = Assignment(
-            action=assignments.Action.RELEASE,
+            action=protocol.Action.RELEASE,
             launches=view.status.launches,
             reason=view.blocked.reason,
             why=view.blocked.message,

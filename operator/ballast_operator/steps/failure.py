@@ -89,7 +89,7 @@ def why_it_ends(context: ReconcileContext, end: End) -> str:
                 return f"node {dead} is lost: it is not ready, and pod {', '.join(end.pods)} is being deleted"
             return f"pod {', '.join(end.pods)} is being deleted by someone else"
         case Why.POD_MISSING:
-            return f"deleted by someone else: {', '.join(end.pods)}"
+            return lost_text(context, end.pods)
         case Why.NODE_SILENT:
             nodes = ", ".join(sorted({pod.node for pod in pods}))
             return f"node {nodes} is not ready and the job is silent"

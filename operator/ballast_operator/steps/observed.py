@@ -4,12 +4,12 @@ import math
 
 from ballast_policies.contract import Directive, ExitReason
 from ballast_policies.protocol.observed import (
+    Action,
     Deadline,
     Failure,
     Gang,
     Observed,
     Offer,
-    OfferKind,
     Phase,
     Pod,
     ProposedShrink,
@@ -234,10 +234,10 @@ def _offer(context: ReconcileContext) -> Offer | None:
     assignment, allocation = context.assignment, context.view.status.allocation
     if assignment is None:
         return None
-    placement, kind = assignment.placement, OfferKind(assignment.action)
+    placement, kind = assignment.placement, assignment.action
     per_pod = context.spec.gpus_per_pod if allocation is None else allocation.gpus_per_pod
     nodes = assignment.extra_nodes
-    if kind is OfferKind.PLACE:
+    if kind is Action.PLACE:
         nodes = placement.nodes if placement is not None else ()
     if allocation is None and not in_whole_pods(nodes, per_pod):
         return None  # gpusPerPod was changed after the decision

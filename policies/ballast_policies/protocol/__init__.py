@@ -9,6 +9,6 @@ leader.
 from ballast_policies.protocol.cause import Cause
 from ballast_policies.protocol.machine import next_move, state_of
 from ballast_policies.protocol.moves import Decision, Move
-from ballast_policies.protocol.observed import Observed
+from ballast_policies.protocol.observed import Action, Observed
 
-__all__ = ["Cause", "Decision", "Move", "Observed", "next_move", "state_of"]
+__all__ = ["Action", "Cause", "Decision", "Move", "Observed", "next_move", "state_of"]

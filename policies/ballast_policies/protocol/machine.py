@@ -28,11 +28,11 @@ from ballast_policies.protocol.moves import (
     WritePlan,
 )
 from ballast_policies.protocol.observed import (
+    Action,
     Deadline,
     Failure,
     Gang,
     Observed,
-    OfferKind,
     Phase,
     Pod,
     ProposedShrink,
@@ -162,7 +162,7 @@ def leaving_nodes(seen: Observed, state: State) -> SeenFailure | None:
     if gang is None or not leaving:
         return None
     late = (Deadline.NOTICE in seen.over and not _may_be_lost(seen, state)) or state is State.STARTING
-    placed = offer is not None and offer.launch == gang.launch and offer.kind is OfferKind.PLACE
+    placed = offer is not None and offer.launch == gang.launch and offer.kind is Action.PLACE
     moves = placed and not seen.survivors and state not in (State.SHRINKING, State.GROWING)
     return (Cause.NODE_LEAVING, Why.NODE_LEAVES, leaving) if late or moves else None
 
@@ -223,7 +223,7 @@ def _interruption(seen: Observed, state: State) -> End | None:
     leaving = leaving_nodes(seen, state)
     if leaving is not None:
         return end(seen, *leaving)
-    taken_back = offer is not None and offer.launch == gang.launch and offer.kind is not OfferKind.KEEP
+    taken_back = offer is not None and offer.launch == gang.launch and offer.kind is not Action.KEEP
     if seen.leaving and not seen.survivors:
         taken_back = False  # no other job can use these GPUs: it trains until the time is up
     # A change of the gang's size that the plan announces is finished first.
@@ -247,9 +247,9 @@ def _waiting(seen: Observed) -> Move:
         return GiveUp() if seen.fails else Wait(WaitFor.RESUME)
     if Deadline.PAUSE not in seen.over:
         return Wait(WaitFor.PAUSE, Deadline.PAUSE)
-    if offer is None or offer.launch != seen.launches or offer.kind is OfferKind.KEEP:
+    if offer is None or offer.launch != seen.launches or offer.kind is Action.KEEP:
         return Wait(WaitFor.DECISION)
-    if offer.kind is OfferKind.RELEASE or not offer.size:
+    if offer.kind is Action.RELEASE or not offer.size:
         return Wait(WaitFor.GPUS)
     if not seen.gpus_free:
         return Wait(WaitFor.FREE_GPUS)
@@ -314,7 +314,7 @@ def _splits(plan: WrittenPlan, proposal: ProposedShrink) -> bool:
 def _may_grow(seen: Observed, gang: Gang, plan: WrittenPlan) -> bool:
     """Whether the allocator offers GPUs to this very gang, and it is in a state to take them."""
     offer = seen.offer
-    if offer is None or offer.kind is not OfferKind.KEEP or offer.launch != gang.launch:
+    if offer is None or offer.kind is not Action.KEEP or offer.launch != gang.launch:
         return False
     offered = not seen.script and offer.size > 0 and offer.same_placement and seen.gpus_free
     # A rank that has ended still counts as the gang's, but no longer as a pod on its node.

@@ -104,12 +104,15 @@ class ProposedShrink:
     wanted: bool = True
 
 
-class OfferKind(enum.StrEnum):
-    """What the allocator wants of the job."""
+class Action(enum.StrEnum):
+    """What the allocator wants of a job's gang."""
 
     KEEP = "keep"
+    """Continue where it runs."""
     PLACE = "place"
+    """Run on these nodes: launch there, or move there."""
     RELEASE = "release"
+    """Hold no GPUs: wait, or stop."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,7 +126,7 @@ class Offer:
         keep: KEEP: pods that the gang is to continue with, by rank; empty: all.
     """
 
-    kind: OfferKind
+    kind: Action
     launch: int
     size: int = 0
     same_placement: bool = True

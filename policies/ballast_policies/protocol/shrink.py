@@ -7,7 +7,7 @@ from ballast_policies.contract.job.reshaping import RepackConfig
 from ballast_policies.contract.messages import Proposal
 from ballast_policies.contract.plan import Directive, Plan
 from ballast_policies.protocol.moves import Move, Wait, WaitFor, WritePlan
-from ballast_policies.protocol.observed import Deadline, Gang, Observed, OfferKind, WrittenPlan
+from ballast_policies.protocol.observed import Action, Deadline, Gang, Observed, WrittenPlan
 
 
 def pods_after_drain(
@@ -48,7 +48,7 @@ def are_left(seen: Observed, plan: WrittenPlan, going: Collection[str]) -> bool:
 def asked_to_keep(seen: Observed, gang: Gang, plan: WrittenPlan) -> tuple[str, ...]:
     """Pods that the allocator asks this very gang to continue with; empty: it asks for no shrink."""
     offer = seen.offer
-    if offer is None or offer.kind is not OfferKind.KEEP or offer.launch != gang.launch:
+    if offer is None or offer.kind is not Action.KEEP or offer.launch != gang.launch:
         return ()
     if seen.script or not offer.keep or not offer.same_placement or set(plan.pods) != set(gang.pods):
         return ()

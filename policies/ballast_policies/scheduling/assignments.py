@@ -9,6 +9,7 @@ from typing import Any
 from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.allocation.registry import find_policy
+from ballast_policies.protocol.observed import Action
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.values import Placement, extra_nodes, kept_ranks
 from ballast_policies.scheduling.data_costs import data_cost_message
@@ -29,17 +30,6 @@ class AssignmentErrors(Exception):  # noqa: N818
     def __init__(self, by_job: Mapping[str, Exception]) -> None:
         super().__init__("; ".join(f"{job}: {error}" for job, error in by_job.items()))
         self.by_job = by_job
-
-
-class Action(enum.StrEnum):
-    """What to do with a gang."""
-
-    KEEP = "keep"
-    """Continue where it runs."""
-    PLACE = "place"
-    """Run on these nodes: launch there, or move there."""
-    RELEASE = "release"
-    """Hold no GPUs: wait, or stop."""
 
 
 class Obstacle(enum.Enum):

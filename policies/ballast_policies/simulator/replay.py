@@ -288,10 +288,10 @@ def _arrivals(recording: Recording, gangs: Mapping[str, ClusterGang]) -> Iterato
 def _gang(job: RecordedJob, prices: Mapping[str, float], began: float) -> ClusterGang:
     one = job.one
     gang = ClusterGang.of(one, prices, began, live=job.live, arrived=max(0.0, job.arrival - began))
-    if job.start_seconds is not None:
-        gang.restart_seconds = job.start_seconds
-    gang.growth_seconds, gang.ending = job.growth_seconds, job.end_seconds
-    return gang
+    restart = gang.restart_seconds if job.start_seconds is None else job.start_seconds
+    return dataclasses.replace(
+        gang, restart_seconds=restart, growth_seconds=job.growth_seconds, ending=job.end_seconds
+    )
 
 
 def _under(policy: SchedulingPolicy, objective: str) -> SchedulingPolicy:

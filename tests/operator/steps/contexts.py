@@ -13,9 +13,9 @@ from ballast_operator.views.job import JobView
 from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.pod import PodView
 from ballast_policies.contract import Ack, Proposal, Report, Stage
+from ballast_policies.protocol import Action
 from ballast_policies.protocol.cause import Cause
 from ballast_policies.rounds.values import Placement
-from ballast_policies.scheduling.assignments import Action
 
 from tests.operator.views.builders import NOW, a_plan, a_spec, a_view
 

@@ -6,10 +6,10 @@ from typing import Any
 from ballast_policies.protocol.machine import next_move
 from ballast_policies.protocol.moves import BeginGrowth, Decision, End, WritePlan
 from ballast_policies.protocol.observed import (
+    Action,
     Deadline,
     Observed,
     Offer,
-    OfferKind,
 )
 
 from tests.policies.protocol.laws import apply, by_name
@@ -98,7 +98,7 @@ class Steps:
         status = job.cache.status
         if job.work or job.unanswered:
             return
-        offer = Offer(OfferKind.PLACE, status.launches, job.size) if status.gang is None else None
+        offer = Offer(Action.PLACE, status.launches, job.size) if status.gang is None else None
         sets = [frozenset({limit}) for limit in LIMITS] if timeouts else [frozenset[Deadline]()]
         for over in sets:
             decision = self._decide(observe(world, index, offer, ALWAYS_OVER | over))
@@ -128,11 +128,11 @@ class Steps:
         if gang is not None and not (job.work or job.unanswered or job.cache.status.ended):
             offers = []
             if budget.preemptions:
-                offers.append(("preemptions", Offer(OfferKind.RELEASE, gang.launch)))
+                offers.append(("preemptions", Offer(Action.RELEASE, gang.launch)))
             if budget.growths:
-                offers.append(("growths", Offer(OfferKind.KEEP, gang.launch, 1)))
+                offers.append(("growths", Offer(Action.KEEP, gang.launch, 1)))
             if budget.asks:
-                offers.append(("asks", Offer(OfferKind.KEEP, gang.launch, keep=gang.pods[:1])))
+                offers.append(("asks", Offer(Action.KEEP, gang.launch, keep=gang.pods[:1])))
             for name, offer in offers:
                 decision = self._decide(observe(world, index, offer, ALWAYS_OVER))
                 asked = name == "asks" and isinstance(decision.move, WritePlan)

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 from ballast_policies.allocation.problem import Job
+from ballast_policies.protocol import Action
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.values import Node, Placement
 from ballast_policies.scheduling import (
@@ -16,7 +17,7 @@ from ballast_policies.scheduling import (
     assign,
     decide,
 )
-from ballast_policies.scheduling.assignments import Action, AssignmentErrors, Obstacle
+from ballast_policies.scheduling.assignments import AssignmentErrors, Obstacle
 
 FAIR = SchedulingPolicy(objective="max-min-fairness", round_seconds=60.0)
 SPEEDS = {"v100": {1: 1.0, 2: 1.9, 3: 2.7}}

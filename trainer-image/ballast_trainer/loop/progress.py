@@ -8,6 +8,7 @@ from collections import deque
 from typing import Any
 
 from ballast_policies.contract import Ack, ExitReason, Proposal, Report, Stage
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.partition import imbalance
 from ballast_policies.planning.schedules.costs import stage_costs
 from ballast_policies.planning.schedules.simulate import split_bubble
@@ -23,7 +24,7 @@ from ballast_trainer.loop.reshape import ReshapeResult
 from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.models.flops import peak_flops as gpu_peak_flops
 from ballast_trainer.models.flops import step_flops
-from ballast_trainer.profiling.profile import LayerBytes, LayerCosts
+from ballast_trainer.profiling.profile import LayerCosts
 from ballast_trainer.reporting.console import Reporter, SilentReporter
 
 logger = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class Progress:
         self._flops_counted = False
         self._idle: tuple[tuple[Stage, ...], IdleSeconds] | None = None
         self.sizes: LayerSizes | None = None
-        self._bytes = LayerBytes()
+        self._bytes = MeasuredLayers()
         self._loss: float | None = None
         self._finite_loss = True
         self._told: dict[str, Any] = {"rebalances": 0}

@@ -26,7 +26,7 @@ from ballast_policies.planning.step_time import predict_step_seconds
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.pipeline.layout import holders_of, used_replicas
-from ballast_trainer.profiling.profile import LayerBytes, LayerCosts
+from ballast_trainer.profiling.profile import LayerCosts
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +48,12 @@ class LayerSizes:
 
 def measured_layers(model: ModelState, sizes: LayerSizes) -> MeasuredLayers:
     """The layers' bytes; what a microbatch needs counts once it is measured."""
-    costs, counted = model.profile.costs(), model.profile.bytes() or LayerBytes()
-    return MeasuredLayers(
+    costs = model.profile.costs()
+    return dataclasses.replace(
+        model.profile.bytes() or MeasuredLayers(),
         seconds=() if costs is None else costs.total,
         held_bytes=sizes.bytes,
         weight_bytes=sizes.weight_bytes,
-        **dataclasses.asdict(counted),
     )
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from ballast_policies.planning.following.looking import expected_costs
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 
 KEPT_STEPS = 8
 """Steps whose median is a layer's cost."""
@@ -40,23 +41,6 @@ class LayerCosts:
     def total(self) -> tuple[float, ...]:
         """Seconds per step of each layer."""
         return tuple(map(sum, zip(self.forward, self.backward, self.optimizer, strict=True)))
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LayerBytes:
-    """Bytes of one microbatch by layer, over all ranks; all empty before they are counted.
-
-    Attributes:
-        activation_bytes: kept for the backward.
-        output_bytes: of the outputs.
-        gradient_bytes: of the gradients that flow into weights.
-        repeated_bytes: kept by a repeated forward.
-    """
-
-    activation_bytes: tuple[int, ...] = ()
-    output_bytes: tuple[int, ...] = ()
-    gradient_bytes: tuple[int, ...] = ()
-    repeated_bytes: tuple[int, ...] = ()
 
 
 class Profile:
@@ -158,13 +142,16 @@ class Profile:
                 found.add((layer, change > 0))
         return frozenset(found)
 
-    def bytes(self) -> LayerBytes | None:
-        """The most of the last steps, None before a count: without a flush a step may have no forward."""
+    def bytes(self) -> MeasuredLayers | None:
+        """What a microbatch needs, over all ranks: the most of the last steps; None before a count.
+
+        Without a flush a step may have no forward.
+        """
         if not self._bytes:
             return None
         n, most = self.layer_count, [round(max(column)) for column in zip(*self._bytes, strict=True)]
         rows = [tuple(most[n * row : n * (row + 1)]) for row in range(4)]
-        return LayerBytes(
+        return MeasuredLayers(
             activation_bytes=rows[0], output_bytes=rows[1], gradient_bytes=rows[2], repeated_bytes=rows[3]
         )
 

@@ -142,10 +142,13 @@ def _gang(job: ElasticJob, workload: ElasticWorkload, rules: OperatorRules) -> C
         ),
         elastic=elastic if any(len(by_size) > 1 for by_size in sizes_from_least.values()) else None,
     )
-    gang = ClusterGang.of(one, {}, 0.0, live=True, arrived=job.arrival)
-    gang.restart_seconds, gang.pause_seconds = job.restart_seconds, rules.pause_seconds
-    gang.growth_seconds, gang.ending = rules.growth_seconds, rules.end_seconds
-    return gang
+    return dataclasses.replace(
+        ClusterGang.of(one, {}, 0.0, live=True, arrived=job.arrival),
+        restart_seconds=job.restart_seconds,
+        pause_seconds=rules.pause_seconds,
+        growth_seconds=rules.growth_seconds,
+        ending=rules.end_seconds,
+    )
 
 
 def sizes_within(job: ElasticJob, gpus: Mapping[str, int]) -> dict[str, dict[int, float]]:

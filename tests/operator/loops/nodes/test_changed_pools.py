@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_operator.views.clock import show
-from ballast_policies.scheduling.assignments import Action
+from ballast_policies.protocol import Action
 from hypothesis import given
 from hypothesis import strategies as st
 
