@@ -7,11 +7,11 @@ from ballast_policies.allocation.registry import find_policy
 from ballast_policies.prices.options import PlacementOption, cheapest, fastest, placement_option
 from ballast_policies.scheduling.inputs import CompletedProblem
 
-from ballast_operator.allocator.faults import JobFaults
+from ballast_operator.allocator.faults import each_job
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.problem.snapshot_job import SnapshotJob
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.kube.kinds import Key
+from ballast_operator.kube.kinds import Key, job_id
 from ballast_operator.views.assignment import Advice
 from ballast_operator.views.job import JobView, budget_spent
 
@@ -24,28 +24,23 @@ def advice_by_job(
     Raises:
         JobFaults: jobs whose conditions cannot be said.
     """
-    views = {view.key: view for view in jobs}
-    found: dict[Key, tuple[Advice, ...]] = {}
-    faults: dict[Key, Exception] = {}
-    for job in inputs.problem.jobs:
-        one = snapshot.by_name[job.name]
-        try:
-            found[one.key] = (
-                *_inputs_complete(policy, inputs.job_defaults.get(job.name, ()), views[one.key]),
-                *deadline_advice(policy, job, allocation),
-                *limit_advice(policy, snapshot, one, views[one.key], allocation),
-                *_placement_advice(snapshot, one),
-            )
-        except Exception as error:
-            faults[one.key] = error
-    for refused in snapshot.refused:
-        try:
-            found[refused.view.key] = refused_advice(snapshot, refused.view)
-        except Exception as error:
-            faults[refused.view.key] = error
-    if faults:
-        raise JobFaults(faults)
-    return {key: advice for key, advice in found.items() if advice}
+    asked = {snapshot.by_name[job.name].key: job for job in inputs.problem.jobs}
+    refused = {one.view.key for one in snapshot.refused}
+
+    def advice(view: JobView) -> tuple[Advice, ...]:
+        if view.key in refused:
+            return refused_advice(snapshot, view)
+        job, one = asked[view.key], snapshot.by_name[job_id(view.key)]
+        return (
+            *_inputs_complete(policy, inputs.job_defaults.get(job.name, ()), view),
+            *deadline_advice(policy, job, allocation),
+            *limit_advice(policy, snapshot, one, view, allocation),
+            *_placement_advice(snapshot, one),
+        )
+
+    told = [view for view in jobs if view.key in asked or view.key in refused]
+    found = each_job(told, advice, lambda view: view.key)
+    return {view.key: said for view, said in zip(told, found, strict=True) if said}
 
 
 def _inputs_complete(policy: str, defaults: Sequence[str], view: JobView) -> tuple[Advice, ...]:

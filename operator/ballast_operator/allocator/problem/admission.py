@@ -14,7 +14,7 @@ from ballast_operator.allocator.costs.data_prices import (
     no_priced_pool,
     pools_without_price,
 )
-from ballast_operator.allocator.faults import JobFaults
+from ballast_operator.allocator.faults import each_job
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.capacity_types import PoolKind, left_out, no_pool_left, pools_closed
 from ballast_operator.allocator.problem.gang_size import Refusal, Room, admission_error, gang_size, gang_sizes
@@ -143,30 +143,21 @@ class Admissions:
         known = self._found if cluster == self._cluster else {}
         self._cluster, self._found = cluster, {}
         usable_for: dict[tuple[object, ...], Mapping[str, int]] = {}
-        admitted, refused = [], []
-        faults: dict[Key, Exception] = {}
-        for view in views:
-            found: Admitted | Refusal
-            try:
-                assert view.spec is not None
-                need = profiles.need(view.key, view.spec)
-                before = known.get(view.key)
-                if before is not None and before[0] is view and before[1] is need:
-                    self._found[view.key] = before
-                    found = before[2]
-                else:
-                    found = _admit_one(spec, capacity, view, usable_for, need)
-                    self._found[view.key] = (view, need, found)
-            except Exception as error:
-                faults[view.key] = error
-                continue
-            if isinstance(found, Admitted):
-                admitted.append(found)
-            else:
-                refused.append(RefusedJob(view, found))
-        if faults:
-            raise JobFaults(faults)
-        return admitted, refused
+
+        def admit(view: JobView) -> Admitted | Refusal:
+            assert view.spec is not None
+            need = profiles.need(view.key, view.spec)
+            before = known.get(view.key)
+            if before is None or before[0] is not view or before[1] is not need:
+                before = view, need, _admit_one(spec, capacity, view, usable_for, need)
+            self._found[view.key] = before
+            return before[2]
+
+        found = list(zip(views, each_job(views, admit, lambda view: view.key), strict=True))
+        return (
+            [one for _, one in found if isinstance(one, Admitted)],
+            [RefusedJob(view, why) for view, why in found if isinstance(why, Refusal)],
+        )
 
 
 def _admit_one(

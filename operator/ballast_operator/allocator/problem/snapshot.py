@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence, Set
 
 from ballast_policies.protocol.cause import Cause
@@ -10,7 +11,7 @@ from ballast_policies.scheduling import ClusterState
 
 from ballast_operator.allocator.costs.data_prices import data_prices
 from ballast_operator.allocator.costs.teams import SpentBudget, without_suspended_teams
-from ballast_operator.allocator.faults import FaultyJob, JobFaults
+from ballast_operator.allocator.faults import FaultyJob, JobFaults, each_job
 from ballast_operator.allocator.problem.admission import Admissions, RefusedJob
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, read_capacity
 from ballast_operator.allocator.problem.capacity_types import spot_limits
@@ -103,7 +104,8 @@ def _take(
     now, measurements = seen.now, seen.measurements
     at_fault = [view for view in seen.jobs if view.key in left_out]
     jobs = [view for view in seen.jobs if view.key not in left_out]
-    wanting, over = without_suspended_teams(_wanting(jobs, now), seen.spent)
+    wants = each_job(jobs, lambda view: wants_gpus(view, now), lambda view: view.key)
+    wanting, over = without_suspended_teams(list(itertools.compress(jobs, wants)), seen.spent)
     nodes = closed_by_condition(seen.nodes, spec.node_health.unhealthy_conditions)
     capacity = read_capacity(
         spec,
@@ -145,20 +147,6 @@ def _sick(node: Node, nodes: Mapping[str, NodeView], seen: Observed) -> str:
     if (failed := seen.avoided.get(node.name)) is None:
         return ""
     return f"avoided until {show(failed.until)}: pods of {some_of(failed.jobs)} failed there"
-
-
-def _wanting(jobs: Sequence[JobView], now: Time) -> list[JobView]:
-    """The jobs that take part in the allocation."""
-    found, faults = [], dict[Key, Exception]()
-    for view in jobs:
-        try:
-            if wants_gpus(view, now):
-                found.append(view)
-        except Exception as error:
-            faults[view.key] = error
-    if faults:
-        raise JobFaults(faults)
-    return found
 
 
 def _leave_out_partners(jobs: Sequence[JobView], left_out: Mapping[Key, Exception], nodes: Set[str]) -> None:

@@ -16,7 +16,7 @@ from ballast_policies.throughput.speed_key import Speeds
 from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.allocator.costs.data_prices import usd_per_step
-from ballast_operator.allocator.faults import JobFaults
+from ballast_operator.allocator.faults import each_job
 from ballast_operator.allocator.problem.admission import Admitted, sizes_that_fit
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.memory import gigabytes
@@ -208,18 +208,13 @@ def snapshot_jobs(
     """
     requests = [one.request(capacity.node_sizes) for one in admitted]
     speeds = measurements.estimates(requests, capacity.gpu_types)
-    found = []
-    faults: dict[Key, Exception] = {}
-    for one, request in zip(admitted, requests, strict=True):
-        key = one.view.key
-        try:
-            alone = sharing_text(one, shared)
-            found.append(snapshot_job(one, request, speeds[key], measurements, capacity, now, alone))
-        except Exception as error:
-            faults[key] = error
-    if faults:
-        raise JobFaults(faults)
-    return tuple(found)
+
+    def seen(job: tuple[Admitted, GangRequest]) -> SnapshotJob:
+        one, request = job
+        alone = sharing_text(one, shared)
+        return snapshot_job(one, request, speeds[request.key], measurements, capacity, now, alone)
+
+    return tuple(each_job(zip(admitted, requests, strict=True), seen, lambda job: job[1].key))
 
 
 def spread_gang(
