@@ -13,7 +13,7 @@ import time
 
 import click
 import torch
-from ballast_trainer.dynamics.sparse_attention import block_attention, hash_attention
+from ballast_trainer.dynamics.sparse_attention import AttentionCall, block_attention, hash_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 ROUNDS = 5
@@ -33,13 +33,11 @@ def content(kind, heads, width, length):
 
 
 def patterns(width, device):
-    options = {"dense_above": 1.0, "scale": width**-0.5, "dropout": 0.0}
+    call = AttentionCall(scale=width**-0.5)
     rotation = torch.randn(width, BUCKETS // 2, generator=torch.Generator().manual_seed(1)).to(device)
     return {
-        f"hash, {BUCKETS} buckets": lambda *qkv: hash_attention(*qkv, rotation=rotation, **options),
-        f"blocks of {BLOCK}": lambda *qkv: block_attention(
-            *qkv, size=BLOCK, coverage=0.3, least=0.0, **options
-        ),
+        f"hash, {BUCKETS} buckets": lambda *qkv: hash_attention(*qkv, call, rotation=rotation),
+        f"blocks of {BLOCK}": lambda *qkv: block_attention(*qkv, call, size=BLOCK, coverage=0.3, least=0.0),
     }
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from ballast_policies.contract.job.dynamics import AttentionSettings
 from ballast_trainer.dynamics.sparse_attention import (
+    AttentionCall,
     ChosenAttention,
     _bucket,
     block_attention,
@@ -26,9 +27,7 @@ def vectors(length, *, grouped=4.0, width=8, values=8):
 
 
 def blocks(q, k, v, *, size, coverage=0.6, least=0.0):
-    return block_attention(
-        q, k, v, size=size, coverage=coverage, least=least, dense_above=1.0, scale=0.3, dropout=0.0
-    )
+    return block_attention(q, k, v, AttentionCall(scale=0.3), size=size, coverage=coverage, least=least)
 
 
 @pytest.mark.parametrize(("length", "size"), [(64, 16), (61, 8), (5, 8), (1, 4), (33, 1)])
@@ -65,7 +64,7 @@ def test_hashing_equals_dense_attention_among_equal_buckets(length):
     """Keys of the query's bucket before it, and its own."""
     q, k, v = vectors(length, values=5)
     rotation = torch.randn(8, 3)
-    found = hash_attention(q, k, v, rotation=rotation, dense_above=1.0, scale=0.3, dropout=0.0)
+    found = hash_attention(q, k, v, AttentionCall(scale=0.3), rotation=rotation)
     mask = _bucket(q, rotation)[..., :, None] == _bucket(k, rotation)[..., None, :]
     mask = mask.tril() | torch.eye(length, dtype=torch.bool)
     expected = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3)
@@ -82,7 +81,7 @@ def test_it_is_causal_and_differentiable(pattern):
     def attend(q, k, v):
         if pattern == "blocks":
             return blocks(q, k, v, size=8).mixed
-        return hash_attention(q, k, v, rotation=rotation, dense_above=1.0, scale=0.3, dropout=0.0).mixed
+        return hash_attention(q, k, v, AttentionCall(scale=0.3), rotation=rotation).mixed
 
     before = attend(q, k, v)
     later = [torch.cat([x[:, :, :24], x[:, :, 24:] + 3.0], 2) for x in (q, k, v)]
@@ -108,7 +107,7 @@ def test_content_decides_how_much_is_computed(pattern):
                 found = blocks(q, k, v, size=16, coverage=0.9)
             else:
                 rotation = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
-                found = hash_attention(q, k, v, rotation=rotation, dense_above=1.0, scale=0.3, dropout=0.0)
+                found = hash_attention(q, k, v, AttentionCall(scale=0.3), rotation=rotation)
         return found.kept, counter.get_total_flops()
 
     few, many = cost(6.0), cost(0.01)

@@ -48,17 +48,30 @@ class Attended:
     kept: float
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """A call of an attention besides its vectors.
+
+    Attributes:
+        scale: of the scores.
+        dropout: probability.
+        dense_above: kept fraction above which nothing is computed.
+    """
+
+    scale: float
+    dropout: float = 0.0
+    dense_above: float = 1.0
+
+
 def block_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    call: AttentionCall,
     *,
     size: int,
     coverage: float,
     least: float,
-    dense_above: float,
-    scale: float,
-    dropout: float,
 ) -> Attended:
     """Attention over chosen blocks of keys.
 
@@ -66,20 +79,18 @@ def block_attention(
         q: queries [B, H, S, d].
         k: keys [B, H, S, d].
         v: values [B, H, S, dv], often of the same width.
+        call: the scores' scale, and above which fraction nothing is computed.
         size: positions in a block; the last may have fewer.
         coverage: of the pooled scores' softmax that each block of queries keeps, its own block among them.
         least: fraction of the blocks up to its own that each keeps in any case.
-        dense_above: kept fraction above which nothing is computed.
-        scale: of the scores.
-        dropout: probability.
     """
     shape, length = q.shape, q.shape[2]
     count = math.ceil(length / size)
     q, k, v = (functional.pad(x, (0, 0, 0, count * size - length)).flatten(0, 1) for x in (q, k, v))
     groups = len(q)
-    order, keep = _chosen_blocks(q.detach(), k.detach(), size, length, coverage, least, scale)
+    order, keep = _chosen_blocks(q.detach(), k.detach(), size, length, coverage, least, call.scale)
     fraction = float(keep.sum()) / (groups * count * (count + 1) / 2)
-    if fraction > dense_above:
+    if fraction > call.dense_above:
         return Attended(None, fraction)
     q, k, v = (x.view(groups, count, size, -1) for x in (q, k, v))
     flat_keep = keep.flatten()
@@ -102,8 +113,8 @@ def block_attention(
                 keys[:, None],
                 values[:, None],
                 attn_mask=allowed[:, None],
-                dropout_p=dropout,
-                scale=scale,
+                dropout_p=call.dropout,
+                scale=call.scale,
             )[:, 0]
         )
         rows.append(row)
@@ -136,14 +147,7 @@ _MORE = 8
 
 
 def hash_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    rotation: torch.Tensor,
-    dense_above: float,
-    scale: float,
-    dropout: float,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, *, rotation: torch.Tensor
 ) -> Attended:
     """Attention over the keys in a query's bucket, and its own.
 
@@ -159,7 +163,7 @@ def hash_attention(
     apart = q_bucket != k_bucket
     pairs = so_far.gather(2, q_bucket.unsqueeze(-1)).sum() + apart.sum()
     fraction = float(pairs) / (len(q) * length * (length + 1) / 2)
-    if fraction > dense_above:
+    if fraction > call.dense_above:
         return Attended(None, fraction)
     # Each sequence and head has buckets of its own; places count through all of them.
     first = torch.arange(len(q), device=q.device)[:, None] * count
@@ -192,8 +196,8 @@ def hash_attention(
             torch.cat([part_k, own_key.expand(len(key), -1, -1)], 1)[:, None],
             torch.cat([part_v, own_value.expand(len(key), -1, -1)], 1)[:, None],
             attn_mask=torch.cat([allowed, its_own.unsqueeze(-1)], -1)[:, None],
-            dropout_p=dropout,
-            scale=scale,
+            dropout_p=call.dropout,
+            scale=call.scale,
         )[:, 0]
         width = v.shape[-1]
         parts.append((found[..., :width] + found[..., width : width + 1] * own_v)[q_valid])
@@ -326,25 +330,16 @@ class ChosenAttention(ChangingModule):
     def _chosen(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float, scale: float
     ) -> Attended:
-        settings = self.settings
+        settings, least = self.settings, 1 - self.strength
+        call = AttentionCall(scale=scale, dropout=dropout, dense_above=DENSE_ABOVE[settings.pattern])
         if settings.pattern == Pattern.BLOCKS:
             return block_attention(
-                q,
-                k,
-                v,
-                size=settings.block_size,
-                coverage=settings.coverage,
-                least=1 - self.strength,
-                dense_above=DENSE_ABOVE[Pattern.BLOCKS],
-                scale=scale,
-                dropout=dropout,
+                q, k, v, call, size=settings.block_size, coverage=settings.coverage, least=least
             )
         # Drawn again for each microbatch; the layer's seed makes it the same under every partition.
         rotation = torch.randn(q.shape[-1], settings.buckets // 2, device=q.device)
-        found = hash_attention(
-            q, k, v, rotation=rotation, dense_above=DENSE_ABOVE[Pattern.HASH], scale=scale, dropout=dropout
-        )
-        return found if found.kept >= 1 - self.strength else Attended(None, found.kept)
+        found = hash_attention(q, k, v, call, rotation=rotation)
+        return found if found.kept >= least else Attended(None, found.kept)
 
 
 class _Calls(TorchFunctionMode):
