@@ -5,6 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.allocation.price_classes import PricedPool
+from ballast_policies.gpus.catalogue import gpu_named
+from ballast_policies.gpus.labels import AMD_PARTITION, AMD_PREFIXES, NVIDIA_PRODUCT, gpu_of_node
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 from ballast_policies.rounds.topology import domains_of
 from ballast_policies.rounds.values import Node, own_domain
@@ -12,8 +14,8 @@ from ballast_policies.scheduling import Capacity
 
 from ballast_operator.allocator.costs.data_prices import pool_region, told_apart_by_region
 from ballast_operator.allocator.problem.capacity_types import PoolKind, pool_kind, told_apart
-from ballast_operator.allocator.problem.memory import pool_memory, pools_apart
 from ballast_operator.allocator.problem.tolerance import Tolerance
+from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec
 from ballast_operator.api.job_allocation import JobAllocation, coming_node, is_coming, pool_to_grow
 from ballast_operator.api.node_pool import NodePool
@@ -161,6 +163,38 @@ def read_capacity(
         left_out=kept,
         levels=levels,
     )
+
+
+GPU_LABELS = (NVIDIA_PRODUCT, AMD_PARTITION, *AMD_PREFIXES)
+"""How keys of labels begin that tell a node's GPU."""
+
+
+def pool_memory(pool: NodePool, nodes: Sequence[NodeView]) -> float | None:
+    """Bytes of each of the pool's GPUs; None: not known.
+
+    As stated; else by the catalogue: the least of its nodes' GPUs, or that of its selector's labels, or the
+    one that its GPU type names.
+    """
+    if pool.memory_per_gpu is not None:
+        return memory_bytes(pool.memory_per_gpu)
+    alike = {
+        tuple(sorted(pair for pair in node.labels.items() if pair[0].startswith(GPU_LABELS)))
+        for node in nodes
+    }
+    labels = [dict(pairs) for pairs in alike] or [pool.node_selector]
+    found = [gpu.memory_bytes for gpu in map(gpu_of_node, labels) if gpu is not None]
+    if found:
+        return min(found)
+    named = gpu_named(pool.gpu_type)
+    return named.memory_bytes if named is not None else None
+
+
+def pools_apart(pools: Sequence[NodePool], memory: Mapping[str, float]) -> Mapping[str, str]:
+    """Pool -> mark, of pools whose GPU type has pools with another memory."""
+    by_type: dict[str, set[float | None]] = {}
+    for pool in pools:
+        by_type.setdefault(pool.gpu_type, set()).add(memory.get(pool.name))
+    return {pool.name: f"memory {memory.get(pool.name)}" for pool in pools if len(by_type[pool.gpu_type]) > 1}
 
 
 def _total(entries: Iterable[tuple[str, int]]) -> Counter[str]:

@@ -17,10 +17,14 @@ from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.allocator.costs.data_prices import usd_per_step
 from ballast_operator.allocator.faults import each_job
-from ballast_operator.allocator.problem.admission import Admitted, sizes_that_fit
+from ballast_operator.allocator.problem.admission import (
+    Admitted,
+    launched_pipeline,
+    sizes_that_fit,
+    within_limit,
+)
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
-from ballast_operator.allocator.problem.memory import gigabytes
-from ballast_operator.allocator.problem.mixed import launched_pipeline, within_limit
+from ballast_operator.allocator.problem.gang_size import gigabytes
 from ballast_operator.allocator.problem.speeds import GangRequest
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.size_changes import (
