@@ -8,6 +8,7 @@ from html import escape
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.balancers.subset import RankSubsets
 from ballast_policies.planning.partition import Partition, even_partition
 from ballast_policies.planning.repack import repack
 from ballast_policies.planning.step_time import predict_step_seconds
@@ -125,7 +126,7 @@ def repacked() -> str:
     start = even_partition(LAYERS, RANKS)
     moved = exact_partition(after, RANKS)
     pace = predict_step_seconds(_loads(start, before), MICROBATCHES)
-    kept = repack(moved, after, microbatches=MICROBATCHES, reference_step_seconds=pace)
+    kept = repack(RankSubsets(moved, after), microbatches=MICROBATCHES, reference_step_seconds=pace)
     parts: list[str] = []
     panels = (
         (f"start: {LAYERS} layers alike", start, before, range(RANKS)),

@@ -7,6 +7,7 @@ import numpy as np
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
 from ballast_policies.planning.balancers.registry import BalancerInput
+from ballast_policies.planning.balancers.subset import RankSubsets
 from ballast_policies.planning.partition import even_partition
 from ballast_policies.planning.rebalance import decide_rebalance
 from ballast_policies.planning.repack import repack
@@ -171,7 +172,10 @@ def repacking():
             row = pruned(layers, min(1.0, stretch / 6), strength)
             partition = exact_partition(row, partition.ranks)
             decision = repack(
-                partition, row, microbatches=MICROBATCHES, min_ranks=2, reference_step_seconds=reference
+                RankSubsets(partition, row),
+                microbatches=MICROBATCHES,
+                min_ranks=2,
+                reference_step_seconds=reference,
             )
             if decision.repack:
                 partition = exact_partition(row, decision.partition.ranks)

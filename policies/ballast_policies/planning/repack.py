@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ballast_policies.planning.balancers.subset import KeptRanks, PlaceBytes, RankSubsets
+from ballast_policies.planning.balancers.subset import KeptRanks, RankSubsets
 from ballast_policies.planning.partition import Partition, PlanningError
-from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
+from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
 
 
@@ -44,12 +44,9 @@ class RepackDecision:
 
 
 def repack(
-    partition: Partition,
-    seconds: Sequence[float],
+    subsets: RankSubsets,
     *,
     microbatches: int,
-    capacity: RankCapacity = UNLIMITED,
-    bytes_on: Callable[[int], PlaceBytes] | None = None,
     min_ranks: int = 1,
     target_ranks: int | None = None,
     max_slowdown: float = 0.1,
@@ -59,31 +56,23 @@ def repack(
     """The fewest ranks, or the number asked for, if the step is at most (1 + max_slowdown) x the reference.
 
     Args:
-        partition: the one in force.
-        seconds: measured seconds per step of each layer, shape (L,).
+        subsets: of the ranks in force, by measured seconds per step of each layer.
         microbatches: per step.
-        capacity: speed and memory of the ranks in force, and bytes of the layers.
-        bytes_on: for n ranks, what layers take at each position of their pipeline, if not
-            ``capacity.layer_bytes``: with the activations of the microbatches in flight there.
         min_ranks: never fewer.
         target_ranks: this many ranks or all of today's; None: the fewest that are enough.
         max_slowdown: how much slower a step may get, relative to the reference.
         reference_step_seconds: what "no slower" means; default: today's prediction. A job whose
             layers got cheaper may give its step time of before the change.
         schedulable: whether the job's schedule exists on that many ranks; default: on any number.
-
-    Raises:
-        PlanningError: memory without bytes, or for another number of ranks.
     """
+    partition, seconds, capacity = subsets.partition, subsets.seconds, subsets.capacity
     before = predict_step_seconds(partition.loads(seconds, capacity.speeds), microbatches)
     reference = before if reference_step_seconds is None else reference_step_seconds
     limit = reference * (1 + max_slowdown)
     reasons = []
-    subsets = RankSubsets(partition, seconds, capacity, bytes_on=bytes_on)
     fewest, most = max(1, min_ranks), partition.ranks
     if target_ranks is not None:
         fewest, most = max(fewest, target_ranks), min(most, target_ranks + 1)
-    speeds = capacity.speed_array(partition.ranks)
     needed = _ranks_needed(seconds, capacity.speeds, microbatches, limit)
     for ranks in range(fewest, most):
         if ranks < needed:
@@ -93,7 +82,7 @@ def repack(
         if schedulable is not None and not schedulable(ranks):
             reasons.append(f"{ranks}: the schedule does not exist on {ranks} ranks")
             continue
-        load = _largest_load(seconds, speeds, microbatches, limit, ranks)
+        load = _largest_load(seconds, subsets.speeds, microbatches, limit, ranks)
         if subsets.fits(ranks) and not subsets.enough(ranks, load):
             reasons.append(f"{ranks}: over the limit of {limit:.4f} s a step, however the layers are cut")
             continue

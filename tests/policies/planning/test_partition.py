@@ -8,6 +8,7 @@ from ballast_lab.simulated_steps import simulated_step_seconds
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.balancers.registry import BalancerInput
+from ballast_policies.planning.balancers.subset import RankSubsets
 from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.partition import (
     Partition,
@@ -198,12 +199,10 @@ def test_a_repack_never_passes_memory_pace_or_least_ranks(seconds, data):
     memory = data.draw(st.lists(st.integers(1, 20), min_size=ranks, max_size=ranks))
     partition = even_partition(len(seconds), ranks)
     decision = repack(
-        partition,
-        seconds,
+        RankSubsets(partition, seconds, RankCapacity(layer_bytes=[1] * len(seconds), memory=memory)),
         microbatches=4,
         min_ranks=least,
         max_slowdown=0.5,
-        capacity=RankCapacity(layer_bytes=[1] * len(seconds), memory=memory),
     )
     if not decision.repack:
         assert decision.why.startswith("cannot do with fewer ranks")

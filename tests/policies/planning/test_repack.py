@@ -104,10 +104,8 @@ def test_ranks_of_unlike_speeds_are_released_wherever_some_choice_has_a_step_wit
         default=ranks,
     )
     found = repack(
-        start,
-        seconds,
+        RankSubsets(start, seconds, RankCapacity(speeds=speeds)),
         microbatches=microbatches,
-        capacity=RankCapacity(speeds=speeds),
         max_slowdown=0.0,
         reference_step_seconds=limit,
     )
@@ -118,10 +116,10 @@ def test_ranks_of_unlike_speeds_are_released_wherever_some_choice_has_a_step_wit
 def test_a_larger_load_on_the_fast_rank_makes_a_shorter_step():
     """14 s on a rank four times as fast and 2 s on the other: 4 s a step of two microbatches, not 4.5."""
     found = repack(
-        Partition(bounds=(0, 2, 3, 4)),
-        [3.0, 6.0, 5.0, 2.0],
+        RankSubsets(
+            Partition(bounds=(0, 2, 3, 4)), [3.0, 6.0, 5.0, 2.0], RankCapacity(speeds=[4.0, 2.0, 1.0])
+        ),
         microbatches=2,
-        capacity=RankCapacity(speeds=[4.0, 2.0, 1.0]),
         min_ranks=2,
         max_slowdown=0.0,
         reference_step_seconds=4.0,
@@ -148,8 +146,7 @@ def test_packs_8_to_6_to_4_to_2_as_layers_get_cheaper():
     counts = []
     for cost in (0.8, 0.55, 0.25):
         decision = repack(
-            partition,
-            [cost] * layers,
+            RankSubsets(partition, [cost] * layers),
             microbatches=m,
             max_slowdown=0.0,
             reference_step_seconds=reference,
@@ -164,42 +161,40 @@ def test_packs_8_to_6_to_4_to_2_as_layers_get_cheaper():
 def test_memory_that_is_not_enough_is_the_reason():
     """An explicit "cannot", for each number of ranks."""
     decision = repack(
-        even_partition(4, 2),
-        [1.0] * 4,
+        RankSubsets(even_partition(4, 2), [1.0] * 4, RankCapacity(layer_bytes=[1] * 4, memory=[2, 2])),
         microbatches=2,
         max_slowdown=9.0,
-        capacity=RankCapacity(layer_bytes=[1] * 4, memory=[2, 2]),
     )
     assert not decision.repack
     assert "1: the layers do not fit the memory of any 1 ranks with rank 0" in decision.why
     with pytest.raises(PlanningError, match="memory needs bytes"):
-        repack(even_partition(4, 2), [1.0] * 4, microbatches=2, capacity=RankCapacity(memory=[2, 2]))
+        RankSubsets(even_partition(4, 2), [1.0] * 4, RankCapacity(memory=[2, 2]))
 
 
 def test_ranks_on_which_the_schedule_does_not_exist_are_passed_over():
     """Fewer are too slow, so one more stays; each number says why not."""
-    start, seconds = even_partition(8, 4), [1.0] * 8
-    odd = repack(start, seconds, microbatches=8, max_slowdown=0.7, schedulable=lambda ranks: ranks != 3)
-    free = repack(start, seconds, microbatches=8, max_slowdown=0.7)
+    start = RankSubsets(even_partition(8, 4), [1.0] * 8)
+    odd = repack(start, microbatches=8, max_slowdown=0.7, schedulable=lambda ranks: ranks != 3)
+    free = repack(start, microbatches=8, max_slowdown=0.7)
     assert free.partition.ranks == 2
-    two = repack(start, seconds, microbatches=8, max_slowdown=0.7, schedulable=lambda ranks: ranks != 2)
+    two = repack(start, microbatches=8, max_slowdown=0.7, schedulable=lambda ranks: ranks != 2)
     assert two.partition.ranks == 3
     assert odd.partition.ranks == 2
-    none = repack(start, seconds, microbatches=8, max_slowdown=0.7, schedulable=lambda ranks: False)
+    none = repack(start, microbatches=8, max_slowdown=0.7, schedulable=lambda ranks: False)
     assert "3: the schedule does not exist on 3 ranks" in none.why
 
 
 def test_a_target_is_met_exactly_or_not_at_all():
     """Algorithm 3 with a target: three of four ranks though two would do; none where three are too slow."""
-    start, seconds = even_partition(8, 4), [1.0] * 8
-    best = repack(start, seconds, microbatches=8, max_slowdown=5.0)
+    start = RankSubsets(even_partition(8, 4), [1.0] * 8)
+    best = repack(start, microbatches=8, max_slowdown=5.0)
     assert best.partition.ranks == 1
-    asked = repack(start, seconds, microbatches=8, max_slowdown=5.0, target_ranks=3)
+    asked = repack(start, microbatches=8, max_slowdown=5.0, target_ranks=3)
     assert asked.partition.ranks == len(asked.kept_ranks) == 3
-    assert asked.step_seconds_after == predict_step_seconds(asked.partition.loads(seconds), 8)
-    assert not repack(start, seconds, microbatches=8, max_slowdown=0.1, target_ranks=3).repack
-    assert not repack(start, seconds, microbatches=8, max_slowdown=5.0, target_ranks=4).repack
-    assert not repack(start, seconds, microbatches=8, max_slowdown=5.0, target_ranks=2, min_ranks=3).repack
+    assert asked.step_seconds_after == predict_step_seconds(asked.partition.loads([1.0] * 8), 8)
+    assert not repack(start, microbatches=8, max_slowdown=0.1, target_ranks=3).repack
+    assert not repack(start, microbatches=8, max_slowdown=5.0, target_ranks=4).repack
+    assert not repack(start, microbatches=8, max_slowdown=5.0, target_ranks=2, min_ranks=3).repack
 
 
 def instances(count=40):
@@ -215,17 +210,16 @@ def instances(count=40):
         options = {
             "microbatches": generator.choice([1, 4, 32]),
             "max_slowdown": generator.choice([0.0, 0.1, 1.0]),
-            "capacity": capacity,
         }
-        yield exact_partition(seconds, ranks), seconds, options
+        yield RankSubsets(exact_partition(seconds, ranks), seconds, capacity), options
 
 
 def test_counts_of_ranks_that_are_passed_over_could_not_have_been_enough(monkeypatch):
     """The bound changes no decision."""
-    bounded = [repack(partition, seconds, **options) for partition, seconds, options in instances()]
+    bounded = [repack(subsets, **options) for subsets, options in instances()]
     module = importlib.import_module("ballast_policies.planning.repack")
     monkeypatch.setattr(module, "_ranks_needed", lambda *_: 1)
-    every = [repack(partition, seconds, **options) for partition, seconds, options in instances()]
+    every = [repack(subsets, **options) for subsets, options in instances()]
     assert [(d.repack, d.kept_ranks, d.partition) for d in bounded] == [
         (d.repack, d.kept_ranks, d.partition) for d in every
     ]
@@ -236,7 +230,7 @@ def test_512_layers_on_64_ranks_that_are_all_needed_cost_no_search(monkeypatch):
     """The usual answer, asked for every few steps: no subset of the ranks is looked at."""
     monkeypatch.setattr(RankSubsets, "best", None)
     seconds = [0.01] * 512
-    decision = repack(exact_partition(seconds, 64), seconds, microbatches=256, max_slowdown=0.0)
+    decision = repack(RankSubsets(exact_partition(seconds, 64), seconds), microbatches=256, max_slowdown=0.0)
     assert not decision.repack
     assert "over the limit" in decision.why
 

@@ -10,7 +10,7 @@ from ballast_policies.contract import Proposal, Stage
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.registry import BalancerInput
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
-from ballast_policies.planning.balancers.subset import PlaceBytes
+from ballast_policies.planning.balancers.subset import PlaceBytes, RankSubsets
 from ballast_policies.planning.launch import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.need import MemoryNeed, bytes_of_cuts
@@ -343,18 +343,19 @@ def repack_proposal(
             return False
         return len(placement) <= model.definition.layer_count and (len(placement) == ranks or held(ranks))
 
+    memory = None if limit is None else [limit] * in_force.ranks
     decision = repack(
-        in_force,
-        costs.total,
+        RankSubsets(
+            in_force,
+            costs.total,
+            RankCapacity(layer_bytes=sizes.bytes, memory=memory),
+            bytes_on=None if limit is None else bytes_on,
+        ),
         microbatches=model.microbatches_per_drain,
         min_ranks=fewest,
         target_ranks=config.repack.target_stages,
         max_slowdown=config.repack.max_slowdown,
         reference_step_seconds=reference_step_seconds,
-        capacity=RankCapacity(
-            layer_bytes=sizes.bytes, memory=None if limit is None else [limit] * in_force.ranks
-        ),
-        bytes_on=None if limit is None else bytes_on,
         schedulable=schedulable,
     )
     if not decision.repack:

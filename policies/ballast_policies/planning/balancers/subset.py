@@ -127,7 +127,10 @@ class RankSubsets:
         seconds: load of each layer, shape (L,).
         capacity: speed and memory of the ranks in force, and bytes of each layer.
         bytes_on: for n kept ranks, what layers take on the first to the n-th of them, if not
-            ``capacity.layer_bytes``.
+            ``capacity.layer_bytes``: with the activations of the microbatches in flight there.
+
+    Raises:
+        PlanningError: memory without bytes, or for another number of ranks.
     """
 
     def __init__(
@@ -141,7 +144,7 @@ class RankSubsets:
         memory = capacity.memory
         if memory is not None and (capacity.layer_bytes is None or len(memory) != partition.ranks):
             raise PlanningError(f"memory needs bytes of the layers and a limit for {partition.ranks} ranks")
-        self.partition = partition
+        self.partition, self.seconds, self.capacity = partition, seconds, capacity
         self.S = sums_of(seconds)
         self.weight = capacity.weights(partition.layers)
         self.speeds = capacity.speed_array(partition.ranks)
