@@ -8,7 +8,7 @@ from ballast_policies.accounting import price_part
 from ballast_policies.contract.limits import MOST_EPOCH
 from ballast_policies.protocol.cause import Cause
 from ballast_policies.rounds.values import Placement, PoolPart
-from pydantic import Field, WithJsonSchema, field_serializer
+from pydantic import Field, WithJsonSchema, field_serializer, field_validator
 
 from ballast_operator.api.base import StatusModel, Time, listed
 
@@ -40,6 +40,12 @@ class Ending(StatusModel):
     """Why, in a sentence."""
     since: Time
     """When it was decided."""
+
+    @field_validator("cause", mode="before")
+    @classmethod
+    def _known(cls, cause: object) -> object:
+        # One of a newer release: it saves what it has, and counts as no failure of the job.
+        return cause if cause in tuple(Cause) else Cause.PREEMPTED
 
 
 class NodesLeaving(StatusModel):

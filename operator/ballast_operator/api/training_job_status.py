@@ -230,6 +230,12 @@ class TrainingJobStatus(StatusModel):
     finished_at: Time | None = None
     """When it succeeded or failed for good."""
 
+    @field_validator("state", mode="before")
+    @classmethod
+    def _known(cls, state: object) -> object:
+        # One of a newer release is derived anew from the conditions.
+        return state if state in tuple(JobState) else None
+
     @field_validator("allocation")
     @classmethod
     def _holds_pods(cls, allocation: JobAllocation | None) -> JobAllocation | None:

@@ -4,6 +4,7 @@ import pytest
 from ballast_operator.api.read import InvalidObject, read_cluster_policy, read_training_job
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.reshaping import RebalanceConfig
+from ballast_policies.protocol.cause import Cause
 
 from tests.operator.api.malformed import JOBS, POLICIES
 from tests.operator.api.objects import JOB, POLICY, RESHAPED, Malformed, changed
@@ -96,6 +97,13 @@ def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:
     status = {"state": "Running", "launches": 2, "sparkles": True}
     read = read_training_job(changed(JOB, "status", status)).status
     assert (read.state, read.launches) == ("Running", 2)
+    since = "2026-01-01T00:00:00Z"
+    held = {"gpuType": "a", "pool": "a", "gpus": 1, "pods": ["p"], "nodes": ["n"], "since": since}
+    held["ending"] = {"cause": "Stardust", "since": since, "sparkles": True}
+    status |= {"state": "Hibernating", "allocation": held}
+    read = read_training_job(changed(JOB, "status", status)).status
+    assert (read.state, read.summary_state) == (None, "Stopping")
+    assert read.allocation.ending.cause is Cause.PREEMPTED
 
 
 @pytest.mark.parametrize("deadline", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
