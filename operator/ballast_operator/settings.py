@@ -83,6 +83,10 @@ class SolverSettings:
     """Events within this long of each other share one allocation."""
 
 
+MOST_LEASE_SECONDS = 600.0
+"""No leader's Lease lasts longer: one that says more was edited, and would keep everybody from leading."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderSettings:
     """Leader election. A follower takes over at the latest ``lease_seconds`` after the leader's death."""
@@ -155,6 +159,11 @@ def from_environment(environment: "os._Environ[str] | dict[str, str]") -> Settin
         raise ValueError(
             f"BALLAST_LEADER_FENCE_SECONDS={leader.fence_seconds:g}: a leader would still write when another "
             f"may lead. To fix: less than BALLAST_LEADER_LEASE_SECONDS, {leader.lease_seconds:g}"
+        )
+    if leader.lease_seconds > MOST_LEASE_SECONDS:
+        raise ValueError(
+            f"BALLAST_LEADER_LEASE_SECONDS={leader.lease_seconds:g}: another replica would wait that long "
+            f"for a leader that has died. To fix: at most {MOST_LEASE_SECONDS:g}"
         )
     job = settings.job
     if job.heartbeat_seconds < 2 * job.renew_seconds:

@@ -34,7 +34,7 @@ from ballast_operator.api import meta
 from ballast_operator.errors import Conflict, Fenced, Forbidden, NotFound, NotLeader, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import LEASE, Object
-from ballast_operator.settings import LeaderSettings
+from ballast_operator.settings import MOST_LEASE_SECONDS, LeaderSettings
 from ballast_operator.waits import WaitReason, Waits
 
 LEASE_NAME = meta.LEADER_LEASE
@@ -263,7 +263,8 @@ class Leadership:
         version = lease["metadata"]["resourceVersion"]
         if self._seen is None or self._seen[0] != version:
             self._seen = (version, self._clock())
-        self._seen_seconds = float(spec.get("leaseDurationSeconds") or self._settings.lease_seconds)
+        stated = float(spec.get("leaseDurationSeconds") or self._settings.lease_seconds)
+        self._seen_seconds = min(stated, MOST_LEASE_SECONDS)
         return self._clock() - self._seen[1] >= self._seen_seconds
 
     def _is_own(self, lease: Object | None) -> bool:
@@ -303,7 +304,8 @@ class Leadership:
         spec: dict[str, Any] = dict((current or {}).get("spec") or {})
         if spec.get("holderIdentity") != self._identity:
             spec["acquireTime"] = now
-            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if current else 0)
+            terms = int(spec.get("leaseTransitions") or 0) + (1 if current else 0)
+            spec["leaseTransitions"] = terms % 2**31  # an int32, which anybody may have set
         spec |= {
             "holderIdentity": self._identity,
             "renewTime": now,

@@ -9,7 +9,7 @@ from ballast_operator.errors import Fenced, NotLeader, Unavailable
 from ballast_operator.kube import leadership
 from ballast_operator.kube.kinds import LEASE
 from ballast_operator.kube.leadership import LEASE_NAME, Leadership
-from ballast_operator.settings import LeaderSettings
+from ballast_operator.settings import MOST_LEASE_SECONDS, LeaderSettings
 
 from tests.operator.kube.test_queue import Clock
 from tests.operator.loops.simulated.fake_cluster import FakeCluster
@@ -108,6 +108,25 @@ async def test_a_term_is_over_after_a_lapse_in_which_another_has_led(then):
     await first._renew()
     with pytest.raises(NotLeader, match="does not hold lease n/ballast-operator"):
         first.check()
+
+
+async def test_whatever_somebody_has_put_into_the_lease_ends():
+    """A number of terms that no API server counts on from, and a duration of 68 years."""
+    world, clock = World(), Clock()
+    first, second = replica(world, clock, "first"), replica(world, clock, "second")
+    await first._attempt()
+    lease = await first._read()
+    edited = {"holderIdentity": "x", "leaseTransitions": 2**31 - 1, "leaseDurationSeconds": 2**31 - 1}
+    await first._cluster.replace(LEASE, {**lease, "spec": {**lease["spec"], **edited}})
+    assert not await second._attempt()
+    clock.now += MOST_LEASE_SECONDS
+    assert await second._attempt()
+    spec = (await second._read())["spec"]
+    assert (spec["holderIdentity"], spec["leaseTransitions"], spec["leaseDurationSeconds"]) == (
+        "second",
+        0,
+        15,
+    )
 
 
 def answering(replica: Leadership, clock: Clock, seconds: float) -> None:
