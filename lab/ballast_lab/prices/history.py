@@ -52,7 +52,7 @@ class PriceSeries:
 
     def quote(self, now: float, *, stale_after: float = math.inf) -> Quote:
         """The last good price at ``now``, with its age."""
-        index = int(np.searchsorted(self.times, now, side="right")) - 1
+        index = int(self.times.searchsorted(now, side="right")) - 1
         if index < 0:
             return Quote(usd=math.nan, age=math.inf, stale=True)
         age = now - float(self.times[index])

@@ -51,15 +51,15 @@ class Machines:
         """(K,) for how long machines could be had without a break from ``since`` on; infinite: no loss."""
         found = np.full(len(self.offers), np.inf)
         for k in np.flatnonzero(self.spot).tolist():
-            index = int(np.searchsorted(self.starts[k], now, side="right")) - 1
-            before = int(np.searchsorted(self.ends[k], since, side="right"))
+            index = int(self.starts[k].searchsorted(now, side="right")) - 1
+            before = int(self.ends[k].searchsorted(since, side="right"))
             if index > before and self.taken[k][before:index].any():
                 found[k] = now - self.starts[k][index]
         return found
 
     def listed(self, now: float) -> np.ndarray:
         """(K,) USD per instance and hour, also where no machine can be had; NaN before the first price."""
-        return np.array([float(series.at(np.array([now]))[0]) for series in self.series])
+        return np.array([series.quote(now).usd for series in self.series])
 
     def lost_at(self, k: int, granted: float) -> float:
         """When a machine granted at that moment is taken away; infinite where it is not.

@@ -5,8 +5,10 @@ recomputed activations and layers that a change skips count as in the model that
 appendix B: model FLOPs utilization).
 """
 
+import contextlib
 import copy
 import logging
+from typing import Any
 
 import torch
 from ballast_policies.contract.job.training import Precision
@@ -37,24 +39,32 @@ def step_flops(model: Model, inputs: Tree) -> float | None:
         nothing but element-wise operations was found.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
+
+    # Plain tensors cost half; code that looks at values unless it is traced (masks of transformers) runs on
+    # fake ones alone.
+    for mode in (contextlib.nullcontext(), FakeTensorMode(allow_non_fake_inputs=True)):
+        try:
+            return _OF_A_FORWARD * float(_forward_operations(model, inputs, mode)) or None
+        except Exception as error:  # a user's layer may do anything with its input
+            reason = error
+    logger.info("operations are not counted: a layer needs data to run: %s", reason)
+    return None
+
+
+def _forward_operations(model: Model, inputs: Tree, mode: contextlib.AbstractContextManager[Any]) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
-    # Code that asks whether it is being traced (masks of transformers) looks at no value of such a tensor.
-    traced = FakeTensorMode(allow_non_fake_inputs=True)
-    activations = mapped(lambda one: traced.from_tensor(one.to("meta")), inputs)
     operations = 0
-    try:
-        with host_seeded(), torch.no_grad():
-            for index in range(model.layer_count):
-                with torch.device("meta"):
-                    layer = _as_written(model.build_layer(index)).to("meta")
-                with traced, FlopCounterMode(display=False) as counter:
-                    activations = layer(activations)
-                operations += counter.get_total_flops()
-    except Exception as error:  # a user's layer may do anything with its input
-        logger.info("operations are not counted: a layer needs data to run: %s", error)
-        return None
-    return _OF_A_FORWARD * float(operations) or None
+    with host_seeded(), torch.no_grad():
+        with mode:
+            activations = mapped(lambda one: one.to("meta"), inputs)
+        for index in range(model.layer_count):
+            with torch.device("meta"):
+                layer = _as_written(model.build_layer(index)).to("meta")
+            with mode, FlopCounterMode(display=False) as counter:
+                activations = layer(activations)
+            operations += counter.get_total_flops()
+    return operations
 
 
 def _as_written(layer: nn.Module) -> nn.Module:
