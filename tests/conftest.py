@@ -45,7 +45,7 @@ settings.load_profile("ballast")
 # the time that collecting takes.
 gc.disable()
 
-CLUSTERS = ("live_cluster", "control_plane", "cluster")
+CLUSTERS = ("live_cluster", "control_plane", "cluster", "ballast")
 """Fixtures that start a cluster for all tests that name them."""
 
 
@@ -66,7 +66,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Garbage is collected again, among what the tests make alone."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()

@@ -114,7 +114,7 @@ def test_commands_that_need_no_cluster_succeed(folder, command, checkout, monkey
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("folder", "command"), [(".", "ballast --help"), *first_daily(case.values for case in of_kind(TRAINS))]
+    ("folder", "command"), first_daily([(".", "ballast --help"), *(case.values for case in of_kind(TRAINS))])
 )
 def test_programs_start_and_train(folder, command, checkout):
     """As processes of their own; the first steps of what they train."""
@@ -123,14 +123,16 @@ def test_programs_start_and_train(folder, command, checkout):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("folder", "command"), of_kind(LOOKS))
-def test_a_page_is_opened_by_options_that_there_are(folder, command, tmp_path, monkeypatch):
-    """What each shows is tested in tests/operator/page/test_commands.py and tests/operator/live."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.json").touch()
-    _, name, *words = shlex.split(command, comments=True)
-    with ballast.make_context("ballast", [name, *words]) as context:
-        found = ballast.get_command(context, name)
+@pytest.mark.parametrize(("folder", "command"), [*of_kind(LOOKS), *of_kind(TRAINS)])
+def test_what_runs_on_is_started_by_options_that_there_are(folder, command, checkout, monkeypatch):
+    """What each shows is tested in tests/operator/page/test_commands.py and tests/operator/live; that a
+    process trains, by the notebooks.
+    """
+    monkeypatch.chdir(checkout / folder)
+    Path("run.json").touch()
+    program, name, *words = shlex.split(command, comments=True)
+    with PROGRAMS[program].make_context(program, [name, *words]) as context:
+        found = PROGRAMS[program].get_command(context, name)
         found.make_context(name, words, parent=context)
 
 

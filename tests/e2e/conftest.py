@@ -1,4 +1,4 @@
-"""One local cluster with process nodes and one operator a module; jobs of real trainer processes."""
+"""One local cluster with process nodes and one operator a test; jobs of real trainer processes."""
 
 import contextlib
 import dataclasses
@@ -190,7 +190,7 @@ def demo_object(name: str, folder: Path, **spec: Any) -> dict[str, Any]:
     return manifest
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ballast(tmp_path_factory):
     """A cluster with the demo's nodes, the definitions, the roles and the demo's policy; no operator yet."""
     folder = tmp_path_factory.mktemp("ballast")

@@ -1,12 +1,15 @@
 """The quick start works as it is written: a cluster of one's own, a job, a look at it, and away."""
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ballast_localcluster.supervision.processes import MARK_VARIABLE, PART_VARIABLE, marked_processes
 
 from tests.docs.blocks import ROOT, blocks
 from tests.support.waiting import eventually
@@ -15,10 +18,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def test_the_commands_of_the_quick_start(tmp_path):
-    """All but `make demo` (test_demo_story.py), in order, in a state folder of their own."""
+    """All but `make demo` (test_demo_story.py), in order, in a state folder of their own.
+
+    The cluster outlives its command, is found again, and goes with everything that it had.
+    """
     page = [b for b in blocks("console") if b.where.startswith("docs/quickstart.md")]
     commands = [command for block in page for command in block.commands if not command.startswith("make ")]
-    assert commands[0] == "ballast up"
+    assert commands[0] == "ballast up" and "ballast down" in commands
     state = tmp_path / "state"
     environment = {**os.environ, "XDG_STATE_HOME": str(state), "COLUMNS": "80"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
@@ -37,6 +43,10 @@ def test_the_commands_of_the_quick_start(tmp_path):
                 continue
             if re.match(r"ballast(-train)? simulate", command):
                 continue  # tests/docs/test_commands.py
+            if command == "ballast down":
+                again = json.loads(run("ballast up --output json").stdout)
+                assert again["wasRunning"] is True
+                _its_operator_comes_back(again)
             if " logs " in command:
                 # The pod has to run before it has logs.
                 done = eventually(lambda command=command: _succeeded(run(command)), command)
@@ -46,10 +56,24 @@ def test_the_commands_of_the_quick_start(tmp_path):
             if command == "ballast up":
                 kubectl = re.search(r"(\S*kubectl) apply", done.stdout)
                 assert kubectl, done.stdout
+                for line in ("export KUBECONFIG=", "ballast top "):
+                    assert f"\n  {line}" in done.stdout
                 folder = Path(kubectl[1]).parent
                 environment["PATH"] = f"{folder}{os.pathsep}{environment['PATH']}"
+        assert marked_processes(f"{MARK_VARIABLE}={again['folder']}") == []
+        assert not Path(again["folder"]).exists()
     finally:
         run("ballast down")
+
+
+def _its_operator_comes_back(cluster):
+    """Killed, once it has led."""
+    log = Path(cluster["operatorLog"])
+    eventually(lambda: "leader elected" in log.read_text(), "the operator's line")
+    part = f"{PART_VARIABLE}={cluster['folder']}/operator"
+    first = set(marked_processes(part))  # the operator, and its solver
+    os.kill(min(first), signal.SIGKILL)
+    eventually(lambda: set(marked_processes(part)) - first, "another operator")
 
 
 def _succeeded(done):

@@ -110,3 +110,6 @@ def test_two_jobs_train_on_one_gpu_at_the_same_time_and_pay_no_more_than_its_pri
         )
         assert bills(ballast)["left"] > paid["left"]
         assert ballast.status("left")["launches"] == 1
+        ballast.end_job("left")
+    patch = {"spec": {"nodePools": before}}
+    ballast.custom.patch_cluster_custom_object(**POLICIES, name="demo", body=patch)

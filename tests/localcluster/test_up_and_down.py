@@ -1,74 +1,19 @@
-"""`ballast up` starts a cluster that stays; `ballast down` leaves nothing of it."""
+"""`ballast up` and `ballast down`: their options; tests/e2e/test_quickstart.py runs both."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from ballast_localcluster.background import BackgroundCluster
-from ballast_localcluster.supervision.processes import MARK_VARIABLE, PART_VARIABLE, marked_processes
 from ballast_operator.cli.local.up import down, up
 from click.testing import CliRunner
 
-from tests.support.waiting import WAIT_SECONDS, eventually
+from tests.support.waiting import WAIT_SECONDS
 
 SCENARIO = "test_a_pod_may_only_follow_its_plan_and_renew_its_lease"
-
-
-@pytest.fixture
-def command(tmp_path):
-    """Runs the program, with a state folder of its own."""
-    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-
-    def run(*words):
-        return subprocess.run(
-            [Path(sys.executable).with_name("ballast"), *words],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_SECONDS,
-            check=False,
-        )
-
-    yield run
-    for entry in (tmp_path / "ballast" / "clusters").glob("*"):
-        run("down", "--name", entry.name)
-
-
-@pytest.mark.api
-def test_a_cluster_stays_until_it_is_taken_down(command, tmp_path):
-    """It outlives the command, is found again by name, and goes with everything it had."""
-    nodes = tmp_path / "nodes.yaml"
-    nodes.write_text("nodes: [{name: only, gpus: 3}]")
-    started = command("up", "--nodes", str(nodes), "--name", "mine")
-    assert started.returncode == 0, started.stderr
-    for line in ("export KUBECONFIG=", "apply -f ", "ballast top "):
-        assert f"\n  {line}" in started.stdout or f"kubectl {line}" in started.stdout
-
-    again = json.loads(command("up", "--name", "mine", "--output", "json").stdout)
-    assert again["wasRunning"] is True
-    log = Path(again["operatorLog"])
-    eventually(lambda: "leader elected" in log.read_text(), "the operator's line")
-    operator = f"{PART_VARIABLE}={again['folder']}/operator"
-    first = set(marked_processes(operator))  # the operator, and its solver
-    os.kill(min(first), signal.SIGKILL)
-    eventually(lambda: set(marked_processes(operator)) - first, "another operator")
-    found = subprocess.run(
-        [again["kubectl"], "--kubeconfig", again["kubeconfig"], "get", "nodes", "-o", "json"],
-        capture_output=True,
-        check=True,
-        timeout=WAIT_SECONDS,
-    )
-    (node,) = json.loads(found.stdout)["items"]
-    assert (node["metadata"]["name"], node["status"]["capacity"]["nvidia.com/gpu"]) == ("only", "3")
-
-    stopped = command("down", "--name", "mine")
-    assert stopped.returncode == 0, stopped.stderr
-    assert marked_processes(f"{MARK_VARIABLE}={again['folder']}") == []
-    assert not Path(again["folder"]).exists()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +33,10 @@ def test_what_cannot_be_done_is_one_line(tmp_path, command, words, message):
 
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_a_cluster_without_an_operator_names_what_starts_one(monkeypatch, tmp_path, output):
-    """Nothing of Ballast is installed on it."""
+    """Nothing of Ballast is installed on it; it has the nodes of a file, or none."""
+    file = tmp_path / "nodes.yaml"
+    file.write_text("nodes: [{name: only, gpus: 3}]")
+    nodes = {"text": "none", "json": str(file)}[output]
     asked = []
 
     def start(name, nodes, crds=(), **options):
@@ -98,11 +46,12 @@ def test_a_cluster_without_an_operator_names_what_starts_one(monkeypatch, tmp_pa
         )
 
     monkeypatch.setattr("ballast_localcluster.background.up", start)
-    words = ["--nodes", "none", "--no-operator", "--name", "own", "--output", output]
+    words = ["--nodes", nodes, "--no-operator", "--name", "own", "--output", output]
     shown = CliRunner().invoke(up, words)
     assert shown.exit_code == 0, shown.output
     ((name, nodes, crds, options),) = asked
-    assert (name, nodes, list(crds), options["warm_start"]) == ("own", (), [], True)
+    assert (name, list(crds), options["warm_start"]) == ("own", [], True)
+    assert [(node.name, node.gpus) for node in nodes] == {"text": [], "json": [("only", 3)]}[output]
     options["prepare"](None)  # it does nothing to the cluster, and so needs none
     if output == "json":
         assert json.loads(shown.stdout)["operatorLog"] is None

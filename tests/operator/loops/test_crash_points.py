@@ -15,7 +15,7 @@ from tests.operator.loops.simulated.world import Crash
 def shrinking_cluster() -> Simulation:
     """One node with two GPUs: the first job takes both and gives one back, the second waits for it."""
     simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=600)
-    simulation.add_job("first", trainer={"shrink_at": 20}, totalSteps=80)
+    simulation.add_job("first", trainer={"shrink_at": 20}, totalSteps=40)
     return simulation
 
 
@@ -32,7 +32,7 @@ async def run_to_the_end(simulation: Simulation, *, followed: bool = False) -> N
         simulation.tick = follow_and_tick
     if "second" not in simulation.trainers and "first" in simulation.trainers:
         await simulation.until(lambda: simulation.status("first").allocation is not None, seconds=2.0)
-        simulation.add_job("second", stages=(1, 1), totalSteps=20)
+        simulation.add_job("second", stages=(1, 1), totalSteps=8)
     await simulation.until(
         lambda: all(simulation.state(name) == "Succeeded" for name in simulation.trainers), seconds=2.0
     )

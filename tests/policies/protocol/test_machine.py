@@ -24,6 +24,8 @@ LONG = {
     "a pod is deleted, and its node goes",
     "a pod is lost for a job that waits",
     "a pod is lost as the leader is replaced",
+    "a pod is lost as its node goes earlier than announced",
+    "a pod is lost as the gang grows back",
 }
 """Half of the seconds of all; each has two things at once that other rows have, too."""
 

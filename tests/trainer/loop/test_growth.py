@@ -53,8 +53,8 @@ def test_a_job_that_grows_keeps_the_curve(pods, small_config, same_curve, tmp_pa
 
 def test_ranks_that_join_keep_the_curve(pods, small_config, same_curve, tmp_path):
     """A pod joins where a rebalance, evaluation and checkpoint are due, and saves its part from there on."""
-    config = small_config(totalSteps=12, rebalance={"enabled": True, "everySteps": 1})
-    saved = {"checkpoint": {"path": str(tmp_path / "saved"), "everySteps": 1, "keep": 12}}
+    config = small_config(totalSteps=8, rebalance={"enabled": True, "everySteps": 1})
+    saved = {"checkpoint": {"path": str(tmp_path / "saved"), "everySteps": 1, "keep": 8}}
     gates = Gates(tmp_path / "gates", 5)
     folder, names = tmp_path / "channel", ["job-1-0", "job-1-1", "job-1-2"]
     held = gates.hold(config | saved | {"evaluation": EVALUATED})
@@ -66,8 +66,8 @@ def test_ranks_that_join_keep_the_curve(pods, small_config, same_curve, tmp_path
     (grew,) = pods.events("grow", "job-1-0")
     assert (grew["ranks_before"], grew["ranks_after"]) == (2, 3)
     evaluated = [event["step"] for event in pods.events("evaluation", "job-1-0")]
-    assert evaluated == list(range(1, 13))
-    for step in range(grew["step"], 13):
+    assert evaluated == list(range(1, 9))
+    for step in range(grew["step"], 9):
         checkpoint = tmp_path / "saved" / f"step-{step:08}"
         listed = json.loads((checkpoint / "manifest.json").read_text())["files"]
         assert {f"__{rank}_0.distcp" for rank in range(3)} <= set(listed)

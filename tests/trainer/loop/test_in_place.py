@@ -63,9 +63,9 @@ def in_memory(config, every):
 
 def test_ranks_go_on_in_place_whichever_is_killed(local_ranks, small_config, single_process_losses, tmp_path):
     """The middle, the first and the last stage, one after the other: the curve is that of one process."""
-    config = in_memory(small_config(totalSteps=24), 1)
-    reference = single_process_losses(small_config(totalSteps=24))
-    strikes = [(5, 2, 0, "SIGKILL"), (10, 0, 0, "SIGKILL"), (15, 3, 0, "SIGKILL")]
+    config = in_memory(small_config(totalSteps=14), 1)
+    reference = single_process_losses(small_config(totalSteps=14))
+    strikes = [(3, 2, 0, "SIGKILL"), (7, 0, 0, "SIGKILL"), (11, 3, 0, "SIGKILL")]
     gang = local_ranks(struck(config, tmp_path / "strikes", *strikes), ranks=4)
     assert gang.exit_codes() == {"run": 0}, gang.errors()
     assert_undisturbed(gang, reference, every=1)
@@ -80,15 +80,15 @@ def test_ranks_go_on_in_place_whichever_is_killed(local_ranks, small_config, sin
 
 def test_a_killed_rank_is_started_again_and_joins(local_ranks, small_config, single_process_losses, tmp_path):
     """Under a new name, between two steps: the pipeline is as long as before, the curve is the same."""
-    gates = Gates(tmp_path / "gates", 12)
-    config = gates.hold(in_memory(small_config(totalSteps=20), 1))
-    gang = local_ranks(struck(config, tmp_path / "strikes", (5, 0, 0, "SIGKILL")), ranks=3)
+    gates = Gates(tmp_path / "gates", 6)
+    config = gates.hold(in_memory(small_config(totalSteps=10), 1))
+    gang = local_ranks(struck(config, tmp_path / "strikes", (3, 0, 0, "SIGKILL")), ranks=3)
     eventually(lambda: "rank-0.1 waits to be called" in gang.errors(), "it is back", gang.errors)
     gates.open()
     assert gang.exit_codes() == {"run": 0}, gang.errors()
     (grown,) = gang.events("grow", "run")
     assert (grown["ranks_before"], grown["ranks_after"]) == (2, 3)
-    assert_undisturbed(gang, single_process_losses(small_config(totalSteps=20)), every=1)
+    assert_undisturbed(gang, single_process_losses(small_config(totalSteps=10)), every=1)
 
 
 @pytest.mark.parametrize("copying", first_daily([False, True]))
@@ -97,13 +97,13 @@ def test_a_rank_goes_on_that_has_a_half_of_a_message(
 ):
     """Of the one that is killed: it waits for the rest, in a step or for a copy, and nothing wakes it."""
     model = {"name": "gpt", "layers": 4, "args": {"dim": 128, "heads": 2, "context": 256}}
-    config = in_memory(small_config(totalSteps=12, model=model), 1)
-    args = {"at": 5, "rank": 1, "copying": copying}
+    config = in_memory(small_config(totalSteps=6, model=model), 1)
+    args = {"at": 3, "rank": 1, "copying": copying}
     config["callback"] = {"name": "tests.support.kills:break_off", "everyRank": True, "args": args}
     gang = local_ranks(config, ranks=3)
     assert gang.exit_codes() == {"run": 0}, gang.errors()
     assert [event["lost"] for event in gang.events("ranksLost", "run")] == [["rank-1"]]
-    assert_undisturbed(gang, single_process_losses(small_config(totalSteps=12, model=model)), every=1)
+    assert_undisturbed(gang, single_process_losses(small_config(totalSteps=6, model=model)), every=1)
 
 
 def test_neighbours_lost_at_once_go_back_to_the_checkpoint(
@@ -140,7 +140,7 @@ def test_an_error_of_the_jobs_own_ends_all_ranks(local_ranks, small_config, tmp_
     assert not gang.events("ranksLost", "run")
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", first_daily([0, 2]))
 def test_a_rank_of_a_pod_is_started_again_and_all_go_on(
     pods, small_config, single_process_losses, tmp_path, rank
 ):
@@ -152,7 +152,7 @@ def test_a_rank_of_a_pod_is_started_again_and_all_go_on(
     assert_undisturbed(pods, single_process_losses(small_config(totalSteps=14)), every=1, name="job-1-0")
 
 
-@pytest.mark.parametrize("pod", [1, 2])
+@pytest.mark.parametrize("pod", first_daily([1, 2]))
 def test_a_gang_goes_on_in_place_without_a_pod_that_is_lost_and_grows_again(
     pods, small_config, single_process_losses, tmp_path, pod
 ):

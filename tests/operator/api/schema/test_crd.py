@@ -28,11 +28,13 @@ def schemas(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[
             yield from schemas(schema[key], f"{path}.{key}")
 
 
-ALL = [
-    (definition["spec"]["names"]["kind"] + path, schema)
-    for definition in custom_resource_definitions()
-    for path, schema in schemas(definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
-]
+@pytest.fixture(scope="module")
+def everything() -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (definition["spec"]["names"]["kind"] + path, schema)
+        for definition in custom_resource_definitions()
+        for path, schema in schemas(definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+    ]
 
 
 @pytest.mark.slow
@@ -57,9 +59,9 @@ def test_short_names_and_category() -> None:
     assert [n["categories"] for n in names] == [["ballast"], ["ballast"]]
 
 
-def test_every_field_has_a_type_and_a_merge_rule() -> None:
+def test_every_field_has_a_type_and_a_merge_rule(everything) -> None:
     """A list says how it merges or holds scalars, and conditions merge by type; rules say what to do."""
-    for path, schema in ALL:
+    for path, schema in everything:
         assert schema["type"] in ("object", "array", "string", "integer", "number", "boolean"), path
         if schema["type"] == "array" and "maxItems" in schema:
             assert "x-kubernetes-list-type" in schema, path
@@ -70,9 +72,9 @@ def test_every_field_has_a_type_and_a_merge_rule() -> None:
             assert ". To fix: " in rule["message"], path
 
 
-def test_no_defaults_in_a_status() -> None:
+def test_no_defaults_in_a_status(everything) -> None:
     """A status says what was written, not what a schema made up."""
-    assert [path for path, schema in ALL if ".status" in path and "default" in schema] == []
+    assert [path for path, schema in everything if ".status" in path and "default" in schema] == []
 
 
 def test_a_model_that_a_crd_cannot_express_is_refused() -> None:

@@ -18,25 +18,27 @@ def fields(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
         yield from fields(part.get("items", {}), f"{path}{name}[].")
 
 
-SCHEMA = structural_schema(JobConfig, defaults=True)
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    return structural_schema(JobConfig, defaults=True)
 
 
-def test_every_field_is_described_and_bounded() -> None:
+def test_every_field_is_described_and_bounded(schema) -> None:
     """`kubectl explain` has a text for it, and no number, text or list has any size."""
-    for path, schema in fields(SCHEMA):
-        assert schema["description"], path
-        if schema["type"] in ("integer", "number"):
-            assert {"minimum", "exclusiveMinimum"} & set(schema), path
-            assert "maximum" in schema, path
-        if schema["type"] == "string":
-            assert {"maxLength", "enum"} & set(schema), path
-        if schema["type"] == "array":
-            assert "maxItems" in schema, path
+    for path, part in fields(schema):
+        assert part["description"], path
+        if part["type"] in ("integer", "number"):
+            assert {"minimum", "exclusiveMinimum"} & set(part), path
+            assert "maximum" in part, path
+        if part["type"] == "string":
+            assert {"maxLength", "enum"} & set(part), path
+        if part["type"] == "array":
+            assert "maxItems" in part, path
 
 
-def test_every_field_of_the_configuration_is_in_the_schema() -> None:
+def test_every_field_of_the_configuration_is_in_the_schema(schema) -> None:
     """A TrainingJob can ask for whatever the trainer can do."""
-    assert len(SCHEMA["properties"]) == len(JobConfig.model_fields)
+    assert len(schema["properties"]) == len(JobConfig.model_fields)
     assert required_fields(JobConfig) == ["total_steps", "pipeline"]
     assert required_fields(PipelineConfig) == ["max_stages"]
 
@@ -73,9 +75,8 @@ def rules(schema: dict[str, Any], field: str) -> list[str]:
     ]
 
 
-def test_a_field_that_the_api_server_fills_in_is_not_asked_for() -> None:
+def test_a_field_that_the_api_server_fills_in_is_not_asked_for(schema) -> None:
     """Each field that CEL reads costs the API server. Fields of an object that is there are filled in."""
-    schema = SCHEMA
     assert rules(schema, "repack.minStages") == [
         "!has(self.repack) || self.repack.minStages == 1 || self.repack.minStages <= self.pipeline.maxStages"
     ]
@@ -87,9 +88,9 @@ def test_a_field_that_the_api_server_fills_in_is_not_asked_for() -> None:
     ]
 
 
-def test_an_object_that_is_left_out_is_not_filled_in() -> None:
+def test_an_object_that_is_left_out_is_not_filled_in(schema) -> None:
     """The API server stores, checks and sends what a job says; each field of an object has its default."""
-    parts = SCHEMA["properties"]
+    parts = schema["properties"]
     objects = {name: part for name, part in parts.items() if part["type"] == "object"}
     assert objects
     assert not [name for name, part in objects.items() if "default" in part]

@@ -1,5 +1,6 @@
 """Elastic jobs under the operator's rules, simulated: what elasticity brings, and what never happens."""
 
+import functools
 import json
 
 import pytest
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.slow
 NAMES = [name for name, row in POLICIES.builtin.items() if row.space_sharing is not SpaceSharing.ALWAYS]
 
 
+@functools.cache
 def run(jobs, seed, *, policy="max-min-fairness", sizes="stated", every=100.0, **rules):
     workload = read_workload(file(jobs, seed=seed, every=every), sizes=sizes)
     return simulate_rules(workload, OperatorRules(policy=policy, **rules))
