@@ -8,6 +8,7 @@ import torch
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 from ballast_trainer.causes import describe
 from ballast_trainer.distributed.process_group import peer_failures
+from ballast_trainer.errors import PeerLost, TrainerError
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.process_exit import end
 
@@ -169,6 +170,14 @@ def test_a_layers_own_time_out_is_no_lost_rank():
     error.add_note("in layer 3, Lookup")
     with pytest.raises(RuntimeError, match="feature store"), peer_failures():
         raise error
+
+
+def test_a_limit_of_open_files_is_no_lost_rank():
+    """Else the ranks would start again and again, each naming another as the cause."""
+    error = RuntimeError("gloo/transport/tcp/pair.cc: rv != -1. socket: Too many open files")
+    with pytest.raises(TrainerError, match=r"can open no more files .*ulimit -n") as caught, peer_failures():
+        raise error
+    assert not isinstance(caught.value, PeerLost)
 
 
 def test_the_name_of_a_file_in_another_encoding_is_told(tmp_path):

@@ -150,6 +150,13 @@ def test_tensorboard_is_refused_where_it_is_not_installed(tmp_path, monkeypatch)
     assert caught.value.field == "metrics.tensorboard"
 
 
+def test_a_tensorboard_folder_that_cannot_be_made_is_refused(tmp_path):
+    """As a file of JSON lines is."""
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(ConfigurationError, match=r"metrics\.tensorboard: cannot write .*To fix"):
+        TensorBoardWriter(tmp_path / "taken/runs")
+
+
 def test_tensorboard_files_hold_the_curves(tmp_path):
     """Where it is installed: scalars by name, and pauses."""
     pytest.importorskip("tensorboard")

@@ -8,8 +8,10 @@ the life of a launch.
 import contextlib
 import dataclasses
 import datetime
+import errno
 import os
 import re
+import resource
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -26,7 +28,7 @@ from ballast_trainer.distributed.heartbeat import record_collectives
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.distributed.survivors import undecided
-from ballast_trainer.errors import PeerLost, Stopped
+from ballast_trainer.errors import PeerLost, Stopped, TrainerError
 
 _STORE_POLL_SECONDS = 0.05
 _PATIENCE = datetime.timedelta(days=7)
@@ -53,12 +55,21 @@ _FAILURES_IN_LAYERS = ("gloo/transport", "NCCL")
 
 @contextlib.contextmanager
 def peer_failures() -> Iterator[None]:
-    """Turn the communication errors of torch into :class:`PeerLost`."""
+    """Turn the communication errors of torch into :class:`PeerLost`.
+
+    Raises:
+        TrainerError: this rank has reached its limit of open files.
+    """
     try:
         yield
     except (RuntimeError, ConnectionError) as error:
         CONNECTIONS.stay_if_left_behind()
         text = str(error)
+        if os.strerror(errno.EMFILE) in text:
+            raise TrainerError(
+                f"this rank can open no more files and connections: {_said(text)}. "
+                "To fix: a larger limit of open files (ulimit -n)"
+            ) from error
         if is_peer_failure(error):
             raise PeerLost(f"another rank is gone: {_said(text)}. Its own output has the reason") from error
         raise
@@ -235,6 +246,9 @@ def join(
     mesh = mesh or Mesh()
     mesh.positions(size)
     if size > 1:
+        # Gloo has a connection to each rank of each group, and aborts where it may have no more.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         address = plan.ranks[rank].address
         if address.startswith("127."):
             # Gloo binds the address of the host name, which need not be a loopback address.

@@ -103,7 +103,11 @@ class TensorBoardWriter:
                 "To fix: install tensorboard, or use metrics.jsonLines"
             )
             raise ConfigurationError("metrics.tensorboard", reason) from error
-        self._writer: Any = SummaryWriter(str(folder))
+        try:
+            self._writer: Any = SummaryWriter(str(folder))
+        except OSError as error:
+            reason = f"cannot write {folder}: {error}. To fix: a folder that rank 0 can write to"
+            raise ConfigurationError("metrics.tensorboard", reason) from error
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """A point on each curve."""
