@@ -12,6 +12,7 @@ stage and the slowest rank's optimizer, which waits for the norm over all ranks,
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -234,7 +235,8 @@ def forecast(
     data = config.parallelism.data
     pipelines = machines.pipelines(ranks, data)
     schedule = schedule_for(config, ranks, steps=steps)
-    costs = [_costs(partition, rows, machines, speeds) for speeds in pipelines]
+    shares = config.parallelism.weight_shares
+    costs = [_costs(partition, rows, machines, speeds, shares) for speeds in pipelines]
     if schedule.split_backwards():
         costs = [_in_halves(of, repeats=config.training.recompute) for of in costs]
     traces = [simulate(schedule, of) for of in costs]
@@ -310,8 +312,17 @@ def _update_seconds(trace: Trace) -> list[float]:
 
 
 def _costs(
-    partition: Partition, rows: Sequence[ProfiledLayer], machines: Machines, speeds: Sequence[float]
+    partition: Partition,
+    rows: Sequence[ProfiledLayer],
+    machines: Machines,
+    speeds: Sequence[float],
+    shares: int,
 ) -> StageCosts:
+    """Seconds of the stages; with ZeRO-3 with the gathers from ``shares`` replicas, in every action.
+
+    A stage's forward and its backward follow each other: the layer that one ends with is whole when the other
+    begins.
+    """
     bandwidth = machines.bandwidth
     costs = stage_costs(
         partition,
@@ -322,7 +333,18 @@ def _costs(
         boundary_seconds=() if bandwidth is None else [row.output_bytes / bandwidth for row in rows[:-1]],
         speeds=speeds,
     )
-    return dataclasses.replace(costs, action_seconds=machines.action_seconds)
+    gathered = (0.0,) * costs.stages, (0.0,) * costs.stages
+    if bandwidth is not None:
+        stages = [[row.weight_bytes for row in rows[a:b]] for a, b in itertools.pairwise(partition.bounds)]
+        each = (shares - 1) / shares / bandwidth
+        gathered = tuple(each * sum(of[1:]) for of in stages), tuple(each * sum(of[:-1]) for of in stages)
+    forward, backward = (
+        tuple(map(operator.add, own, more))
+        for own, more in zip((costs.forward, costs.backward), gathered, strict=True)
+    )
+    return dataclasses.replace(
+        costs, forward=forward, backward=backward, action_seconds=machines.action_seconds
+    )
 
 
 def _in_halves(costs: StageCosts, *, repeats: bool) -> StageCosts:

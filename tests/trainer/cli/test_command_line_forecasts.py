@@ -65,6 +65,21 @@ def test_gradients_are_summed_over_the_replicas_of_a_stage(call):
     assert both["stepSeconds"] == pytest.approx(alone["stepSeconds"] + 3 * 100 / 1e6)
 
 
+@pytest.mark.parametrize(("ranks", "microbatches", "gathered"), [(8, 16, (8 + 3) * 4), (24, 24, 0)])
+def test_shared_weights_are_gathered_in_every_forward_and_backward(call, ranks, microbatches, gathered):
+    """ZeRO-3: half of two of a stage's three layers, over the bandwidth; its only layer stays whole."""
+    pipeline = {"microbatches": microbatches, "globalBatchSize": microbatches}
+    own, shared = (
+        simulated(
+            *(call, "--ranks", str(ranks), "--bandwidth", "1e6"),
+            pipeline=pipeline,
+            parallelism={"data": 2, "zeroStage": stage},
+        )[0]["stepSeconds"]
+        for stage in (2, 3)
+    )
+    assert shared == pytest.approx(own + gathered * 50 / 1e6)
+
+
 def test_backwards_hold_gradients_and_repeated_activations_for_a_moment(call):
     """Of one layer at a time; of all layers between the halves of a split backward."""
 
