@@ -37,6 +37,8 @@ class _SharedInput:
         self._value: torch.Tensor | None = None
         self._copy: torch.Tensor | None = None
 
+    # What changes in each call would be compiled again in each.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, part: nn.Module, args: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Before the forward of one of them."""
         if self._value is not args[0]:
