@@ -308,9 +308,10 @@ def gpus_elsewhere(template: Mapping[str, Any], gpu_resources: Sequence[str], gp
     return ""
 
 
-def gpus_changed(wanted: Mapping[str, Any], made: Mapping[str, Any], gpu_resources: Sequence[str]) -> str:
-    """The containers by which the API server's pod has other GPUs than it was sent with; empty: none.
+def changed(wanted: Mapping[str, Any], made: Mapping[str, Any], gpu_resources: Sequence[str]) -> str:
+    """By what the API server's pod takes other GPUs than it was sent for; empty: it does not.
 
+    A pod that a webhook lets onto other nodes takes GPUs there that another gang is given.
     A LimitRange gives its default to each container that does not name the resource; a webhook may add a
     container. Nobody would count these GPUs, and another gang would wait for them on that node. Of a pod that
     a webhook leaves without its GPUs, the scheduler would give them away again.
@@ -327,7 +328,21 @@ def gpus_changed(wanted: Mapping[str, Any], made: Mapping[str, Any], gpu_resourc
             f"{changed[:500]}. To fix: except the job's pods from it, or give the template's "
             f"further containers resources.limits[{name}]=0"
         )
+    fields = [field for term in _terms(wanted)[:1] for field in term.get("matchFields") or ()]
+    there = [term.get("matchFields") or () for term in _terms(made)] or [()]
+    if made["spec"].get("nodeName") or any(field not in found for found in there for field in fields):
+        return (
+            "a webhook changes the pod's node affinity or nodeName, and it may run on other nodes than those "
+            "whose GPUs it is given. To fix: except the job's pods from the webhook"
+        )
     return ""
+
+
+def _terms(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of the node affinity that is required."""
+    affinity = ((pod["spec"].get("affinity") or {}).get("nodeAffinity")) or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    return required.get("nodeSelectorTerms") or []
 
 
 def _asking(pod: Mapping[str, Any], gpu_resource: str) -> Iterator[tuple[str, str]]:

@@ -205,6 +205,14 @@ async def test_gpus_that_admission_adds_are_named_and_none_is_held_for_them(reme
     await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
 
 
+OTHER = {"key": "kubernetes.io/os", "operator": "Exists"}
+
+
+def required_terms(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    affinity = pod["spec"]["affinity"]["nodeAffinity"]
+    return affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+
+
 @pytest.mark.parametrize(
     ("taken", "said"),
     [
@@ -213,8 +221,14 @@ async def test_gpus_that_admission_adds_are_named_and_none_is_held_for_them(reme
             lambda pod: pod["spec"]["containers"][0].pop("resources"),
             f"0 {GPU} instead of 1: container trainer 0",
         ),
+        (lambda pod: pod["spec"].pop("affinity"), "node affinity or nodeName"),
+        (
+            lambda pod: required_terms(pod).append({"matchExpressions": [OTHER]}),
+            "node affinity or nodeName",
+        ),
+        (lambda pod: pod["spec"].update(nodeName="fast-1"), "node affinity or nodeName"),
     ],
-    ids=["its owner", "its GPUs"],
+    ids=["its owner", "its GPUs", "its node", "its node, in one term of two", "the scheduler's choice"],
 )
 async def test_what_admission_takes_from_a_pod_is_named_and_no_pod_made_without_it(taken, said):
     """Pods that nobody deletes stay on their GPUs, and GPUs that no pod names are given away twice."""
