@@ -124,6 +124,7 @@ class Recorder:
         self._in_background = in_background
         self._waiting: deque[tuple[Kind, str, str, str, tuple[EventToPost, ...]]] = deque(maxlen=MOST_WAITING)
         self._arrived = asyncio.Event()
+        self._drops = False
 
     async def run(self) -> None:
         """Post what waits, one after the other, until cancelled."""
@@ -132,6 +133,7 @@ class Recorder:
             self._arrived.clear()
             while self._waiting:
                 await self._post(*self._waiting.popleft())
+            self._drops = False
 
     async def post(
         self, kind: Kind, namespace: str, name: str, uid: str, notices: Iterable[EventToPost]
@@ -143,7 +145,8 @@ class Recorder:
         if not self._in_background:
             await self._post(kind, namespace, name, uid, notices)
             return
-        if len(self._waiting) == MOST_WAITING:
+        if len(self._waiting) == MOST_WAITING and not self._drops:
+            self._drops = True  # told of once, however many follow
             logger.warning("more than %d events wait; the oldest are dropped", MOST_WAITING)
         self._waiting.append((kind, namespace, name, uid, notices))
         self._arrived.set()
