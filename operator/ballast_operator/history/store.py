@@ -66,6 +66,7 @@ class History:
     def __init__(self, where: str | Path) -> None:
         self.where = str(where).strip()
         self._engines: dict[str, sa.Engine] = {}
+        self._written: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         if "://" not in self.where:
@@ -213,11 +214,21 @@ class History:
             raise kind(f"history in {self} cannot be {verb}: {_said(cause)}. To fix: {fix}") from error
 
     def _engine(self, mode: str) -> sa.Engine:
+        if mode == "rwc" and mode in self._engines and self._file() != self._written:
+            self._engines.pop(mode).dispose()  # it was deleted or moved: nobody would find what is written
         if mode not in self._engines:
             self._engines[mode] = _engine(self.where, mode)
             if mode == "rwc":
                 _TABLES.create_all(self._engines[mode])
+                self._written = self._file()
         return self._engines[mode]
+
+    def _file(self) -> tuple[int, int] | None:
+        """What is at the path now; None: nothing, or history is in no file."""
+        with contextlib.suppress(OSError, ValueError):
+            found = Path(self.where).stat()
+            return found.st_dev, found.st_ino
+        return None
 
     def _put_aside(self) -> None:
         """Let history begin anew, beside the file, so that somebody can look at it."""

@@ -263,6 +263,21 @@ def test_a_broken_file_is_put_aside_and_history_begins_anew(in_file: Kept, conte
     assert in_file.path.with_suffix(".broken").read_bytes() == content
 
 
+def test_a_file_that_somebody_moves_or_deletes_is_made_anew(in_file: Kept) -> None:
+    """What happens afterwards is found at the path, not in a file that has no name any more."""
+    in_file.world.job("team", "one", runs())
+    in_file.writer.write()
+    in_file.path.rename(in_file.path.with_suffix(".old"))
+    in_file.world.job("team", "two", runs())
+    in_file.writer.write()
+    assert in_file.names() == ["two"]
+    in_file.path.unlink()
+    in_file.world.job("team", "three", runs())
+    in_file.writer.write()
+    assert in_file.names() == ["three"]
+    assert in_file.value("failures") == 0
+
+
 def test_a_disk_that_takes_nothing_drops_rows_and_counts_them(in_file: Kept) -> None:
     """What waits is bounded; the caches do not notice."""
     in_file.path.mkdir()  # nothing can be written there
