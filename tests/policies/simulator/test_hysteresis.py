@@ -53,7 +53,7 @@ def test_a_gang_is_not_stopped_before_it_ran_min_run_seconds():
 @pytest.mark.slow
 def test_no_more_gangs_are_stopped_or_moved_in_an_hour_than_allowed():
     """Six jobs on three GPUs that would change hands every round."""
-    jobs = [a_job(steps=1e5) for _ in range(6)]
+    jobs = [a_job(steps=2e4) for _ in range(6)]
     found = run(jobs, fast=2, slow=1, max_moves_per_hour=2)
     ends = sorted(s.end for s in found.timeline if s.end < found.jobs[s.row].finish - 1e-6)
     for at in ends:

@@ -213,7 +213,7 @@ def test_copies_in_memory_are_refused_where_ranks_do_not_go_on(gang, small_confi
 
 
 def test_one_rank_alone_says_that_it_has_nobody_to_copy_to(local_ranks, small_config):
-    gang = local_ranks(in_memory(small_config(), 1), ranks=1)
+    gang = local_ranks(in_memory(small_config(totalSteps=1), 1), ranks=1)
     assert gang.exit_codes() == {"run": 0}, gang.errors()
     assert "checkpoint.inMemoryEverySteps has no effect: one rank has no other" in gang.errors()
 

@@ -90,7 +90,7 @@ def test_replicas_recompute_and_go_on_after_a_stop_with_packed_rows(gang, tmp_pa
     )
     running = gang({**config, "totalSteps": 3}, ranks=2)
     assert set(running.exit_codes().values()) == {0}, running.errors()
-    further = gang({**config, "parallelism": {"data": 1}}, ranks=2)
+    further = gang({**config, "parallelism": {"data": 1}}, ranks=1)
     assert set(further.exit_codes().values()) == {0}, further.errors()
     padded = train_here(job(packing=False, microbatches=4))
     assert_same_curve(running.losses() | further.losses(), padded.losses)

@@ -17,7 +17,7 @@ from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
 
 from tests.policies.planning.partitions import all_partitions
-from tests.support.examples import first_daily
+from tests.support.examples import first_daily, in_proportion
 
 FAMILIES = ("everything", "blocks", "uneven", "overheads", "little memory", "links", "tensor degrees")
 TYPES = ("a", "b", "c")
@@ -124,7 +124,7 @@ def test_each_mix_of_gpus_has_its_best_plan(family):
 @pytest.mark.parametrize("family", first_daily(FAMILIES, 2))
 def test_the_optimum_over_all_plans_from_those_that_are_cut(policy, family):
     """Within 2 % of the program with each mix of GPUs and its best plan; the gap tells how near."""
-    for seed in range(2):
+    for seed in range(in_proportion(2)):
         draw = np.random.default_rng(seed)
         capacity = {t: int(draw.integers(3, 9)) for t in TYPES}
         jobs = tuple(
