@@ -91,6 +91,24 @@ def idle_seconds(model: ModelState, costs: LayerCosts) -> IdleSeconds:
     return IdleSeconds(schedule=own, imbalance=busy * split.idle / (1 - split.idle) - own)
 
 
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Newest:
+    """Figures of the last move, evaluation and checkpoint, and of the speed, as :class:`Report` has them."""
+
+    rebalances: int = 0
+    last_rebalance_step: int | None = None
+    imbalance_before: float | None = None
+    imbalance_after: float | None = None
+    rebalance_pause_ms: float | None = None
+    validation_loss: float | None = None
+    validation_step: int | None = None
+    checkpoint_seconds: float | None = None
+    checkpoint_write_seconds: float | None = None
+    checkpoint_every_steps: int | None = None
+    flops_per_second: float | None = None
+    part_of_peak: float | None = None
+
+
 class Progress:
     """Figures of the running job, the same on every rank; rank 0 prints them and sends them.
 
@@ -123,8 +141,7 @@ class Progress:
         self._bytes = MeasuredLayers()
         self._loss: float | None = None
         self._finite_loss = True
-        self._told: dict[str, Any] = {"rebalances": 0}
-        """Fields of the report that events set."""
+        self._newest = _Newest()
         self.move_seconds: float | None = None
         self.look_seconds = 0.0
         self.reference_step_seconds: float | None = None
@@ -169,9 +186,10 @@ class Progress:
             costs = model.profile.costs()
             assert costs is not None
             self.reference_step_seconds = best_step_seconds(model, costs)
-        awaited = self._told["rebalances"] and self._told["imbalance_after"] is None
+        awaited = self._newest.rebalances and self._newest.imbalance_after is None
         if awaited and len(model.profile) >= _MEASURED_STEPS:
-            self._told["imbalance_after"] = self.imbalance()
+            self._newest.imbalance_after = self.imbalance()
+        self._count_flops(peak_flops)
         fields: dict[str, Any] = {
             "step": self._run.step,
             "loss": loss,
@@ -181,7 +199,8 @@ class Progress:
             "imbalance": self.imbalance(),
             "bubble": self.bubble(),
             **self._explained(),
-            **self._achieved(peak_flops),
+            "flops_per_second": self._newest.flops_per_second,
+            "part_of_peak": self._newest.part_of_peak,
             "goodput": self.goodput(),
         }
         if model.speed is not None:
@@ -242,7 +261,7 @@ class Progress:
         mean, idle = sum(self._step_seconds) / len(self._step_seconds), self._idle[1]
         return {"bubble_schedule": idle.schedule / mean, "bubble_imbalance": idle.imbalance / mean}
 
-    def _achieved(self, peak: float) -> dict[str, float | None]:
+    def _count_flops(self, peak: float) -> None:
         """Operations per second and rank over the last steps, and their part of what the GPUs promise."""
         model = self._model
         # Counted once, on the rank that reports, when the first steps have shown the job to self._run.
@@ -250,16 +269,10 @@ class Progress:
             self._flops_counted = True
             own = step_flops(model.definition, model.batch(self._run.step - 1)[0])
             self._step_flops = own * model.world.data.size if own is not None else None
-        if self._step_flops is None or not self._step_seconds:
-            return {"flops_per_second": None, "part_of_peak": None}
-        mean = sum(self._step_seconds) / len(self._step_seconds)
-        whole = self._step_flops / mean
-        achieved = {
-            "flops_per_second": whole / model.world.size,
-            "part_of_peak": whole / peak if peak > 0 else None,
-        }
-        self._told |= achieved
-        return achieved
+        if self._step_flops is not None and self._step_seconds:
+            whole = self._step_flops / (sum(self._step_seconds) / len(self._step_seconds))
+            self._newest.flops_per_second = whole / model.world.size
+            self._newest.part_of_peak = whole / peak if peak > 0 else None
 
     def looked(self, seconds: float) -> None:
         """A decision on a rebalance took so long, including the wait for rank 0's."""
@@ -269,20 +282,17 @@ class Progress:
     def rebalanced(self, before: float, pause_ms: float) -> None:
         """Layers have moved."""
         self.moving_seconds += pause_ms / 1000
-        self._told |= {
-            "rebalances": self._told["rebalances"] + 1,
-            "last_rebalance_step": self._run.step,
-            "imbalance_before": before,
-            "imbalance_after": None,
-            "rebalance_pause_ms": pause_ms,
-        }
+        newest = self._newest
+        newest.rebalances, newest.last_rebalance_step = newest.rebalances + 1, self._run.step
+        newest.imbalance_before, newest.imbalance_after = before, None
+        newest.rebalance_pause_ms = pause_ms
         self.move_seconds = pause_ms / 1000
         self._step_seconds.clear()
 
     def evaluated(self, loss: float | None) -> None:
         """The loss on the validation data was measured; None: it is not finite."""
-        step = self._run.step if loss is not None else None
-        self._told |= {"validation_loss": loss, "validation_step": step}
+        self._newest.validation_loss = loss
+        self._newest.validation_step = self._run.step if loss is not None else None
         # The speed of model, without the evaluation.
         self._done.clear()
 
@@ -299,11 +309,9 @@ class Progress:
 
     def saved(self, seconds: float, every_steps: int | None, *, write_seconds: float) -> None:
         """A checkpoint was written: how long steps wait, the next one's steps, how long it takes to write."""
-        self._told |= {
-            "checkpoint_seconds": seconds,
-            "checkpoint_write_seconds": write_seconds,
-            "checkpoint_every_steps": every_steps,
-        }
+        self._newest.checkpoint_seconds = seconds
+        self._newest.checkpoint_write_seconds = write_seconds
+        self._newest.checkpoint_every_steps = every_steps
 
     def steps_per_second(self) -> float | None:
         """Over the last steps, pauses included."""
@@ -337,7 +345,7 @@ class Progress:
             emulated=model.speed.factor if model.speed is not None else None,
             bad_samples=len(model.batches.bad_samples),
             goodput=self.goodput(),
-            **self._told,
+            **dataclasses.asdict(self._newest),
         )
 
     def event(self, name: str, **fields: Any) -> None:
