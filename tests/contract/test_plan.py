@@ -132,7 +132,7 @@ def test_stop_keeps_the_ranks():
 
 
 def test_the_operator_may_ask_for_a_shrink_and_leaves_the_stages_to_the_trainer():
-    """Rank 0 first; not all pods, and none of another plan."""
+    """The lowest ranks first, as rank 0's pod may be lost; not all pods, and none of another plan."""
     kept = PLAN.keep((PODS[0], PODS[2]), "another job waits")
     assert (kept.epoch, kept.directive, kept.stages, kept.reason) == (
         4,
@@ -141,6 +141,7 @@ def test_the_operator_may_ask_for_a_shrink_and_leaves_the_stages_to_the_trainer(
         "another job waits",
     )
     assert [(rank.rank, rank.pod) for rank in kept.ranks] == [(0, PODS[0]), (1, PODS[2])]
+    assert [rank.pod for rank in PLAN.keep(PODS[1:], "it is lost").ranks] == list(PODS[1:])
     for pods in ((), PODS, (PODS[1], PODS[0]), (PODS[0], "other-1-0"), (PODS[0], PODS[0])):
-        with pytest.raises(ValueError, match=r"rank 0 first|are to stay"):
+        with pytest.raises(ValueError, match=r"lowest ranks first|are to stay"):
             PLAN.keep(pods, "")

@@ -160,16 +160,16 @@ class Ballast:
         """SIGKILL to the trainer process of a pod, as a crash would end it.
 
         ``starts_again``: to its rank, which is a process of its own; not where pods are forks of a
-        server, and not on the first pod.
+        server.
         """
         found = {
             int(folder.name)
             for folder in Path("/proc").iterdir()
             if folder.name.isdigit() and self._is_trainer_of(folder, pod)
         }
-        # What it starts is like it until it runs another program.
-        (process,) = [pid for pid in found if (parent(pid) in found) == starts_again]
-        os.kill(process, signal.SIGKILL)
+        # What it starts is like it until it runs another program; the store's server is the first of that.
+        processes = [pid for pid in found if (parent(pid) in found) == starts_again]
+        os.kill(max(processes), signal.SIGKILL)
 
     @staticmethod
     def _is_trainer_of(folder: Path, pod: str) -> bool:

@@ -90,14 +90,16 @@ def test_a_killed_rank_is_started_again_in_its_pod_and_the_gang_goes_on(ballast)
 
 
 @pytest.mark.nightly
-def test_a_gang_goes_on_in_place_without_a_lost_pod_and_grows_again(ballast):
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_gang_goes_on_in_place_without_a_lost_pod_and_grows_again(ballast, number):
     """From the other pod's copies: its processes and the launch stay, and nothing counts as a restart."""
     fields = {**ELASTIC, "checkpoint": {**CHECKPOINT, "inMemoryEverySteps": 1}}
     with ballast.operator():
         ballast.apply(ballast.demo_job("transformer", "halves", **fields))
         ballast.wait_for_report("halves", step=3)
-        first, lost = ballast.plan("halves").pods
-        uid = {pod.metadata.name: pod.metadata.uid for pod in ballast.pods("halves")}[first]
+        pods = ballast.plan("halves").pods
+        kept, lost = pods[1 - number], pods[number]
+        uid = {pod.metadata.name: pod.metadata.uid for pod in ballast.pods("halves")}[kept]
         ballast.core.delete_namespaced_pod(lost, ballast.namespace, grace_period_seconds=0)
         eventually(lambda: ballast.status("halves").get("repacks"), "the gang to go on without it")
         shrunk = ballast.status("halves")["repacks"][0]

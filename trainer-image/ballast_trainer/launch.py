@@ -185,6 +185,8 @@ class RankLaunch:
             the others.
         restarts: how often this process was started before, by a pod that starts killed ranks again and whose
             store outlives them; None: it is no such pod.
+        store_of: reaches the store of a plan's first pod, and tells it the launch's configuration; None: the
+            ranks meet at this one alone.
     """
 
     plan: Plan
@@ -196,6 +198,7 @@ class RankLaunch:
     joining: bool = False
     regrouped: Callable[[Plan], None] | None = None
     restarts: int | None = None
+    store_of: Callable[[Plan], Any] | None = None
 
     @property
     def rank(self) -> int:
@@ -251,26 +254,18 @@ def train(
     """
     job.check_ranks(len(launch.plan.ranks))
     machine = _machine(job, launch)
-    in_place = _in_place(job, launch, machine.device, channel)
+    in_place = _in_place(job, launch, machine.device, channel, stop)
     with contextlib.ExitStack() as closing:
         if job.config.training.deterministic:
             closing.enter_context(deterministic_kernels())
-        heartbeat = None
-        if launch.store is not None and lost is not None:
-            heartbeat = RankHeartbeat(
-                launch.store,
-                process=launch.process,
-                hang_seconds=seconds_from(os.environ, HANG_SECONDS_ENV) or HANG_SECONDS,
-                lost=lost,
-                patience_seconds=job.config.training.comm_timeout_seconds,
-                survivors=None if in_place is None else in_place.survivors,
-                kills=launch.restarts is None,
-            )
-            closing.callback(heartbeat.close)
+        heartbeat = _heartbeat(job, launch, in_place, lost, closing)
         sides = _Sides(channel=channel, reporter=reporter, stop=stop, heartbeat=heartbeat, trace=trace)
         if in_place is not None and launch.restarts:
             launch = dataclasses.replace(launch, plan=in_place.come_back(launch.plan))
         while True:
+            if launch.rank != 0:
+                # Rank 0 tells the others of later plans.
+                channel.close()
             try:
                 with contextlib.ExitStack() as ending:
                     work = functools.partial(_train, job, launch, machine, sides, in_place, ending)
@@ -283,6 +278,12 @@ def train(
                 if in_place is None:
                     raise
                 plan = in_place.next_plan(launch.plan, error)
+                if in_place.store is not launch.store:
+                    launch = dataclasses.replace(launch, store=in_place.store)
+                    if sides.heartbeat is not None:
+                        sides.heartbeat.close()
+                    heartbeat = _heartbeat(job, launch, in_place, lost, closing)
+                    sides = dataclasses.replace(sides, heartbeat=heartbeat)
                 launch = dataclasses.replace(launch, plan=plan, joining=False)
                 if in_place.model is not None:
                     # Its ties are known by now.
@@ -319,6 +320,29 @@ class _Sides:
     trace: TraceRequest | None
 
 
+def _heartbeat(
+    job: ValidatedJob,
+    launch: RankLaunch,
+    in_place: InPlace | None,
+    lost: Callable[[str], None] | None,
+    closing: contextlib.ExitStack,
+) -> RankHeartbeat | None:
+    """Over the launch's store, until ``closing`` ends."""
+    if launch.store is None or lost is None:
+        return None
+    heartbeat = RankHeartbeat(
+        launch.store,
+        process=launch.process,
+        hang_seconds=seconds_from(os.environ, HANG_SECONDS_ENV) or HANG_SECONDS,
+        lost=lost,
+        patience_seconds=job.config.training.comm_timeout_seconds,
+        survivors=None if in_place is None else in_place.survivors,
+        kills=launch.restarts is None,
+    )
+    closing.callback(heartbeat.close)
+    return heartbeat
+
+
 def _machine(job: ValidatedJob, launch: RankLaunch) -> _Machine:
     speed = emulated_speed(os.environ, job.model.family)
     device = choose_device(launch.local_rank, launch.local_ranks, launch.device)
@@ -334,7 +358,7 @@ def _machine(job: ValidatedJob, launch: RankLaunch) -> _Machine:
 
 
 def _in_place(
-    job: ValidatedJob, launch: RankLaunch, device: torch.device, channel: Channel
+    job: ValidatedJob, launch: RankLaunch, device: torch.device, channel: Channel, stop: StopSignal
 ) -> InPlace | None:
     """How this rank goes on where others are lost; None: it does not, or it is alone.
 
@@ -360,14 +384,26 @@ def _in_place(
     if alone is not None:
         raise ConfigurationError(field, f"{every}, and {alone}. To fix: 0, or more ranks")
     check_connections(field)
-    memory = MemoryCopies(every, device)
+
+    def newest_plan() -> Plan | None:
+        if stop.received:
+            raise PeerLost("told to stop while it waited for a plan by which the ranks that are left go on")
+        return channel.read_plan()
+
+    def store_of(plan: Plan, model: Model) -> Any:
+        assert launch.store_of is not None
+        store = launch.store_of(plan)
+        store.set(_ties_key(plan), json.dumps(model.tied))
+        return store
+
     return InPlace(
-        memory,
+        MemoryCopies(every, device),
         launch.store,
         launch.process,
         launch.regrouped,
         launch.restarts or 0,
-        newest_plan=channel.read_plan,
+        newest_plan=newest_plan,
+        store_of=None if launch.store_of is None else store_of,
     )
 
 
@@ -496,12 +532,16 @@ def _shared_ties(model: Model, launch: RankLaunch, seed: int) -> Model:
     """
     if launch.store is None:
         return model
-    key = f"tied/launch-{launch.plan.launch}"
+    key = _ties_key(launch.plan)
     with peer_failures():
         if launch.rank == 0 and not launch.joining and not launch.store.check([key]):
             launch.store.set(key, json.dumps(model.tied))
             return model
         return with_ties(model, json.loads(launch.store.get(key)), seed=seed)
+
+
+def _ties_key(plan: Plan) -> str:
+    return f"tied/launch-{plan.launch}"
 
 
 def _launched_stages(job: ValidatedJob, plan: Plan, placement: tuple[int, ...]) -> tuple[Stage, ...]:

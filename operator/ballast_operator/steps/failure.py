@@ -26,7 +26,7 @@ def leaving_text(leaving: NodesLeaving | None) -> str:
 
 def lost_text(context: ReconcileContext, lost: Collection[str]) -> str:
     """How pods were lost without which the gang goes on."""
-    there, names = {pod.name: pod for pod in context.view.gang}, sorted(lost)
+    there, names = {pod.name: pod for pod in context.view.gang if not pod.forced}, sorted(lost)
     found = [there[name] for name in names if name in there]
     if len(found) < len(names):
         return f"deleted by someone else: {some_of(names)}"

@@ -213,6 +213,7 @@ def _pod(pod: PodView, *, leaves: bool) -> Pod:
         number=pod.rank,
         phase=phase,
         leaving=pod.leaving,
+        forced=pod.forced,
         failure=failure,
         node_ready=pod.node_ready,
         leaves=leaves,

@@ -1,6 +1,7 @@
 """A job as one pass sees it: everything read once, nothing changes under the reader."""
 
 import dataclasses
+from collections.abc import Collection
 
 from ballast_policies.contract import Directive, Plan
 from ballast_policies.contract.errors import ContractError
@@ -262,10 +263,10 @@ class JobView:
     def survivors(self) -> tuple[str, ...]:
         """Pods that the gang can continue with once those that leave, or are lost, are gone, by rank.
 
-        Whole positions of the pipeline, rank 0 among them, and a size that the job may have. Empty: there is
-        no such size, or no rank leaves.
+        Whole positions of the pipeline, rank 0 among them unless it is lost, and a size that the job may
+        have. Empty: there is no such size, or no rank leaves.
         """
-        return self._pods_without({pod.name for pod in self.leaving} | self.lost)
+        return self._pods_without({pod.name for pod in self.leaving} | self.lost, lost=self.lost)
 
     @property
     def lost(self) -> set[str]:
@@ -273,10 +274,10 @@ class JobView:
         plan, spec = self.launched_plan, self.spec
         if plan is None or spec is None or not spec.holds_copies:
             return set()
-        there = {pod.name for pod in self.gang if pod.alive and pod.node_ready}
+        there = {pod.name for pod in self.gang if pod.alive and pod.node_ready and not pod.forced}
         return set(plan.pods) - there
 
-    def _pods_without(self, going: set[str]) -> tuple[str, ...]:
+    def _pods_without(self, going: set[str], *, lost: Collection[str] = ()) -> tuple[str, ...]:
         plan, spec, allocation = self.launched_plan, self.spec, self.running_allocation
         if plan is None or spec is None or allocation is None or not self.resizable:
             return ()
@@ -288,7 +289,7 @@ class JobView:
             return ranks >= spec.smallest_gang and spec.suits(ranks) and known.get(ranks, 1.0) > 0
 
         together = spec.ranks_together(per_pod) // per_pod
-        return pods_after_drain(plan.pods, going, together=together, fits=fits)
+        return pods_after_drain(plan.pods, going, together=together, fits=fits, lost=lost)
 
     @property
     def gang(self) -> tuple[PodView, ...]:

@@ -44,6 +44,7 @@ class PodView:
         phase: Pending, Running, Succeeded, Failed or Unknown; by the trainer's end once it has.
         lingers: it has ended, and another container of the pod, a sidecar, has not.
         leaving: it is being deleted.
+        forced: that waits for none of its processes.
         exit_code: of the trainer's container; None while it runs or where it never did.
         message: the trainer's termination message; None where there is none that can be read.
         reason: Kubernetes' reason of an end or a wait (OOMKilled, Evicted, ImagePullBackOff...).
@@ -67,6 +68,7 @@ class PodView:
     phase: str = "Pending"
     lingers: bool = False
     leaving: bool = False
+    forced: bool = False
     exit_code: int | None = None
     message: TerminationMessage | None = None
     reason: str = ""
@@ -165,6 +167,7 @@ def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) 
         phase=phase,
         lingers=lingers,
         leaving=bool(metadata.get("deletionTimestamp")),
+        forced=metadata.get("deletionGracePeriodSeconds") == 0,
         exit_code=ended.get("exitCode"),
         message=message,
         reason=reason,

@@ -133,15 +133,16 @@ class Plan(Model):
         """The next epoch, on these pods only, in this order; the trainer chooses the stages.
 
         Args:
-            pods: of this plan's, the first one as here: rank 0 stays.
+            pods: of this plan's, first that with the lowest ranks: rank 0 changes only where its pod is lost.
             reason: why, for logs.
             deadline: when a node of the others goes, seconds since 1970.
 
         Raises:
-            ValueError: a pod is not in the plan, all of them are kept, or rank 0 changes.
+            ValueError: a pod is not in the plan, all of them are kept, or a later one is to be the first.
         """
-        if not pods or pods[0] != self.pods[0] or not len(set(pods)) == len(pods) < len(self.pods):
-            raise ValueError(f"{list(pods)} are not some of {list(self.pods)} with rank 0 first")
+        first = next((pod for pod in self.pods if pod in pods), None)
+        if first is None or pods[0] != first or not len(set(pods)) == len(pods) < len(self.pods):
+            raise ValueError(f"{list(pods)} are not some of {list(self.pods)}, the lowest ranks first")
         unknown = sorted(set(pods) - set(self.pods))
         if unknown:
             raise ValueError(f"{unknown} are to stay, the plan's pods are {list(self.pods)}")

@@ -140,10 +140,13 @@ def lost_in_place(seen: Observed, state: State) -> SeenFailure | None:
     """The loss after which the ranks that are left train on, from their copies; None: there is none.
 
     As a shrink that nobody has asked for: they go on under the plan without the lost pods. Not while a plan
-    is not acknowledged, and not where a rank has saved and stopped.
+    is not acknowledged, unless all that it leaves out are lost, too; and not where a rank has saved and
+    stopped.
     """
     plan = seen.gang_plan
-    if not seen.copies or plan is None or not seen.reached or state not in (State.TRAINING, State.JOINING):
+    meets = seen.reached and state in (State.TRAINING, State.JOINING)
+    again = state is State.SHRINKING and not any(pod.answers for pod in seen.released)
+    if not seen.copies or plan is None or not (meets or again):
         return None
     failure = seen_failure(seen)
     if failure is None or failure[0] not in (Cause.POD_LOST, Cause.NODE_LOST):
@@ -325,6 +328,8 @@ def _may_grow(seen: Observed, gang: Gang, plan: WrittenPlan) -> bool:
 def _shrinking(seen: Observed) -> Move | Decision:
     gang, plan = seen.gang, seen.gang_plan
     assert gang is not None and plan is not None
+    if not seen.reached and lost_in_place(seen, State.SHRINKING):
+        return WritePlan(seen.next_epoch, Directive.SHRINK, seen.survivors)
     late = _unacknowledged(seen, Cause.SHRINK_TIMEOUT)
     if late is not None:
         return late

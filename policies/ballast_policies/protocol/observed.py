@@ -39,6 +39,7 @@ class Pod:
     Attributes:
         launch: of the job, that it was made for.
         number: in its name; its rank at launch.
+        forced: its deletion waits for none of its processes.
         failure: how it failed; None unless ``phase`` is FAILED.
         node_ready: whether its node is there and ready.
         leaves: its node has announced that it goes, or the cluster is about to end the pod; it still runs.
@@ -50,6 +51,7 @@ class Pod:
     number: int
     phase: Phase = Phase.PENDING
     leaving: bool = False
+    forced: bool = False
     failure: Failure | None = None
     node_ready: bool = True
     leaves: bool = False
@@ -59,6 +61,11 @@ class Pod:
     def alive(self) -> bool:
         """It holds, or may come to hold, its GPU."""
         return self.phase in (Phase.PENDING, Phase.RUNNING)
+
+    @property
+    def answers(self) -> bool:
+        """Its ranks may still run, on a node that says so."""
+        return self.alive and self.node_ready and not self.forced
 
     @property
     def ready(self) -> bool:

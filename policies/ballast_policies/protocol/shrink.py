@@ -11,19 +11,25 @@ from ballast_policies.protocol.observed import Action, Deadline, Gang, Observed,
 
 
 def pods_after_drain(
-    pods: Sequence[str], going: Collection[str], *, together: int, fits: Callable[[int], bool]
+    pods: Sequence[str],
+    going: Collection[str],
+    *,
+    together: int,
+    fits: Callable[[int], bool],
+    lost: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Pods that a gang can continue with once ``going`` are gone, by rank; empty: it cannot, or none goes.
 
     Args:
-        pods: of the plan, by rank; the first stays, as it is rank 0.
+        pods: of the plan, by rank; the first, rank 0's, stays unless it is lost.
         going: names of those that go.
         together: pods of a whole position of the pipeline, which join and leave as one.
         fits: whether the job may have a gang of so many pods.
+        lost: those of ``going`` that are gone already, and that the others go on in place without.
     """
     blocks = [pods[first : first + together] for first in range(0, len(pods), together)]
     kept = [block for block in blocks if not set(going) & set(block)]
-    if not kept or len(kept) == len(blocks) or kept[0] != blocks[0]:
+    if not kept or len(kept) == len(blocks) or (kept[0] != blocks[0] and pods[0] not in lost):
         return ()
     for count in range(len(kept), 0, -1):
         if fits(count * together):
@@ -40,8 +46,10 @@ def shrink_for_drain(seen: Observed, plan: WrittenPlan) -> Move:
 
 def are_left(seen: Observed, plan: WrittenPlan, going: Collection[str]) -> bool:
     """Whether the gang can train on with its survivors, and ``going`` are none of them."""
-    kept = seen.survivors
-    smaller = bool(kept) and kept[0] == plan.pods[0] and set(kept) <= set(plan.pods) - set(going)
+    kept, first = seen.survivors, plan.pods[0]
+    # Rank 0 leads a change of size, and is another process only where its own is gone.
+    led = first in kept[:1] or not any(pod.name == first and pod.answers for pod in seen.gang_pods)
+    smaller = bool(kept) and led and set(kept) <= set(plan.pods) - set(going)
     return smaller and len(set(kept)) == len(kept) and not seen.script
 
 

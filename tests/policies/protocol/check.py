@@ -102,6 +102,12 @@ COPIES: dict[str, Bound] = {
     "a pod is lost as its node goes earlier than announced": ((2,), 2, {"notices": 1, "early": 1}),
     "a pod is lost for a job that waits": ((2, 1), 2, {"kills": 1}),
     "a pod is lost as the leader is replaced": ((2,), 2, {"kills": 1, "crashes": 1, "in_flight": 1}),
+    "a pod comes back as the leader is replaced": (
+        (2,),
+        2,
+        {"kills": 1, "growths": 1, "crashes": 1, "in_flight": 1},
+    ),
+    "a node is lost, and its pod is made once more": ((2,), 2, {"notices": 1, "crashes": 1, "in_flight": 1}),
 }
 """As above, of jobs whose ranks go on in place without a pod that is lost."""
 

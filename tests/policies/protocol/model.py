@@ -220,14 +220,20 @@ def observe(world: World, index: int, offer: Offer | None, over: frozenset[Deadl
 
 
 def _survivors(job: Job) -> tuple[str, ...]:
-    """Rank 0 and all others that stay; none where rank 0 leaves, where none does, and of a script."""
+    """All that stay; none where none leaves, where rank 0 does and is not lost, and of a script."""
     plan, leaving = job.cache.plan, {live.pod.name for live in job.cache.pods if live.pod.leaves}
     if plan is not None and job.copies:
         there = {pod.name for pod, _ in job.cache.pods if pod.alive and pod.node_ready and not pod.leaving}
         leaving |= set(plan.pods) - there
-    if plan is None or job.script or not leaving & set(plan.pods) or plan.pods[0] in leaving:
+    if plan is None or job.script or not leaving & set(plan.pods):
+        return ()
+    if plan.pods[0] in leaving and not (job.copies and _is_gone(job, plan.pods[0])):
         return ()
     return tuple(name for name in plan.pods if name not in leaving)
+
+
+def _is_gone(job: Job, name: str) -> bool:
+    return not any(pod.name == name and pod.answers for pod, _ in job.cache.pods)
 
 
 def writes(job: Job, decision: Decision, *, fresh: bool) -> tuple[Any, ...]:
@@ -250,6 +256,10 @@ def writes(job: Job, decision: Decision, *, fresh: bool) -> tuple[Any, ...]:
             leaving = {live.pod.name for live in cache.pods if live.pod.leaves and live.pod.alive}
             if move.directive is Directive.SHRINK and leaving & set(move.pods):
                 raise ViolationError(f"a shrink keeps {sorted(leaving)}, which leave")
+            first = cache.plan.pods[0] if cache.plan is not None else ""
+            led = first in move.pods or (job.copies and _is_gone(job, first))
+            if move.directive is Directive.SHRINK and not led:
+                raise ViolationError(f"a shrink leaves out {first}, which leads it")
             requests.append(("plan", cache.plan, plan))
         case "Launch":
             after = before._replace(gang=move.gang, launches=move.gang.launch)

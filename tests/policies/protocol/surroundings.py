@@ -143,6 +143,9 @@ def evictions(job: Job) -> Iterator[Happening]:
     for pod, uid in job.pods:
         if not pod.leaving:
             yield f"somebody deletes {pod.name}", with_pod(job, pod.name, uid, leaving=True)
+        if job.copies and pod.alive:
+            forced = with_pod(job, pod.name, uid, leaving=True, forced=True)
+            yield f"somebody forces {pod.name} out", forced
 
 
 @fault

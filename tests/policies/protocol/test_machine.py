@@ -26,6 +26,8 @@ LONG = {
     "a pod is lost as the leader is replaced",
     "a pod is lost as its node goes earlier than announced",
     "a pod is lost as the gang grows back",
+    "a pod comes back as the leader is replaced",
+    "a node is lost, and its pod is made once more",
 }
 """Half of the seconds of all; each has two things at once that other rows have, too."""
 
@@ -110,6 +112,11 @@ def shrinks_onto_nodes_that_go(seen: Observed) -> Decision:
     return next_move(dataclasses.replace(seen, pods=pods, survivors=kept))
 
 
+def leaves_rank_0_out(seen: Observed) -> Decision:
+    pods = tuple(dataclasses.replace(pod, node_ready=pod.number > 0) for pod in seen.pods)
+    return next_move(dataclasses.replace(seen, pods=pods, survivors=seen.survivors[1:]))
+
+
 MISTAKES = {
     "a gang shrinks onto a node that goes": (
         Steps(shrinks_onto_nodes_that_go),
@@ -173,6 +180,12 @@ def test_a_machine_with_a_mistake_is_found_out(steps, bound, words):
     with pytest.raises(ViolationError, match=words) as caught:
         check(bound, steps, most_states=200_000)
     assert "  1. " in str(caught.value)
+
+
+def test_a_machine_that_leaves_a_living_rank_0_out_is_found_out():
+    """The others go on without the first pod only where it is gone: it would train on beside them."""
+    with pytest.raises(ViolationError, match="which leads it"):
+        check(((3,), 3, {"kills": 1}), Steps(leaves_rank_0_out), copies=True)
 
 
 def takes_any_exit_for_the_end(seen: Observed) -> Decision:

@@ -2,13 +2,17 @@
 
 import itertools
 import json
+import os
 import random
 import signal
+from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import yaml
 from ballast_policies.contract import POD_RANKS_ENV, RANK_RESTARTS_ENV, Ack, ExitCode
 from ballast_trainer.channel.base import DirectoryChannel
+from ballast_trainer.launch import HANG_SECONDS_ENV
 from ballast_trainer.loop.in_place import best_copies, who_goes_on
 
 from tests.support.examples import first_daily
@@ -41,20 +45,25 @@ def local_ranks(tmp_path):
         made.close()
 
 
-def steps(gang, name="run"):
-    return [(line["step"], line["loss"]) for line in gang.lines(name) if "event" not in line]
+def steps(gang, *names):
+    lines = itertools.chain.from_iterable(map(gang.lines, names))
+    return [(line["step"], line["loss"]) for line in lines if "event" not in line]
 
 
-def assert_undisturbed(gang, reference, every, name="run"):
-    """Each step has the loss of one process, as often as it is done; no more are repeated than allowed."""
-    done = steps(gang, name)
+def assert_undisturbed(gang, reference, every, *names):
+    """Each step has the loss of one process, as often as it is done; no more are repeated than allowed.
+
+    ``names``: of those that were rank 0, one after the other.
+    """
+    names = names or ("run",)
+    done = steps(gang, *names)
     assert {step for step, _ in done} == set(reference)
     assert max(abs(loss - reference[step]) for step, loss in done) < 1e-5
     resumed = 0
     for (before, _), (after, _) in itertools.pairwise(done):
         resumed += after != before + 1
         assert before - every < after <= before + 1
-    assert resumed <= len(gang.events("ranksLost", name))
+    assert resumed <= sum(len(gang.events("ranksLost", name)) for name in names)
 
 
 def in_memory(config, every):
@@ -149,14 +158,20 @@ def test_a_rank_of_a_pod_is_started_again_and_all_go_on(
     config = struck(config, tmp_path / "strikes", (5, rank, 0, "SIGKILL"), (9, rank, 0, "SIGKILL"))
     start_in_pods(pods, tmp_path / "channel", config, 3)
     assert set(pods.exit_codes().values()) == {0}, pods.errors()
-    assert_undisturbed(pods, single_process_losses(small_config(totalSteps=14)), every=1, name="job-1-0")
+    assert_undisturbed(pods, single_process_losses(small_config(totalSteps=14)), 1, "job-1-0")
 
 
-@pytest.mark.parametrize("pod", first_daily([1, 2]))
+@pytest.mark.parametrize(
+    ("pod", "planned"), first_daily([(0, "later"), (1, "first"), (0, "first"), (2, "later")])
+)
 def test_a_gang_goes_on_in_place_without_a_pod_that_is_lost_and_grows_again(
-    pods, small_config, single_process_losses, tmp_path, pod
+    pods, small_config, single_process_losses, tmp_path, pod, planned
 ):
-    """By the operator's plan without it: the others keep their processes, and its layers come from a copy."""
+    """By the operator's plan without it: the others keep their processes, and its layers come from a copy.
+
+    Without the first, which serves the store and is rank 0, they meet at the next one's, which reports.
+    """
+    leader = f"job-1-{0 if pod else 1}"
     gates = Gates(tmp_path / "gates", 5, 12)
     config = gates.hold(in_memory(small_config(totalSteps=20), 1))
     channel = start_in_pods(pods, tmp_path / "channel", config, 3)
@@ -165,10 +180,14 @@ def test_a_gang_goes_on_in_place_without_a_pod_that_is_lost_and_grows_again(
     pods.exit_code(f"job-1-{pod}")
     plan = channel.read_plan()
     smaller = plan.keep([name for name in plan.pods if name != f"job-1-{pod}"], "a pod is lost")
-    channel.publish(smaller)
+    if planned == "first":
+        channel.publish(smaller)
     gates.open()
-    pods.wait_for_step(11, "job-1-0")
-    (lost,) = pods.events("ranksLost", "job-1-0")
+    if planned == "later":
+        eventually(lambda: "agree on how to go on" in pods.errors(), "the loss to be noticed", pods.errors)
+        channel.publish(smaller)
+    pods.wait_for_step(11, leader)
+    (lost,) = pods.events("ranksLost", leader)
     assert (lost["lost"], lost["ranks_before"], lost["ranks_after"]) == ([f"job-1-{pod}"], 3, 2)
     assert lost["epoch"] == smaller.epoch
     acknowledged(tmp_path / "channel", smaller.epoch)
@@ -181,8 +200,66 @@ def test_a_gang_goes_on_in_place_without_a_pod_that_is_lost_and_grows_again(
     codes = pods.exit_codes()
     assert codes.pop(f"job-1-{pod}") == -signal.SIGKILL
     assert set(codes.values()) == {0}, pods.errors()
-    assert [event["ranks_after"] for event in pods.events("grow", "job-1-0")] == [3]
-    assert_undisturbed(pods, single_process_losses(small_config(totalSteps=20)), every=1, name="job-1-0")
+    assert [event["ranks_after"] for event in pods.events("grow", leader)] == [3]
+    reference = single_process_losses(small_config(totalSteps=20))
+    assert_undisturbed(pods, reference, 1, *dict.fromkeys(["job-1-0", leader]))
+
+
+@pytest.mark.parametrize("pod", first_daily([1, 0]))
+def test_a_gang_goes_on_without_a_pod_that_does_not_answer(
+    pods, small_config, single_process_losses, tmp_path, pod
+):
+    """Its node is gone, without an end of its connections: its silence is noticed, and that of its store."""
+    leader = f"job-1-{0 if pod else 1}"
+    gates = Gates(tmp_path / "gates", 5)
+    config = gates.hold(in_memory(small_config(totalSteps=10), 1))
+    channel = start_in_pods(pods, tmp_path / "channel", config, 3, variables={HANG_SECONDS_ENV: "10"})
+    pods.wait_for_step(4, "job-1-0")
+    silent = stop_with_children(pods.processes[f"job-1-{pod}"].pid)
+    try:
+        plan = channel.read_plan()
+        channel.publish(plan.keep([name for name in plan.pods if name != f"job-1-{pod}"], "a node is lost"))
+        gates.open()
+        for name in {"job-1-0", "job-1-1", "job-1-2"} - {f"job-1-{pod}"}:
+            assert pods.exit_code(name) == 0, pods.errors()
+    finally:
+        for process in silent:
+            os.kill(process, signal.SIGKILL)
+    assert [event["lost"] for event in pods.events("ranksLost", leader)] == [[f"job-1-{pod}"]]
+    reference = single_process_losses(small_config(totalSteps=10))
+    assert_undisturbed(pods, reference, 1, *dict.fromkeys(["job-1-0", leader]))
+
+
+@pytest.mark.nightly
+def test_a_gang_goes_on_without_a_second_pod_that_is_lost_meanwhile(
+    pods, small_config, single_process_losses, tmp_path
+):
+    """The first one: those that have read the plan without the other pod go on by the one without both."""
+    gates = Gates(tmp_path / "gates", 5)
+    config = gates.hold(in_memory(small_config(totalSteps=10), 1))
+    channel = start_in_pods(pods, tmp_path / "channel", config, 4)
+    pods.wait_for_step(4, "job-1-0")
+    for pod in ("job-1-2", "job-1-0"):
+        pods.signal(pod, signal.SIGKILL)
+        pods.exit_code(pod)
+    smaller = channel.read_plan().keep(["job-1-0", "job-1-1", "job-1-3"], "a pod is lost")
+    channel.publish(smaller)
+    gates.open()
+    eventually(lambda: pods.errors().count("meet at another one") == 2, "that to be noticed", pods.errors)
+    channel.publish(smaller.keep(["job-1-1", "job-1-3"], "another one is lost"))
+    for pod in ("job-1-1", "job-1-3"):
+        assert pods.exit_code(pod) == 0, pods.errors()
+    (lost,) = pods.events("ranksLost", "job-1-1")
+    assert (lost["lost"], lost["ranks_before"], lost["ranks_after"]) == (["job-1-0", "job-1-2"], 4, 2)
+    reference = single_process_losses(small_config(totalSteps=10))
+    assert_undisturbed(pods, reference, 1, "job-1-0", "job-1-1")
+
+
+def stop_with_children(pid):
+    """All processes of a pod, parents first: none of them starts another one any more."""
+    os.kill(pid, signal.SIGSTOP)
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *itertools.chain.from_iterable(stop_with_children(int(child)) for child in children)]
 
 
 def acknowledged(folder, epoch):
@@ -193,15 +270,15 @@ def acknowledged(folder, epoch):
     eventually(is_told, f"epoch {epoch} to be acknowledged")
 
 
-def start_in_pods(pods, folder, config, count, per_pod=1):
+def start_in_pods(pods, folder, config, count, per_pod=1, variables=MappingProxyType({})):
     """Pods as the operator makes them where their ranks go on in place."""
     plan = local_plan([f"job-1-{number}" for number in range(count)], network=1, ranks_per_pod=per_pod)
     channel = DirectoryChannel(folder)
     channel.publish(plan)
     (folder / "config.json").write_text(json.dumps(config))
     for one in plan.ranks[::per_pod]:
-        variables = {RANK_RESTARTS_ENV: "3", POD_RANKS_ENV: str(per_pod), "BALLAST_POD_IP": one.address}
-        pods.start_pod(one.pod, folder, {**variables, "FIRST_RANK": str(one.rank)})
+        own = {RANK_RESTARTS_ENV: "3", POD_RANKS_ENV: str(per_pod), "BALLAST_POD_IP": one.address}
+        pods.start_pod(one.pod, folder, {**variables, **own, "FIRST_RANK": str(one.rank)})
     return channel
 
 
@@ -242,7 +319,7 @@ def test_pods_go_on_after_kills_of_their_ranks_at_any_time(
     assert set(pods.exit_codes().values()) == {0}, f"{strikes} {pods.errors()}"
     back = "going back to the newest checkpoint" in pods.errors()
     reference = single_process_losses(small_config(**fields))
-    assert_undisturbed(pods, reference, every=total if back else every, name="job-1-0")
+    assert_undisturbed(pods, reference, total if back else every, "job-1-0")
 
 
 @pytest.mark.nightly

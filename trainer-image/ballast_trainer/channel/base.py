@@ -73,7 +73,7 @@ class Channel(Protocol):
         """
 
     def close(self) -> None:
-        """End what runs beside the calls; they stay possible."""
+        """End what runs beside the calls; the next call begins it anew."""
 
 
 def plan_from(text: str | None, source: object) -> Plan | None:

@@ -71,7 +71,6 @@ class WatchedObject:
         self._end: Callable[[], None] | None = None
         self._check_at = self._watch_at = float("-inf")
         self._pause = 0.0
-        self._closed = False
 
     def newest(self) -> Mapping[str, Any] | None:
         """The object; None where there is none.
@@ -90,7 +89,7 @@ class WatchedObject:
             self._item = item
             if behind:
                 logger.warning("the watch of %s was behind: watching again", self.path)
-            if not self._closed and (behind or (not self._live and now >= self._watch_at)):
+            if behind or (not self._live and now >= self._watch_at):
                 self._watch(_version(item), now)
         return item
 
@@ -101,9 +100,8 @@ class WatchedObject:
             return self._live
 
     def close(self) -> None:
-        """End the watch; later reads are requests."""
+        """End the watch; a later read begins another one."""
         with self._lock:
-            self._closed = True
             self._stop()
 
     def _stop(self) -> None:

@@ -138,7 +138,12 @@ def _serve(address: str, port: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parent = os.getppid()
-    store = serve_store(address, port, _STORE_SECONDS)
+    try:
+        store = serve_store(address, port, _STORE_SECONDS)
+    except OSError as error:
+        # On the network of a host its pods share the port: ranks meet at the store of one of them.
+        _print_error(f"no store is served at {address}:{port}: {error}")
+        return
     while os.getppid() == parent:
         time.sleep(1.0)
     del store

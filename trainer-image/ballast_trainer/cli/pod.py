@@ -199,14 +199,17 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
     if rank == 0 and not outlives:
         store = serve_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS)
     else:
-        if rank != 0:
-            # Rank 0 tells the others of later plans.
-            channel.close()
         store = reach_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS, stop)
     shared = shared_configuration(store, plan.launch, value, is_rank_0=rank == 0)
     if shared != value:
         logger.info("the configuration has changed since rank 0 started: it trains with rank 0's")
         job = ValidatedJob.from_mapping(shared, unknown="ignore")
+
+    def store_of(plan: Plan) -> Any:
+        store = reach_store(plan.ranks[0].address, RENDEZVOUS_PORT, STORE_WAIT_SECONDS, stop)
+        shared_configuration(store, plan.launch, shared, is_rank_0=True)
+        return store
+
     # One that was killed before it met the others begins as it would have.
     again = restarts > 0 and has_entered(store, process)
     if rank == 0 and restarts and not again:
@@ -221,6 +224,7 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
             local_ranks=_count(POD_RANKS_ENV),
             joining=plan.directive is Directive.GROW and not again,
             restarts=restarts if again else 0,
+            store_of=store_of,
         ),
         channel=channel,
         reporter=JsonReporter(),
@@ -254,9 +258,8 @@ def pod() -> None:
     try:
         ranks = _count(POD_RANKS_ENV)
         restarts = _count(RANK_RESTARTS_ENV) if os.environ.get(RANK_RESTARTS_ENV) else 0
-        # Rank 0 is on the first pod as long as the gang lives.
-        serves = restarts and _required("BALLAST_POD_NAME").endswith("-0")
-        store = (_required(POD_IP_ENV), RENDEZVOUS_PORT) if serves else None
+        # Ranks meet at the store of their plan's first pod, which another one becomes where it is lost.
+        store = (_required(POD_IP_ENV), RENDEZVOUS_PORT) if restarts else None
     except ConfigurationError as error:
         os._exit(end(reason_of(error), describe(error), log=log))
     if ranks == 1 and not restarts:

@@ -5,7 +5,7 @@ they leave behind.  Where one fails, the others have some seconds to notice and 
 the pod's exit code and termination message are those of the first rank that failed by itself.
 
 Where the ranks of a gang go on in place, one that a signal kills is started again, and this process, which
-outlives it, has another one serve the store at which the gang meets.
+outlives it, has another one serve a store: the gang meets at that of its first pod.
 """
 
 import contextlib

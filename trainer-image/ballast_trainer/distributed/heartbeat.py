@@ -100,11 +100,12 @@ class RankHeartbeat:
         now, processes = self._clock(), tuple(processes)
         if self._survivors is not None and processes:
             self._survivors.enter(processes)
-            self._survivors.agreeing = False
         elif self._survivors is not None:
             self._survivors.expect(joining)
         with self._lock:
             self._seen = {name: (b"", now) for name in processes if name != self._process}
+        if self._survivors is not None and processes:
+            self._survivors.agreeing = False
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -137,20 +138,22 @@ class RankHeartbeat:
         beats = 0
         while not self._closed.wait(BEAT_SECONDS):
             beats += 1
+            gone = ""
+            silent: str | None = None
             try:
                 self._store.set(_key(self._process), f"{beats} {self._own_work()}".strip())
-                hung = self._hung()
+                silent = self._silent()
                 if self._store.check([_STACKS]):
                     self._show_stacks()
                 if self._survivors is not None:
                     self._survivors.look(self._store)
             except (dist.DistError, RuntimeError) as error:
-                # The store ends with rank 0; this rank may be ending too.
-                hung = f"rank 0's store is gone: {error}"
+                # The store ends with rank 0's pod; this rank may be ending too.
+                gone, silent = f"rank 0's store is gone: {error}", None
             self._answered = self._clock()
-            if hung and not self._closed.wait(BEAT_SECONDS):
-                self._show_stacks()
-                self._lost(hung)
+            if silent is not None:
+                gone = f"{silent} has not been heard of for {self._hang_seconds:.0f} s"
+            if gone and not self._closed.wait(BEAT_SECONDS) and self._ends(gone, silent):
                 return
 
     def _own_work(self) -> str:
@@ -191,11 +194,23 @@ class RankHeartbeat:
         while not self._closed.wait(BEAT_SECONDS):
             silent = self._clock() - self._answered
             if silent > self._hang_seconds:
-                self._show_stacks()
-                self._lost(f"rank 0's store has not answered for {silent:.0f} s")
-                return
+                said = f"rank 0's store has not answered for {silent:.0f} s"
+                if self._ends(said, None):
+                    return
 
-    def _hung(self) -> str | None:
+    def _ends(self, said: str, silent: str | None) -> bool:
+        """End the process because of a loss; False: it goes on in place, by the operator's plan."""
+        if self._survivors is not None and not self._kills:
+            if not self._survivors.noticed:
+                logger.warning("%s", said)
+            if self._survivors.notice(silent):
+                return False
+        self._show_stacks()
+        self._lost(said)
+        return True
+
+    def _silent(self) -> str | None:
+        """Another process that is not heard of any more."""
         with self._lock:
             names = list(self._seen)
         for name in names:
@@ -208,13 +223,13 @@ class RankHeartbeat:
                 if beat != last:
                     self._seen[name] = (beat, now)
                 elif now - since > self._hang_seconds:
-                    said = f"{name} has not been heard of for {now - since:.0f} s"
                     if self._survivors is not None and self._survivors.agreeing and not self._kills:
                         # It may be starting again.
                         continue
                     if self._survivors is None or not self._kills:
-                        return said
+                        return name
                     del self._seen[name]
+                    said = f"{name} has not been heard of for {now - since:.0f} s"
                     logger.error("%s: it is to be killed, and the others go on", said)
                     tell_hung(self._store, name)
         return None

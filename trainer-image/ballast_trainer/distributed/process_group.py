@@ -1,8 +1,7 @@
 """The ranks of an epoch as one process group, and the store they meet at.
 
 Every epoch of a plan has its own process group, with its own prefix in the store, so that
-ranks that leave or join never touch the others' connections.  The store lives on rank 0's pod for
-the life of a launch.
+ranks that leave or join never touch the others' connections.  The store lives on rank 0's pod.
 """
 
 import contextlib

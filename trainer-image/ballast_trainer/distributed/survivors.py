@@ -7,7 +7,8 @@ have ended.  Where one has ended by an error of its own, the others would meet i
 
 In pods a killed process is started again under its name, tells that the one before it is gone, and the others
 wait for it: all go on together, by the plan that they had.  Of a lost pod only the operator tells, by a plan
-without it.
+without it.  Each pod serves a store, and ranks meet at that of their plan's first pod: where that is lost, at
+that of the plan without it.
 """
 
 import contextlib
@@ -106,6 +107,7 @@ class Survivors:
     Attributes:
         noticed: a loss after which its connections have been ended.
         agreeing: with the others on how to go on, one of which may have to start first.
+        store_lost: the store does not answer any more.
     """
 
     def __init__(self, store: Any, process: str) -> None:
@@ -116,7 +118,17 @@ class Survivors:
         self._members: tuple[str, ...] = ()
         self._round = 1
         self._news = 0
-        self.noticed = self.agreeing = False
+        self._has_met = False
+        self.noticed = self.agreeing = self.store_lost = False
+
+    def at(self, store: Any) -> "Survivors":
+        """The same process of the same group, at another store, which this group has not met at before."""
+        other = Survivors(store, self._process)
+        with self._lock:
+            other._members, self._members = self._members, ()
+        other._has_met = True
+        store.set(_entered(self._process), "")
+        return other
 
     def enter(self, members: Sequence[str]) -> None:
         """These processes are about to form a group, or are in one."""
@@ -126,6 +138,7 @@ class Survivors:
                 self._round = undecided(self._store)
                 self._store.set(_entered(self._process), "")
             self._members = tuple(members)
+            self._has_met = True
             self._news = -1  # what came before may be of one of these
 
     def expect(self, joining: Iterable[str]) -> None:
@@ -149,6 +162,19 @@ class Survivors:
                 self.noticed = True
             else:
                 self._news = news
+
+    def notice(self, silent: str | None) -> bool:
+        """End this process's connections where another one does not answer; on another thread.
+
+        ``silent``: that process; None: it is the store. Returns False where this process was in no group yet,
+        and so cannot go on.
+        """
+        with self._lock:
+            self.store_lost |= silent is None
+            if self._members and (silent is None or (silent in self._members and not self.agreeing)):
+                CONNECTIONS.shut()
+                self.noticed = True
+            return self._has_met
 
     def _is_lost(self, store: Any) -> bool:
         keys = [self._key("begun"), _NONE_GOES_ON, *map(_gone, self._members)]
@@ -223,7 +249,8 @@ class Survivors:
         left = [p for p in self._members if not any(store.check([key(p)]) for key in (_gone, _left))]
         here = [process for process in left if store.check([self._key(f"here/{process}")])]
         old = [process for process in here if not store.check([self._key(f"new/{process}")])]
-        if old[:1] == [self._process] and (here == left or set(left) <= {*here, *left_out()}):
+        all_here = here == left or set(left) <= {*here, *left_out()}
+        if old[:1] == [self._process] and all_here:
             told = {process: store.get(self._key(f"here/{process}")).decode() for process in here}
             return str(store.compare_set(self._key("decision"), "", decide(told)).decode())
         return None

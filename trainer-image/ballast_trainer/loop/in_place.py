@@ -17,7 +17,7 @@ from ballast_trainer.channel.base import ChannelError
 from ballast_trainer.checkpoints.memory_copies import Loss, MemoryCopies
 from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.connections import CONNECTIONS
-from ballast_trainer.distributed.process_group import peer_failures
+from ballast_trainer.distributed.process_group import is_peer_failure, peer_failures
 from ballast_trainer.distributed.returning import next_epoch
 from ballast_trainer.distributed.survivors import Survivors
 from ballast_trainer.errors import ConfigurationError, PeerLost, WaitedTooLong
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _LOOK_SECONDS = 0.5
+_PLAN_SECONDS = 0.1
 _IDLE_SECONDS = 5.0
 """Without any work after its connections have ended, a thread waits in vain."""
 
@@ -40,6 +41,7 @@ class InPlace:
     Attributes:
         memory: the copies to go on from.
         survivors: this process among those that go on.
+        store: where they meet.
         model: of the newest plan that all ranks have met under; None: there was none.
         run: under that plan.
         sizes: of its layers; None: not known.
@@ -53,6 +55,7 @@ class InPlace:
         regrouped: Callable[[Plan], None] | None,
         restarts: int = 0,
         newest_plan: Callable[[], Plan | None] = lambda: None,
+        store_of: Callable[[Plan, Model], Any] | None = None,
     ) -> None:
         """Prepare.
 
@@ -64,10 +67,12 @@ class InPlace:
                 go on by the operator's plan, with those of its ranks that start again.
             restarts: how often this process was started before.
             newest_plan: reads the operator's, which leaves out pods that are lost.
+            store_of: reaches the store of a plan's first pod, and tells it what ranks read there of the job
+                and its model; None: they meet at this one alone.
         """
         self.memory, self.survivors = memory, Survivors(store, process)
-        self._store, self._process, self._regrouped = store, process, regrouped
-        self._restarts, self._newest_plan = restarts, newest_plan
+        self.store, self._process, self._regrouped = store, process, regrouped
+        self._restarts, self._newest_plan, self._store_of = restarts, newest_plan, store_of
         self.model: ModelState | None = None
         self.run: RunState | None = None
         self.sizes: LayerSizes | None = None
@@ -133,16 +138,15 @@ class InPlace:
         logger.warning("%s; the ranks that are left agree on how to go on", error)
         if run.plan.epoch > plan.epoch:
             plan = run.plan
+        # In pods they may have failed to meet under ``plan``.
+        before = plan if self._regrouped is not None else run.plan
         CONNECTIONS.shut()
         with contextlib.suppress(RuntimeError):
             model.world.leave()
         smaller = _SmallerPlan(plan, self._newest_plan)
         with peer_failures():
-            text = self.survivors.agree(
-                self._told(),
-                lambda left: self._decide(model, smaller.without(left), left, plan),
-                # Of ranks that no operator plans for their parent tells who is gone.
-                smaller.left_out if self._regrouped is None else tuple,
+            text = self._agree(
+                plan, smaller, lambda left: self._decide(model, smaller.without(left), left, before)
             )
         chosen = self._follow(json.loads(text), noticed, error)
         model.release()
@@ -152,6 +156,38 @@ class InPlace:
             except ChannelError as error_of_channel:
                 logger.warning("the plan of the ranks that are left is not told: %s", error_of_channel)
         return chosen
+
+    def _agree(self, plan: Plan, smaller: "_SmallerPlan", decide: Callable[[Mapping[str, str]], str]) -> str:
+        """How the ranks that are left go on; they meet at another store if the present one was lost."""
+        if self._regrouped is not None:
+            # Their parent tells who is gone.
+            return self.survivors.agree(self._told(), decide)
+        own = next(rank.pod for rank in plan.ranks if rank.process == self._process)
+        host = plan.ranks[0].pod
+
+        def left_out() -> Collection[str]:
+            gone = smaller.left_out()
+            if smaller.first_pod != host:
+                raise _AnotherStore
+            return gone
+
+        while True:
+            try:
+                if not self.survivors.store_lost:
+                    return self.survivors.agree(self._told(), decide, left_out)
+            except _AnotherStore:
+                pass
+            except (RuntimeError, ConnectionError) as error:
+                if not is_peer_failure(error):
+                    raise
+            if self._store_of is None or own == host:
+                raise PeerLost(f"the store of {host}, at which the ranks meet, is gone")
+            logger.warning("%s is lost, and its store: the others meet at another one", host)
+            while smaller.first_pod == host:
+                time.sleep(_PLAN_SECONDS)
+                smaller.left_out()
+            self.store = self._store_of(smaller.newest, self.definition)
+            self.survivors, host = self.survivors.at(self.store), smaller.first_pod
 
     def come_back(self, plan: Plan) -> Plan:
         """The plan by which the others go on with this rank, which was killed and has started again.
@@ -236,7 +272,7 @@ class InPlace:
         moments = (zip(of["copies"], of["moments"], strict=True) for of in told.values())
         chosen = plan.replace(
             # A change of shape may have been under way; in pods only the operator gives out epochs.
-            epoch=plan.epoch if self._regrouped is None else next_epoch(self._store, plan.epoch + 1),
+            epoch=plan.epoch if self._regrouped is None else next_epoch(self.store, plan.epoch + 1),
             directive=Directive.RUN,
             ranks=tuple(by_process[process].replace(rank=rank) for rank, process in enumerate(kept)),
             stages=stages,
@@ -254,32 +290,45 @@ class InPlace:
         )
 
 
+class _AnotherStore(Exception):  # noqa: N818 - no error
+    """The operator's plan has another first pod, at whose store the ranks that are left meet."""
+
+
 class _SmallerPlan:
-    """The operator's plan without the pods that are lost, read while the others wait for these."""
+    """The operator's plan without the pods that are lost, read while the others wait for these.
+
+    Attributes:
+        newest: that was read.
+    """
 
     def __init__(self, plan: Plan, newest: Callable[[], Plan | None]) -> None:
-        self._plan = self._known = plan
-        self._newest, self._at = newest, -_LOOK_SECONDS
+        self._plan = self.newest = plan
+        self._read, self._at = newest, -_LOOK_SECONDS
 
     def left_out(self) -> set[str]:
         """The ranks that a newer plan has no more."""
         if time.monotonic() - self._at >= _LOOK_SECONDS:
             self._at = time.monotonic()
             try:
-                newest = self._newest()
+                newest = self._read()
             except ChannelError as error:
                 logger.warning("channel: %s; trying again", error)
                 newest = None
             named = set() if newest is None else {rank.process for rank in newest.ranks}
-            if newest is not None and newest.epoch > self._known.epoch and named < self._processes:
+            if newest is not None and newest.epoch > self.newest.epoch and named < self._processes:
                 # One that stops them is followed as soon as they train.
                 stops = newest.directive is Directive.CHECKPOINT_AND_STOP
-                self._known = newest.replace(epoch=newest.epoch - stops)
-        return self._processes - {rank.process for rank in self._known.ranks}
+                self.newest = newest.replace(epoch=newest.epoch - stops)
+        return self._processes - {rank.process for rank in self.newest.ranks}
+
+    @property
+    def first_pod(self) -> str:
+        """Of the newest plan that was read."""
+        return self.newest.ranks[0].pod
 
     def without(self, left: Collection[str]) -> Plan:
         """The one before, if all its ranks are left, else the newest that was read."""
-        return self._plan if self._processes <= set(left) else self._known
+        return self._plan if self._processes <= set(left) else self.newest
 
     @property
     def _processes(self) -> set[str]:

@@ -75,6 +75,8 @@ class PlanFollower:
         if self._progress.channel is None:
             return 0
         plan, world = self._progress.channel.plan(), self._model.world
+        if self._takes_for_lost(plan):
+            return self._run.plan.epoch
         if plan.directive is Directive.GROW:
             waits = plan.epoch == self._unanswered[0] and monotonic() < self._unanswered[1]
             if waits or not new_ranks_ready(world, plan):
@@ -87,6 +89,8 @@ class PlanFollower:
         if channel is None:
             return None
         plan = channel.plan()
+        if self._takes_for_lost(plan):
+            return None
         if plan.directive is not Directive.GROW or not self.is_news(plan.epoch):
             return plan
         if call_new_ranks(world, plan, replaced=lambda: channel.plan() != plan):
@@ -94,6 +98,11 @@ class PlanFollower:
         logger.warning("plan %d waits: not all of its new ranks answer", plan.epoch)
         self._unanswered = plan.epoch, monotonic() + ANSWER_SECONDS
         return None
+
+    def _takes_for_lost(self, plan: Plan) -> bool:
+        """Whether a plan takes rank 0 for lost: the others follow it as soon as they miss it."""
+        first = self._model.world.processes[0]
+        return plan.launch == self._run.plan.launch and plan.rank_of(first) is None
 
     def is_news(self, epoch: int) -> bool:
         """Whether the plan of ``epoch`` has yet to be followed."""

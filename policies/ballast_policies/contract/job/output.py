@@ -51,8 +51,8 @@ class CheckpointConfig(Settings):
     in_memory_every_steps: int = Field(0, ge=0, le=2**31 - 1)
     """Steps between two copies of each rank's state in the memory of the next one; 0: none. With them the
     ranks that are left after a loss keep their processes and go on from the newest copy. In a TrainingJob a
-    killed rank starts again in its pod; a gang that may be smaller goes on without a lost pod, unless it is
-    the first. Refused under torchrun, on NCCL."""
+    killed rank starts again in its pod; a gang that may be smaller goes on without a lost pod. Refused under
+    torchrun, on NCCL."""
 
     @property
     def steps(self) -> int:
