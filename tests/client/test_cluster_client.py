@@ -92,6 +92,25 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.parametrize("command", ["top", "cost", "whatif"])
+@pytest.mark.parametrize(
+    ("status", "message", "fix"),
+    [
+        (401, "Unauthorized", "log in again"),
+        (403, 'User "u" cannot list resource "trainingjobs"', "ask for the right"),
+        (404, "the server could not find the requested resource", "install Ballast's custom"),
+        (503, "apiserver is shutting down", "give --kubeconfig"),
+    ],
+)
+def test_what_the_operators_own_client_is_refused_is_told_with_what_to_do(
+    answers, command, status, message, fix
+):
+    """As the client library says it."""
+    where = answers(json.dumps({"kind": "Status", "message": message}).encode(), status)
+    once = ("--once",) if command == "top" else ()
+    assert f"To fix: {fix}" in refused(command, "--kubeconfig", where, *once)
+
+
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
 def test_without_a_cluster_each_command_says_so(words, tmp_path, monkeypatch):
     """No kubeconfig, one that is none, and a server that does not answer."""

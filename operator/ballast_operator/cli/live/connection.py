@@ -41,7 +41,7 @@ def cluster_errors() -> Iterator[None]:
     from ballast.client import BallastError
     from kubernetes.aio.config import ConfigException
 
-    from ballast_operator.errors import OperatorError
+    from ballast_operator.errors import Forbidden, NotFound, OperatorError
 
     try:
         yield
@@ -51,4 +51,11 @@ def cluster_errors() -> Iterator[None]:
         fix = "give --kubeconfig, or set KUBECONFIG; `ballast up` starts a cluster here and prints its file"
         raise click.ClickException(f"{error}. To fix: {fix}") from error
     except OperatorError as error:
-        raise click.ClickException(f"{error}. To fix: give --kubeconfig, or check the connection") from error
+        fix = "give --kubeconfig, or check the connection"
+        if isinstance(error, Forbidden):
+            fix = "ask for the right, or name a namespace where you have it"
+        elif isinstance(error, NotFound):
+            fix = "install Ballast's custom resource definitions (`ballast crds`)"
+        elif "HTTP 401" in str(error):
+            fix = "log in again, or give another kubeconfig"
+        raise click.ClickException(printable(f"{error}. To fix: {fix}")) from error
