@@ -9,6 +9,7 @@ from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.seeding import host_seeded
 from ballast_trainer.tensor_parallel.layers import split_layer
 
+from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
 from tests.support.one_process import train_here
@@ -19,16 +20,15 @@ from tests.trainer.tensor_parallel.ranks import on_ranks
 pytestmark = pytest.mark.slow
 pytest.importorskip("transformers")
 
-CUT = ("mistral", "qwen3", "gpt_neox", "phi3", "gemma2", "mixtral with its routers' loss", "deepseek_v3")
-"""Grouped queries, norms of heads, fused matrices, biases, gathered columns, experts, latent heads."""
+MIXTURE = "mixtral with its routers' loss"
 
 
-def curves(world):
+def curves(world, names):
     """Five steps of each family on a tensor group, and of the whole model; bytes of parameters of both."""
     from ballast_trainer.models.hugging_face import from_config
 
     found = {}
-    for name in CUT:
+    for name in names:
         with host_seeded(0):
             model = from_config(**families.arguments(name))
         for cut in (True, False):
@@ -50,22 +50,30 @@ def curves(world):
 
 
 @pytest.mark.processes
-def test_families_that_are_cut_learn_as_in_one_process():
-    """To 1e-5, on each of two ranks; a layer's parameters take little more than half of the memory there."""
-    for found in on_ranks(curves, 2):
-        for name in CUT:
+@pytest.mark.parametrize(
+    "names",
+    first_daily([["qwen3", "phi3", MIXTURE], ["mistral", "gpt_neox"], ["gemma2", "deepseek_v3"]]),
+    ids=" ".join,
+)
+def test_families_that_are_cut_learn_as_in_one_process(names):
+    """To 1e-5, on each of two ranks; a layer's parameters take little more than half of the memory there.
+
+    Grouped queries, norms of heads, gathered columns, experts; fused matrices, biases, latent heads.
+    """
+    for found in on_ranks(curves, 2, names):
+        for name in names:
             (losses, part), (expected, whole) = found[name, True], found[name, False]
             assert_same_curve(dict(enumerate(losses)), dict(enumerate(expected)))
             assert part < 0.7 * whole, name
 
 
 @pytest.mark.processes
-def test_layers_that_are_cut_move_and_continue_whole_from_a_checkpoint(gang, tmp_path):
+@pytest.mark.parametrize("name", first_daily([MIXTURE, "qwen3", "gpt_neox", "phi3", "gemma2"]))
+def test_layers_that_are_cut_move_and_continue_whole_from_a_checkpoint(gang, tmp_path, name):
     """Pipeline 2 x tensor 2, a move, then one process: the curve, and the exported weights, of one process.
 
-    With experts, whose router's figures travel between stages, grouped queries and tied embeddings.
+    Embeddings are tied, and figures of routers travel between stages.
     """
-    name = "mixtral with its routers' loss"
     config = job(name, totalSteps=6, pipeline={"microbatches": 2, "globalBatchSize": 4})
     config["model"]["args"] |= {"tie_word_embeddings": True}
     config["export"] = {"path": str(tmp_path / "alone.safetensors"), "format": "safetensors"}
