@@ -1,11 +1,11 @@
 """``completion-time``: the shortest average completion time of elastic jobs whose lengths are known.
 
-A choice maximises the sum over the jobs of weight x speed.  A job's weight is what its progress is worth to
-the total completion time.  It follows heSRPT, which is optimal for jobs that k GPUs speed up by k^p: the k-th
-longest of the jobs has the weight (k^q - (k - 1)^q)^(1/q) with q = 1 / (1 - p), so that short jobs come first
-and long ones keep a part (Berg, Vesilo, Harchol-Balter, heSRPT: Parallel scheduling to minimize mean
-slowdown, 2020).  Speeds of unlike jobs are compared in units between their fastest and their most efficient
-use of the cluster.
+A choice maximises the sum over the jobs of worth x speed. A job's worth is what its progress is worth to
+the total completion time, of which each job's counts by its weight. It follows heSRPT, which is optimal for
+jobs that k GPUs speed up by k^p: with W_k the weights of the k longest jobs (for their weight), the k-th is
+worth (W_k^q - W_(k-1)^q)^(1/q), q = 1 / (1 - p), so that short jobs come first and long ones keep a part
+(Berg, Vesilo, Harchol-Balter, heSRPT: Parallel scheduling to minimize mean slowdown, 2020). Speeds of
+unlike jobs are compared in units between their fastest and their most efficient use of the cluster.
 
 What a restart costs is not known in advance: it depends on how long the new configuration will last.  So a
 few choices with other exponents and stays are tried: the jobs in the system are run to their end for each (a
@@ -99,7 +99,7 @@ class CompletionTime:
             for state in jobs
         ]
         left = [state.remaining / unit for state, unit in zip(jobs, own, strict=True)]
-        weights = hesrpt_weights(left, preference.exponent)
+        weights = hesrpt_weights(left, [state.job.weight for state in jobs], preference.exponent)
         options = [
             _options(state, weight / unit, preference)
             for state, weight, unit in zip(jobs, weights, own, strict=True)
@@ -141,21 +141,22 @@ class CompletionTime:
         return total
 
 
-def hesrpt_weights(left: Sequence[float], exponent: float) -> list[float]:
-    """What each job's progress is worth, by its rank among the times left (heSRPT).
+def hesrpt_weights(left: Sequence[float], weights: Sequence[float], exponent: float) -> list[float]:
+    """What each job's progress is worth, by its rank among the times left for its weight (heSRPT).
 
     Args:
         left: s, of each job at its unit of speed.
+        weights: of the jobs, as the completion time of each counts.
         exponent: p; k GPUs speed a job up by k^p.
     """
     power = 1.0 / (1.0 - exponent)
-    weights = [0.0] * len(left)
-    for rank, i in enumerate(sorted(range(len(left)), key=lambda i: -left[i]), start=1):
-        # k^q - (k - 1)^q without cancellation
-        weights[i] = (
-            rank * (-math.expm1(power * math.log1p(-1.0 / rank))) ** (1.0 / power) if rank > 1 else 1.0
-        )
-    return weights
+    worth, above = [0.0] * len(left), 0.0
+    for i in sorted(range(len(left)), key=lambda i: -left[i] / weights[i]):
+        own, above = weights[i], above + weights[i]
+        # above^q - (above - own)^q without cancellation
+        part = -math.expm1(power * math.log1p(-own / above)) if own < above else 1.0
+        worth[i] = above * part ** (1.0 / power)
+    return worth
 
 
 def unit_of_speed(job: ElasticJob, cluster: ElasticCluster) -> float:
@@ -175,7 +176,7 @@ def _options(state: JobState, weight: float, preference: Preference) -> list[Opt
     job = state.job
     options = []
     for configuration in state.held_to or job.configurations:
-        worth = job.weight * weight * configuration.throughput
+        worth = weight * configuration.throughput
         if configuration == state.current:
             worth *= 1 + preference.keep
         else:

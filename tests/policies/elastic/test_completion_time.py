@@ -1,8 +1,15 @@
 """Weights and units of ``completion-time``."""
 
+import dataclasses
+
 import pytest
 from ballast_policies.configuration import Configuration
-from ballast_policies.elastic.completion_time import CompletionTime, hesrpt_weights, unit_of_speed
+from ballast_policies.elastic.completion_time import (
+    BASE,
+    CompletionTime,
+    hesrpt_weights,
+    unit_of_speed,
+)
 from ballast_policies.elastic.job import ElasticCluster, ElasticJob, JobState
 
 GPUS = 100
@@ -23,7 +30,7 @@ def job(name: str, work: float, exponent: float) -> JobState:
 def test_hesrpt_gives_the_kth_longest_job_the_papers_part():
     """The k-th longest of m jobs gets (k/m)^q - ((k-1)/m)^q of the GPUs, whatever their lengths (q = 2)."""
     states = [job(name, work, 0.5) for name, work in (("a", 9000.0), ("b", 100_000.0), ("c", 40_000.0))]
-    weights = hesrpt_weights([state.remaining for state in states], 0.5)
+    weights = hesrpt_weights([state.remaining for state in states], [1.0] * 3, 0.5)
     parts = [weight**2 / sum(each**2 for each in weights) for weight in weights]
     assert parts == pytest.approx([5 / 9, 1 / 9, 3 / 9])
 
@@ -39,10 +46,26 @@ def test_the_shortest_of_like_jobs_has_the_largest_part(exponent):
     assert min(sizes) >= 1
 
 
+@pytest.mark.parametrize(
+    ("works", "weights", "first"), [((9e3, 9e3), (1.5, 1.0), 0), ((1e3, 1e5), (1.0, 3.0), 0)]
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_shorter_for_its_weight_of_two_jobs_has_the_only_gpu(works, weights, first, order):
+    """1.5 x 9,000 s + 18,000 s is less than the other way around; so is 1,000 s + 3 x 101,000 s."""
+    states = []
+    for name, (work, weight) in enumerate(zip(works, weights, strict=True)):
+        state = job(str(name), work, 0.5)
+        alone = dataclasses.replace(state.job, weight=weight, configurations=state.job.configurations[:1])
+        states.append(dataclasses.replace(state, job=alone))
+    one = ElasticCluster(nodes={"v100": 1}, gpus_per_node={"v100": 1})
+    chosen = CompletionTime(cluster=one, round_seconds=60.0).choice(states[::order], BASE)
+    assert chosen[::order][first] is not None
+
+
 def test_one_job_has_the_weight_one_and_many_have_no_cancellation():
     """k^q - (k-1)^q for large k and q."""
-    assert hesrpt_weights([5.0], 0.9) == [1.0]
-    weights = hesrpt_weights([float(i + 1) for i in range(10_000)], 0.99)
+    assert hesrpt_weights([5.0], [1.0], 0.9) == [1.0]
+    weights = hesrpt_weights([float(i + 1) for i in range(10_000)], [1.0] * 10_000, 0.99)
     assert all(0 < weight <= 10_000.5 for weight in weights)
     assert sorted(weights, reverse=True) == weights
 

@@ -41,12 +41,14 @@ def objective(instance: Instance, x: np.ndarray) -> float:
     cluster = _cluster(instance)
     units = [unit_of_speed(state.job, cluster) for state in states]
     worth = hesrpt_weights(
-        [state.remaining / unit for state, unit in zip(states, units, strict=True)], BASE.exponent
+        [state.remaining / unit for state, unit in zip(states, units, strict=True)],
+        [state.job.weight for state in states],
+        BASE.exponent,
     )
     speed = instance.throughput(x)
     return float(
         sum(
-            state.job.weight * value / unit * speed[int(state.job.name)]
+            value / unit * speed[int(state.job.name)]
             for state, value, unit in zip(states, worth, units, strict=True)
         )
     )
