@@ -299,9 +299,13 @@ def _save(model: Any, saved: Any, found: Mapping[str, torch.Tensor], path: Path)
             "in dynamics has added or cut them. To fix: safetensors or torch"
         )
         raise ConfigurationError("export.format", reason)
-    # The model's own weights may have no memory.
+    # The model's own weights may have no memory. What is one parameter under several names stays one: in an
+    # adapter's wrapper transformers cannot tie it.
+    ones: dict[int, nn.Parameter] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        one = nn.Parameter(found[name], requires_grad=parameter.requires_grad)
+        found = {**found, name: ones.setdefault(id(parameter), one)}
     model.load_state_dict(found, assign=True)
-    model.tie_weights()
     saved.save_pretrained(path)
     # A card of the model, for the hub.
     (path / "README.md").unlink(missing_ok=True)
