@@ -23,7 +23,7 @@ from ballast_trainer.seeding import mixed_key
 from torch import nn
 
 from tests.support.waiting import eventually
-from tests.trainer.layers.trained_layers import CPU, all_layers, one_stage
+from tests.trainer.layers.trained_layers import CPU, all_layers, builder_of_one_stage, one_stage
 
 
 def layer_set(seed=0):
@@ -269,6 +269,25 @@ def test_a_loss_from_which_no_backward_begins_is_refused(loss, reason):
     batch = torch.ones(4, 3), torch.ones(4, 3)
     with pytest.raises(TypeError, match=reason):
         one_stage(model, all_layers(model), 2).run(lambda: batch)
+
+
+class Counting(nn.Linear):
+    seen: int = 0
+
+    def forward(self, value):
+        self.seen += 1
+        return super().forward(value) * self.seen
+
+
+def test_a_trial_leaves_what_a_layer_counts_and_tells_that_it_does_not_travel(caplog):
+    """A count outside of buffers: the first step begins where it would without a trial."""
+    module = Counting(3, 3)
+    module.seen = 5
+    model = Model.from_layers([module], loss=nn.functional.mse_loss)
+    layers = all_layers(model)
+    builder_of_one_stage(model, layers, 2).probe_partition((torch.ones(4, 3), torch.ones(4, 3)))
+    assert layers[0].module.seen == 5
+    assert "Counting.seen changes in a forward" in caplog.text
 
 
 @pytest.mark.parametrize("before", [None, torch.zeros(2)], ids=["made", "same"])

@@ -37,6 +37,11 @@ def saved_layers(config):
 
 def one_stage(model, layers, microbatches, meter=None, **more):
     """The pipeline of a rank that holds all layers."""
+    return builder_of_one_stage(model, layers, microbatches, meter, **more).build(())
+
+
+def builder_of_one_stage(model, layers, microbatches, meter=None, **more):
+    """What builds it, or tries it."""
     return PipelineBuilder(
         stages=(Stage(rank=0, first_layer=0, end_layer=model.layer_count),),
         schedule=ScheduleRequest(name="1F1B", ranks=1, microbatches=microbatches),
@@ -45,7 +50,7 @@ def one_stage(model, layers, microbatches, meter=None, **more):
         meter=meter or Meter(model.layer_count, CPU, None),
         loss=model.loss,
         **more,
-    ).build(())
+    )
 
 
 def trained_layers(config, *, seed=3):

@@ -175,28 +175,48 @@ _STATE = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 @contextlib.contextmanager
+def attributes_back(modules: Iterable[nn.Module]) -> Iterator[Callable[[], list[tuple[nn.Module, str]]]]:
+    """Attributes come back where they were replaced, e.g. what a layer has counted in its newest forward.
+
+    An object that was changed in place stays changed.
+
+    Yields:
+        Which modules have changed a whole number so far, and its name.
+    """
+    kept = [(part, {k: v for k, v in vars(part).items() if k not in _STATE}) for part in modules]
+
+    def counted() -> list[tuple[nn.Module, str]]:
+        return [
+            (part, name)
+            for part, attributes in kept
+            for name, value in attributes.items()
+            if type(value) is int and vars(part).get(name) != value
+        ]
+
+    try:
+        yield counted
+    finally:
+        for part, attributes in kept:
+            for name in vars(part).keys() - attributes.keys() - _STATE:
+                del vars(part)[name]
+            vars(part).update(attributes)
+
+
+@contextlib.contextmanager
 def evaluating(modules: Iterable[nn.Module], device: torch.device) -> Iterator[None]:
     """The modules in evaluation mode, without gradients; buffers, attributes and generators come back.
-
-    Attributes come back where they were replaced, e.g. what a layer has counted in its newest forward; an
-    object that was changed in place stays changed.
 
     Args:
         modules: layers.
         device: whose generator comes back, too.
     """
     whole = [part for module in modules for part in module.modules()]
-    kept = [(part, {k: v for k, v in vars(part).items() if k not in _STATE}) for part in whole]
     of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    with host_seeded(), in_place(copies_of(whole)), torch.no_grad():
+    with host_seeded(), in_place(copies_of(whole)), attributes_back(whole), torch.no_grad():
         try:
             for part in whole:
                 part.training = False
             yield
         finally:
-            for part, attributes in kept:
-                for name in vars(part).keys() - attributes.keys() - _STATE:
-                    del vars(part)[name]
-                vars(part).update(attributes)
             if of_device is not None:
                 torch.cuda.set_rng_state(of_device, device)
