@@ -251,34 +251,42 @@ def _decided_on(caches: "Caches", item: "Object") -> LiveCluster:
     """What the operator would decide on under the ClusterPolicy ``item``."""
     from ballast_policies.allocation.problem import ProblemError
 
+    from ballast_operator.allocator.costs.bill import pool_infos
     from ballast_operator.allocator.costs.price_feeds import saved_prices, with_prices
+    from ballast_operator.allocator.decider import Decider
     from ballast_operator.allocator.problem.capacity import in_todays_pools
-    from ballast_operator.allocator.problem.snapshot import Observed, take_snapshot
-    from ballast_operator.allocator.problem.throughput import Measurements
+    from ballast_operator.allocator.problem.snapshot import Observed
     from ballast_operator.api.read import InvalidObject, read_cluster_policy
-    from ballast_operator.kube.kinds import POD, job_id
+    from ballast_operator.kube.kinds import POD, Key, job_id
+    from ballast_operator.metrics import Metrics
     from ballast_operator.observation.observer import Observer
 
     try:
         policy = read_cluster_policy({**item, "status": {}})
     except InvalidObject as error:
         raise ProblemError(f"ClusterPolicy {item['metadata']['name']} cannot be used: {error}") from error
-    policy = with_prices(policy, saved_prices(item.get("status")))
-    observer, measurements = Observer(caches), Measurements()
-    now = datetime.datetime.now(datetime.UTC)
-    jobs = in_todays_pools(observer.jobs(), policy, observer.nodes())
-    for view in jobs:
-        measurements.record(view)
+    status = item.get("status")
+    policy = with_prices(policy, saved_prices(status))
+    observer, decider, now = Observer(caches), Decider(Metrics()), datetime.datetime.now(datetime.UTC)
+    nodes, faults = observer.nodes(), dict[Key, Exception]()
+    jobs = in_todays_pools(observer.jobs(), policy, nodes, faults)
+    pools = pool_infos(policy.spec.node_pools, {}, status, at=now)
     seen = Observed(
-        now=now, nodes=observer.nodes(), pods=list(caches[POD]), jobs=jobs, measurements=measurements
+        now=now,
+        nodes=nodes,
+        pods=caches[POD].of_no_job(),
+        jobs=jobs,
+        measurements=decider.measurements,
+        spent=decider.look(policy, jobs, seen=[], started=now, item=item, pools=pools),
+        regions={name: info.region for name, info in pools.items()},
     )
-    snapshot = take_snapshot(policy.spec, seen)
+    snapshot = decider.build_problem(policy, seen, item=item, left_out=faults).snapshot
     resizable = {
         job_id(view.key)
         for view in jobs
         if view.spec is not None and view.spec.grow and not view.spec.is_script
     }
-    twin = (item.get("status") or {}).get("twin")
+    twin = (status or {}).get("twin")
     return LiveCluster(at=now, policy=policy, snapshot=snapshot, resizable=frozenset(resizable), twin=twin)
 
 

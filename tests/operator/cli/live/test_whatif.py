@@ -86,6 +86,25 @@ def test_the_problem_is_the_operators_with_the_pools_prices():
     assert notes == ()
 
 
+def test_what_the_operator_knows_of_budgets_and_spot_pools_is_decided_on_too():
+    """A team that has spent its budget has no part in it; preemptions and start-up times count."""
+    found = cluster()
+    (item,) = found._objects[POLICY]
+    at = "2026-11-27T12:00:00Z"
+    item["spec"] = {**item["spec"], "budgets": {"audio": {"amount": 10.0}}}
+    hazard = {"pool": "p100-spot", "nodeHours": 4.0, "preemptions": 3, "perHour": 0.7}
+    teams = [{"team": "audio", "since": at, "cost": 12.0, "deletedJobsCost": 12.0}]
+    item["status"] = {"billAt": at, "hazard": [hazard], "teams": teams}
+    recurrent = next(job for job in found._objects[JOB] if job["metadata"]["name"] == "recurrent")
+    recurrent["spec"] = {**recurrent["spec"], "entity": "audio"}
+    snapshot = asyncio.run(read_cluster(found)).snapshot
+    assert {job.name for job in snapshot.jobs} == {"default/transformer", "default/recommender"}
+    assert snapshot.preempted["p100-spot"].preemptions == 3
+    prices = {pool.pool: pool.price for pool in snapshot.useful_prices}
+    assert prices["p100-spot"] > 0.43 and prices["p100"] == 1.46
+    assert snapshot.start_seconds["p100-spot"] > 0
+
+
 def test_a_changed_policy_says_what_the_next_round_would_do():
     """Each field and job that differs; the same policy changes nothing."""
     found = cluster()
