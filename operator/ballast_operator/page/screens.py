@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import yaml
+from ballast_policies.gpus.shared import one_for_each_gpu
 
 from ballast_operator.api.conditions import JobState
 from ballast_operator.api.policy_conditions import NO_POLICY
@@ -19,7 +20,7 @@ from ballast_operator.kube.kinds import JOB, POD, POLICY, Key, Object, key_of
 from ballast_operator.page import pictures
 from ballast_operator.report.costs import Costs, costs
 from ballast_operator.report.explanation import Explanation, explanation
-from ballast_operator.report.held import held_parts
+from ballast_operator.report.held import held_parts, paid_parts, shared_node
 from ballast_operator.report.overview import JobLine, Overview, overview
 
 PAGE_ROWS, POOL_JOBS, MOST_OPTIONS, MOST_CHANGES = 100, 12, 500, 200
@@ -169,9 +170,11 @@ def cluster(view: View, window: str) -> dict[str, Any]:
 
 def _pools(view: View) -> list[PoolRow]:
     trains, held = Counter[str](), Counter[str]()
-    for job in view.seen.jobs.values():  # of all namespaces: the numbers of the pool, without names
-        status: Any = job.get("status") or {}
-        for part in held_parts(status.get("allocation") or {}):
+    # Of all namespaces: numbers without names. Of two jobs on one GPU, one that trains counts.
+    statuses: list[Any] = [job.get("status") or {} for job in view.seen.jobs.values()]
+    statuses.sort(key=lambda status: status.get("state") not in TRAINS)
+    for status in one_for_each_gpu(statuses, lambda status: shared_node(status.get("allocation") or {})):
+        for part in paid_parts(status.get("allocation") or {}):
             held[part.pool] += part.gpus
             trains[part.pool] += part.gpus if status.get("state") in TRAINS else 0
     rows = []

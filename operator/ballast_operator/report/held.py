@@ -45,6 +45,12 @@ def partner(allocation: Mapping[str, Any]) -> str:
     return str((allocation.get("sharedGpu") or {}).get("partner", ""))
 
 
+def shared_node(allocation: Mapping[str, Any]) -> str:
+    """The node of the GPU that it shares, or may share; empty: its GPUs are its own."""
+    nodes = allocation.get("nodes") or ("",)
+    return "" if allocation.get("sharedGpu") is None else str(nodes[0])
+
+
 def with_nodes(why: str, consolidated: Object | None) -> str:
     """Why a gang runs where it runs, with its condition ``Consolidated`` if it is spread."""
     if consolidated is None or consolidated.get("status") != "False":

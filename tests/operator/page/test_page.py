@@ -9,6 +9,7 @@ import pytest
 from aiohttp import CookieJar
 from aiohttp.test_utils import TestClient, TestServer
 from ballast_operator import listening
+from ballast_operator.api.job_allocation import coming_node
 from ballast_operator.page.server import COOKIE, HEADERS, serving
 
 from tests.operator.page.world import HOSTILE, Everybody, World, runs, time_of, waits
@@ -147,6 +148,21 @@ async def test_the_cluster_shows_pools_prices_hazard_and_who_ran_where():
     assert "v100 4 16 2 4 10" in words  # three of `slow` are held by pods of jobs that are gone
     assert "3 jobs: 1 Waiting , 1 Starting , 1 Running . Waiting: 1 WaitingForCapacity" in words
     assert "team/one: 2 GPUs of fast, launch 1, 10 min" in html
+
+
+async def test_two_jobs_on_one_gpu_take_one_and_a_node_to_come_takes_none():
+    """Of the GPUs that there are; the job that trains there counts, not the one that ends."""
+    world = World()
+    world.policy(held=1)
+    for name, state in (("ends", "Stopping"), ("trains", "Running")):
+        status = {**runs(gpus=1), "state": state}
+        status["allocation"]["sharedGpu"] = {"partner": "team/other"}
+        world.job("team", name, status)
+    grows = {**runs(gpus=2), "state": "Starting"}
+    grows["allocation"]["nodes"] = [coming_node("fast", 0), coming_node("fast", 1)]
+    world.job("team", "grows", grows)
+    async with looked_at(world) as client:
+        assert "fast v100 , spot 2 8 1 0 7 training: 12.5 %" in plain(await text_of(client, "/"))
 
 
 async def test_jobs_are_filtered_and_paged():
