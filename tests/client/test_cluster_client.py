@@ -369,8 +369,8 @@ def test_a_log_is_followed_through_lost_connections_and_outages(monkeypatch):
     """Also where nothing was written between two of them, as behind a proxy that ends what is idle."""
     monkeypatch.setattr("ballast.client.logs._LOOK_SECONDS", 0.01)
     monkeypatch.setattr("ballast.client.logs._TOGETHER_SECONDS", 0.0)
-    first, second = b"2026-01-01T00:00:01Z one", b"2026-01-01T00:00:02Z two"
-    reads = iter([[], [first], [], [first], [first, second, None]])
+    one, two, three = (f"2026-01-01T00:00:0{at}Z {at}".encode() for at in ("1", "1.5", "2"))
+    reads = iter([[], [one, two], [], [one], [one, two, three, None]])
     asked = []
     pod = {
         "metadata": {"namespace": "n", "name": "p", "uid": "u", "labels": {}},
@@ -403,8 +403,8 @@ def test_a_log_is_followed_through_lost_connections_and_outages(monkeypatch):
 
         return [line.text async for line in Follower(connection, "n", "j", None).lines(ended, None)]
 
-    assert asyncio.run(read()) == ["one", "two"]
-    assert asked == [None, None, *["2026-01-01T00:00:01.000000000Z"] * 3]
+    assert asyncio.run(read()) == ["1", "1.5", "2"]
+    assert asked == [None, None, *["2026-01-01T00:00:01.500000000Z"] * 3]
 
 
 def test_importing_the_client_brings_no_operator():

@@ -113,7 +113,8 @@ class Pod:
         self.read_any = True
         if self.timed and (found := _TIME.match(data)):
             fraction = (found[2] or b"").ljust(9, b"0")
-            self.time = f"{found[1].decode()}.{fraction.decode()}{found[3].decode()}"
+            # What is read once more, of the last one's second, does not lead back.
+            self.time = max(self.time, f"{found[1].decode()}.{fraction.decode()}{found[3].decode()}")
             data = data[found.end() :]
         text = data.decode(errors="replace").rstrip("\r")
         if step := _STEP.search(text):
