@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 MOST_CONNECTIONS, LOOK_SECONDS = 500, 1.0
-"""Of one address; how often they are counted. Each is one of the files that the process may open."""
+"""At one address, and seconds between two counts. Each is one of the files that the process may open."""
 
 
 async def listen(application: web.Application, host: str, port: int) -> tuple[web.AppRunner, int]:
     """Serve at ``host``; empty: at every address, of IPv4 and, where the machine has it, of IPv6.
 
-    Of very many connections the oldest are closed, e.g. those of who begins requests and never ends them.
+    Beyond ``MOST_CONNECTIONS`` the oldest are closed, e.g. of clients that never end their requests.
 
     Returns:
         The runner, to clean up, and the port: a free one where ``port`` is 0.

@@ -308,8 +308,10 @@ def gpus_elsewhere(template: Mapping[str, Any], gpu_resources: Sequence[str], gp
     return ""
 
 
-def changed(wanted: Mapping[str, Any], made: Mapping[str, Any], gpu_resources: Sequence[str]) -> str:
-    """By what the API server's pod takes other GPUs than it was sent for; empty: it does not.
+def changed_by_admission(
+    wanted: Mapping[str, Any], made: Mapping[str, Any], gpu_resources: Sequence[str]
+) -> str:
+    """How admission lets the pod take other GPUs than it was sent with; empty: it does not.
 
     A pod that a webhook lets onto other nodes takes GPUs there that another gang is given.
     A LimitRange gives its default to each container that does not name the resource; a webhook may add a

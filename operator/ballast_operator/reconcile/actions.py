@@ -9,7 +9,7 @@ from typing import Any
 from ballast_policies.contract import Plan, plan_config_map_name
 
 from ballast_operator.desired.owned import plan_object
-from ballast_operator.desired.pod import changed
+from ballast_operator.desired.pod import changed_by_admission
 from ballast_operator.errors import Conflict, NotAllowed
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
@@ -95,7 +95,7 @@ async def carry_out(cluster: Cluster, caches: Caches, view: JobView, action: Act
         case CreatePod(body, gpu_resource):
             made = await _create(cluster, caches, POD, body)
             logger.info("pod created job=%s/%s pod=%s", *view.key, body["metadata"]["name"])
-            if problem := changed(body, made, (gpu_resource,)):
+            if problem := changed_by_admission(body, made, (gpu_resource,)):
                 raise NotAllowed(f"pod {body['metadata']['name']}: {problem}")
         case DeletePod(name, uid, grace_seconds):
             left = await cluster.delete(POD, namespace, name, uid=uid, grace_seconds=grace_seconds)

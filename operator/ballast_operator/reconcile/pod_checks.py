@@ -23,7 +23,7 @@ from ballast_policies.contract import (
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.desired.owned import access_objects, owned, pod_group_name
-from ballast_operator.desired.pod import changed, gpus_elsewhere, pod_object
+from ballast_operator.desired.pod import changed_by_admission, gpus_elsewhere, pod_object
 from ballast_operator.errors import (
     Conflict,
     Forbidden,
@@ -141,7 +141,7 @@ class PodChecks:
         except Rejected as error:
             message = f"spec.template: the API server refuses its pod: {error}"
             return Blocked(reason=JobReason.MISCONFIGURED, message=message[:4096])
-        problem = changed(body, made, gpu_resources)
+        problem = changed_by_admission(body, made, gpu_resources)
         if not controlled_by(made, view.uid):
             problem = (
                 "a webhook takes the TrainingJob out of the pod's ownerReferences, and nobody would delete "

@@ -36,7 +36,7 @@ def solve(instance: Instance) -> Answer:
 
 
 def objective(instance: Instance, x: np.ndarray) -> float:
-    """Sum over the jobs of weight x worth x speed."""
+    """Sum over the jobs of worth x speed."""
     states = _states(instance)
     cluster = _cluster(instance)
     units = [unit_of_speed(state.job, cluster) for state in states]
