@@ -1,5 +1,6 @@
 """Ports and loopback addresses that no other process of the tests takes."""
 
+import atexit
 import functools
 import itertools
 import socket
@@ -29,7 +30,9 @@ def free_port(*, successive: int = 1) -> int:
 @functools.cache
 def own_addresses() -> PodAddresses:
     """This process's block of addresses, claimed until it ends."""
-    return PodAddresses()
+    addresses = PodAddresses()
+    atexit.register(addresses.close)
+    return addresses
 
 
 def _is_free(port: int) -> bool:

@@ -14,6 +14,11 @@ from click.testing import CliRunner
 from tests.support.examples import first_daily
 from tests.support.waiting import eventually, is_alive
 
+UNDER_NOHUP = pytest.mark.skipif(
+    signal.getsignal(signal.SIGHUP) is signal.SIG_IGN,
+    reason="these tests run under nohup, and so does what they start: it trains on without a terminal",
+)
+
 
 def test_profile_gives_each_layer_in_the_planners_form(tmp_path):
     """Frozen layers have no backward; every layer has seconds and bytes."""
@@ -125,7 +130,7 @@ def test_a_full_disk_behind_standard_output_does_not_end_the_training(pods):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL], ids=["terminal", "killed"])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGHUP, marks=UNDER_NOHUP), signal.SIGKILL])
 def test_ranks_save_and_leave_where_their_terminal_or_their_parent_is_gone(pods, tmp_path, number):
     """None trains on unseen, with the folder's lock, and no step is lost."""
     config = {"totalSteps": 100_000, "model": {"name": "recurrent", "layers": 4}}

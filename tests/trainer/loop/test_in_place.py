@@ -6,13 +6,11 @@ import os
 import random
 import signal
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 import yaml
 from ballast_policies.contract import POD_RANKS_ENV, RANK_RESTARTS_ENV, Ack, ExitCode
 from ballast_trainer.channel.base import DirectoryChannel
-from ballast_trainer.launch import HANG_SECONDS_ENV
 from ballast_trainer.loop.in_place import best_copies, who_goes_on
 
 from tests.support.examples import first_daily
@@ -213,7 +211,7 @@ def test_a_gang_goes_on_without_a_pod_that_does_not_answer(
     leader = f"job-1-{0 if pod else 1}"
     gates = Gates(tmp_path / "gates", 5)
     config = gates.hold(in_memory(small_config(totalSteps=10), 1))
-    channel = start_in_pods(pods, tmp_path / "channel", config, 3, variables={HANG_SECONDS_ENV: "10"})
+    channel = start_in_pods(pods, tmp_path / "channel", config, 3)
     pods.wait_for_step(4, "job-1-0")
     silent = stop_with_children(pods.processes[f"job-1-{pod}"].pid)
     try:
@@ -223,7 +221,8 @@ def test_a_gang_goes_on_without_a_pod_that_does_not_answer(
         for name in {"job-1-0", "job-1-1", "job-1-2"} - {f"job-1-{pod}"}:
             assert pods.exit_code(name) == 0, pods.errors()
     finally:
-        for process in silent:
+        # Children first: the kernel kills them with their parent, and another one reaps them.
+        for process in reversed(silent):
             os.kill(process, signal.SIGKILL)
     assert [event["lost"] for event in pods.events("ranksLost", leader)] == [[f"job-1-{pod}"]]
     reference = single_process_losses(small_config(totalSteps=10))
@@ -270,15 +269,15 @@ def acknowledged(folder, epoch):
     eventually(is_told, f"epoch {epoch} to be acknowledged")
 
 
-def start_in_pods(pods, folder, config, count, per_pod=1, variables=MappingProxyType({})):
+def start_in_pods(pods, folder, config, count, per_pod=1):
     """Pods as the operator makes them where their ranks go on in place."""
     plan = local_plan([f"job-1-{number}" for number in range(count)], network=1, ranks_per_pod=per_pod)
     channel = DirectoryChannel(folder)
     channel.publish(plan)
     (folder / "config.json").write_text(json.dumps(config))
     for one in plan.ranks[::per_pod]:
-        own = {RANK_RESTARTS_ENV: "3", POD_RANKS_ENV: str(per_pod), "BALLAST_POD_IP": one.address}
-        pods.start_pod(one.pod, folder, {**variables, **own, "FIRST_RANK": str(one.rank)})
+        variables = {RANK_RESTARTS_ENV: "3", POD_RANKS_ENV: str(per_pod), "BALLAST_POD_IP": one.address}
+        pods.start_pod(one.pod, folder, {**variables, "FIRST_RANK": str(one.rank)})
     return channel
 
 

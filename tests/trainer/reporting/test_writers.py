@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import math
+import os
 import re
 import signal
 import sys
@@ -104,6 +105,17 @@ def test_json_lines_are_appended(tmp_path):
     assert [line["step"] for line in lines] == [1, 1, 2, 2]
     assert all(line["time"] > 0 for line in lines)
     assert lines[3]["event"] == "checkpoint"
+
+
+def test_json_lines_go_into_a_pipe(tmp_path):
+    """Whose end nobody can look at."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    writer = JsonLinesWriter(tmp_path / "pipe")
+    writer.scalars(1, {"loss": 1.5})
+    writer.close()
+    assert json.loads(os.read(reader, 1000))["step"] == 1
+    os.close(reader)
 
 
 def test_prometheus_serves_steps_events_and_pauses():

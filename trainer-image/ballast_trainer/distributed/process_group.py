@@ -247,7 +247,8 @@ def join(
     if size > 1:
         # Gloo has a connection to each rank of each group, and aborts where it may have no more.
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        with contextlib.suppress(ValueError, OSError):  # macOS takes no infinite one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         address = plan.ranks[rank].address
         if address.startswith("127."):
             # Gloo binds the address of the host name, which need not be a loopback address.

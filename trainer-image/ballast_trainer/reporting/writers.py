@@ -20,6 +20,7 @@ import contextlib
 import importlib
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -61,8 +62,8 @@ class JsonLinesWriter:
     def __init__(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+")
-            self._end_torn_line()
+            self._file = path.open("a")
+            self._end_torn_line(path)
         except OSError as error:
             reason = f"cannot write {path}: {error}. To fix: a file that rank 0 can write to"
             raise ConfigurationError("metrics.jsonLines", reason) from error
@@ -75,12 +76,13 @@ class JsonLinesWriter:
         """One line."""
         self._write({"event": name, "step": step, **fields})
 
-    def _end_torn_line(self) -> None:
+    def _end_torn_line(self, path: Path) -> None:
         """Begin on a line of its own, also where the last launch's disk was full or it was killed."""
-        end = self._file.tell()
-        self._file.seek(max(0, end - 1))
-        if self._file.read() not in ("", "\n"):
-            self._file.write("\n")
+        if path.is_file() and path.stat().st_size:  # a pipe has no end to look at
+            with path.open("rb") as written:
+                written.seek(-1, os.SEEK_END)
+                if written.read() != b"\n":
+                    self._file.write("\n")
 
     def close(self) -> None:
         """Close the file."""
