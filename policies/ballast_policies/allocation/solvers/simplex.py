@@ -19,9 +19,10 @@ TOLERANCE = 1e-10
 SMALL = 300
 """Rows up to which HiGHS is faster without presolving."""
 
-SMALLEST_ENTRY = 1e-12
-"""HiGHS takes smaller entries for 0, by itself those below 1e-9: speeds, as parts of the fastest, that count
-in what a job had before. It allows no less."""
+SMALLEST_ENTRIES = 1e-9, 1e-12
+"""HiGHS takes smaller entries for 0: by itself, and at least. Speeds, as parts of the fastest, count in what
+a job had before. Its presolving finds fewer programs infeasible with the second: that is for those with such
+entries."""
 
 
 class SolverError(RuntimeError):
@@ -173,7 +174,7 @@ def _run(
     model: highspy.HighsLp, start: highspy.HighsBasis | None
 ) -> tuple[highspy.Highs, highspy.HighsModelStatus]:
     """HiGHS after it has ended, and how it has."""
-    highs = _quiet()
+    highs = _quiet(model)
     highs.setOptionValue("time_limit", TIME_LIMIT_SECONDS)
     highs.passModel(model)
     if start is not None:
@@ -183,20 +184,22 @@ def _run(
     return highs, highs.getModelStatus()
 
 
-def _quiet() -> highspy.Highs:
-    """HiGHS on one thread, without output."""
+def _quiet(lp: highspy.HighsLp) -> highspy.Highs:
+    """HiGHS for the program, on one thread, without output."""
     highs = highspy.Highs()
     highs.silent()
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("primal_feasibility_tolerance", TOLERANCE)
     highs.setOptionValue("dual_feasibility_tolerance", TOLERANCE)
-    highs.setOptionValue("small_matrix_value", SMALLEST_ENTRY)
+    usual, least = SMALLEST_ENTRIES
+    if np.abs(lp.a_matrix_.value_).min(initial=1.0) < usual:
+        highs.setOptionValue("small_matrix_value", least)
     return highs
 
 
 def optimum(lp: highspy.HighsLp) -> tuple[np.ndarray, np.ndarray] | None:
     """(values of the columns, duals of the rows) of a program; None where HiGHS finds no optimum."""
-    highs = _quiet()
+    highs = _quiet(lp)
     if lp.num_row_ < SMALL:
         highs.setOptionValue("presolve", "off")
     highs.passModel(lp)
