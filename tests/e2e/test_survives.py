@@ -93,24 +93,25 @@ def test_a_killed_rank_is_started_again_in_its_pod_and_the_gang_goes_on(ballast)
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_gang_goes_on_in_place_without_a_lost_pod_and_grows_again(ballast, number):
     """From the other pod's copies: its processes and the launch stay, and nothing counts as a restart."""
+    name = f"halves-{number}"
     fields = {**ELASTIC, "checkpoint": {**CHECKPOINT, "inMemoryEverySteps": 1}}
     with ballast.operator():
-        ballast.apply(ballast.demo_job("transformer", "halves", **fields))
-        ballast.wait_for_report("halves", step=3)
-        pods = ballast.plan("halves").pods
+        ballast.apply(ballast.demo_job("transformer", name, **fields))
+        ballast.wait_for_report(name, step=3)
+        pods = ballast.plan(name).pods
         kept, lost = pods[1 - number], pods[number]
-        uid = {pod.metadata.name: pod.metadata.uid for pod in ballast.pods("halves")}[kept]
+        uid = {pod.metadata.name: pod.metadata.uid for pod in ballast.pods(name)}[kept]
         ballast.core.delete_namespaced_pod(lost, ballast.namespace, grace_period_seconds=0)
-        eventually(lambda: ballast.status("halves").get("repacks"), "the gang to go on without it")
-        shrunk = ballast.status("halves")["repacks"][0]
+        eventually(lambda: ballast.status(name).get("repacks"), "the gang to go on without it")
+        shrunk = ballast.status(name)["repacks"][0]
         assert (shrunk["asked"], shrunk["gpus"], shrunk["releasedPods"]) == (True, 2, [lost])
-        eventually(lambda: len(ballast.plan("halves").pods) == 2, "a pod to come back")
-        eventually(lambda: _has(ballast.status("halves"), 4), "it to join")
-        status = ballast.status("halves")
+        eventually(lambda: len(ballast.plan(name).pods) == 2, "a pod to come back")
+        eventually(lambda: _has(ballast.status(name), 4), "it to join")
+        status = ballast.status(name)
         assert (status["launches"], status.get("restarts", {})) == (1, {})
-        assert uid in {pod.metadata.uid for pod in ballast.pods("halves")}
-        ballast.wait_for_report("halves", step=ballast.report("halves")["step"] + 3)
-        ballast.end_job("halves")
+        assert uid in {pod.metadata.uid for pod in ballast.pods(name)}
+        ballast.wait_for_report(name, step=ballast.report(name)["step"] + 3)
+        ballast.end_job(name)
 
 
 def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
