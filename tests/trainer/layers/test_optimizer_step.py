@@ -6,6 +6,7 @@ import pytest
 import torch
 from ballast_policies.contract.job.training import Decay, TrainingConfig
 from ballast_trainer.causes import describe
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import (
@@ -137,6 +138,16 @@ def test_an_optimizer_of_what_learns_suits_a_layer_that_does_not():
     model = Model.from_layers([frozen, torch.nn.Linear(2, 1)], loss=torch.nn.functional.mse_loss)
     layers = all_layers(model, TrainingConfig(optimizer=f"{__name__}:matrices"))
     assert [any(p.requires_grad for p in layer.module.parameters()) for layer in layers] == [False, True]
+
+
+def test_an_optimizer_that_leaves_parameters_out_is_shared_by_replicas():
+    """Whether it mixes parameters is tried with those that it takes: of vectors alone it makes none."""
+    model = build_gpt(layers=4, dim=16, heads=2, context=8)
+    config, replicas = TrainingConfig(optimizer=f"{__name__}:matrices"), Axis(ranks=(0, 1))
+    layers = LayerSet(model, config, CPU, lambda index, module: module, replicas=replicas)
+    layer = layers.make(1)
+    held = sum(p.numel() for group in layer.optimizer.param_groups for p in group["params"])
+    assert held == sum(p.numel() for p in layer.module.parameters() if p.ndim > 1) / 2
 
 
 def stumbling(parameters, learning_rate):

@@ -247,7 +247,10 @@ class Layer:
         """One that updates this replica's shares."""
         every = list(parameters.values())
         optimizer = _make_optimizer(every, self.config)
-        _refuse_mixing(every, self.config)
+        # Those that it leaves out, it may not take alone.
+        taken = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        if taken:
+            _refuse_mixing(taken, self.config)
         shares = shares_of(parameters, optimizer, axis, layer=self.index, tied=self.tied)
         by_parameter = {parameter: shares[name] for name, parameter in parameters.items()}
         if self._whole is not None:
