@@ -1,5 +1,6 @@
 """Dashboards and alerts: they ask for metrics that the operator has, and each alert says what to do."""
 
+import functools
 import json
 import re
 import subprocess
@@ -136,6 +137,7 @@ def of_trainer() -> CollectorRegistry:
     return writer.registry
 
 
+@functools.cache
 def series() -> dict[str, set[str]]:
     """Name of each time series that the operator or a trainer exposes -> its labels."""
     found: dict[str, set[str]] = {}

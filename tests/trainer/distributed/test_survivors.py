@@ -102,6 +102,7 @@ def test_no_plan_grows_that_has_a_rank_that_is_gone(store):
     back.join()
 
 
+@pytest.mark.slow
 def test_a_group_begins_after_one_that_has_failed_to(store):
     """A rank is lost as the others go on: those that had entered and those that had not meet in the next."""
     reached = store.clone()

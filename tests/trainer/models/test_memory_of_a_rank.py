@@ -22,6 +22,7 @@ def config(name, args):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_daily(["modules", "configured", "read"]))
 def test_each_of_four_ranks_stays_far_below_the_whole_model(tmp_path, name):
     """Random weights, those of a checkpoint, and modules of one's own."""
