@@ -3,7 +3,8 @@
 Every rank's heartbeat thread increments its own key in the store and watches those of the
 others.  A dead rank closes its connections and is seen at once by its neighbours; a rank that is
 stopped, or whose machine is gone without closing them, is detected here.  The main thread may be waiting for
-that rank inside torch and cannot be interrupted there, so the watcher ends the process.
+that rank inside torch and cannot be interrupted there, so the watcher ends the process, or, where the gang
+goes on in place, its connections.
 
 With its count a rank tells what it is busy with: ranks that have waited too long name it.  Where a rank
 hangs, the others leave their stacks, and on NCCL what its flight recorder has of the last collectives.

@@ -301,11 +301,11 @@ def _save(model: Any, saved: Any, found: Mapping[str, torch.Tensor], path: Path)
         raise ConfigurationError("export.format", reason)
     # The model's own weights may have no memory. What is one parameter under several names stays one: in an
     # adapter's wrapper transformers cannot tie it.
-    ones: dict[int, nn.Parameter] = {}
+    weights, ones = dict(found), dict[int, nn.Parameter]()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         one = nn.Parameter(found[name], requires_grad=parameter.requires_grad)
-        found = {**found, name: ones.setdefault(id(parameter), one)}
-    model.load_state_dict(found, assign=True)
+        weights[name] = ones.setdefault(id(parameter), one)
+    model.load_state_dict(weights, assign=True)
     saved.save_pretrained(path)
     # A card of the model, for the hub.
     (path / "README.md").unlink(missing_ok=True)
