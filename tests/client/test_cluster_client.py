@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -109,6 +110,17 @@ def test_what_the_operators_own_client_is_refused_is_told_with_what_to_do(
     where = answers(json.dumps({"kind": "Status", "message": message}).encode(), status)
     once = ("--once",) if command == "top" else ()
     assert f"To fix: {fix}" in refused(command, "--kubeconfig", where, *once)
+
+
+@pytest.mark.parametrize(("status", "fix"), [(401, "an administrator's account"), (503, "the connection")])
+def test_a_demo_on_a_cluster_that_refuses_it_ends_with_its_words(answers, status, fix):
+    """So does one without a cluster that answers, or with a file that is no kubeconfig."""
+    where = answers(json.dumps({"kind": "Status", "message": "not for \x1b[2Jyou"}).encode(), status)
+    said = refused("demo", "--kubeconfig", where)
+    assert f"HTTP {status}" in said and "not for \N{REPLACEMENT CHARACTER}[2Jyou" in said and fix in said
+    assert "check the kubeconfig" in refused("demo", "--kubeconfig", kubeconfig(Path(where).parent, 1))
+    Path(where).write_text("{")
+    assert "check the kubeconfig" in refused("demo", "--kubeconfig", where)
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])

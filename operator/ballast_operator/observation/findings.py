@@ -144,10 +144,10 @@ class Findings:
         return news
 
     def block(self, view: JobView, why: Blocked | None) -> bool:
-        """Remember why the job cannot be launched, for this generation of it; says whether that is news."""
+        """Remember why this generation cannot be launched; says whether that begins or ends a wait."""
         if why is not None or view.key in self._jobs:
             self._of(view).blocked = None if why is None else (view.generation, why)
-        return why != view.blocked
+        return (why is None) != (view.blocked is None)
 
     def queue(self, view: JobView, why: SuspendCause | None) -> bool:
         """Remember what Kueue says of the job; says whether that begins or ends a wait."""

@@ -124,6 +124,10 @@ class PodChecks:
             message = f"spec.template: no pod can be made of it: {type(error).__name__}: {error}"
             return Blocked(reason=JobReason.MISCONFIGURED, message=message[:1024])
         body["spec"].pop("serviceAccountName", None)  # it is made at the launch
+
+        def said(error: Exception) -> str:
+            return str(error).replace(f' "{name}"', "")  # the answer is all jobs' with this template
+
         try:
             made = await self._cluster.try_create(POD, body)
         except (Conflict, NotFound):
@@ -136,10 +140,10 @@ class PodChecks:
         except (NotAllowed, ServerInternalError) as error:
             if "service account" in str(error):
                 return None  # the namespace's default one is missing; the job has its own
-            message = f"the cluster does not allow the job's pods now: {error}"
+            message = f"the cluster does not allow the job's pods now: {said(error)}"
             return Blocked(reason=JobReason.NOT_ALLOWED, message=message[:4096], may_pass=True)
         except Rejected as error:
-            message = f"spec.template: the API server refuses its pod: {error}"
+            message = f"spec.template: the API server refuses its pod: {said(error)}"
             return Blocked(reason=JobReason.MISCONFIGURED, message=message[:4096])
         problem = changed_by_admission(body, made, gpu_resources)
         if not controlled_by(made, view.uid):

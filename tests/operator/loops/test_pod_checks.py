@@ -69,13 +69,14 @@ async def test_a_template_that_cannot_become_a_pod_holds_no_gpus(wrong, said):
 async def test_what_the_api_server_refuses_is_found_before_gpus_are_reserved():
     """Its words are in the condition; a corrected template is launched."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
-    words = 'HTTP 422 Pod "one-1-0" is invalid: spec.containers[0].image: Required value'
-    simulation.world.admission = refusing(Rejected(words), when=lambda b: "bad" in b["spec"])
+    words = "HTTP 422 Pod{} is invalid: spec.containers[0].image: Required value"
+    refused = Rejected(words.format(' "one-1-0"'))
+    simulation.world.admission = refusing(refused, when=lambda b: "bad" in b["spec"])
     simulation.add_job("one", template=template(bad=1))
     await simulation.ticks(10)
     status = simulation.status("one")
     assert (status.condition("Admitted").reason, status.launches) == ("Misconfigured", 0)
-    assert words in status.condition("Admitted").message
+    assert words.format("") in status.condition("Admitted").message
     item = simulation.world.items(JOB)[0]
     simulation.world.put(JOB, {**item, "spec": {**item["spec"], "template": template()}})
     await simulation.running("one")
@@ -97,6 +98,34 @@ async def test_what_the_cluster_does_not_allow_is_waited_for():
     assert simulation.world.dry_runs < 20
     simulation.world.admission = refusing(NotAllowed(words), when=of("nobody"))
     await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=90)
+
+
+async def test_jobs_that_the_cluster_does_not_allow_are_at_rest():
+    """They share an answer, which names no pod of one of them: asked again, it changes nothing."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+
+    def admission(kind: Kind, body: Mapping[str, Any]) -> None:
+        if kind is POD:
+            name = body["metadata"]["name"]
+            raise NotAllowed(
+                f'HTTP 403 pods "{name}" is forbidden: exceeded quota: used: {asked}, limited: 0'
+            )
+
+    simulation.world.admission, asked = admission, 0
+    simulation.change_policy(roundSeconds=3600)
+    for number in range(6):
+        simulation.add_job(f"job-{number}")
+    await simulation.until(lambda: all(view.blocked for view in simulation.observer.jobs()))
+    await simulation.ticks(5)
+    writes, dry_runs = simulation.world.writes, simulation.world.dry_runs
+    await simulation.ticks(40)
+    assert simulation.world.dry_runs > dry_runs
+    assert "pods is forbidden" in simulation.condition("job-0", "Admitted").message
+    assert simulation.world.writes == writes
+    # Other words are told, and are no reason for a decision.
+    asked, decisions = 1, simulation.decisions
+    await simulation.until(lambda: "used: 1" in simulation.condition("job-0", "Admitted").message)
+    assert simulation.decisions == decisions
 
 
 async def test_a_clock_that_is_set_back_keeps_no_refusal_and_no_progress_from_being_told():

@@ -1,5 +1,6 @@
 """``ballast demo``: three training jobs on a local cluster, with a live view and a summary."""
 
+import contextlib
 import functools
 import importlib.util
 import io
@@ -10,9 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
+from kubernetes.client import ApiException
+from kubernetes.config import ConfigException
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from urllib3.exceptions import HTTPError
 
+from ballast_operator.cli.option_names import printable
 from ballast_operator.demo.report import render, render_summary, summarise
 from ballast_operator.demo.run import DemoError, run_demo
 from ballast_operator.demo.story import Recorder
@@ -55,6 +61,8 @@ def demo(
     except DemoError as error:
         console.print(f"[red]demo:[/red] {error}")
         sys.exit(1)
+    except (ApiException, ConfigException, HTTPError, yaml.YAMLError) as error:
+        raise click.ClickException(_refusal(error)) from error
     summary = summarise(recorder.story)
     if picture is not None:
         album.write(picture, summary)
@@ -62,6 +70,18 @@ def demo(
         click.echo(json.dumps(summary))
     else:
         Console().print(render_summary(summary))
+
+
+def _refusal(error: Exception) -> str:
+    """What the cluster says, with what to change."""
+    text, fix = str(error), "check the kubeconfig and the connection"
+    if isinstance(error, ApiException):
+        text = f"HTTP {error.status} {error.reason}"
+        with contextlib.suppress(ValueError, TypeError, LookupError):
+            text += f": {json.loads(error.body)['message']}"
+        if error.status in (401, 403):
+            fix = "use an administrator's account: the demo installs definitions and roles"
+    return printable(f"{text}. To fix: {fix}")
 
 
 class _Album:
