@@ -13,7 +13,8 @@ comes from fixing the bottleneck c and finding the least sum with all t_i <= c,
 
     f[i, j] = min over k of f[i - 1, k] + e_{i-1}(k) + t_i(k..j),   t_i(k..j) <= c
 
-for c upwards from the smallest feasible, until (gas - 1) c alone rules the rest out.
+for c between the smallest feasible and the one of the least sum, by halves: a half is left out
+where (gas - 1) c of its smallest c and the least sum of its largest rule it out.
 
 Strategies are found by simulated annealing (supplement, algorithm 2), or exhaustively if few.
 The printed algorithm draws normal numbers where it means uniform ones, assigns layers to the old
@@ -131,28 +132,36 @@ def assign_layers(
     ranks = stage_seconds.shape[0]
     first = partition_by_rank(stage_seconds, taken=taken, memory=memory)
     S = np.concatenate([np.zeros((ranks, 1)), np.cumsum(stage_seconds, axis=1)], axis=1)
+    width = S.shape[1]
     # times[i][k, j]: stage i with layers k..j-1.
-    times = S[:, None, :] - S[:, :, None]
+    times = np.where(np.tri(width, dtype=bool), np.inf, S[:, None, :] - S[:, :, None])
     if taken is not None and memory is not None:
-        width = times.shape[1]
         end = np.maximum(np.arange(width), 1)
         begin = np.minimum(np.arange(width)[:, None], end - 1)
         held = taken(np.arange(ranks)[:, None, None], begin, end)
         times = np.where(held <= ROUNDING * np.asarray(memory, dtype=float)[:, None, None], times, np.inf)
-    # A hair above every candidate, so that a bound equal to a stage's own time admits it.
-    smallest = max(times[i, a, b] for i, (a, b) in enumerate(itertools.pairwise(first.bounds))) * (1 + 1e-12)
-    best = first
-    value = pipeline_seconds(first, stage_seconds, boundary_seconds, microbatches)
+
+    def widest(partition: Partition) -> float:
+        return max(float(times[i, a, b]) for i, (a, b) in enumerate(itertools.pairwise(partition.bounds)))
+
+    def seconds(partition: Partition, gas: int = microbatches) -> float:
+        return pipeline_seconds(partition, stage_seconds, boundary_seconds, gas)
+
     free = _least_sum(times, boundary_seconds, np.inf)
-    floor = pipeline_seconds(free, stage_seconds, boundary_seconds, 1)
-    candidates = np.unique(times[np.isfinite(times) & (times >= smallest / (1 + 2e-12))])
-    for bottleneck in candidates:
-        if (microbatches - 1) * bottleneck + floor >= value:
-            break
-        found = _least_sum(times, boundary_seconds, max(bottleneck * (1 + 1e-12), smallest))
-        seconds = pipeline_seconds(found, stage_seconds, boundary_seconds, microbatches)
-        if seconds < value:
-            best, value = found, seconds
+    best = min(first, free, key=seconds)
+    candidates = np.unique(times[np.isfinite(times) & (times >= widest(first))])
+    # Bottlenecks candidates[low:high], none of which has a lesser sum than the last number.
+    spans = [(0, len(candidates), seconds(free, 1))]
+    while spans:
+        low, high, least = spans.pop()
+        if low >= high or (microbatches - 1) * candidates[low] + least >= seconds(best):
+            continue
+        middle = (low + high) // 2
+        found = _least_sum(times, boundary_seconds, candidates[middle])
+        best = min(best, found, key=seconds)
+        # From the bottleneck that it has to the one that it may have, it is the answer.
+        below = int(np.searchsorted(candidates, widest(found)))
+        spans += [(middle + 1, high, least), (low, below, seconds(found, 1))]
     return best
 
 
@@ -167,7 +176,6 @@ def _least_sum(times: np.ndarray, boundary_seconds: np.ndarray, bottleneck: floa
         if stage:
             arriving[1:-1] += boundary_seconds[stage - 1]
         value = arriving[:, None] + np.where(times[stage] <= bottleneck, times[stage], np.inf)
-        value[np.tril_indices(width)] = np.inf
         cuts.append(np.argmin(value, axis=0))
         f = value.min(axis=0)
     return Partition(bounds=bounds_of(np.stack(cuts)))

@@ -26,12 +26,11 @@ def timeline(trace: Trace, *, columns: int = 100) -> str:
     """
     if trace.makespan <= 0:
         return ""
-    scale = columns / trace.makespan
     lines = [["."] * columns for _ in trace.busy]
     for span in trace.spans:
         letter = _letter(span.action)
-        first = round(span.start * scale)
-        for column in range(first, max(first + 1, round(span.end * scale))):
+        first = round(columns * (span.start / trace.makespan))
+        for column in range(first, max(first + 1, round(columns * (span.end / trace.makespan)))):
             if column < columns:
                 lines[span.rank][column] = letter
     return "\n".join(f"rank {rank:>2} {''.join(line)}" for rank, line in enumerate(lines))

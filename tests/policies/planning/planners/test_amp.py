@@ -4,10 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
-from ballast_policies.planning.partition import PlanningError
+from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.planners.amp import (
     Grid,
     anneal,
+    assign_layers,
+    pipeline_seconds,
     sample_tiling,
     search,
     step_seconds,
@@ -18,6 +20,7 @@ from ballast_policies.planning.planners.amp import (
 from ballast_policies.planning.planners.cost_model import CostModel, Degrees
 from ballast_policies.planning.planners.layout import devices_of
 from ballast_policies.planning.profile import GpuKind, LayerProfile
+from ballast_policies.planning.rank_capacity import taken_by_sums
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,6 +99,36 @@ def test_amp_step_time_by_hand():
     gas, t, e = 4, 2.0, 2 * 1e7 / 1e7
     sync = 2 * 1 / 2 * 2e8 / 1e8
     assert step_seconds(strategy, cluster, batch_size=8) == pytest.approx((gas - 1) * t + 2 * t + e + sync)
+
+
+@given(seed=st.integers(0, 10**6))
+def test_layers_go_where_no_other_cut_has_a_shorter_step(seed):
+    """Of all cuts that fit the memory, over unlike stages and boundaries, with layers that are equal."""
+    random = np.random.default_rng(seed)
+    stages = int(random.integers(1, 5))
+    layers = int(random.integers(stages, 9))
+    seconds = random.choice([0.0, 1.0, 2.0, 7.0], size=layers) * random.choice([1.0, 3.0], size=(stages, 1))
+    boundary = random.choice([0.0, 0.1, 5.0], size=(stages - 1, layers - 1))
+    sums = np.tile(np.concatenate([[0.0], np.cumsum(random.random(layers))]), (stages, 1))
+    memory, gas = random.uniform(0.5, 4, size=stages), int(random.integers(1, 20))
+    cuts = [
+        Partition(bounds=(0, *inner, layers))
+        for inner in itertools.combinations(range(1, layers), stages - 1)
+    ]
+    fitting = [
+        cut
+        for cut in cuts
+        if all(sums[i, cut.bounds[i + 1]] - sums[i, cut.bounds[i]] <= memory[i] for i in range(stages))
+    ]
+    limits = {"taken": taken_by_sums(sums), "memory": memory.tolist()}
+    if not fitting:
+        with pytest.raises(PlanningError):
+            assign_layers(seconds, boundary, gas, **limits)
+        return
+    found = assign_layers(seconds, boundary, gas, **limits)
+    assert found in fitting
+    best = min(pipeline_seconds(cut, seconds, boundary, gas) for cut in fitting)
+    assert pipeline_seconds(found, seconds, boundary, gas) == pytest.approx(best, rel=1e-12)
 
 
 @pytest.mark.slow

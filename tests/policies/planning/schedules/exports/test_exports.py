@@ -39,6 +39,8 @@ def test_the_timeline_of_1f1b_shows_its_bubble():
     """Forward digits, backward letters, dots while a rank waits."""
     trace = simulate(one_forward_one_backward(2, 2), even_costs(2))
     assert timeline(trace, columns=9) == "rank  0 01..aa.bb\nrank  1 .0aa1bb.."
+    tiniest = simulate(one_forward_one_backward(1, 1), even_costs(1, forward=5e-324, backward=0.0))
+    assert timeline(tiniest, columns=3) == "rank  0 000"
 
 
 def test_the_chrome_trace_has_every_action_once_in_microseconds():
