@@ -7,7 +7,7 @@ import torch
 from ballast_policies.contract.job.training import Decay, TrainingConfig
 from ballast_trainer.causes import describe
 from ballast_trainer.distributed.axis import Axis
-from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import (
     learning_rate,
@@ -214,3 +214,104 @@ def test_layers_learn_together_as_they_do_one_by_one(optimizer):
     for one_by_one, together in zip(*found, strict=True):
         assert one_by_one.keys() == together.keys()
         assert all(torch.equal(one_by_one[name], together[name]) for name in together)
+
+
+def clipped(parameters, learning_rate):
+    """Gradients of each layer clipped by value, noise on its weights."""
+    optimizer = torch.optim.SGD(parameters, lr=learning_rate)
+    learnt = optimizer.param_groups[0]["params"]
+    optimizer.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_value_(learnt, 0.5))
+    optimizer.register_step_post_hook(
+        lambda *_: torch._foreach_add_(learnt, [torch.randn(()) for _ in learnt])
+    )
+    return optimizer
+
+
+@torch.no_grad()
+def test_hooks_of_an_optimizer_run_for_each_layer_with_the_same_numbers_on_each_replica():
+    """Layers that one call could update have hooks each; what these draw does not depend on the process."""
+    config = TrainingConfig(optimizer=f"{__name__}:clipped", learning_rate=1.0)
+    found = []
+    for process in range(2):
+        layers = all_layers(build_gpt(layers=4, dim=16, heads=2, context=8), config)
+        before = weights(layers)
+        for parameter in layers.parameters():
+            parameter.grad = torch.full_like(parameter, 3.0)
+        torch.manual_seed(process)
+        optimizer_step(layers, config, Meter(4, CPU, None), step=0, total_steps=1, squared_norm=0.0)
+        found.append([now - old for now, old in zip(weights(layers), before, strict=True)])
+    noise = [moved.mean() + 0.5 for moved in found[0]]
+    assert len({round(float(one), 4) for one in noise}) == len(noise)
+    for mine, theirs, of in zip(*found, noise, strict=True):
+        torch.testing.assert_close(mine, (of - 0.5).expand_as(mine), rtol=0, atol=1e-5)
+        assert torch.equal(mine, theirs)
+
+
+def scheduled(parameters, learning_rate):
+    optimizer = torch.optim.SGD(parameters, lr=learning_rate)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=1.0, total_steps=9, cycle_momentum=False
+    )
+    optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    return optimizer
+
+
+class Counting(torch.optim.SGD):
+    """It counts its steps in an attribute."""
+
+    steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        return super().step(closure)
+
+
+class Averaged(torch.optim.SGD):
+    """It keeps an average of the weights beside the state."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr=lr)
+        self.average = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure=None):
+        super().step(closure)
+        torch._foreach_lerp_(self.average, [p for g in self.param_groups for p in g["params"]], 0.1)
+
+
+class Wrapped(torch.optim.SGD):
+    """It leaves all to an optimizer that it has."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr=lr)
+        self.inner = torch.optim.Adam(self.param_groups[0]["params"], lr=lr)
+
+    def step(self, closure=None):
+        self.inner.step(closure)
+
+
+def cycled(parameters, learning_rate):
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate)
+    optimizer.register_step_post_hook(lambda *_: optimizer.param_groups[0].update(betas=(0.5, 0.9)))
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("scheduled", "changes its learning rate in a step"),
+        ("cycled", "AdamW keeps betas in its parameter groups"),
+        ("Counting", "Counting keeps steps in its attributes"),
+        ("Averaged", "Averaged keeps average in its attributes"),
+        ("Wrapped", "Wrapped keeps inner in its attributes"),
+    ],
+)
+def test_what_an_optimizer_does_that_would_be_lost_is_refused(name, words):
+    """Its own schedule, which the trainer's rate replaces; state that no move and no checkpoint has."""
+    config = TrainingConfig(optimizer=f"{__name__}:{name}")
+    layers = all_layers(build_gpt(layers=4, dim=16, heads=2, context=8), config)
+    assert all(layer.state() for layer in layers)
+    for parameter in layers.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(TrainerError, match=rf"{words}.*To fix: "):
+        optimizer_step(layers, config, Meter(4, CPU, None), step=0, total_steps=1, squared_norm=0.0)
+        layers[1].state()

@@ -20,8 +20,8 @@ from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.optimizer_state import (
     as_tensors,
     from_tensor,
-    group_settings,
-    refuse_state_in_groups,
+    kept_elsewhere,
+    refuse_other_state,
     update_instead,
 )
 from ballast_trainer.layers.precision import in_bf16, inputs_in_bf16
@@ -240,7 +240,7 @@ class Layer:
             instead[learnt] = nn.Parameter(value.to(learnt.device, torch.float32, copy=True))
             self._masters[name] = instead[learnt]
         update_instead(optimizer, instead)
-        self._group_settings = group_settings(optimizer)
+        self._kept_elsewhere = kept_elsewhere(optimizer)
         return optimizer
 
     def _shared_optimizer(self, parameters: Mapping[str, nn.Parameter], axis: Axis) -> torch.optim.Optimizer:
@@ -295,7 +295,7 @@ class Layer:
         parts = ((name, share.own) for name, share in self.weight_shares.items())
         tensors |= {MODULE + name: own.detach() for name, own in parts if own is not None}
         if self.optimizer is not None:
-            refuse_state_in_groups(self.optimizer, self._group_settings)
+            refuse_other_state(self.optimizer, self._kept_elsewhere)
             for name, _ in self.module.named_parameters():
                 held = self._updated(name)
                 kept = {} if held is None else self.optimizer.state.get(held, {})

@@ -12,12 +12,18 @@ from torch import nn
 from ballast_trainer.causes import OPTIMIZER_NOTE
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.layer import OWN_OPTIMIZERS, Layer, LayerSet
+from ballast_trainer.layers.optimizer_state import is_plain
 from ballast_trainer.models.registry import load_callable
 from ballast_trainer.profiling.meter import Meter
-from ballast_trainer.seeding import host_seeded
+from ballast_trainer.seeding import host_seeded, mixed_key, seed_layer
 
 BASE_RATE = "initial_lr"
 """Entry of an optimizer's parameter groups: the rate before warm-up and decay, named as in torch."""
+_SETS_ITS_RATE = (
+    "changes its learning rate in a step (a scheduler of torch in a hook, perhaps), and the trainer sets it "
+    "before each. To fix: training.rateFactor, or warmupSteps and decay"
+)
+_UPDATE = 0x0971
 _TOGETHER = (torch.optim.AdamW, torch.optim.SGD)
 
 
@@ -112,7 +118,7 @@ def optimizer_step(
         if gradients:
             if scale != 1.0:
                 torch._foreach_mul_(gradients, scale)
-            update(together, factor)
+            update(together, factor, step)
         began = meter.add_optimizer(together[0].index, began)
 
 
@@ -122,7 +128,7 @@ def _alike(layers: Iterable[Layer]) -> list[list[Layer]]:
     for layer in layers:
         optimizer, settings = layer.optimizer, None
         # Of the user's own it is not known whether a parameter may stand beside others.
-        if optimizer is not None and type(optimizer) in _TOGETHER and len(optimizer.param_groups) == 1:
+        if optimizer is not None and is_plain(optimizer, _TOGETHER) and len(optimizer.param_groups) == 1:
             group = optimizer.param_groups[0]
             settings = type(optimizer), {name: group[name] for name in group if name != "params"}
         if settings is not None and found and found[-1][0] == settings:
@@ -132,23 +138,34 @@ def _alike(layers: Iterable[Layer]) -> list[list[Layer]]:
     return [together for _, together in found]
 
 
-def update(layers: Sequence[Layer], factor: float = 1.0) -> None:
+def update(layers: Sequence[Layer], factor: float = 1.0, step: int = 0) -> None:
     """Let the optimizers learn from the gradients, which are gone afterwards; ``factor``: on their rates.
 
     Those of several layers must be alike.
+
+    Raises:
+        ConfigurationError: one sets its rate itself.
     """
     optimizers = [layer.optimizer for layer in layers if layer.optimizer is not None]
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group in groups:
         # A user's optimizer may give its groups different rates.
         group["lr"] = group.setdefault(BASE_RATE, group["lr"]) * factor
+    rates = [group["lr"] for group in groups]
     handed = [layer.handed_to_masters() for layer in layers]
     optimizer = optimizers[0] if len(optimizers) == 1 else _joined(optimizers)
     config = layers[0].config
+    if config.optimizer not in OWN_OPTIMIZERS:
+        # It may draw random numbers: the same on every replica, and wherever the layer is.
+        first = layers[0].index
+        seed_layer(groups[0]["params"][0].device, mixed_key(config.seed, _UPDATE, step), first)
     try:
         optimizer.step()
     except Exception as error:
         error.add_note(f"{OPTIMIZER_NOTE} {config.optimizer}")
         raise
+    if any(group["lr"] is not rate for group, rate in zip(groups, rates, strict=True)):
+        raise ConfigurationError("training.optimizer", f"{config.optimizer} {_SETS_ITS_RATE}")
     optimizer.zero_grad(set_to_none=True)
     if config.optimizer not in OWN_OPTIMIZERS:
         # It may leave some out, whose gradients would add up.

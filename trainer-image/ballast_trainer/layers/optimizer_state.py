@@ -4,7 +4,8 @@ Any ``torch.optim.Optimizer`` can be used that keeps tensors and numbers per par
 elsewhere would be lost when a layer moves and would change the loss curve, so it is refused.
 """
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Container, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ _NUMBER = ":number"
 
 _MANAGED = frozenset({"params", "lr", "initial_lr"})
 """Entries of a parameter group that the trainer sets itself."""
-
-Groups = list[dict[str, Any]]
+_OF_TORCH = frozenset({"param_groups", "state", "defaults"})
+"""Attributes that are looked at by themselves."""
 
 
 def as_tensors(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -74,28 +75,65 @@ def update_instead(
             }
 
 
-def group_settings(optimizer: torch.optim.Optimizer) -> Groups:
-    """Numbers in the parameter groups besides those that the trainer sets."""
-    return [
-        {
-            key: value
-            for key, value in group.items()
-            if key not in _MANAGED and isinstance(value, bool | int | float)
-        }
-        for group in optimizer.param_groups
-    ]
+def is_plain(optimizer: torch.optim.Optimizer, kinds: Collection[type]) -> bool:
+    """Whether it is of one of these classes, and its steps do nothing else: no hook, no own ``step``."""
+    return (
+        type(optimizer) in kinds
+        and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+        and "step" not in vars(optimizer)
+    )
 
 
-def refuse_state_in_groups(optimizer: torch.optim.Optimizer, first: Groups) -> None:
-    """Refuse an optimizer whose parameter groups differ from those at its construction, ``first``.
+def kept_elsewhere(
+    optimizer: torch.optim.Optimizer, within: tuple[torch.optim.Optimizer, ...] = ()
+) -> dict[str, Any]:
+    """What it keeps beside the state by parameter, by where: a change since its construction would be lost.
+
+    Values in its parameter groups but those that the trainer sets; numbers and tensors in its attributes, and
+    what optimizers that it has there keep; ``within``: those that have it.
+    """
+    groups = {
+        f"{key} in its parameter groups": [group.get(key) for group in optimizer.param_groups]
+        for key in {key: None for group in optimizer.param_groups for key in group}
+        if key not in _MANAGED
+    }
+    attributes = {
+        f"{name} in its attributes": value for name, value in vars(optimizer).items() if name not in _OF_TORCH
+    }
+    learnt = {p.untyped_storage().data_ptr() for group in optimizer.param_groups for p in group["params"]}
+    whole = (*within, optimizer)
+    return {where: _print_of(value, whole, learnt) for where, value in {**groups, **attributes}.items()}
+
+
+def _print_of(value: Any, within: tuple[torch.optim.Optimizer, ...], learnt: Container[int]) -> Any:
+    """What differs once the numbers in a value, or the tensors that are no parameters, have changed."""
+    if isinstance(value, torch.Tensor):
+        return None if value.untyped_storage().data_ptr() in learnt else (id(value), value._version)
+    if isinstance(value, int | float):
+        # What an optimizer notes of its own way to compute is no state.
+        return None if isinstance(value, bool) else value
+    if isinstance(value, torch.optim.Optimizer):
+        if any(value is one for one in within):
+            return None
+        state = None if value.state is within[0].state else value.state
+        return _print_of([state, *kept_elsewhere(value, within).values()], within, learnt)
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple | set | deque):
+        return None
+    return [_print_of(one, within, learnt) for one in value]
+
+
+def refuse_other_state(optimizer: torch.optim.Optimizer, first: Mapping[str, Any]) -> None:
+    """Refuse an optimizer that keeps something else than at its construction, ``first``.
 
     Raises:
         TrainerError: it keeps state there.
     """
-    pairs = zip(group_settings(optimizer), first, strict=False)
-    changed = sorted({key for now, then in pairs for key in now if now[key] != then.get(key)})
+    now = kept_elsewhere(optimizer)
+    changed = sorted(where for where, value in now.items() if value != first.get(where))
     if changed:
         raise TrainerError(
-            f"{type(optimizer).__name__} keeps {', '.join(changed)} in its parameter groups, which does not "
-            "travel with a layer. To fix: keep it in the state of each parameter"
+            f"{type(optimizer).__name__} keeps {', '.join(changed)}, which does not travel with a layer. "
+            "To fix: keep it in the state of each parameter"
         )

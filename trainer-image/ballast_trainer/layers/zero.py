@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ballast_trainer.distributed.axis import Axis, all_gather_single
+from ballast_trainer.layers.optimizer_state import is_plain
 from ballast_trainer.seeding import host_seeded
 
 _BY_NUMBER: frozenset[type] = frozenset(
@@ -97,7 +98,7 @@ def shares_of(
         tied: of :class:`~ballast_trainer.layers.layer.Layer`: all layers that have a tied parameter share it
             alike.
     """
-    by_number = type(optimizer) in _BY_NUMBER
+    by_number = is_plain(optimizer, _BY_NUMBER)
     number_of = {name: number for number, name in tied.items()}
     loads, found = [0] * replicas.size, {}
     for name, parameter in sorted(parameters.items(), key=lambda item: (-item[1].numel(), item[0])):
