@@ -220,10 +220,13 @@ def _trainer(source: _Source, said: list[str]) -> tuple[dict[str, Any], dict[str
 
 def _ray(source: _Source, said: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     cluster = ("spec", "rayClusterSpec")
-    groups = _listed(source.look(*cluster, "workerGroupSpecs"))
-    group = next((one for one in groups if isinstance(one, Mapping)), None)
-    if group is None:
+    listed = _listed(source.look(*cluster, "workerGroupSpecs"))
+    groups = {f"workerGroupSpecs[{n}]": one for n, one in enumerate(listed) if isinstance(one, Mapping)}
+    if not groups and isinstance(head := source.take(*cluster, "headGroupSpec"), Mapping):
+        groups = {"headGroupSpec": head}  # a cluster without workers trains on its head
+    if not groups:
         raise click.ClickException("spec.rayClusterSpec.workerGroupSpecs: no group. To fix: add one")
+    (place, group), *others = groups.items()
     workers = _Source({"spec": group})
     template = workers.table("spec", "template")
     pods = workers.whole("spec", "replicas", default=1)
@@ -236,11 +239,8 @@ def _ray(source: _Source, said: list[str]) -> tuple[dict[str, Any], dict[str, An
     for name in ("minReplicas", "maxReplicas", "groupName"):
         workers.take("spec", name)
     source.take(*cluster, "workerGroupSpecs")
-    said += [
-        f"not carried over: {'.'.join((*cluster, 'workerGroupSpecs[0]', *path[1:]))}"
-        for path in workers.left()
-    ]
-    said += [f"not carried over: {'.'.join(cluster)}.workerGroupSpecs[{n}]" for n in range(1, len(groups))]
+    said += [f"not carried over: {'.'.join((*cluster, place, *path[1:]))}" for path in workers.left()]
+    said += [f"not carried over: {'.'.join((*cluster, other))}" for other, _ in others]
     entrypoint = source.take("spec", "entrypoint")
     if isinstance(entrypoint, str):
         containers = _containers(template)

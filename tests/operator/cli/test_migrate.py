@@ -153,6 +153,13 @@ def test_a_rayjob_is_its_workers_and_its_entrypoint():
     assert "without a Ray cluster" in said
     for field in ("headGroupSpec", "workerGroupSpecs[1]", "workerGroupSpecs[0].rayStartParams"):
         assert f"not carried over: spec.rayClusterSpec.{field}" in said
+    alone = yaml.safe_load(RAY)
+    alone["spec"]["rayClusterSpec"] = {
+        "headGroupSpec": alone["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
+    }
+    job, said = migrated(yaml.safe_dump(alone))
+    assert job["spec"]["pipeline"] == {"minStages": 2, "maxStages": 2}
+    assert "not carried over: spec.rayClusterSpec.headGroupSpec.rayStartParams" in said
 
 
 def test_an_adaptdljob_keeps_its_bounds():
