@@ -119,6 +119,7 @@ def test_all_problems_of_a_value_are_found():
     ]
 
 
+@pytest.mark.slow
 def test_a_value_that_refers_to_one_part_many_times_is_refused_soon():
     """A few aliases of YAML name billions of values."""
     value: Any = 1

@@ -109,6 +109,7 @@ def test_any_change_of_a_field_is_read_or_refused(data, name):
     assert MESSAGES[name].from_json(read.to_json()) == read
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.text(alphabet='[]{}"\\ab\u00e9'),

@@ -25,6 +25,7 @@ def table(off=1.0):
     return found
 
 
+@pytest.mark.slow
 def test_nothing_of_the_model_or_the_gpu_type_is_fitted_on():
     """Where the catalogue is right the estimate is; where a type is twice as slow it is off by that alone."""
     exact = list(arena(table()))
@@ -37,6 +38,7 @@ def test_nothing_of_the_model_or_the_gpu_type_is_fitted_on():
             assert float(Fit(rest).errors(test).mean()) == pytest.approx(-0.693, abs=0.1)
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_it_finds(tmp_path):
     """A folder without either table is refused; one model alone cannot be held out."""
     assert "has none of" in CliRunner().invoke(main, ["--data", str(tmp_path)]).output

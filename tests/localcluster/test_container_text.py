@@ -32,6 +32,7 @@ def test_container_paths_become_real_ones_where_they_stand_whole(text, want):
     assert translate(text, MOUNTS) == want
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_without_mounts_a_text_stays_as_it_is(text):
     """Whatever it is."""

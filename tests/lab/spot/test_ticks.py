@@ -94,6 +94,7 @@ def test_skynomads_cells_are_read_and_compared(tmp_path):
     assert "has no result_" in missing.output
 
 
+@pytest.mark.slow
 def test_windows_of_cant_be_late_are_scored(tmp_path):
     """Spot all the time saves all but the start-up; none saves nothing."""
     windows = {"z": {"gap_seconds": 600, "windows": ["1" * 440, "0" * 440]}}

@@ -260,6 +260,7 @@ def test_a_wrong_value_is_refused_by_name(chart: Any, values: dict[str, Any], wo
         render(chart, values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", sorted(CHART.glob("values-*.yaml")), ids=lambda file: file.stem)
 def test_the_values_of_a_platform_are_taken(chart: Any, file: Path) -> None:
     """Two replicas that are spread, and may be drained; the API server's port; no warning."""

@@ -209,6 +209,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from([PYTORCH, TRAIN, RAY, ADAPTDL]), st.integers(0, 40), VALUES)
 def test_any_value_in_any_place_is_taken_named_or_refused(text, place, value):
     """A manifest of another version, or a hostile one: a TrainingJob, or a message."""

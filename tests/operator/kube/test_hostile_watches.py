@@ -187,6 +187,7 @@ def line(event, item):
     return json.dumps({"type": event, "object": item}).encode() + b"\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [7, 301, 2**20])
 async def test_events_are_taken_in_order_however_they_are_torn(server, size):
     """Also one that is nested far more deeply than a decoder goes, and the ones after it."""
@@ -207,6 +208,7 @@ async def test_events_are_taken_in_order_however_they_are_torn(server, size):
         assert restarts(known) == 0
 
 
+@pytest.mark.slow
 async def test_a_watch_goes_on_from_the_last_bookmark(server):
     """Nothing is listed again, and no event is told twice."""
     since = []
@@ -225,6 +227,7 @@ async def test_a_watch_goes_on_from_the_last_bookmark(server):
         assert server.lists[POD] == 1
 
 
+@pytest.mark.slow
 async def test_an_object_that_the_caches_cannot_take_hides_no_other(server, known):
     """What fails on one of them has heard of the next."""
     heard = []

@@ -91,6 +91,7 @@ async def test_a_job_that_cannot_run_says_why_and_the_others_run(case):
     assert simulation.pods("bad") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ["", None], ids=["unreadable configuration", "as launched"])
 async def test_a_gang_whose_spec_cannot_be_used_any_more_saves_and_gives_its_gpus_back(config):
     """By an edit, or stricter rules. It says why, others get its GPUs, and a repair resumes it."""
@@ -126,6 +127,7 @@ async def test_the_end_of_a_job_whose_spec_cannot_be_used_any_more_stays_told_un
     assert simulation.world.get(JOB, NAMESPACE, "bad") is None
 
 
+@pytest.mark.slow
 async def test_a_job_waits_for_capacity_with_numbers():
     """A wait has another word than a refusal."""
     simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=600)

@@ -35,6 +35,7 @@ def waits(simulation: Simulation) -> str:
     return admitted.message if admitted is not None and admitted.reason == "Queued" else ""
 
 
+@pytest.mark.slow
 async def test_a_job_in_a_queue_holds_gpus_while_kueue_admits_its_workload() -> None:
     """It asks for the largest gang. Evicted, it saves, leaves, and queues again; its end frees the quota."""
     simulation = queued(stages=(1, 3))

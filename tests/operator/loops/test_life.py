@@ -120,6 +120,7 @@ async def test_suspending_saves_and_stops_and_resuming_continues():
     assert not simulation.status("one").restarts
 
 
+@pytest.mark.slow
 async def test_two_jobs_take_turns_on_one_gpu():
     """Rounds: the running gang saves, stops, and its successor starts on the freed GPU only then."""
     simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=20, moves={"maxMovesPerHour": 100})

@@ -151,6 +151,7 @@ RESULT: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 async def test_a_simulation_is_looked_at_without_a_cluster() -> None:
     """Who ran where, from the first arrival to the end; jobs with their costs; decisions at their times."""
     from ballast_operator.page.server import Page

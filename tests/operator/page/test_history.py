@@ -214,6 +214,7 @@ def test_text_and_numbers_that_a_database_does_not_take_are_kept_as_near_as_can_
     assert kept.history.jobs(uid="no\0ne") == [] and kept.value("failures") == 0
 
 
+@pytest.mark.slow
 def test_the_replica_that_leads_no_more_writes_over_nothing_newer(kept: Kept) -> None:
     """What waited in it comes late; and both may write at once."""
     late = Kept(kept.where)
@@ -320,6 +321,7 @@ def test_ballast_history_shows_jobs_and_what_happened_to_one(kept: Kept, tmp_pat
     assert missing.exit_code == 1 and "To fix" in missing.output
 
 
+@pytest.mark.slow
 async def test_the_page_shows_history_to_who_may_see_the_namespace(kept: Kept) -> None:
     """Deleted jobs with their ends; of other namespaces nothing, by address and as JSON neither."""
     ended("open", kept)

@@ -269,6 +269,7 @@ async def test_decisions_are_stepped_through_round_by_round():
         assert "Nothing was decided lately" in plain(await text_of(client, "/decisions"))
 
 
+@pytest.mark.slow
 async def test_texts_of_users_are_shown_and_never_obeyed():
     """Markup, templates, scripts and characters that turn a text around, in every field that people write."""
     world = World()
@@ -294,6 +295,7 @@ async def test_texts_of_users_are_shown_and_never_obeyed():
             assert not re.findall(r"\son\w+=|\sstyle=|javascript:", re.sub(r">[^<]*<", "><", html))
 
 
+@pytest.mark.slow
 async def test_a_namespace_that_may_not_be_seen_is_nowhere():
     """Not its jobs, their names, decisions or GPUs' owners; a job there is like one that is none."""
     world = World(Everybody({"open"}, policies=True))
@@ -350,6 +352,7 @@ async def test_a_page_that_fails_says_so_and_the_others_live():
         await text_of(client, "/jobs/team/two")
 
 
+@pytest.mark.slow
 async def test_five_thousand_jobs_are_a_bounded_page():
     """No screen grows with the number of jobs."""
     world = World()

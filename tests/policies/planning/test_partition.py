@@ -81,6 +81,7 @@ def test_diffusion_only_improves_and_every_step_is_a_chain_move(seconds, data):
         assert sorted(after.loads(seconds), reverse=True) < sorted(before.loads(seconds), reverse=True)
 
 
+@pytest.mark.slow
 @examples(150)
 @given(seconds=loads, data=st.data())
 def test_diffusion_ends_at_the_optimum_also_with_unlike_ranks_within_memory(seconds, data):

@@ -18,6 +18,7 @@ from tests.policies.planning.partitions import all_partitions
 from tests.support.examples import examples
 
 
+@pytest.mark.slow
 @examples(150)
 @given(seconds=st.lists(st.floats(0.01, 10.0), min_size=2, max_size=7), data=st.data())
 def test_the_kept_ranks_equal_brute_force(seconds, data):
@@ -269,6 +270,7 @@ def repacks(draw):
     return block, partition(old * block), partition(new * block), sizes
 
 
+@pytest.mark.slow
 @examples(200)
 @given(repacks(), st.data())
 def test_whole_pods_stay_on_the_fewest_nodes_and_the_fewest_bytes_travel(case, data):

@@ -397,6 +397,7 @@ def test_rounds_one_after_the_other_keep_every_law(kinds, seed):
             none_waits_beside_its_room(question, decided)
 
 
+@pytest.mark.slow
 @given(seed=seeds)
 def test_the_same_question_gives_the_same_round(seed):
     """Decisions can be replayed."""
@@ -417,6 +418,7 @@ def carried_out(question, decided, **changes):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kinds", [("elastic",), ("mixed",), ("shared",), ("elastic", "mixed", "pods")], ids=",".join
 )
@@ -439,6 +441,7 @@ def live(question, **changes):
     return dataclasses.replace(question, elastic=elastic, pending=frozenset(), **changes)
 
 
+@pytest.mark.slow
 @given(seed=seeds, surplus=st.sampled_from(Surplus))
 def test_sizes_come_to_rest_at_the_ends_of_rounds(seed, surplus):
     """After at most three."""
@@ -452,6 +455,7 @@ def test_sizes_come_to_rest_at_the_ends_of_rounds(seed, surplus):
         assert sizes_of(decided) == sizes_of(before)
 
 
+@pytest.mark.slow
 @given(seed=seeds, surplus=st.sampled_from(Surplus))
 def test_where_no_pool_is_short_of_gpus_no_gang_is_moved_back_and_forth(seed, surplus):
     """With nothing else changing, what was decided comes to rest."""
@@ -472,6 +476,7 @@ def sizes_of(decided):
     return {name: len(at.nodes) for name, at in decided.placements.items()}
 
 
+@pytest.mark.slow
 @given(seed=seeds)
 def test_no_gpu_is_idle_that_an_elastic_gang_could_use(seed):
     """Every step of size that a gang may still take is one that its pool has no room for."""
@@ -512,6 +517,7 @@ def test_who_runs_is_decided_at_the_least_sizes(seed, surplus):
         assert decide_round(question).placements.keys() == alone.placements.keys()
 
 
+@pytest.mark.slow
 @given(seed=seeds)
 def test_limits_of_spot_machines_that_nothing_exceeds_change_nothing(seed):
     """The decision is the one without limits."""

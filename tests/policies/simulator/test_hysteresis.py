@@ -39,11 +39,13 @@ def stretches(result):
     return [s.end - s.start for s in result.timeline if s.end < last[s.row]]
 
 
+@pytest.mark.slow
 def test_without_hysteresis_two_jobs_take_turns_every_round():
     """Stretches of a round each."""
     assert min(stretches(run([a_job(), a_job()]))) == pytest.approx(100.0)
 
 
+@pytest.mark.slow
 def test_a_gang_is_not_stopped_before_it_ran_min_run_seconds():
     """Turns of 350 s: to the end of the fourth round."""
     found = run([a_job(), a_job()], min_run_seconds=350.0)
@@ -126,6 +128,7 @@ def test_what_hysteresis_cannot_be_combined_with_is_named(options, word):
         simulation(policy="max-min-fairness", **options)
 
 
+@pytest.mark.slow
 def test_stretches_are_of_one_job_each():
     """The time line that these tests measure by has no overlaps on one GPU."""
     found = run([a_job(), a_job(), a_job()], min_run_seconds=250.0)

@@ -62,6 +62,7 @@ def test_a_gang_that_finds_room_only_on_two_nodes_is_slower_until_it_is_moved():
     assert nodes.slowdown(grant(rows[0], gang)).tolist() == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_the_time_of_spread_gangs_is_counted():
     """Three short jobs leave one GPU free on each of two nodes; the gang takes them for all of its time."""
     short, long = 100.0, 1e7
@@ -94,6 +95,7 @@ def come_together(launch=0.0, **settings):
     return found.jobs[-1].completion_time, found
 
 
+@pytest.mark.slow
 def test_a_spread_gang_is_brought_together_at_the_end_of_a_round():
     """It runs apart until the first round ends after one of the nodes is free for it, and then on that."""
     seconds, result = come_together()
@@ -103,6 +105,7 @@ def test_a_spread_gang_is_brought_together_at_the_end_of_a_round():
     assert 0 < result.spread_fraction < 2 * apart / alone
 
 
+@pytest.mark.slow
 def test_being_brought_together_costs_a_restart():
     """The gang does no step between its stop and the first step of its new launch."""
     free, _ = come_together(launch=0.0)
@@ -113,6 +116,7 @@ def test_being_brought_together_costs_a_restart():
     assert paid > free
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"max_moves_per_hour": 0}, {"min_run_seconds": 1e7}])
 def test_hysteresis_keeps_a_spread_gang_where_it_is(settings):
     """Where no move is left, and before it has run as long as it is to stay."""
@@ -120,6 +124,7 @@ def test_hysteresis_keeps_a_spread_gang_where_it_is(settings):
     assert seconds == pytest.approx(2e5 / APART)
 
 
+@pytest.mark.slow
 def test_one_move_is_one_of_the_hours():
     """With one allowed, it is brought together."""
     seconds, _ = come_together(max_moves_per_hour=1)

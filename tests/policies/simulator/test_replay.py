@@ -132,6 +132,7 @@ def cheapest_by_hand(jobs: list[RecordedJob], gpus: dict[str, int], prices: dict
     return best
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_no_schedule_is_cheaper_than_the_bound(data: st.DataObject) -> None:
     """Of all schedules of small instances; with all the time each job waits for the cheapest GPU."""

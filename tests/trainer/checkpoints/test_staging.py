@@ -226,6 +226,7 @@ def test_a_run_that_loses_its_folder_while_it_writes_puts_nothing_there(small_co
     assert list(tmp_path.glob("*step*")) == []
 
 
+@pytest.mark.slow
 def test_no_checkpoint_is_begun_where_one_is_written_and_none_is_stated(small_config, tmp_path, monkeypatch):
     """An interval that the job has chosen gives way to storage that is slower: the next one comes later."""
     held, seen, real = Held(monkeypatch, until=1), [], Saver.wanted

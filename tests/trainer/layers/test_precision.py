@@ -136,6 +136,7 @@ def test_masters_have_gradients_of_one_layer_at_a_time():
     assert most == [len(list(layer.module.parameters())) for layer in layers]
 
 
+@pytest.mark.slow
 def test_batch_norms_and_float_inputs_train_with_bf16_weights(trained):
     """The weights of a batch norm stay fp32; inputs in fp32 become bf16 before the first layer."""
     model = {"name": "tests.trainer.models.awkward_models:with_batch_norm", "layers": 6}

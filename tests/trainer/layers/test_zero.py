@@ -143,6 +143,7 @@ def with_state(layers):
         update([layer])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "types"),
     first_daily(

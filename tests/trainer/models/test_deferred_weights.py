@@ -107,6 +107,7 @@ def assert_equal_layers(model, plain):
         assert all(torch.equal(found[name], wanted[name]) for name in wanted), index
 
 
+@pytest.mark.slow
 def test_layers_have_the_weights_of_the_whole_model(all_deferred):
     """Bit for bit, in any order, whatever made them; what is used besides the layers has its values."""
     model = built(f"{__name__}:own")
@@ -123,6 +124,7 @@ def test_layers_have_the_weights_of_the_whole_model(all_deferred):
         assert torch.equal(torch.rand(3), after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_daily(FAMILIES))
 def test_a_model_of_transformers_has_the_weights_of_its_class(all_deferred, tmp_path, name):
     """Drawn as the class draws them, or read from its checkpoint one tensor after the other."""
@@ -146,6 +148,7 @@ def test_a_model_of_transformers_has_the_weights_of_its_class(all_deferred, tmp_
     assert_equal_layers(read, pretrained(checkpoint=str(tmp_path / "saved")))
 
 
+@pytest.mark.slow
 def test_a_layer_that_comes_from_another_rank_gets_memory_alone(all_deferred, monkeypatch):
     """Its values are not computed, or read, only to be replaced; buffers that do not come are there."""
     model = built(f"{__name__}:own")
@@ -190,6 +193,7 @@ def test_what_cannot_be_seen_is_not_deferred(all_deferred, builder):
     assert_equal_layers(built(f"{__name__}:{builder.__name__}"), plain)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_built_as_a_whole_is_told(caplog):
     """With the bytes that each rank keeps, and the reason; its weights are what the builder made of them."""
     with caplog.at_level(logging.WARNING):

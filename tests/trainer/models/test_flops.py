@@ -45,6 +45,7 @@ def test_a_layer_that_takes_indices_is_counted_with_integers():
     assert step_flops(model, torch.zeros(3, 5, dtype=torch.long)) == 6 * 15 * 16 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["llama", "gpt_neox"])
 def test_hugging_face_decoders_are_counted(model_type):
     """Their masks depend on values unless they are traced: 6 operations a weight and token, and attention."""

@@ -124,6 +124,7 @@ def test_a_state_that_cannot_be_saved_is_refused_in_words():
     assert torch.equal(again.state["seen"][0], torch.arange(3))
 
 
+@pytest.mark.slow
 def test_a_loader_that_refuses_a_state_ends_the_job_with_its_words(tmp_path):
     """Of another release of the user's module."""
     saved = {"checkpoint": {"path": str(tmp_path / "saved")}}

@@ -104,6 +104,7 @@ def two_texts():
     return lambda seed, step, size: (torch.zeros(size, 4), torch.zeros(size, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -52,6 +52,7 @@ def losses_of_plain_modules(name, steps=8):
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 def test_one_process_learns_as_plain_modules_do(recompute):
     """Skips, and gradients that meet in one tensor; with repeated forwards, too."""

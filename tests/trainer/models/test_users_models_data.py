@@ -310,6 +310,7 @@ def ahead():
         one.close()
 
 
+@pytest.mark.slow
 def test_any_step_can_be_read_ahead_and_none_disturbs_the_numbers_of_training(ahead):
     """In order, again, back, and from the middle; torch's generator stays as it was."""
     dataset = list(zip(torch.arange(30), torch.arange(30), strict=True))
@@ -331,6 +332,7 @@ class Failing:
         raise KeyError(f"no file for {index}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [Failing(), lambda seed, step, size: (1, 2)])
 def test_what_a_worker_cannot_read_is_told_as_without_it(ahead, data):
     """Broken samples, and what is no batch."""
@@ -341,6 +343,7 @@ def test_what_a_worker_cannot_read_is_told_as_without_it(ahead, data):
     assert str(found.value) == str(plain.value)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_ends_the_job_in_words(ahead):
     """As by the kernel when memory is short."""
 

@@ -128,6 +128,7 @@ def small(**fields):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "files"), [([], {"rank-0.steps-2-3.json"}), ([1], set())])
 def test_chosen_steps_and_ranks_are_traced_by_torchs_profiler(tmp_path, ranks, files):
     """As Chrome's traces, with torch's own operations; the losses are those without it."""
@@ -140,6 +141,7 @@ def test_chosen_steps_and_ranks_are_traced_by_torchs_profiler(tmp_path, ranks, f
         assert any("aten::" in event.get("name", "") for event in trace["traceEvents"])
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_within_its_trace_writes_what_there_is(tmp_path):
     """The steps that ran are in the name."""
     train_here(small(profiling={"path": str(tmp_path), "firstStep": 4, "steps": 9}))

@@ -87,6 +87,7 @@ def test_between_two_stated_sizes_the_speed_is_between_theirs(script):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     rates=st.dictionaries(st.integers(1, 16), st.floats(0.01, 100.0), min_size=2, max_size=5),

@@ -23,6 +23,7 @@ def schema() -> dict[str, Any]:
     return structural_schema(JobConfig, defaults=True)
 
 
+@pytest.mark.slow
 def test_every_field_is_described_and_bounded(schema) -> None:
     """`kubectl explain` has a text for it, and no number, text or list has any size."""
     for path, part in fields(schema):

@@ -197,6 +197,7 @@ async def test_a_waiting_job_whose_deadline_passes_fails_without_ever_holding_gp
     assert simulation.state("first") == "Running"
 
 
+@pytest.mark.slow
 async def test_a_job_that_has_run_for_its_active_deadline_saves_and_has_failed():
     """Seconds with GPUs count, over all launches; those of a suspension do not; another job gets its GPUs."""
     simulation = cluster(fast=2)

@@ -158,6 +158,7 @@ async def test_explain_top_and_metrics_show_both_parts():
         assert simulation.metrics.registry.get_sample_value("ballast_gpus_allocated", labels) == 2.0
 
 
+@pytest.mark.slow
 async def test_a_new_operator_keeps_the_gang_and_books_its_time_on_both_types():
     simulation = two_pools()
     add_wide(simulation)
@@ -257,6 +258,7 @@ async def test_only_nodes_that_exist_are_paid_while_the_others_are_awaited():
     assert allocation.pools_to_grow == ("slow",)
 
 
+@pytest.mark.slow
 async def test_nodes_that_do_not_come_are_given_up_and_tried_again():
     """The cloud has none: the gang is taken back in time, and starts once one is to be had."""
     simulation, autoscaler = scaled_from_zero(stock=0)

@@ -23,6 +23,7 @@ async def test_gpus_that_another_job_needs_are_not_taken_for_a_second_part():
     assert parts_of(simulation, "other") == BOTH[1:]
 
 
+@pytest.mark.slow
 async def test_a_gang_in_two_pools_gives_back_what_a_job_needs_and_grows_again_without_a_restart():
     """Its last ranks leave for the job, and come back when that is gone."""
     simulation, all_six = two_pools(slow=4), ["2 x fast of pool fast", "4 x slow of pool slow"]

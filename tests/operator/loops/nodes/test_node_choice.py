@@ -179,6 +179,7 @@ class PullingNode(BrokenNode):
                 world.put(EVENT, {"apiVersion": "v1", "kind": "Event", "metadata": metadata, **event})
 
 
+@pytest.mark.slow
 async def test_a_pull_slower_than_the_limit_of_a_launch_keeps_it():
     """Kubelet tells of a pull in an Event alone; the launch waits until its end, on the same nodes."""
     simulation = two_zones()

@@ -44,6 +44,7 @@ async def fail_again(simulation: Simulation, name: str, reason: ExitReason = Exi
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("condition", "spec"),
     [
@@ -79,6 +80,7 @@ def on_first(simulation: Simulation) -> dict[str, Any]:
     return template(nodeSelector={"name": "fast-0"})
 
 
+@pytest.mark.slow
 async def test_a_node_on_which_two_jobs_failed_is_avoided_for_a_time():
     """Others start elsewhere, or wait although it is free; then it is used again."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2), "fast-1": ("fast", 1)}, nodeHealth=HEALTH)
@@ -108,6 +110,7 @@ async def test_a_node_on_which_two_jobs_failed_is_avoided_for_a_time():
     assert simulation.nodes("c") | simulation.nodes("d") == {"fast-0", "fast-1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", ["none", "other node", "own fault"])
 async def test_a_node_is_not_avoided_for_one_job_that_fails(others: str):
     """However often it does; nor for another that failed elsewhere before, or names its own fault."""

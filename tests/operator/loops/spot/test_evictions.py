@@ -84,6 +84,7 @@ async def test_a_gang_that_cannot_continue_saves_and_starts_again(stages, ranks)
     assert simulation.status("a").lost_steps == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", ("EvictionByEvictionAPI", ""))
 async def test_a_trainer_that_does_not_hand_over_has_saved_before_the_pod_is_killed(reason):
     """A shrink may fail: half of the grace is kept for saving."""

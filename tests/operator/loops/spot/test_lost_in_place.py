@@ -93,6 +93,7 @@ async def test_a_gang_goes_on_without_a_lost_pod_and_grows_again(lose, words, lo
     assert pods[lost] not in simulation.plan("a").pods
 
 
+@pytest.mark.slow
 async def test_a_launch_ends_where_the_others_do_not_go_on():
     """Within the limit of a shrink, and by the cause that a shrink has."""
     simulation = await gang(trainer={"deaf": True})
@@ -113,6 +114,7 @@ async def test_a_launch_ends_where_none_can_go_on(lost, fields):
     assert dict(simulation.status("a").restarts) == {"PodLost": 1}
 
 
+@pytest.mark.slow
 async def test_a_pod_that_is_lost_while_the_gang_grows_back_ends_the_growth_alone():
     """The new pod is given up, the gang goes on with the two that are left, and then grows."""
     simulation = await gang()

@@ -78,6 +78,7 @@ async def test_a_second_gang_gets_nodes_of_its_own_beside_those_of_the_first(kar
     assert simulation.status("a").allocation.nodes == ("new-0", "new-0")
 
 
+@pytest.mark.slow
 async def test_two_gangs_whose_pods_are_bound_in_turn_both_run():
     """Each has a pod on each node then: the nodes that come suffice for all, and the status has the truth."""
     simulation, autoscaler = cluster(interleaves=True)
@@ -172,6 +173,7 @@ async def test_gpus_are_asked_for_at_the_notice_and_not_after_the_loss(stages):
     assert simulation.status("a").launches == (1 if stages == (1, 4) else 2)
 
 
+@pytest.mark.slow
 async def test_a_node_that_has_come_for_one_gang_is_not_given_to_another():
     """Between the node and the binding of its pods there is time for a decision."""
     simulation, autoscaler = cluster(most=1)

@@ -92,6 +92,7 @@ async def test_a_running_job_stays_until_its_next_launch():
     assert simulation.pool("one") == "sure"
 
 
+@pytest.mark.slow
 async def test_a_job_waits_for_spot_machines_until_only_on_demand_ones_are_sure():
     """The spot node is too small for its gang; those on demand idle until the last moment."""
     simulation = cluster("min-cost-slo", nodes={"a": ("sure", 2), "b": ("spot", 1)})

@@ -59,6 +59,7 @@ def test_colocation_two_jobs_that_hardly_slow_each_other_down_share_one_gpu():
     assert answer.objective == pytest.approx(0.9)
 
 
+@pytest.mark.slow
 @examples(25)
 @given(
     p=problems(max_jobs=4, all_run=True, single=True),

@@ -43,6 +43,7 @@ def fits(real, demand, jobs):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", first_daily(["demand 3", "like jobs", "heavy tails", "few usable types"], 2)
 )

@@ -148,6 +148,7 @@ def test_merged_jobs_of_one_type_have_the_optimum_and_each_its_demand(part, cont
     assert (problem.gpus_used(found.x) <= problem.capacity * (1 + 1e-12)).all()
 
 
+@pytest.mark.slow
 def test_jobs_whose_worths_differ_stay_apart(monkeypatch):
     """What a GPU is worth to each is drawn at random: there is nothing to merge."""
     problem = cluster(8, jobs=2500, unusable=0.85)

@@ -92,6 +92,7 @@ def test_a_stages_bytes_are_those_of_the_schedule_played(data):
     assert all(found <= most + 1e-9 for found, most in zip(taken, bound, strict=True))
 
 
+@pytest.mark.slow
 @examples(100)
 @given(data=st.data())
 def test_the_least_memory_is_that_of_the_best_of_all_cuts(data):
