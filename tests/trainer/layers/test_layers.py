@@ -1,5 +1,8 @@
 """Layers: the same weights and dropout wherever they are; frozen ones cost no backward."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -272,22 +275,36 @@ def test_a_loss_from_which_no_backward_begins_is_refused(loss, reason):
 
 
 class Counting(nn.Linear):
-    seen: int = 0
+    """It counts, anneals and draws from generators of its own."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.seen, self.scale = 5, 0.5
+        self.of_torch = torch.Generator().manual_seed(1)
+        self.of_numpy, self.of_python = np.random.default_rng(1), random.Random(1)
+
+    def numbers(self):
+        drawn = (
+            torch.rand((), generator=self.of_torch).item(),
+            self.of_numpy.random(),
+            self.of_python.random(),
+        )
+        return drawn + torch.rand((), generator=self.of_torch).item(), self.seen, self.scale
 
     def forward(self, value):
         self.seen += 1
-        return super().forward(value) * self.seen
+        self.scale *= 1.5
+        return super().forward(value) * sum(self.numbers())
 
 
 def test_a_trial_leaves_what_a_layer_counts_and_tells_that_it_does_not_travel(caplog):
-    """A count outside of buffers: the first step begins where it would without a trial."""
-    module = Counting(3, 3)
-    module.seen = 5
-    model = Model.from_layers([module], loss=nn.functional.mse_loss)
+    """State outside of buffers: the first step begins where it would without a trial."""
+    model = Model.from_layers([lambda: Counting(3, 3)], loss=nn.functional.mse_loss)
     layers = all_layers(model)
     builder_of_one_stage(model, layers, 2).probe_partition((torch.ones(4, 3), torch.ones(4, 3)))
-    assert layers[0].module.seen == 5
-    assert "Counting.seen changes in a forward" in caplog.text
+    assert layers[0].module.numbers() == Counting(3, 3).numbers()
+    for name in ("seen", "scale", "of_torch", "of_numpy", "of_python"):
+        assert f"Counting.{name} changes in a forward" in caplog.text
 
 
 @pytest.mark.parametrize("before", [None, torch.zeros(2)], ids=["made", "same"])

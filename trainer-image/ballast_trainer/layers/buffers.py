@@ -10,8 +10,12 @@ places, and the buffers themselves are never written back to, which a pending ba
 
 import contextlib
 import dataclasses
+import pickle
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -174,28 +178,62 @@ def _running(
 _STATE = frozenset({"_parameters", "_buffers", "_modules"})
 
 
+class _Generators(NamedTuple):
+    """Generators of a class, and how their state is read and written."""
+
+    of: type
+    get: Callable[[Any], Any]
+    set: Callable[[Any, Any], object]
+
+
+_GENERATORS = (
+    _Generators(torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
+    _Generators(
+        numpy.random.Generator,
+        lambda generator: generator.bit_generator.state,
+        lambda generator, state: setattr(generator.bit_generator, "state", state),
+    ),
+    _Generators(random.Random, random.Random.getstate, random.Random.setstate),
+)
+
+
 @contextlib.contextmanager
 def attributes_back(modules: Iterable[nn.Module]) -> Iterator[Callable[[], list[tuple[nn.Module, str]]]]:
     """Attributes come back where they were replaced, e.g. what a layer has counted in its newest forward.
 
-    An object that was changed in place stays changed.
+    Generators of random numbers come back, too; another object that was changed in place stays changed.
 
     Yields:
-        Which modules have changed a whole number so far, and its name.
+        Which modules have changed a number or have drawn from a generator of theirs so far, and its name.
     """
     kept = [(part, {k: v for k, v in vars(part).items() if k not in _STATE}) for part in modules]
+    generators = [
+        (part, name, value, kind, kind.get(value))
+        for part, attributes in kept
+        for name, value in attributes.items()
+        for kind in _GENERATORS
+        if isinstance(value, kind.of)
+    ]
 
     def counted() -> list[tuple[nn.Module, str]]:
-        return [
+        numbers = [
             (part, name)
             for part, attributes in kept
             for name, value in attributes.items()
-            if type(value) is int and vars(part).get(name) != value
+            if type(value) in (int, float) and vars(part).get(name) != value
         ]
+        drawn = [
+            (part, name)
+            for part, name, value, kind, state in generators
+            if pickle.dumps(kind.get(value)) != pickle.dumps(state)
+        ]
+        return numbers + drawn
 
     try:
         yield counted
     finally:
+        for _, _, value, kind, state in generators:
+            kind.set(value, state)
         for part, attributes in kept:
             for name in vars(part).keys() - attributes.keys() - _STATE:
                 del vars(part)[name]

@@ -372,7 +372,8 @@ def _tell_counted(module: str, kind: str, name: str) -> None:
     if not module.startswith("ballast_trainer."):
         logger.warning(
             "%s.%s changes in a forward, and neither moves with its layer nor is saved: a loss that "
-            "depends on it is another one after a move or a restart. To fix: register_buffer",
+            "depends on it is another one after a move or a restart. To fix: register_buffer; for random "
+            "numbers the generators of torch, numpy and Python themselves, which are seeded for each layer",
             kind,
             name,
         )
