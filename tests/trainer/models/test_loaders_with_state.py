@@ -3,13 +3,14 @@
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from ballast_trainer.data.collate import BatchForm
-from ballast_trainer.data.sources import LoaderPosition, ReplayedLoader
+from ballast_trainer.data.sources import LoaderPosition, ReplayedLoader, batches_from
 from ballast_trainer.errors import ConfigurationError, TrainerError
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.support.gang import assert_same_curve
 from tests.support.one_process import train_here
@@ -131,3 +132,55 @@ def test_a_loader_that_refuses_a_state_ends_the_job_with_its_words(tmp_path):
     train_here(a_job(tmp_path, "Streamed") | saved, stop_after=4)
     with pytest.raises(TrainerError, match=r"KeyError: 'offset' \(test_loaders_with_state.py, line \d+"):
         train_here(a_job(tmp_path, "Odd") | saved)
+
+
+class Buffered(Streamed):
+    """Of Hugging Face's form: samples pass through a buffer, and the state is that of what fills it."""
+
+    def __init__(self, notes):
+        super().__init__(notes)
+        self._ex_iterable = SimpleNamespace(ex_iterable=SimpleNamespace(buffer_size=4))
+
+    def __iter__(self):
+        held = []
+        for sample in super().__iter__():
+            held.append(sample)
+            if len(held) == 4:
+                yield held.pop(1)
+        yield from held
+
+
+def test_a_stream_whose_state_is_without_its_buffer_is_read_again(tmp_path, caplog):
+    """Samples that wait in the buffer would be skipped; a warning says what that costs."""
+    job = a_job(tmp_path, "Buffered")
+    expected = train_here(job).losses
+    saved = {"checkpoint": {"path": str(tmp_path / "saved")}}
+    stopped = train_here(job | saved, stop_after=4).losses
+    assert "read again from its first sample" in caplog.text
+    assert stopped | train_here(job | saved).losses == expected
+
+
+@pytest.mark.parametrize("name", ["Numbers", "loader"])
+def test_a_batch_of_another_size_goes_on_after_the_last_sample(tmp_path, name, caplog):
+    """Of a dataset no sample is left out or read twice; a loader, whose batches are its own, is told."""
+    job = a_job(tmp_path, name) | {"totalSteps": 4, "checkpoint": {"path": str(tmp_path / "saved")}}
+    train_here(job | {"totalSteps": 3})
+    larger = {"pipeline": {"microbatches": 4, "globalBatchSize": 16}}
+    if name == "loader":
+        job["data"]["args"]["size"] = 16
+    train_here(job | larger)
+    if name == "Numbers":
+        assert sorted(read_by(tmp_path)) == list(range(40))
+    assert ("some samples come twice or never" in caplog.text) == (name == "loader")
+
+
+def loader(notes, size=8):
+    return DataLoader(Numbers(notes, length=9 * size), batch_size=size, drop_last=True)
+
+
+def test_a_loader_with_a_smaller_last_batch_is_told_before_the_first_step(tmp_path, caplog):
+    """The job would end with the first epoch, hours later."""
+    batches_from(DataLoader(Numbers(tmp_path), batch_size=8))
+    assert not caplog.text
+    batches_from(DataLoader(Numbers(tmp_path), batch_size=16))
+    assert "the last batch of an epoch has 8 samples, not 16" in caplog.text

@@ -148,7 +148,7 @@ class Checkpoints:
             copy: which the thread that writes finishes.
             step: steps done.
             loss_scale: of that step.
-            data: where the data's loader was.
+            data: where the data were.
 
         Returns:
             The milliseconds until the checkpoint was in place, or what :meth:`save` raises.

@@ -36,7 +36,7 @@ class Manifest:
         loss_scale: the factor on the loss, and steps since it changed; matters to fp16.
         optimizer: its name in the configuration; None: not noted.
         tied: the parameters that layers share, as text.
-        data: where the training data's loader was, by its own account; empty: it has none.
+        data: where the training data were, as ``Batches.position`` says; empty: not noted.
     """
 
     step: int

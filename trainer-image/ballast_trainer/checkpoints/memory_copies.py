@@ -33,7 +33,7 @@ class Moment:
     Attributes:
         step: optimizer steps done.
         loss_scale: of that step.
-        data: where the data's loader was; empty: by the step alone.
+        data: where the data were, as ``Batches.position`` says.
         checkpoint_step: of the newest checkpoint; None: there is none.
         began: when the job began, by the monotonic clock.
         trained_seconds: since then, in which steps ran.

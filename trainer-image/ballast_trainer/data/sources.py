@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import io
 import itertools
+import logging
 import types
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,8 @@ from ballast_trainer.causes import SAMPLE_NOTE, with_place
 from ballast_trainer.data.collate import Batch, BatchForm, BatchFunction
 from ballast_trainer.errors import ConfigurationError, DataError, TrainerError
 from ballast_trainer.seeding import host_seeded, mixed_key
+
+logger = logging.getLogger(__name__)
 
 FIELD = "data.name"
 _DATA = 0xDA7A
@@ -126,11 +129,27 @@ def batches_from(source: Any, form: BatchForm | None = None) -> BatchFunction:
     if is_dataset(source):
         return ShuffledDataset(source, form)
     if is_loader(source):
+        _tell_ragged(source)
         return ReplayedLoader(source, form)
     if callable(source):
         refuse_form(source, form)
         return functools.partial(_checked, source, form)
     raise no_source(source)
+
+
+def _tell_ragged(source: Any) -> None:
+    """Warn of a loader whose epochs end in a batch of fewer samples, which ends the job."""
+    if not isinstance(source, torch.utils.data.DataLoader) or source.drop_last or not source.batch_size:
+        return
+    rest = len(source.dataset) % source.batch_size if is_dataset(source.dataset) else 0
+    if rest:
+        logger.warning(
+            "%s: the last batch of an epoch has %d samples, not %d, and the job ends there. "
+            "To fix: drop_last=True",
+            FIELD,
+            rest,
+            source.batch_size,
+        )
 
 
 def _checked(batch: BatchFunction, form: BatchForm, seed: int, step: int, size: int) -> Batch:
@@ -210,9 +229,9 @@ class BadSamples:
 class ShuffledDataset:
     """A dataset that can be indexed, shuffled in every epoch.
 
-    Step s takes positions s * size to (s + 1) * size - 1 of the epochs laid end to end.  An epoch is as
-    long as the dataset was when it was made.  In the place of a sample that cannot be read comes the first
-    that can, of a sequence that seed and position draw.
+    Step s takes positions s * size to (s + 1) * size - 1 of the epochs laid end to end, later or earlier
+    ones where the size has changed since.  An epoch is as long as the dataset was when it was made.  In the
+    place of a sample that cannot be read comes the first that can, of a sequence that seed and position draw.
     """
 
     def __init__(self, dataset: Any, form: BatchForm | None = None) -> None:
@@ -222,6 +241,7 @@ class ShuffledDataset:
             raise ConfigurationError(FIELD, "the dataset has no sample. To fix: one at least")
         self._dataset = dataset
         self.bad = BadSamples()
+        self._ahead: dict[int, int] = {}
         self._permutation = functools.lru_cache(maxsize=_KEPT_PERMUTATIONS)(self._permuted)
 
     def _permuted(self, seed: int, epoch: int) -> numpy.ndarray:
@@ -234,12 +254,20 @@ class ShuffledDataset:
 
     def indices(self, seed: int, step: int, size: int) -> list[int]:
         """Which samples the batch of ``step`` is made of."""
-        positions = range(step * size, (step + 1) * size)
+        first = self.samples_before(seed, step, size)
         found = []
-        for position in positions:
+        for position in range(first, first + size):
             epoch, offset = divmod(position, self._length)
             found.append(int(self._permutation(seed, epoch)[offset]))
         return found
+
+    def samples_before(self, seed: int, step: int, size: int) -> int:
+        """Samples of the steps before ``step``."""
+        return step * size + self._ahead.get(seed, 0)
+
+    def continue_from(self, seed: int, step: int, size: int, samples: int) -> None:
+        """Let the batch of ``step`` begin after so many samples."""
+        self._ahead[seed] = samples - step * size
 
     def chosen(self, seed: int, step: int, size: int, bad: Container[int] = ()) -> list[int]:
         """As :meth:`indices`, with others in the places of ``bad`` ones."""
@@ -324,6 +352,18 @@ class _SampleBatches:
         return self._form.of_samples(found)
 
 
+def _drops_its_buffer(source: Any) -> bool:
+    """Whether it is a stream of Hugging Face with a shuffle buffer, or a loader of one."""
+    parts = [getattr(source, "dataset", source)]
+    while parts:
+        part = parts.pop()
+        if hasattr(part, "buffer_size"):
+            return True
+        inner = (getattr(part, name, None) for name in ("_ex_iterable", "ex_iterable"))
+        parts += [one for one in (*inner, *getattr(part, "ex_iterables", ())) if one is not None]
+    return False
+
+
 def _has_ended(batches: Iterator[Any]) -> bool:
     """Whether an iterator that has raised has nothing left for that reason, as generators."""
     inner = batches.samples if isinstance(batches, _SampleBatches) else batches
@@ -388,6 +428,15 @@ class ReplayedLoader:
         self._has_state = all(
             callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict")
         )
+        if self._has_state and _drops_its_buffer(source):
+            self._has_state = False
+            logger.warning(
+                "%s: the state of a %s is without the samples in its shuffle buffer, which would be skipped: "
+                "after a stop it is read again from its first sample. To fix: a dataset with an index, or "
+                "shuffle its shards alone",
+                FIELD,
+                type(source).__name__,
+            )
         self._batches: Iterator[Any] = iter(())
         self._epoch = -1
         self._step = -1

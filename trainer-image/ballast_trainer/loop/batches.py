@@ -1,5 +1,6 @@
 """The batches of a job's steps on one rank: this replica's microbatches, and how much each of them counts."""
 
+import json
 import logging
 import math
 import zlib
@@ -20,6 +21,7 @@ from ballast_trainer.trees import mapped
 
 logger = logging.getLogger(__name__)
 
+_SAMPLES = "samples"
 _KEPT_TARGETS = 4
 """Steps whose targets are kept: without a flush, several are in flight."""
 
@@ -155,22 +157,43 @@ class Batches:
             self._newest = None
 
     def position(self, step: int) -> str:
-        """Where the data's loader is before ``step``, by its own account; empty: it has none.
+        """Where the data are before ``step``: a loader's own account, else how many samples were before.
 
         Raises:
             ConfigurationError: it cannot be saved.
         """
-        loader = self._model.batch
-        if not isinstance(loader, ReplayedLoader):
-            return ""
-        position = loader.position(self._config.training.seed, step)
-        return "" if position is None else position.to_text()
+        source, seed = self._model.batch, self._config.training.seed
+        samples = step * self._size
+        if isinstance(source, ReplayedLoader):
+            position = source.position(seed, step)
+            if position is not None:
+                return position.to_text()
+        elif isinstance(source, ShuffledDataset):
+            samples = source.samples_before(seed, step, self._size)
+        return json.dumps({_SAMPLES: samples})
 
     def continue_from(self, step: int, position: str) -> None:
         """Continue reading before ``step``, where :meth:`position` of another process was."""
-        if position and isinstance(self._model.batch, ReplayedLoader):
-            known = LoaderPosition.from_text(step, position)
-            self._model.batch.continue_from(self._config.training.seed, known)
+        source, seed = self._model.batch, self._config.training.seed
+        if not position.startswith("{"):
+            if position and isinstance(source, ReplayedLoader):
+                source.continue_from(seed, LoaderPosition.from_text(step, position))
+            return
+        samples = json.loads(position)[_SAMPLES]
+        if isinstance(source, ShuffledDataset):
+            source.continue_from(seed, step, self._size, samples)
+        elif isinstance(source, ReplayedLoader) and samples != step * self._size:
+            logger.warning(
+                "%s: pipeline.globalBatchSize was another one before step %d, and the loader is read again "
+                "by batches: some samples come twice or never. To fix: a dataset, or a loader "
+                "with state_dict()",
+                self._field,
+                step + 1,
+            )
+
+    @property
+    def _size(self) -> int:
+        return self._config.pipeline.global_batch_size
 
     def close(self) -> None:
         """End the processes that read data."""
@@ -196,7 +219,7 @@ class Batches:
         source = self._model.batch
         if isinstance(source, ShuffledDataset) and (known or source.bad.known):
             source.bad.add(known)
-            which = self._config.training.seed, step, self._config.pipeline.global_batch_size
+            which = self._config.training.seed, step, self._size
             if source.chosen(*which, source.bad.known) != source.chosen(*which, known):
                 return self._read(step)
         return batch
@@ -212,7 +235,7 @@ class Batches:
             self._model.batch,
             self._config.training.seed,
             step,
-            self._config.pipeline.global_batch_size,
+            self._size,
             field=self._field,
             name=self._config.model_name if data is None else data.name,
             what=f"the batch of step {step + 1}",
