@@ -2,10 +2,13 @@
 
 import shutil
 import signal
+from collections import OrderedDict
 
 import pytest
+import torch
 from ballast_policies.contract import ExitCode
 from ballast_trainer.errors import CheckpointError
+from ballast_trainer.models.protocol import Model
 
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
@@ -72,7 +75,10 @@ def test_a_rank_killed_while_a_checkpoint_is_written_costs_that_checkpoint(
 OTHERS = [
     ({"model": {"name": "gpt", "layers": 6}}, "checkpoint of 8 layers, the model has 6"),
     ({"training": {"optimizer": "sgd"}}, "of the optimizer adamw, training.optimizer is sgd"),
-    ({"model": {"name": "gpt", "layers": 8, "args": {"dim": 64, "heads": 2}}}, "not fit layer 0"),
+    (
+        {"model": {"name": "gpt", "layers": 8, "args": {"dim": 64, "heads": 2}}},
+        r"not fit layer 0: other shapes have ",
+    ),
     ({"training": {"seed": 5}}, "a checkpoint of seed 0, the job has 5"),
 ]
 
@@ -84,6 +90,30 @@ def test_a_checkpoint_of_another_job_is_refused(small_config, tmp_path):
     for fields, words in OTHERS:
         with pytest.raises(CheckpointError, match=f"{words}.*To fix: "):
             train_here(config | fields | {"totalSteps": 5})
+
+
+def renamed(name):
+    """Two layers, of which the first has a module by this name."""
+    first = torch.nn.Sequential(OrderedDict({name: torch.nn.Linear(2, 2), "gate": torch.nn.Linear(2, 2)}))
+    return Model.from_layers(
+        [first, torch.nn.Linear(2, 2)],
+        loss=torch.nn.functional.mse_loss,
+        batch=lambda seed, step, size: (torch.ones(size, 2), torch.ones(size, 2)),
+    )
+
+
+def test_a_checkpoint_of_modules_by_other_names_is_refused_by_these_names(small_config, tmp_path):
+    """Which tensors there are on either side, not torch's words about a state_dict."""
+    config = with_checkpoints(small_config(totalSteps=1), tmp_path / "saved")
+    config["model"] = {"name": f"{__name__}:renamed", "args": {"name": "up"}}
+    train_here(config)
+    config["model"]["args"]["name"] = "up_proj"
+    words = (
+        r"not fit layer 0: the checkpoint has no up_proj\.weight, up_proj\.bias; "
+        r"the model has no up\.weight, up\.bias\. To fix: "
+    )
+    with pytest.raises(CheckpointError, match=words):
+        train_here(config | {"totalSteps": 2})
 
 
 def test_a_place_that_cannot_be_written_is_found_before_the_first_step(gang, small_config, tmp_path):

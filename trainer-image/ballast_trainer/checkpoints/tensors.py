@@ -14,8 +14,11 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import as_remembered
 from ballast_trainer.dynamics.pruning.sparse_linear import as_pruned_now
 from ballast_trainer.errors import CheckpointError
-from ballast_trainer.layers.layer import OPTIMIZER, LayerSet
+from ballast_trainer.layers.layer import MODULE, OPTIMIZER, Layer, LayerSet
 from ballast_trainer.tensor_parallel.shards import assembled, is_share, needed_keys, stored_tensors
+
+_NAMED = 4
+"""Tensors that a message names, of those that do not fit."""
 
 
 def stored(world: World, layers: LayerSet) -> dict[str, torch.Tensor]:
@@ -118,12 +121,35 @@ def fill(world: World, layers: LayerSet, state: Mapping[str, torch.Tensor], sour
         try:
             parts = assembled(stored, layer, world.tensor, _replicas(world, layers))
             layer.load(as_remembered(as_pruned_now(parts, layer.module), layer.module))
-        except (RuntimeError, ValueError, KeyError) as error:
-            reason = " ".join(str(error).split()[:40])
+        except (RuntimeError, ValueError, KeyError, AttributeError) as error:
+            reason = _difference(stored, layer) or " ".join(str(error).split()[:40])
             raise CheckpointError(
                 f"{source} does not fit layer {layer.index}: {reason}. "
-                "To fix: the model that it was saved from, or a checkpoint.path of its own"
+                "To fix: the model that it was saved from (its modules by the same names), or a "
+                "checkpoint.path of its own"
             ) from error
+
+
+def _difference(stored: Mapping[str, torch.Tensor], layer: Layer) -> str:
+    """Which tensors of a layer's module have other names or shapes than the stored ones; empty: not known."""
+    if layer.is_sharded:
+        return ""
+    own = layer.module.state_dict()
+    there = {name.removeprefix(MODULE): of for name, of in stored.items() if name.startswith(MODULE)}
+    found = {
+        "the checkpoint has no": [name for name in own if name not in there],
+        "the model has no": [name for name in there if name not in own],
+        "other shapes have": [
+            f"{name} ({tuple(there[name].shape)} in the checkpoint, {tuple(value.shape)} in the model)"
+            for name, value in own.items()
+            if name in there and there[name].shape != value.shape
+        ],
+    }
+    return "; ".join(
+        f"{what} {', '.join(names[:_NAMED])}" + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
+        for what, names in found.items()
+        if names
+    )
 
 
 def _replicas(world: World, layers: LayerSet) -> tuple[Axis, Axis]:

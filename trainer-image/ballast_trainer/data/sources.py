@@ -141,7 +141,8 @@ def _tell_ragged(source: Any) -> None:
     """Warn of a loader whose epochs end in a batch of fewer samples, which ends the job."""
     if not isinstance(source, torch.utils.data.DataLoader) or source.drop_last or not source.batch_size:
         return
-    rest = len(source.dataset) % source.batch_size if is_dataset(source.dataset) else 0
+    dataset: Any = source.dataset
+    rest = length_of(dataset) % source.batch_size if is_dataset(dataset) else 0
     if rest:
         logger.warning(
             "%s: the last batch of an epoch has %d samples, not %d, and the job ends there. "
