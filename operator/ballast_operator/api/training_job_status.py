@@ -1,6 +1,6 @@
 """``TrainingJob.status``: the observed state of a job."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from ballast_policies.contract.limits import MOST_EPOCH
 from ballast_policies.protocol.cause import Cause
@@ -272,6 +272,27 @@ class TrainingJobStatus(StatusModel):
     def counted_restarts(self) -> int:
         """Restarts that count toward ``backoffLimit``."""
         return sum(count for cause, count in self.restarts.items() if cause in COUNTED_CAUSES)
+
+    def none_after(self, latest: Time, now: Time) -> "TrainingJobStatus":
+        """The status with ``now`` for what is said to have happened, or to end a pause, after ``latest``.
+
+        Such a time is of a clock that was wrong, or was put there by hand: nothing waits for it.
+        """
+
+        def late(part: StatusModel, *names: str) -> dict[str, Time]:
+            times = {name: getattr(part, name) for name in names}
+            return {name: now for name, time in times.items() if time is not None and time > latest}
+
+        changes: dict[str, Any] = late(
+            self, "cost_at", "gpu_left_at", "suspended_since", "next_launch_at", "finished_at"
+        )
+        if self.allocation is not None:
+            held: dict[str, Any] = late(self.allocation, "since", "joining_since", "resized_at")
+            if (ending := self.allocation.ending) is not None and (since := late(ending, "since")):
+                held["ending"] = ending.replace(**since)
+            if held:
+                changes["allocation"] = self.allocation.replace(**held)
+        return self.replace(**changes) if changes else self
 
     @property
     def unpaid_since(self) -> Time | None:

@@ -1,6 +1,7 @@
 """A job's pass: from a view to a result, without side effects."""
 
 import dataclasses
+import datetime
 import math
 from collections.abc import Sequence
 
@@ -111,7 +112,9 @@ def decide(
     """
     if view.deleting:
         return StepResult(status=view.status, actions=_last_deletions(view))
-    view = dataclasses.replace(view, status=view.status.replace(observed_generation=view.generation))
+    longest_pause = datetime.timedelta(seconds=settings.restart_max_seconds)
+    status = view.status.none_after(now + longest_pause, now).replace(observed_generation=view.generation)
+    view = dataclasses.replace(view, status=status)
     if view.spec is None:
         return StepResult(status=_misconfigured(view, now))
     if view.blocked is not None and view.status.allocation is None:

@@ -211,13 +211,18 @@ LOOK_SECONDS = 15.0
 
 
 def recreate_owned_objects(context: ReconcileContext) -> tuple[Action, ...]:
-    """Lease and plan where they are gone; the service account and its role where the trainer is silent."""
+    """Lease and plan where they are gone; the service account and its role where the trainer is silent.
+
+    A plan that a wrong clock has written in the future, too: its acknowledgement would not be due for long.
+    """
     view = context.view
+    written = view.plan_written
+    late = written is not None and -seconds_since(context, written) > context.settings.restart_max_seconds
     actions: list[Action] = []
     if view.lease is None:
         actions.append(Apply(LEASE, lease_object(view, context.settings.heartbeat_seconds)))
     elif view.listens and view.lease.quiet_seconds >= max(LOOK_SECONDS, 2 * context.settings.renew_seconds):
         actions += [Apply(kind, body) for kind, body in access_objects(view)]
-    if not view.plan_intact:
+    if late or not view.plan_intact:
         actions.append(WritePlan(context.plan))
     return tuple(actions)

@@ -1,6 +1,7 @@
 """A job's life, from its creation to its end, over a cluster in memory."""
 
 import asyncio
+import datetime
 
 import pytest
 from ballast_operator.api.conditions import JobReason
@@ -118,6 +119,37 @@ async def test_suspending_saves_and_stops_and_resuming_continues():
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     assert simulation.trainers["one"].resumed_from == [0, stopped_at]
     assert not simulation.status("one").restarts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("waits_for", ["pause", "save", "answer"])
+async def test_a_clock_that_was_wrong_holds_no_job_and_no_gpus(waits_for):
+    """A pause, the time to save and the time to answer a plan, written by a clock that was a day ahead.
+
+    The next operator's clock is right, or the same one has been set.
+    """
+    simulation = small_cluster()
+    simulation.ahead = datetime.timedelta(days=1)
+    simulation.add_job("one", totalSteps=10_000, trainer={"shrink_at": 50, "saves": waits_for != "save"})
+    trainer = simulation.trainers["one"]
+    await simulation.until(lambda: trainer.step >= 40)
+    if waits_for == "pause":
+        end_pod(simulation.world, NAMESPACE, "one-1-1", 137)
+        end_pod(simulation.world, NAMESPACE, "one-1-0", ExitCode.PEER_LOST)
+        await simulation.until(lambda: simulation.status("one").next_launch_at is not None)
+    elif waits_for == "save":
+        simulation.change("one", suspend=True)
+        await simulation.until(lambda: simulation.state("one") == "Stopping")
+    else:
+        trainer.deaf = True
+        await simulation.until(lambda: simulation.state("one") == "Repacking")
+    simulation.ahead = datetime.timedelta()
+    if waits_for == "save":
+        await simulation.until(lambda: simulation.state("one") == "Suspended")
+    else:
+        await simulation.until(lambda: simulation.status("one").launches == 2)
+        trainer.deaf = False
+        await simulation.running("one")
 
 
 @pytest.mark.slow
