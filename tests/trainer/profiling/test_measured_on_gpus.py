@@ -9,6 +9,7 @@ from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.rank_speeds import RankSpeeds, SpeedProbe
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.examples import first_daily
 from tests.trainer.layers.trained_layers import CPU, all_layers, one_stage
 
 LAYERS = 4
@@ -73,7 +74,7 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", first_daily(range(20), 5))
 def test_what_starts_a_kernel_does_not_decide_which_rank_is_slow(seed):
     """Ranks of 40 us a product and 10 to 30 us of a start are alike; one of 60 us a product is not."""
     jitter, speeds = random.Random(seed), RankSpeeds()

@@ -15,6 +15,8 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayers, Pip
 from ballast_policies.planning.memory.stage_bytes import bytes_on_positions
 from ballast_policies.planning.stages import first_stages
 
+from tests.support.examples import first_daily
+
 GB = 10**9
 
 
@@ -68,7 +70,7 @@ def test_what_cannot_be_used_leaves_even_stages(layers):
     assert cut(layers, count=6, memory=(1.0,) * 2) == [3, 3]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", first_daily(range(40), 10))
 def test_no_cut_that_fits_is_faster(seed):
     """Unlike layers, speeds and memories against all cuts; within the gain for which even stages stay."""
     rng = random.Random(seed)
@@ -130,7 +132,7 @@ def cuts(layers, ranks):
         yield (0, *inner, layers)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", first_daily(range(30), 8))
 def test_the_largest_load_is_that_of_the_best_of_all_cuts(seed):
     """With m microbatches a step takes (m - 1) times the largest load, and all loads once."""
     chance = random.Random(seed)

@@ -26,6 +26,7 @@ from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedu
 from ballast_policies.planning.schedules.validate import validate
 
 from tests.policies.planning.planners.random_instances import random_model, random_profile
+from tests.support.examples import first_daily
 
 
 def pipelines(layers, first, end, components):
@@ -74,7 +75,7 @@ class PipeDream:
         return least
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", first_daily(range(40), 10))
 def test_pipedream_within_memory_equals_brute_force(seed):
     """Servers of GPUs; stages hold a version of the weights for each microbatch in flight."""
     random = np.random.default_rng(seed)
@@ -118,7 +119,7 @@ def test_pipedream_within_memory_equals_brute_force(seed):
         assert taken.total <= memory.limit * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", first_daily(range(25), 8))
 def test_amp_on_unlike_devices_within_their_memory_equals_brute_force(seed):
     """Every degree, tiling, microbatch size and cut; each device with its own speed and memory."""
     random = np.random.default_rng(seed)
@@ -213,7 +214,7 @@ def stages_fit(model, stages, degrees, microbatches, recompute, schedule, memory
     return all(each.total <= limit * (1 + 1e-9) for each, limit in zip(taken, memory, strict=True))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", first_daily(range(40), 10))
 def test_2bw_and_megatron_equal_brute_force(seed):
     """Their formulas written out again, over every configuration that fits the memory."""
     random = np.random.default_rng(seed)

@@ -13,6 +13,7 @@ from ballast_policies.planning.planners.layout import Layout
 from ballast_policies.planning.profile import ProfiledLayer
 
 from tests.policies.planning.planners.random_instances import random_model
+from tests.support.examples import first_daily
 
 
 def every_layout(model, batch):
@@ -50,7 +51,7 @@ def has_one_type_after_the_other(devices, layout):
     return all(len(each) == 1 for each in types) and len(turns) == len(set(turns))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", first_daily(range(30), 8))
 def test_best_equals_brute_force(seed):
     """Three types of GPUs, servers, memory: every layout that a gang can have is judged, none is faster, and
     the bound is it."""
@@ -78,7 +79,7 @@ def test_best_equals_brute_force(seed):
     assert found.optimal
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", first_daily(range(8), 3))
 def test_best_from_layers_measured_by_gpu_type_equals_brute_force(seed):
     """Some types were not measured at some degrees; links depend on the types."""
     random = np.random.default_rng(100 + seed)
@@ -122,7 +123,7 @@ def test_best_from_layers_measured_by_gpu_type_equals_brute_force(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", first_daily(range(6), 2))
 def test_what_is_too_large_to_be_tried_in_full_has_a_bound_below_it(seed):
     """20 layers on 9 GPUs: the plan is feasible, and is not below the bound."""
     random = np.random.default_rng(seed)
