@@ -4,17 +4,19 @@ import os
 import re
 import signal
 
+import numpy
 import pytest
 import torch
-from ballast_policies.contract.job.model import ColumnsConfig
+from ballast_policies.contract.job.model import ColumnsConfig, DataConfig
 from ballast_trainer.causes import describe
 from ballast_trainer.data.collate import BatchForm
 from ballast_trainer.data.read_ahead import ReadAhead
 from ballast_trainer.data.sources import ReplayedLoader, ShuffledDataset, batches_from, read_batch
 from ballast_trainer.errors import ConfigurationError, DataError
+from ballast_trainer.models.registry import data_source
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, random_split
 
 from tests.support.one_process import train_here
 
@@ -504,3 +506,32 @@ def test_data_that_cannot_be_read_so_are_refused(data, training, words):
         config["pipeline"] = {"microbatches": 4, "globalBatchSize": 8}
     with pytest.raises(ConfigurationError, match=words):
         train_here(config)
+
+
+def halves(*, second):
+    """Half of the samples, drawn by torch and numpy: those to train on, or the others."""
+    inputs = torch.randn(64, 16, generator=torch.Generator().manual_seed(5))
+    targets = torch.from_numpy(numpy.random.permutation(64)).float()[:, None]
+    return random_split(TensorDataset(inputs, targets), [0.5, 0.5])[second]
+
+
+def test_what_the_data_s_function_draws_is_the_same_in_each_process():
+    """A split at random: by ``training.seed``, so a restart trains on no sample that was held out."""
+    config = {
+        "totalSteps": 4,
+        "model": {"name": "tests.trainer.models.users_module:regression"},
+        "data": {"name": f"{__name__}:halves", "args": {"second": 0}},
+        "evaluation": {"everySteps": 4, "data": {"name": f"{__name__}:halves", "args": {"second": 1}}},
+        "pipeline": {"microbatches": 4, "globalBatchSize": 8},
+        "training": {"seed": 3},
+    }
+    found = []
+    for process in range(2):
+        torch.manual_seed(process)
+        numpy.random.seed(process)
+        told = train_here(config)
+        found.append((told.losses, told.evaluations()))
+    assert found[0] == found[1]
+    named = (DataConfig(**where["data"]) for where in (config, config["evaluation"]))
+    first, second = (data_source(data, seed=3)[:][0].tolist() for data in named)
+    assert not any(sample in second for sample in first)

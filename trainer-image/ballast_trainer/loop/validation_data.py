@@ -72,7 +72,7 @@ def validation_data(config: JobConfig, model: Model) -> ValidationData | None:
             name=config.model_name,
             field="model.name",
         )
-    source = data_source(evaluation.data, "evaluation.data")
+    source = data_source(evaluation.data, "evaluation.data", seed=seed)
     form = batch_form(evaluation.data, model, config.pipeline.microbatches, "evaluation.data")
     size = config.pipeline.global_batch_size
     batch: BatchFunction

@@ -68,7 +68,7 @@ def build_model(
     Args:
         config: the model.
         data: used in place of the model's own data.
-        seed: of torch's generator while a builder of the user's runs.
+        seed: of the host's generators while a builder of the user's runs, of the model or of data.
         microbatches: of a batch.
 
     Raises:
@@ -112,7 +112,7 @@ def build_model(
         raise ConfigurationError("model.layers", reason)
     if data is not None:
         form = batch_form(data, model, microbatches)
-        return dataclasses.replace(model, batch=batches_from(data_source(data), form))
+        return dataclasses.replace(model, batch=batches_from(data_source(data, seed=seed), form))
     if model.batch is no_batch:
         reason = f"missing: {config.name!r} brings no data of its own. To fix: name the training data"
         raise ConfigurationError("data.name", reason)
@@ -188,19 +188,21 @@ def batch_form(data: DataConfig, model: Model, microbatches: int, field: str = "
     )
 
 
-def data_source(data: DataConfig, field: str = "data") -> Any:
+def data_source(data: DataConfig, field: str = "data", *, seed: int = 0) -> Any:
     """What the callable that a configuration names returns: a batch function, a dataset or a loader.
 
     Args:
         data: the callable and its arguments.
         field: where it stands in the configuration.
+        seed: of the host's generators meanwhile, so that what it draws, a split say, is the same on each rank
+            and after a restart.
 
     Raises:
         ConfigurationError: there is no such callable, or the arguments do not fit.
     """
-    maker = load_callable(f"{field}.name", data.name)
     try:
-        return maker(**data.args)
+        with host_seeded(seed):
+            return load_callable(f"{field}.name", data.name)(**data.args)
     except (TrainerError, MemoryError):
         raise
     except Exception as error:  # a user's function may do anything with its arguments
