@@ -3,18 +3,20 @@
 {{- end }}
 
 {{- define "ballast.fullname" -}}
-{{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 53 | trimSuffix "-" }}
-{{- else if contains (include "ballast.name" .) .Release.Name }}
-{{- .Release.Name | trunc 53 | trimSuffix "-" }}
-{{- else }}
-{{- printf "%s-%s" .Release.Name (include "ballast.name" .) | trunc 53 | trimSuffix "-" }}
+{{- $name := .Values.fullnameOverride }}
+{{- if not $name }}
+{{- $name = ternary .Release.Name (printf "%s-%s" .Release.Name (include "ballast.name" .)) (contains (include "ballast.name" .) .Release.Name) }}
 {{- end }}
+{{- $name = $name | trunc 53 | trimSuffix "-" }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
+{{- fail (printf "%q cannot name a Service: letters a to z, digits and -, and a letter first. To fix: another fullnameOverride" $name) }}
+{{- end }}
+{{- $name }}
 {{- end }}
 
 {{- define "ballast.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "ballast.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "ballast.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "ballast.labels" -}}

@@ -251,6 +251,18 @@ def test_an_image_digest_wins_over_the_tag(chart: Any) -> None:
         ({"ui": {"enabled": True, "port": 8080}}, "another ui.port"),
         ({"crds": {"keep": None}}, "keep"),
         ({"history": None}, "history"),
+        ({"history": {"volume": {"size": "1.2.3"}}}, "size"),
+        ({"fullnameOverride": "Foo"}, '"Foo" cannot name a Service.*To fix: another fullnameOverride'),
+        ({"image": {"repository": "registry.example.com:5000/operator:1"}}, "repository"),
+        ({"serviceAccount": {"name": "a b"}}, "name"),
+        ({"trainer": {"resources": {"request": {"cpu": 4}}}}, "request"),
+        ({"trainer": {"resources": {"requests": {"cpu": "lots"}}}}, "cpu"),
+        ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "podLabels"),
+        ({"podDisruptionBudget": {"minAvailable": "one"}}, "minAvailable"),
+        ({"extraEnv": [{"name": "TZ", "value": 1}]}, "extraEnv"),
+        ({"affinity": {"podAntiAfinity": {}}}, "podAntiAfinity"),
+        ({"admissionPolicies": {"namespaceSelector": {"team": "a"}}}, "team"),
+        ({"networkPolicy": {"metricsFrom": [{}]}}, "metricsFrom"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -258,6 +270,35 @@ def test_a_wrong_value_is_refused_by_name(chart: Any, values: dict[str, Any], wo
     """Before anything is installed."""
     with pytest.raises(helm.HelmError, match=words):
         render(chart, values)
+
+
+@pytest.mark.slow
+def test_names_that_yaml_would_read_as_numbers_stay_names(chart: Any) -> None:
+    """Namespaces, releases and Secrets may be called 123, on or true."""
+    values = {
+        **EVERYTHING,
+        "watchNamespace": "123",
+        "fullnameOverride": "on",
+        "serviceAccount": {"name": "1e3"},
+        "priorityClassName": "10",
+        "trainer": {"metricsPort": 9000, "podMonitor": {"enabled": True}},
+        "history": {"enabled": True, "postgresql": {"secret": "true", "key": "7"}},
+    }
+    items = render(chart, values, name="12", namespace="34")
+    (deployment,), (monitor,) = of_kind(items, "Deployment"), of_kind(items, "PodMonitor")
+    pod = deployment["spec"]["template"]["spec"]
+    environment = {each["name"]: each.get("valueFrom") for each in pod["containers"][0]["env"]}
+    assert (pod["priorityClassName"], pod["serviceAccountName"]) == ("10", "1e3")
+    assert environment["BALLAST_HISTORY"] == {"secretKeyRef": {"name": "true", "key": "7"}}
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["123"]}
+    (binding,) = of_kind(items, "ClusterRoleBinding")
+    assert binding["metadata"]["annotations"] == {"ballast.dev/watch-namespace": "123"}
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "1e3", "namespace": "34"}]
+    assert binding["roleRef"]["name"] == deployment["metadata"]["name"] == "on"
+    for item in items:
+        metadata = item["metadata"]
+        texts = [metadata["name"], metadata.get("namespace", ""), *metadata.get("labels", {}).values()]
+        assert all(isinstance(text, str) for text in texts), metadata
 
 
 @pytest.mark.slow
