@@ -32,7 +32,7 @@ TRAINS = re.compile(r"ballast-train run")
 ON_A_CLUSTER = re.compile(
     r"kubectl (get|apply|describe|delete|label|logs|patch|--namespace)|ballast (explain|top|whatif|cost)"
 )
-LOCAL_CLUSTER = re.compile(r"ballast (up|down|demo)|export KUBECONFIG=|BALLAST_TEST_KUBECONFIG=")
+LOCAL_CLUSTER = re.compile(r"ballast (up|down|demo)|export (KUBECONFIG|PATH)=|BALLAST_TEST_KUBECONFIG=")
 CHART = re.compile(r"helm (install|upgrade|test|template|uninstall|rollback)")
 MAKE = re.compile(r"make ([a-z-]+)")
 DOCKER = re.compile(r"docker build")

@@ -1,5 +1,6 @@
 """A registry of one image, which hands it out only when the test says so."""
 
+import base64
 import hashlib
 import http.server
 import json
@@ -33,6 +34,8 @@ class Registry(http.server.ThreadingHTTPServer):
         super().__init__((address, 0), _Answers)
         self.name = f"{address}:{self.server_port}"
         self.released = threading.Event()
+        self.account = ""
+        """``name:password`` that it asks for; empty: it serves anybody."""
         with tarfile.open(archive) as outer:
             (said,) = json.load(outer.extractfile("manifest.json"))
             image = json.load(outer.extractfile(said["Config"]))
@@ -80,6 +83,13 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         """Nothing: pytest shows what a failed test printed."""
 
     def _answer(self, *, body: bool) -> None:
+        account = f"Basic {base64.b64encode(self.server.account.encode()).decode()}"
+        if self.server.account and self.headers.get("Authorization") != account:
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="registry"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         asked = re.fullmatch(r"/v2/(.+)/(manifests|blobs)/([^?]+).*", self.path)
         data, digest, kind = b"{}", "", "application/json"
         if asked:

@@ -24,7 +24,7 @@ def test_the_commands_of_the_quick_start(tmp_path):
     """
     page = [b for b in blocks("console") if b.where.startswith("docs/quickstart.md")]
     commands = [command for block in page for command in block.commands if not command.startswith("make ")]
-    assert commands[0] == "ballast up" and "ballast down" in commands
+    assert commands[1] == "ballast up" and "ballast down" in commands
     state = tmp_path / "state"
     environment = {**os.environ, "XDG_STATE_HOME": str(state), "COLUMNS": "80"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"

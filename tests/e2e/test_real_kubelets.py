@@ -296,6 +296,21 @@ def test_an_image_that_is_nowhere_fails_the_job_with_its_name(release, registry)
     release.end_job("absent")
 
 
+def test_an_image_of_a_private_registry_is_pulled_by_the_secret_that_the_job_names(release, registry):
+    """``imagePullSecrets`` reach the kubelet, which has no other credentials."""
+    registry.account = "reader:word"
+    registry.released.set()
+    account = ["--docker-username=reader", "--docker-password=word", f"--docker-server={registry.name}"]
+    release.kubectl("create", "secret", "docker-registry", "registry", *account)
+    image = f"{registry.name}/runtime:{VERSION}"
+    job = release.real_job("recurrent", "private", image, totalSteps=ENDLESS, model=SMALL)
+    job["spec"]["template"]["spec"]["imagePullSecrets"] = [{"name": "registry"}]
+    release.apply(job)
+    release.wait_for_report("private", step=1)
+    release.end_job("private")
+    release.kubectl("delete", "secret", "registry")
+
+
 def test_a_trainer_over_its_memory_fails_with_what_to_raise(release):
     """By the kernel's word, not by the last line of a log."""
     job = release.real_job("recurrent", "large", model=SMALL, backoffLimit=0)

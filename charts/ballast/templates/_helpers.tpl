@@ -19,6 +19,11 @@ app.kubernetes.io/name: {{ include "ballast.name" . | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
+{{- define "ballast.testLabels" -}}
+app.kubernetes.io/name: {{ include "ballast.name" . }}-test
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end }}
+
 {{- define "ballast.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ include "ballast.selectorLabels" . }}

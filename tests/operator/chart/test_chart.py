@@ -175,7 +175,10 @@ def test_the_permissions_are_those_of_the_one_source(chart: Any) -> None:
 
 @pytest.mark.slow
 def test_the_page_is_off_unless_it_is_asked_for(chart: Any) -> None:
-    """Then it has a port, a Service, the right to ask who somebody is, and a hole in the NetworkPolicy."""
+    """Then it has a port, a Service, the right to ask who somebody is, and a hole in the NetworkPolicy.
+
+    Whoever may scrape, `helm test` may ask, too.
+    """
     plain = render(chart, {"networkPolicy": {"enabled": True}})
     assert '"ui"' not in json.dumps(plain)
     items = render(chart, EVERYTHING)
@@ -187,6 +190,9 @@ def test_the_page_is_off_unless_it_is_asked_for(chart: Any) -> None:
     (policy,) = of_kind(items, "NetworkPolicy")
     hole = {"ports": [{"port": "ui", "protocol": "TCP"}], "from": [{"podSelector": {}}]}
     assert hole in policy["spec"]["ingress"]
+    (tester,) = of_kind(items, "Pod")
+    *_, peer = policy["spec"]["ingress"][0]["from"]
+    assert peer["podSelector"]["matchLabels"] == tester["metadata"]["labels"]
 
 
 @pytest.mark.slow
@@ -396,15 +402,17 @@ def test_the_chart_installs_upgrades_and_leaves_nothing_behind(
         assert apps.read_namespaced_deployment(f"ballast-{namespace}", namespace).spec.replicas == 2
         release.upgrade(str(CHART), "one", {**values, "replicas": 3}, namespace=namespace, timeout=LIMIT)
         assert apps.read_namespaced_deployment(f"ballast-{namespace}", namespace).spec.replicas == 3
+        more = {**values, "fullnameOverride": f"more-{namespace}", "watchNamespace": "elsewhere"}
+        with pytest.raises(Exception, match=f"release one has the operator of namespace {namespace}"):
+            release.install(str(CHART), "two", more, namespace=namespace, timeout=LIMIT)
         other = f"{namespace}-more"
         client.CoreV1Api(api).create_namespace({"metadata": {"name": other}})
         with helm.Config(kubeconfig_path=str(control_plane.kubeconfig), namespace=other) as second:
             for watched in ("", "research"):  # the jobs of the first: each would lead by a Lease of its own
-                both = {**values, "fullnameOverride": f"more-{namespace}", "watchNamespace": watched}
+                both = {**more, "watchNamespace": watched}
                 with pytest.raises(Exception, match=f"operator of Ballast in namespace {namespace} looks"):
                     second.install(str(CHART), "two", both, namespace=other, timeout=LIMIT)
-            both["watchNamespace"] = "elsewhere"
-            second.install(str(CHART), "two", both, namespace=other, timeout=LIMIT)
+            second.install(str(CHART), "two", more, namespace=other, timeout=LIMIT)
             second.uninstall("two", timeout=LIMIT)
         release.uninstall("one", timeout=LIMIT)
         left = [
