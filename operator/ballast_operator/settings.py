@@ -155,6 +155,11 @@ def from_environment(environment: "os._Environ[str] | dict[str, str]") -> Settin
     if environment.get("BALLAST_KUEUE") == "true":
         settings = dataclasses.replace(settings, job=dataclasses.replace(settings.job, kueue=True))
     leader = settings.leader
+    if leader.renew_seconds >= leader.fence_seconds:
+        raise ValueError(
+            f"BALLAST_LEADER_RENEW_SECONDS={leader.renew_seconds:g}: a leader would stop writing before it "
+            f"renews. To fix: less than BALLAST_LEADER_FENCE_SECONDS, {leader.fence_seconds:g}"
+        )
     if leader.fence_seconds >= leader.lease_seconds:
         raise ValueError(
             f"BALLAST_LEADER_FENCE_SECONDS={leader.fence_seconds:g}: a leader would still write when another "

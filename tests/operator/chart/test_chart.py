@@ -1,5 +1,6 @@
 """The Helm chart: what it renders, what it refuses, and that a real API server takes it."""
 
+import dataclasses
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from ballast_operator.api.rbac import kueue_rules, operator_rules, page_rules, people_roles
 from ballast_operator.api.schema.crd import custom_resource_definitions
+from ballast_operator.settings import Settings
 from ballast_policies.contract import RANK_LABEL
 
 from tests.support.control_plane import ControlPlane
@@ -250,7 +252,7 @@ def test_an_image_digest_wins_over_the_tag(chart: Any) -> None:
         ({"logLevel": "loud"}, "logLevel"),
         ({"metrics": {"port": 70000}}, "port"),
         ({"settings": {"JOB_BIND_SECONDS": 0}}, "JOB_BIND_SECONDS"),
-        ({"settings": {"BIND": 3}}, "BIND"),
+        ({"settings": {"JOB_BINDING_SECONDS": 3}}, "BINDING"),
         ({"image": {"digest": "latest"}}, "digest"),
         ({"metrics": {"serviceMonitor": {"interval": "often"}}}, "interval"),
         ({"watchNamespace": "Research Team"}, "watchNamespace"),
@@ -351,6 +353,13 @@ def test_every_value_is_in_the_schema() -> None:
                 assert name in part["required"], f"{path}.{name}"
 
     check(schema, values, "values")
+    names = {
+        f"{group}_{field.name}".upper()
+        for group in ("api", "job", "solver", "leader")
+        for field in dataclasses.fields(getattr(Settings(), group))
+        if field.name.endswith("_seconds")
+    }
+    assert set(schema["properties"]["settings"]["propertyNames"]["enum"]) == names
 
 
 def test_the_notes_warn_of_what_may_surprise(chart: Any) -> None:
