@@ -1,5 +1,7 @@
 """One full example of each message; the golden files hold their bytes."""
 
+from collections.abc import Iterator
+
 from ballast_policies.contract import (
     Ack,
     Directive,
@@ -42,6 +44,7 @@ from ballast_policies.contract.job.training import (
     TrainingConfig,
     WeightType,
 )
+from ballast_policies.contract.model import Settings
 
 STAGES = (
     Stage(rank=0, first_layer=0, end_layer=3),
@@ -220,3 +223,13 @@ EXAMPLES = {
         reason=ExitReason.PEER_LOST, message="rank 3 closed its connection", step=124
     ),
 }
+
+
+def at_default(config: Settings, path: str = "") -> Iterator[str]:
+    """Fields that have the value that they have where nothing is stated, at any depth."""
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, Settings):
+            yield from at_default(value, f"{path}{name}.")
+        elif value == field.get_default(call_default_factory=True):
+            yield f"{path}{name}"

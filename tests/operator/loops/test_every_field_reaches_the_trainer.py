@@ -1,13 +1,10 @@
 """What the trainer can do, a TrainingJob can ask for: each field of its configuration arrives in the plan."""
 
-from collections.abc import Iterator
-
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_policies.contract import CONFIG_KEY
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.contract.model import Settings
 
-from tests.contract.examples import EXAMPLES
+from tests.contract.examples import EXAMPLES, at_default
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
 EXAMPLE: JobConfig = EXAMPLES["config"]
@@ -25,16 +22,6 @@ EXCLUDED = {
 decay of the learning rate, which excludes a schedule of the user's own, data that is padded, and data for
 evaluations that a function collates. It may shrink, which a plan
 excludes: see ``mixed/test_life.py``."""
-
-
-def at_default(config: Settings, path: str = "") -> Iterator[str]:
-    for field_name, field in type(config).model_fields.items():
-        value, name = getattr(config, field_name), f"{path}{field_name}"
-        if isinstance(value, Settings):
-            yield from at_default(value, f"{name}.")
-            continue
-        if value == field.get_default(call_default_factory=True):
-            yield name
 
 
 def test_the_example_sets_every_field():
