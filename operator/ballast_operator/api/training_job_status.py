@@ -268,6 +268,10 @@ class TrainingJobStatus(StatusModel):
         """Succeeded, or failed for good."""
         return any(condition.type in _ENDS and condition.is_true for condition in self.conditions)
 
+    def without_end(self) -> "TrainingJobStatus":
+        """The status of a job that has not ended."""
+        return self.replace(conditions=tuple(each for each in self.conditions if each.type not in _ENDS))
+
     @property
     def counted_restarts(self) -> int:
         """Restarts that count toward ``backoffLimit``."""

@@ -114,6 +114,8 @@ def decide(
         return StepResult(status=view.status, actions=_last_deletions(view))
     longest_pause = datetime.timedelta(seconds=settings.restart_max_seconds)
     status = view.status.none_after(now + longest_pause, now).replace(observed_generation=view.generation)
+    if status.allocation is not None and status.finished:  # by hand: the operator's end frees the GPUs
+        status = status.without_end()
     view = dataclasses.replace(view, status=status)
     if view.spec is None:
         return StepResult(status=_misconfigured(view, now))

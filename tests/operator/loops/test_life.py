@@ -152,6 +152,22 @@ async def test_a_clock_that_was_wrong_holds_no_job_and_no_gpus(waits_for):
         await simulation.running("one")
 
 
+@pytest.mark.parametrize("end", ["Succeeded", "Failed"])
+async def test_an_end_that_somebody_writes_by_hand_holds_no_gpus_for_ever(end):
+    """The gang trains on, and what was written is replaced; the job ends by itself."""
+    simulation = small_cluster()
+    await simulation.run_job("one")
+    item = simulation.world.get(JOB, NAMESPACE, "one")
+    written = {"type": end, "status": "True", "reason": "ByHand", "message": ""}
+    written["lastTransitionTime"] = item["metadata"]["creationTimestamp"]
+    status = {**item["status"], "conditions": [*item["status"]["conditions"], written]}
+    simulation.world.put(JOB, {**item, "status": status})
+    await simulation.until(lambda: simulation.status("one").allocation is None)
+    ends = {kind: simulation.condition("one", kind) for kind in ("Succeeded", "Failed")}
+    assert simulation.state("one") == "Succeeded" and ends["Failed"] is None
+    assert ends["Succeeded"].reason != "ByHand"
+
+
 @pytest.mark.slow
 async def test_two_jobs_take_turns_on_one_gpu():
     """Rounds: the running gang saves, stops, and its successor starts on the freed GPU only then."""

@@ -230,20 +230,25 @@ def assign_nodes(
 ) -> tuple[dict[str, list[NodeView]], list[str]]:
     """(pool -> its nodes by name, nodes that match two pools, as text).
 
-    One that matches two takes no gang; while some run there, it is in the pool of these. ``held``: pool ->
-    node -> GPUs of running gangs.
+    One that matches two takes no gang, nor does one that has lost the labels of its pool, as all have for a
+    while when what labels them is replaced; while some run there, it is in the pool of these. ``held``:
+    pool -> node -> GPUs of running gangs.
     """
     members: dict[str, list[NodeView]] = {pool.name: [] for pool in pools}
     by_name = {pool.name: pool for pool in pools}
     overlaps = []
     for name in sorted(nodes):
         node, matching = nodes[name], matching_pools(pools, nodes[name])
+        closed = ""
         if len(matching) > 1:
             closed = f"matches pools {' and '.join(matching)}"
             overlaps.append(f"node {name} {closed}")
-            node = dataclasses.replace(node, closed=closed)
-            matching = [pool for pool in matching if pool in held and held[pool][name]]
+        elif not matching:
+            closed = "matches no pool any more"
+        if closed:
+            matching = [pool for pool in matching or by_name if pool in held and held[pool][name]]
         if matching:
+            node = dataclasses.replace(node, closed=closed) if closed else node
             pool = by_name[matching[0]]
             members[pool.name].append(node if pool.sharing is None else as_shared(node, pool.gpu_resource))
     return members, overlaps
@@ -257,10 +262,10 @@ def in_todays_pools(
 ) -> list[JobView]:
     """The jobs, with running gangs in the pools that their nodes are in now: pools are renamed and split.
 
-    A gang in one pool stays its pool's, whatever that is called; one whose nodes are of none, of several or
-    of another GPU type, or will not come since the pool has no ``maxNodes`` any more, needs GPUs elsewhere
-    (``JobView.lost_pool``). ``faults``: takes in the jobs for which this raises, which stay as they are;
-    None: it raises.
+    A gang in one pool stays its pool's, whatever that is called, also on nodes that have lost its labels; one
+    whose pool is gone, whose nodes are of several or of another GPU type, or will not come since the pool has
+    no ``maxNodes`` any more, needs GPUs elsewhere (``JobView.lost_pool``). ``faults``: takes in the jobs for
+    which this raises, which stay as they are; None: it raises.
     """
     pools = policy.spec.node_pools
     types = {pool.name: pool.gpu_type for pool in pools}
@@ -300,12 +305,10 @@ def in_todays_pools(
 def _pool_now(
     node: str, pools: Sequence[NodePool], nodes: Mapping[str, NodeView], allocation: JobAllocation
 ) -> str | None:
-    """The pool of a gang's node, empty where it is in none; None: the node is not there."""
-    if node not in nodes:
-        return None
-    matching = matching_pools(pools, nodes[node])
+    """The pool of a gang's node; None: the node is not there, or in none."""
+    matching = matching_pools(pools, nodes[node]) if node in nodes else []
     own = {part.pool for part in allocation.by_pool}
-    return next((name for name in matching if name in own), matching[0] if matching else "")
+    return next((name for name in matching if name in own), matching[0] if matching else None)
 
 
 def matching_pools(pools: Sequence[NodePool], node: NodeView) -> list[str]:

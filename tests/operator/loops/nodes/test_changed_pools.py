@@ -87,6 +87,26 @@ async def test_a_gang_on_both_sides_of_a_split_is_started_in_one_of_them():
     assert simulation.status("side").launches == 1
 
 
+async def test_a_gang_outlives_the_loss_of_its_nodes_labels():
+    """What labels nodes is replaced: nothing is started there meanwhile, and nothing is stopped."""
+    simulation = Simulation(nodes={"n0": ("a", 2)}, roundSeconds=10)
+    await simulation.run_job("one", **ONE)
+    simulation.world.patch(NODE, "", "n0", {"metadata": {"labels": {"pool": None}}})
+    simulation.add_job("new", **ONE)
+    await simulation.until(lambda: simulation.state("new") == "Waiting")
+    await simulation.ticks(30)
+    assert simulation.state("new") == "Waiting" and simulation.status("one").launches == 1
+    assert status(simulation)["capacity"][0]["gpusHeld"] == 1
+    simulation.world.patch(NODE, "", "n0", {"metadata": {"labels": {"pool": "a"}}})
+    await simulation.running("new")
+    assert (simulation.state("one"), simulation.status("one").launches) == ("Running", 1)
+    # Its pool is gone as well: it moves.
+    policy = simulation.policy()
+    policy["spec"]["nodePools"][0] |= {"name": "b", "nodeSelector": {"pool": "b"}}
+    simulation.world.put(POLICY, policy)
+    await simulation.until(lambda: simulation.status("one").allocation is None)
+
+
 class Pools:
     """Pools of nodes that are told apart by one label each, and 40 jobs whose gangs do as they are told."""
 
