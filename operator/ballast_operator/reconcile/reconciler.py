@@ -39,7 +39,7 @@ from ballast_operator.observation.status_changes import (
 )
 from ballast_operator.reconcile.actions import carry_out_all, together
 from ballast_operator.reconcile.kueue import ask_kueue
-from ballast_operator.reconcile.pod_checks import PodChecks
+from ballast_operator.reconcile.pod_checks import ANSWER_LASTS_SECONDS, PodChecks
 from ballast_operator.reconcile.surroundings import (
     capacity_shortfall,
     failed_on,
@@ -195,8 +195,10 @@ class Reconciler:
         if view.queue and not result.status.finished:
             known = bool(self._gpu_resources)
             return again.within(self._settings.ask_again_seconds if known else POOLS_SOON_SECONDS)
-        if view.blocked is not None and view.blocked.may_pass and result.status.allocation is None:
-            return again.within(self._settings.ask_again_seconds)
+        if view.blocked is not None and result.status.allocation is None:
+            # What a template lacks may be what a LimitRange or a webhook has put there.
+            soon = self._settings.ask_again_seconds if view.blocked.may_pass else ANSWER_LASTS_SECONDS
+            return again.within(soon)
         return again
 
     def _avoid_nodes(self, view: JobView, result: StepResult) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from ballast_operator.errors import Forbidden, NotAllowed, Rejected, ServerInternalError
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POD, POLICY, Kind
+from ballast_operator.reconcile.pod_checks import ANSWER_LASTS_SECONDS
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, template
@@ -67,7 +68,10 @@ async def test_a_template_that_cannot_become_a_pod_holds_no_gpus(wrong, said):
 
 
 async def test_what_the_api_server_refuses_is_found_before_gpus_are_reserved():
-    """Its words are in the condition; a corrected template is launched."""
+    """Its words are in the condition; a corrected template is launched.
+
+    It is asked again, too: what it refuses may be what a LimitRange has put there.
+    """
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
     words = "HTTP 422 Pod{} is invalid: spec.containers[0].image: Required value"
     refused = Rejected(words.format(' "one-1-0"'))
@@ -77,6 +81,8 @@ async def test_what_the_api_server_refuses_is_found_before_gpus_are_reserved():
     status = simulation.status("one")
     assert (status.condition("Admitted").reason, status.launches) == ("Misconfigured", 0)
     assert words.format("") in status.condition("Admitted").message
+    again = await simulation.reconciler.reconcile((NAMESPACE, "one"))
+    assert again.after_seconds == ANSWER_LASTS_SECONDS
     item = simulation.world.items(JOB)[0]
     simulation.world.put(JOB, {**item, "spec": {**item["spec"], "template": template()}})
     await simulation.running("one")
