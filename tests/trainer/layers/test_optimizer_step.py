@@ -218,8 +218,8 @@ def test_layers_learn_together_as_they_do_one_by_one(optimizer):
 
 def clipped(parameters, learning_rate):
     """Gradients of each layer clipped by value, noise on its weights."""
-    optimizer = torch.optim.SGD(parameters, lr=learning_rate)
-    learnt = optimizer.param_groups[0]["params"]
+    learnt = list(parameters)
+    optimizer = torch.optim.SGD([{"params": []}, {"params": learnt}], lr=learning_rate)
     optimizer.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_value_(learnt, 0.5))
     optimizer.register_step_post_hook(
         lambda *_: torch._foreach_add_(learnt, [torch.randn(()) for _ in learnt])

@@ -18,7 +18,7 @@ from ballast_trainer.errors import ConfigurationError, DataError, TrainerError
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.loop.batches import compared, refuse_other_targets, targets_digest
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.models.registry import build_model
+from ballast_trainer.models.registry import _with_deferred_weights, build_model
 from torch import nn
 
 from tests.support.examples import first_daily
@@ -247,6 +247,34 @@ def test_the_hugging_face_example_taken_apart_is_the_model_itself(monkeypatch):
     assert model.tied == ()
     tied = decoder(SmallForCausalLM(num_hidden_layers=3, tie_word_embeddings=True))
     assert tied.tied == (((0, "model.model.embed_tokens.weight"), (4, "model.lm_head.weight")),)
+
+
+@pytest.mark.parametrize("width", [2, 256], ids=["in memory", "deferred"])
+def test_a_copy_of_a_module_has_the_hooks_and_attributes_of_its_parameters(width):
+    """Torch's copies are without them: gradients would not be scaled, groups by attributes be others."""
+
+    def build():
+        layer = nn.Linear(width, width)
+        layer.weight.no_decay = True
+        layer.weight.register_hook(lambda gradient: gradient * 2)
+        layer.bias.register_post_accumulate_grad_hook(lambda bias: setattr(bias, "grad", None))
+        return Model.from_layers([layer], loss=nn.functional.mse_loss)
+
+    trained = _with_deferred_weights("build", build, 0).build_layer(0)
+    trained(torch.ones(3, width)).sum().backward()
+    assert trained.weight.no_decay
+    assert torch.equal(trained.weight.grad, torch.full((width, width), 6.0))
+    assert trained.bias.grad is None
+
+
+def test_a_hook_of_a_parameter_that_is_not_trained_is_refused():
+    """It would go on reading the first weights."""
+    layer = nn.Linear(2, 2)
+    layer.weight.register_hook(lambda gradient: gradient + 0.1 * layer.bias + 0.1 * weight)
+    weight = layer.weight
+    model = Model.from_layers([layer], loss=nn.functional.mse_loss)
+    with pytest.raises(ConfigurationError, match=r"a hook of 'weight' of layer 0 refers.*To fix: "):
+        model.build_layer(0)
 
 
 def test_modules_given_as_a_list_can_be_built_again_as_they_were():

@@ -158,7 +158,7 @@ def update(layers: Sequence[Layer], factor: float = 1.0, step: int = 0) -> None:
     if config.optimizer not in OWN_OPTIMIZERS:
         # It may draw random numbers: the same on every replica, and wherever the layer is.
         first = layers[0].index
-        seed_layer(groups[0]["params"][0].device, mixed_key(config.seed, _UPDATE, step), first)
+        seed_layer(next(layers[0].module.parameters()).device, mixed_key(config.seed, _UPDATE, step), first)
     try:
         optimizer.step()
     except Exception as error:

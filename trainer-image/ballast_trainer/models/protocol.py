@@ -163,11 +163,11 @@ class Model:
                 return layer()
             # The original stays as it was: the layer may be built again, on this rank too.
             copied = _copied(index, modules[index], owners)
-            if weights is None:
-                return copied
-            if torch.get_default_device().type == "meta":
+            if weights is not None and torch.get_default_device().type == "meta":
                 return copied.to("meta")
-            weights.fill(modules[index], copied)
+            if weights is not None:
+                weights.fill(modules[index], copied)
+            _add_marks(index, modules[index], copied)
             return copied
 
         return cls(
@@ -268,3 +268,29 @@ def _copied(index: int, module: nn.Module, owners: Mapping[int, tuple[int, str]]
             # A copy is not compiled, and does not know the options: torch's defaults.
             copied.compile()
     return layer
+
+
+def _add_marks(index: int, module: nn.Module, layer: nn.Module) -> None:
+    """Give the parameters of a layer's copy what PyTorch's copies are without: attributes and hooks.
+
+    Raises:
+        ConfigurationError: a hook refers to a parameter that is not trained, as the copy is.
+    """
+    made, own = dict(layer.named_parameters()), {id(parameter) for parameter in module.parameters()}
+    for name, parameter in module.named_parameters():
+        vars(made[name]).update(vars(parameter))
+        of_gradient = (parameter._backward_hooks or {}).values()
+        of_sum = (parameter._post_accumulate_grad_hooks or {}).values()
+        for hook in (*of_gradient, *of_sum):
+            cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
+            held = [*cells, *(getattr(hook, "__defaults__", None) or ())]
+            if any(id(one) in own for one in held):
+                raise ConfigurationError(
+                    "model.name",
+                    f"a hook of {name!r} of layer {index} refers to a parameter of the module, and a copy of "
+                    "the module is trained. To fix: give Model.from_layers a function that makes the layer",
+                )
+        for hook in of_gradient:
+            made[name].register_hook(hook)
+        for hook in of_sum:
+            made[name].register_post_accumulate_grad_hook(hook)
