@@ -108,7 +108,13 @@ class GradientBuckets:
     """
 
     def __init__(
-        self, axis: Axis, layers: Iterable[Layer], microbatches: int = 1, *, each_backward: bool = False
+        self,
+        axis: Axis,
+        layers: Iterable[Layer],
+        microbatches: int = 1,
+        *,
+        each_backward: bool = False,
+        mean: bool = True,
     ) -> None:
         """Begin a step, with no gradients yet.
 
@@ -117,8 +123,10 @@ class GradientBuckets:
             layers: that this rank holds.
             microbatches: of the step on this replica, by which gradients are divided after the backward.
             each_backward: layers end in each of their backwards (ZeRO-2), not in the last one alone.
+            mean: not the sum.
         """
         self._axis, self._microbatches, self._each_backward = axis, microbatches, each_backward
+        self._parts = axis.size if mean else 1
         self._layers = {layer.index: layer for layer in layers} if axis.size > 1 else {}
         self._begun: dict[int, list[_Bucket]] = {}
         self._newest: list[_Bucket] = []
@@ -143,7 +151,7 @@ class GradientBuckets:
     def _begin(self, index: int, microbatches: int) -> None:
         if index not in self._begun:
             self._begun[index] = [
-                _Bucket(self._axis, self._layers[index], parameters, microbatches * self._axis.size)
+                _Bucket(self._axis, self._layers[index], parameters, microbatches * self._parts)
                 for parameters in learning_by_type(self._layers[index])
             ]
         if self._each_backward:

@@ -1,11 +1,10 @@
 """Pipelines that use the executor: replicas of stages with a flush, and schedules without one."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from ballast_policies.planning.schedules.schedule import Schedule, ScheduleError
 from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
-from torch import nn
 
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.distributed.axis import Axis
@@ -14,6 +13,7 @@ from ballast_trainer.pipeline.executor.executor import ApplyGradients, Executor,
 from ballast_trainer.pipeline.executor.groups import link_groups, replica_axis
 from ballast_trainer.pipeline.executor.links import ProcessTransport
 from ballast_trainer.pipeline.executor.order import RankOrder
+from ballast_trainer.pipeline.gradients import GradientBuckets
 
 
 def _never(stage: int, *, step: int, microbatches: int) -> None:
@@ -63,14 +63,19 @@ class ExecutedPipeline:
         executor.begin(self._flush, self._held.meter.step)
         loss = executor.advance()
         executor.finish()
-        parameters = [parameter for stack in self._stacks.values() for parameter in stack.parameters()]
-        _sum_gradients(parameters, self._replicas)
+        for stage in self._stacks:
+            self.sum_over_replicas(stage)
         if buffers is not None:
             buffers.merge(self._replicas.all_gather)
+        parameters = [parameter for stack in self._stacks.values() for parameter in stack.parameters()]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients:
             torch._foreach_div_(gradients, float(self._flush.microbatches))
         return loss
+
+    def sum_over_replicas(self, stage: int) -> None:
+        """Sum the gradients of a stage over its replicas; collective over them."""
+        GradientBuckets(self._replicas, self._stacks[stage].held, mean=False).finish()
 
     def _executor(self, batch: Callable[[int], Batch], apply_gradients: ApplyGradients) -> Executor:
         return Executor(self._held, transport=self._transport, batch=batch, apply_gradients=apply_gradients)
@@ -135,31 +140,6 @@ class AsynchronousPipeline(ExecutedPipeline):
                         f"stage {stage} held {count} {name}, the schedule plans {planned[stage]}"
                     )
 
-    def sum_over_replicas(self, stage: int) -> None:
-        """Sum the gradients of a stage over its replicas; collective over them."""
-        _sum_gradients(self._stacks[stage].parameters(), self._replicas)
-
     def lead(self, steps: int) -> int:
         """How many steps past the one that it finishes a rank may have begun, in a run of ``steps``."""
         return self._orders[steps][0].lead
-
-
-def _sum_gradients(parameters: Iterable[nn.Parameter], replicas: Axis) -> None:
-    """Replace gradients by their sum over the replicas, as one message; collective over these.
-
-    A replica that has no gradient of a parameter counts as zero; one without on all of them keeps none.
-    """
-    by_type: dict[torch.dtype, list[nn.Parameter]] = {}
-    for parameter in parameters if replicas.size > 1 else ():
-        if parameter.requires_grad:
-            by_type.setdefault(parameter.dtype, []).append(parameter)
-    for dtype, same in by_type.items():
-        used = [float(parameter.grad is not None) for parameter in same]
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in same]
-        flags = torch.tensor(used, dtype=dtype, device=same[0].device)
-        flat = torch.cat([flags, *(gradient.reshape(-1) for gradient in gradients)])
-        replicas.all_reduce(flat)
-        counts = flat[: len(same)].tolist()
-        sums = flat[len(same) :].split([gradient.numel() for gradient in gradients])
-        for parameter, gradient, count, summed in zip(same, gradients, counts, sums, strict=True):
-            parameter.grad = gradient.copy_(summed.view_as(gradient)) if count else None
