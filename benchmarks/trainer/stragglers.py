@@ -35,6 +35,7 @@ import torch
 from ballast_policies.contract import Directive, Plan, Rank
 from ballast_trainer.channel.base import StandaloneChannel
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
+from ballast_trainer.checkpoints.manifest import Manifest
 from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.distributed.process_group import World, reach_store, serve_store
 from ballast_trainer.distributed.stopping import StopSignal
@@ -93,7 +94,8 @@ def accuracy_of(job):
     layers = LayerSet(job.model, job.config.training, world.device, lambda _, module: module)
     layers.hold(layers.make(index) for index in range(job.model.layer_count))
     path = job.config.checkpoint.path
-    saved = Checkpoints(path, keep=1, layer_count=job.model.layer_count, seed=0)
+    of = Manifest(step=0, layer_count=job.model.layer_count, seed=0, files={})
+    saved = Checkpoints(path, keep=1, job=of)
     saved.load(world, layers, saved.newest(world))
     right = total = 0
     with torch.no_grad():

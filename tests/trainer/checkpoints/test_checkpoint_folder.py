@@ -1,5 +1,6 @@
 """Checkpoints are whole or not there, verified when read, and never lost by a run that cannot read them."""
 
+import dataclasses
 import datetime
 import os
 import resource
@@ -9,7 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from ballast_trainer.checkpoints import checkpoints as saving
+from ballast_trainer.checkpoints import tensors
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
+from ballast_trainer.checkpoints.manifest import Manifest
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten
 from ballast_trainer.models.protocol import Model
@@ -25,12 +28,26 @@ def one_layer():
     return all_layers(model)
 
 
+JOB = Manifest(step=0, layer_count=1, seed=0, files={})
+
+
+def checkpoints_in(folder, keep=2, **options):
+    """Checkpoints of a job of one layer."""
+    return Checkpoints(str(folder), keep=keep, job=JOB, **options)
+
+
+def save(checkpoints, layers, step, world=ALONE, **more):
+    """Save the layers after ``step`` steps."""
+    manifest = dataclasses.replace(JOB, step=step, **more)
+    checkpoints.save(world, tensors.stored(world, layers), manifest)
+
+
 @pytest.fixture
 def store(tmp_path):
     """Checkpoints of one small layer, and that layer."""
 
     def make(keep=2, **options):
-        return Checkpoints(str(tmp_path / "saved"), keep=keep, layer_count=1, seed=0, **options)
+        return checkpoints_in(tmp_path / "saved", keep, **options)
 
     return make, one_layer(), tmp_path / "saved"
 
@@ -64,7 +81,7 @@ def saved(store, *steps):
     make, layers, folder = store
     first = make(keep=len(steps))
     for step in steps:
-        first.save(ALONE, layers, step)
+        save(first, layers, step)
     return make, layers, folder
 
 
@@ -125,7 +142,7 @@ def test_what_cannot_be_read_at_first_is_read_again(store):
 def test_a_path_that_no_system_has_is_refused_in_words():
     """One with a NUL; the system's error has no number."""
     with pytest.raises(CheckpointError, match=r"cannot write a checkpoint to .*checkpoint\.path"):
-        Checkpoints("/tmp/\0", keep=2, layer_count=1, seed=0).open(ALONE)
+        checkpoints_in("/tmp/\0").open(ALONE)
 
 
 def test_a_full_disk_leaves_no_part_behind_and_the_next_checkpoint_is_whole(store):
@@ -135,13 +152,13 @@ def test_a_full_disk_leaves_no_part_behind_and_the_next_checkpoint_is_whole(stor
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
     try:
         with pytest.raises(CheckpointNotWritten, match="cannot write a checkpoint") as failed:
-            make().save(ALONE, layers, 10)
+            save(make(), layers, 10)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "Traceback" not in str(failed.value)
     assert names(folder) == ["5"]
     assert not list(folder.glob(".*"))
-    make().save(ALONE, layers, 10)
+    save(make(), layers, 10)
     assert make().newest(ALONE).step == 10
 
 
@@ -149,8 +166,8 @@ def slow_and_shared(world, folder):
     """Which files each rank verifies, where rank 0's storage takes longer than collectives wait."""
     # Not from the start: on a busy machine ranks may meet later than that.
     dist.group.WORLD._get_backend(torch.device("cpu"))._set_default_timeout(datetime.timedelta(seconds=1))
-    one = Checkpoints(folder, keep=1, layer_count=1, seed=0)
-    one.save(world, one_layer() if world.rank == 0 else [], 5)
+    one = checkpoints_in(folder, keep=1)
+    save(one, one_layer() if world.rank == 0 else [], 5, world)
     read, checksum = [], saving.flaws
 
     def slowly(path, manifest, share, patience):
@@ -199,23 +216,23 @@ def test_a_job_that_resumes_keeps_what_it_must(store, hidden, damaged, how, newe
         found = again.newest(ALONE)
         assert (found.step if found else 0) == newest
     for step in steps:
-        again.save(ALONE, layers, step)
+        save(again, layers, step)
     assert names(folder) == left
 
 
 def test_a_whole_checkpoint_of_the_step_is_left_alone(store):
     """Saving a step twice writes once."""
     make, layers, folder = store
-    make().save(ALONE, layers, 5)
+    save(make(), layers, 5)
     written = {path.name: path.stat().st_mtime_ns for path in (folder / "step-00000005").iterdir()}
-    make().save(ALONE, layers, 5)
+    save(make(), layers, 5)
     assert {path.name: path.stat().st_mtime_ns for path in (folder / "step-00000005").iterdir()} == written
 
 
 def test_what_fails_on_the_way_leaves_the_checkpoints_as_they_were(store, monkeypatch):
     """A writer that dies half-way leaves nothing under a final name; the next one clears up after it."""
     make, layers, folder = store
-    make().save(ALONE, layers, 5)
+    save(make(), layers, 5)
 
     def fails(path, text):
         raise OSError("no space left on device")
@@ -223,10 +240,10 @@ def test_what_fails_on_the_way_leaves_the_checkpoints_as_they_were(store, monkey
     with monkeypatch.context() as patched:
         patched.setattr("ballast_trainer.checkpoints.folder.write_durably", fails)
         with pytest.raises(CheckpointNotWritten, match="no space"):
-            make().save(ALONE, layers, 10)
+            save(make(), layers, 10)
     assert names(folder) == ["5"]
     assert make().newest(ALONE).step == 5
-    make().save(ALONE, layers, 10)
+    save(make(), layers, 10)
     assert names(folder) == ["10", "5"]
     assert not list(folder.glob(".*"))
 
@@ -234,5 +251,5 @@ def test_what_fails_on_the_way_leaves_the_checkpoints_as_they_were(store, monkey
 def test_the_fp16_loss_scale_is_part_of_a_checkpoint(store):
     """Factor and steps since it changed."""
     make, layers, _ = store
-    make().save(ALONE, layers, 5, loss_scale=(1024.0, 7))
+    save(make(), layers, 5, loss_scale=(1024.0, 7))
     assert tuple(make().newest(ALONE).loss_scale) == (1024.0, 7)

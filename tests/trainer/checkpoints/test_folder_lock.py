@@ -6,11 +6,10 @@ import os
 import shutil
 
 import pytest
-from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.checkpoints.folder_lock import LOCK, FolderLock, Owner
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten
 
-from tests.trainer.checkpoints.test_checkpoint_folder import one_layer
+from tests.trainer.checkpoints.test_checkpoint_folder import checkpoints_in, one_layer, save
 from tests.trainer.layers.trained_layers import ALONE
 
 HERE = Owner.this_process(1, {})
@@ -125,11 +124,11 @@ def test_a_launch_that_is_over_cannot_take_the_lock_back(tmp_path):
 
 def test_a_run_that_has_lost_its_lock_writes_no_checkpoint(tmp_path):
     """Stopped until another took over, it ends when it finds out, and leaves nothing."""
-    checkpoints = Checkpoints(str(tmp_path), keep=2, layer_count=1, seed=0)
+    checkpoints = checkpoints_in(tmp_path)
     checkpoints.open(ALONE)
     held_by(tmp_path, ELSEWHERE)
     with pytest.raises(CheckpointError, match="another run has taken over"):
-        checkpoints.save(ALONE, one_layer(), 5)
+        save(checkpoints, one_layer(), 5)
     checkpoints.close()
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]
     assert Owner.read(tmp_path / LOCK) == ELSEWHERE
@@ -138,14 +137,14 @@ def test_a_run_that_has_lost_its_lock_writes_no_checkpoint(tmp_path):
 def test_a_folder_that_was_removed_while_the_job_runs_is_made_again(tmp_path, caplog):
     """With the lock: the job trains on and says so, rather than taking itself for another run."""
     folder = tmp_path / "saved"
-    checkpoints = Checkpoints(str(folder), keep=2, layer_count=1, seed=0)
+    checkpoints = checkpoints_in(folder)
     checkpoints.open(ALONE)
-    checkpoints.save(ALONE, one_layer(), 5)
+    save(checkpoints, one_layer(), 5)
     shutil.rmtree(folder)
-    checkpoints.save(ALONE, one_layer(), 10)
+    save(checkpoints, one_layer(), 10)
     assert "saved: it was removed, with its checkpoints, and is made again" in caplog.text
     with pytest.raises(CheckpointError, match="in use by another run"):
-        Checkpoints(str(folder), keep=2, layer_count=1, seed=0).open(ALONE)
+        checkpoints_in(folder).open(ALONE)
     checkpoints.close()
     assert [path.name for path in folder.iterdir()] == ["step-00000010"]
 
@@ -153,29 +152,29 @@ def test_a_folder_that_was_removed_while_the_job_runs_is_made_again(tmp_path, ca
 def test_a_folder_that_vanishes_during_a_checkpoint_costs_that_one_alone(tmp_path, monkeypatch):
     """The next one is whole."""
     folder = tmp_path / "saved"
-    checkpoints = Checkpoints(str(folder), keep=2, layer_count=1, seed=0)
+    checkpoints = checkpoints_in(folder)
     checkpoints.open(ALONE)
     with monkeypatch.context() as patched:
         patched.setattr("ballast_trainer.checkpoints.tensors.save", lambda *_: shutil.rmtree(folder))
         with pytest.raises(CheckpointNotWritten, match="To fix"):
-            checkpoints.save(ALONE, one_layer(), 5)
-    checkpoints.save(ALONE, one_layer(), 6)
+            save(checkpoints, one_layer(), 5)
+    save(checkpoints, one_layer(), 6)
     checkpoints.close()
     assert [path.name for path in folder.iterdir()] == ["step-00000006"]
 
 
 def test_a_run_whose_folder_another_run_has_had_in_the_meantime_ends(tmp_path):
     """That one took the lock over, went further and gave it back."""
-    slow = Checkpoints(str(tmp_path), keep=2, layer_count=1, seed=0)
+    slow = checkpoints_in(tmp_path)
     slow.open(ALONE)
-    slow.save(ALONE, one_layer(), 5)
+    save(slow, one_layer(), 5)
     (tmp_path / LOCK).unlink()
-    other = Checkpoints(str(tmp_path), keep=2, layer_count=1, seed=0)
+    other = checkpoints_in(tmp_path)
     other.open(ALONE)
-    other.save(ALONE, one_layer(), 20)
+    save(other, one_layer(), 20)
     other.close()
     with pytest.raises(CheckpointError, match="another run has taken over"):
-        slow.save(ALONE, one_layer(), 10)
+        save(slow, one_layer(), 10)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000005", "step-00000020"]
 
 

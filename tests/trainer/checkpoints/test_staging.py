@@ -1,5 +1,6 @@
 """Checkpoints that are written beside the steps: of their step's state, one at a time."""
 
+import dataclasses
 import logging
 import shutil
 import threading
@@ -8,8 +9,7 @@ import pytest
 import torch
 from ballast_policies.contract import ExitReason
 from ballast_trainer.checkpoints import tensors
-from ballast_trainer.checkpoints.checkpoints import Checkpoints
-from ballast_trainer.checkpoints.staging import Staging
+from ballast_trainer.checkpoints.staging import BesideSteps, StagedCopy, Staging
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten
@@ -19,7 +19,7 @@ from torch import nn
 
 from tests.support.one_process import train_here
 from tests.support.waiting import WAIT_SECONDS
-from tests.trainer.checkpoints.test_checkpoint_folder import one_layer
+from tests.trainer.checkpoints.test_checkpoint_folder import JOB, checkpoints_in, one_layer
 from tests.trainer.layers.trained_layers import ALONE
 
 OTHER_RUN = '{"token": "b", "run": "", "launch": 1, "host": "b", "machine": "b", "pid": 1, "started": "1"}'
@@ -67,6 +67,16 @@ def calling(event, step, values):
     TOLD(event, step, values)  # noqa: F821 - set by the test
 
 
+def saved_beside(checkpoints, layers):
+    """A checkpoint that is written on a thread."""
+    manifest = dataclasses.replace(JOB, step=5)
+
+    def write(world, state):
+        checkpoints.save(world, state, manifest)
+
+    return BesideSteps(ALONE.device, "checkpoint").begin(ALONE, layers, write, at_once=False)
+
+
 def saved_steps(told):
     return [event["step"] for event in told.events if event["event"] == "checkpoint"]
 
@@ -79,15 +89,13 @@ def test_what_is_saved_is_the_state_of_its_step(tmp_path, monkeypatch):
     layer.optimizer.step()
     before = {name: value.clone() for name, value in layer.state().items()}
     state = tensors.stored(ALONE, layers)
-    later = tensors.changed_by_optimizer(layers, state)
-    assert later == set(state)
-    copy = Staging(ALONE.device).begin(state, later=later)
-    checkpoints = Checkpoints(str(tmp_path), keep=2, layer_count=1, seed=0)
-    written = checkpoints.save_beside(ALONE, copy, 5)
-    copy.wait()
+    assert tensors.changed_by_optimizer(layers, state) == set(state)
+    checkpoints = checkpoints_in(tmp_path)
+    flight = saved_beside(checkpoints, layers)
+    flight.copy.wait()
     layer.optimizer.step()
     held.go.set()
-    assert written.result(WAIT_SECONDS) > 0
+    flight.result.result(WAIT_SECONDS)
     again = one_layer()
     checkpoints.load(ALONE, again, checkpoints.newest(ALONE))
     assert before.keys() == again[0].state().keys()
@@ -115,17 +123,19 @@ def test_statistics_of_the_forward_are_copied_at_once(tmp_path):
     assert later == {"0.weight", "1.weight", "1.bias"}
 
 
-def test_weights_that_change_in_the_middle_of_the_copying_are_not_saved(tmp_path):
+def test_weights_that_change_in_the_middle_of_the_copying_are_not_saved(tmp_path, monkeypatch):
     """By a forward of the user's: that checkpoint fails with the tensor's name and what to do."""
-    layers = one_layer()
-    state = tensors.stored(ALONE, layers)
-    copy = Staging(ALONE.device).begin(state, later=set(state))
-    layers[0].module.weight.data.mul_(1)
-    with torch.no_grad():
-        layers[0].module.weight.add_(1)
-    checkpoints = Checkpoints(str(tmp_path), keep=2, layer_count=1, seed=0)
+    layers, finish = one_layer(), StagedCopy.finish
+
+    def changed_before(copy):
+        with torch.no_grad():
+            layers[0].module.weight.add_(1)
+        finish(copy)
+
+    monkeypatch.setattr(StagedCopy, "finish", changed_before)
+    flight = saved_beside(checkpoints_in(tmp_path), layers)
     with pytest.raises(CheckpointNotWritten, match=r"layers\.0\.module\.weight changed.*To fix"):
-        checkpoints.save_beside(ALONE, copy, 5).result(WAIT_SECONDS)
+        flight.result.result(WAIT_SECONDS)
     assert list(tmp_path.glob("*step*")) == []
 
 

@@ -4,6 +4,7 @@ import torch
 from ballast_policies.contract import Stage
 from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
+from ballast_trainer.checkpoints.manifest import Manifest
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer import LayerSet
@@ -28,7 +29,8 @@ def saved_layers(config):
     """All layers of a configuration's job as its last checkpoint has them."""
     job = ValidatedJob.from_mapping(config)
     layers = all_layers(job.model, job.config.training)
-    saved = Checkpoints(config["checkpoint"]["path"], keep=1, layer_count=job.model.layer_count, seed=0)
+    of = Manifest(step=0, layer_count=job.model.layer_count, seed=0, files={})
+    saved = Checkpoints(config["checkpoint"]["path"], keep=1, job=of)
     manifest = saved.newest(ALONE)
     assert manifest.step == config["totalSteps"]
     saved.load(ALONE, layers, manifest)

@@ -10,10 +10,8 @@ import contextlib
 import dataclasses
 import logging
 import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from pathlib import Path
 
 import torch
@@ -22,11 +20,9 @@ from ballast_trainer.checkpoints import tensors
 from ballast_trainer.checkpoints.folder import CheckpointFolder, name_of
 from ballast_trainer.checkpoints.folder_lock import FolderLock, Owner
 from ballast_trainer.checkpoints.manifest import Flaw, Manifest, Patience, checksum, flaws, read_manifest
-from ballast_trainer.checkpoints.staging import StagedCopy
-from ballast_trainer.distributed.process_group import World, peer_failures
+from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten
 from ballast_trainer.layers.layer import LayerSet
-from ballast_trainer.profiling.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +37,7 @@ class Checkpoints:
         path: str,
         *,
         keep: int,
-        layer_count: int,
-        seed: int,
-        optimizer: str | None = None,
-        tied: tuple[str, ...] = (),
+        job: Manifest,
         start_over: bool = False,
         retry_seconds: float = 0.0,
         check: Callable[[], None] = lambda: None,
@@ -55,19 +48,14 @@ class Checkpoints:
         Args:
             path: the directory.
             keep: how many whole ones to keep.
-            layer_count: layers of the model.
-            seed: of the job.
-            optimizer: its name in the configuration; None: any.
-            tied: parameters that layers share, as text.
+            job: what a checkpoint of this job says of its model, seed and optimizer.
             start_over: whether to start from step 0 where there are checkpoints and none can be used.
             retry_seconds: how long to retry a failed read.
             check: called while waiting; may raise to end it.
             sleep: pauses.
         """
         self._path = Path(path)
-        self._layer_count = layer_count
-        self._seed = seed
-        self._optimizer, self._tied = optimizer, tied
+        self._job = job
         self._start_over, self._retry_seconds = start_over, retry_seconds
         self._check, self._sleep = check, sleep
         self._folder = CheckpointFolder(self._path, keep=keep, patience=self._patience)
@@ -114,82 +102,14 @@ class Checkpoints:
         if self._lock is not None:
             self._lock.release()
 
-    def save(
-        self,
-        world: World,
-        layers: LayerSet,
-        step: int,
-        *,
-        loss_scale: tuple[float, int] = (1.0, 0),
-        data: str = "",
-    ) -> None:
-        """Save the state after ``step`` steps; collective over the world.
+    def save(self, world: World, state: Mapping[str, torch.Tensor], manifest: Manifest) -> None:
+        """Save a state, by key as of :func:`tensors.stored`; collective over the world.
 
         Raises:
             CheckpointNotWritten: storage refuses; its partial files are removed, earlier checkpoints are
                 unchanged.
             CheckpointError: another run has taken over the directory.
         """
-        self._save(world, tensors.stored(world, layers), self._manifest(step, loss_scale, data))
-
-    def save_beside(
-        self,
-        world: World,
-        copy: StagedCopy,
-        step: int,
-        *,
-        loss_scale: tuple[float, int] = (1.0, 0),
-        data: str = "",
-    ) -> "Future[float]":
-        """The same beside the steps, from a copy of what :func:`tensors.stored` gives; collective.
-
-        Args:
-            world: with a ``patient_group`` that nothing else uses meanwhile.
-            copy: which the thread that writes finishes.
-            step: steps done.
-            loss_scale: of that step.
-            data: where the data were.
-
-        Returns:
-            The milliseconds until the checkpoint was in place, or what :meth:`save` raises.
-        """
-        watch, written = Stopwatch(), Future[float]()
-        manifest = self._manifest(step, loss_scale, data)
-
-        def write() -> None:
-            try:
-                failure = None
-                try:
-                    copy.finish()
-                except CheckpointNotWritten as error:
-                    failure = str(error)
-                with peer_failures():
-                    found = world.gather(failure, patient=True)
-                    failure = next((failed for failed in found if failed is not None), None)
-                    if failure is not None:
-                        raise CheckpointNotWritten(failure)
-                    self._save(world, copy.tensors, manifest)
-            except BaseException as error:
-                written.set_exception(error)
-            else:
-                written.set_result(watch.milliseconds())
-
-        threading.Thread(target=write, name="checkpoint", daemon=True).start()
-        return written
-
-    def _manifest(self, step: int, loss_scale: tuple[float, int], data: str) -> Manifest:
-        return Manifest(
-            step=step,
-            layer_count=self._layer_count,
-            seed=self._seed,
-            files={},
-            loss_scale=loss_scale,
-            optimizer=self._optimizer,
-            tied=self._tied,
-            data=data,
-        )
-
-    def _save(self, world: World, state: Mapping[str, torch.Tensor], manifest: Manifest) -> None:
         final = self._path / name_of(manifest.step)
         temporary = self._path / f".{final.name}{self._mark and '.' + self._mark}.partial"
         written, failure = False, None
@@ -274,13 +194,7 @@ class Checkpoints:
             checked = self._verified(world, name)
             if isinstance(checked, Manifest):
                 self._folder.is_sound(name)
-                checked.refuse_unless(
-                    folder=self._path,
-                    layer_count=self._layer_count,
-                    seed=self._seed,
-                    optimizer=self._optimizer,
-                    tied=self._tied,
-                )
+                checked.refuse_other(self._job, self._path)
                 return checked
             problems.append(f"{name}: {checked.reason}")
             if world.rank == 0:

@@ -61,39 +61,32 @@ class Manifest:
         """
         return decode_text(cls, text, unknown="ignore", spelling=str)
 
-    def refuse_unless(
-        self,
-        *,
-        folder: Path,
-        layer_count: int,
-        seed: int,
-        optimizer: str | None,
-        tied: tuple[str, ...] = (),
-    ) -> None:
-        """Refuse the checkpoint of another job.
+    def refuse_other(self, job: "Manifest", folder: Path) -> None:
+        """Refuse the checkpoint in ``folder`` of another job than that of the manifest ``job``.
 
         Raises:
             CheckpointError: it is of another model, seed or optimizer.
         """
         own = "give the job a checkpoint.path of its own"
-        if self.layer_count != layer_count:
+        if self.layer_count != job.layer_count:
             raise CheckpointError(
-                f"{folder} has a checkpoint of {self.layer_count} layers, the model has {layer_count}. "
+                f"{folder} has a checkpoint of {self.layer_count} layers, the model has {job.layer_count}. "
                 f"To fix: {own}"
             )
-        if self.seed != seed:
+        if self.seed != job.seed:
             raise CheckpointError(
-                f"{folder} has a checkpoint of seed {self.seed}, the job has {seed}. To fix: {own}"
+                f"{folder} has a checkpoint of seed {self.seed}, the job has {job.seed}. To fix: {own}"
             )
-        if self.tied != tied:
+        if self.tied != job.tied:
             raise CheckpointError(
-                f"{folder} has a checkpoint of a model with {_tied(self.tied)}, this one has {_tied(tied)}. "
+                f"{folder} has a checkpoint of a model with {_tied(self.tied)}, this one has "
+                f"{_tied(job.tied)}. "
                 f"To fix: tie or untie the model's weights (Hugging Face: tie_word_embeddings), or {own}"
             )
-        if None not in (optimizer, self.optimizer) and self.optimizer != optimizer:
+        if None not in (job.optimizer, self.optimizer) and self.optimizer != job.optimizer:
             raise CheckpointError(
                 f"{folder} has a checkpoint of the optimizer {self.optimizer}, training.optimizer is "
-                f"{optimizer}, which cannot continue from its state. To fix: {self.optimizer}, or {own}"
+                f"{job.optimizer}, which cannot continue from its state. To fix: {self.optimizer}, or {own}"
             )
 
 

@@ -9,10 +9,9 @@ between two copies.
 
 import dataclasses
 import math
-import threading
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from typing import Any
 
 import torch
@@ -20,9 +19,9 @@ import torch.distributed as dist
 from ballast_policies.contract import Plan
 
 from ballast_trainer.checkpoints import tensors
-from ballast_trainer.checkpoints.staging import StagedCopy, Staging
-from ballast_trainer.distributed.process_group import World, patient_group
-from ballast_trainer.errors import CheckpointNotWritten
+from ballast_trainer.checkpoints.manifest import Manifest
+from ballast_trainer.checkpoints.staging import BesideSteps, Flight
+from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.layer import LayerSet
 
 
@@ -31,31 +30,27 @@ class Moment:
     """What a job goes on from, besides its tensors; the same on every rank but for the times.
 
     Attributes:
-        step: optimizer steps done.
-        loss_scale: of that step.
-        data: where the data were, as ``Batches.position`` says.
+        manifest: as a checkpoint of it has.
         checkpoint_step: of the newest checkpoint; None: there is none.
         began: when the job began, by the monotonic clock.
         trained_seconds: since then, in which steps ran.
     """
 
-    step: int
-    loss_scale: tuple[float, int]
-    data: str
+    manifest: Manifest
     checkpoint_step: int | None
     began: float
     trained_seconds: float
 
     def told(self) -> dict[str, Any]:
         """For a rank on another machine, whose clock begins elsewhere; :meth:`heard` reads it."""
-        return {**dataclasses.asdict(self), "began": time.monotonic() - self.began}
+        began = time.monotonic() - self.began
+        return {**dataclasses.asdict(self), "manifest": self.manifest.to_json(), "began": began}
 
     @classmethod
     def heard(cls, value: Mapping[str, Any]) -> "Moment":
         """Of :meth:`told`."""
-        scale, count = value["loss_scale"]
-        began = time.monotonic() - value["began"]
-        return cls(**{**value, "loss_scale": (scale, count), "began": began})
+        began, manifest = time.monotonic() - value["began"], Manifest.from_json(value["manifest"])
+        return cls(**{**value, "manifest": manifest, "began": began})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +74,7 @@ class Generation:
     @property
     def name(self) -> tuple[int, int]:
         """Tells generations apart; the newest is the largest."""
-        return self.moment.step, self.epoch
+        return self.moment.manifest.step, self.epoch
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +107,8 @@ class MemoryCopies:
         self.loss: Loss | None = None
         self.source: Generation | None = None
         self._held: dict[tuple[int, int], Generation] = {}
-        self._staging = [Staging(device), Staging(device)]
-        self._group: tuple[Any, Any] = (None, None)
-        """The patient group of the ranks that it is for, and the one of the thread that sends."""
-        self._flight: tuple[StagedCopy, Future[Generation]] | None = None
+        self._beside = BesideSteps[Generation](device, "memory-copy")
+        self._flight: Flight[Generation] | None = None
 
     def begin(self, world: World, plan: Plan, layers: LayerSet, moment: Moment, *, at_once: bool) -> bool:
         """Begin to copy the state beside the steps that follow; collective.
@@ -135,27 +128,15 @@ class MemoryCopies:
         if world.size < 2 * apart:
             self._held.clear()
             return False
-        if self._group[0] is not world.patient_group:
-            self._group = world.patient_group, patient_group()
-        state = tensors.stored(world, layers)
-        later = set() if at_once else tensors.changed_by_optimizer(layers, state)
-        # The second has the copies of before, which stay as they are until all have the new ones.
-        copy = self._staging[0].begin(state, later=later)
-        made = Future[Generation]()
-        beside = dataclasses.replace(world, patient_group=self._group[1])
 
-        def send() -> None:
-            try:
-                generation = _exchanged(beside, apart, copy, moment)
-                self._held[generation.name] = generation
-                # Whoever has an answer knows that all have their copies.
-                beside.gather(None, patient=True)
-                made.set_result(generation)
-            except BaseException as error:
-                made.set_exception(error)
+        def exchange(beside: World, state: Mapping[str, torch.Tensor]) -> Generation:
+            generation = _exchanged(beside, apart, state, moment)
+            self._held[generation.name] = generation
+            # Whoever has an answer knows that all have their copies.
+            beside.gather(None, patient=True)
+            return generation
 
-        self._flight = copy, made
-        threading.Thread(target=send, name="memory-copy", daemon=True).start()
+        self._flight = self._beside.begin(world, layers, exchange, at_once=at_once)
         return True
 
     def settle(self) -> None:
@@ -166,18 +147,17 @@ class MemoryCopies:
         """
         if self._flight is None:
             return
-        copy, made = self._flight
-        self._flight = None
-        copy.wait()
-        generation = made.result()
+        flight, self._flight = self._flight, None
+        flight.copy.wait()
+        generation = flight.result.result()
         self._held = {generation.name: generation}
-        self._staging.reverse()
+        self._beside.keep()
 
     def abandon(self) -> None:
         """The process group has ended: this rank has what was under way, or what was before."""
         if self._flight is not None:
-            wait([self._flight[1]])
-        self._flight, self._group = None, (None, None)
+            wait([self._flight.result])
+        self._flight = None
 
     def told(self) -> list[tuple[int, int, int, tuple[int, ...]]]:
         """Of each generation step, epoch, number of ranks, and the ranks whose tensors are here."""
@@ -202,8 +182,7 @@ class MemoryCopies:
                 epoch=name[1], parts=(), ranks=0, moment=Moment.heard(moment), tensors={}
             )
         # What is held may be in either of those before, or be under way on a thread that is left behind.
-        self._flight, self._group = None, (None, None)
-        self._staging = [Staging(self._device), Staging(self._device)]
+        self._flight, self._beside = None, BesideSteps(self._device, "memory-copy")
 
     def load(self, world: World, layers: LayerSet) -> None:
         """Load the layers held from the copies of all ranks; collective.
@@ -266,26 +245,13 @@ def _apart(column: int, plan: Plan) -> int:
     return math.lcm(column, len(plan.ranks) // len(plan.pods))
 
 
-def _exchanged(world: World, apart: int, copy: StagedCopy, moment: Moment) -> Generation:
-    """This rank's copies, and those of the rank before it; collective.
-
-    Raises:
-        CheckpointNotWritten: on all ranks.
-    """
-    failure = None
-    try:
-        copy.finish()
-    except CheckpointNotWritten as error:
-        failure = str(error)
-    rows = [(key, value.dtype, value.shape) for key, value in copy.tensors.items()]
-    told = world.gather((failure, rows), patient=True)
-    failure = next((failed for failed, _ in told if failed is not None), None)
-    if failure is not None:
-        raise CheckpointNotWritten(failure)
+def _exchanged(world: World, apart: int, state: Mapping[str, torch.Tensor], moment: Moment) -> Generation:
+    """This rank's copies, and those of the rank before it; collective."""
+    told = world.gather([(key, value.dtype, value.shape) for key, value in state.items()], patient=True)
     before, after = (world.rank - apart) % world.size, (world.rank + apart) % world.size
-    received = {key: torch.empty(shape, dtype=dtype) for key, dtype, shape in told[before][1]}
+    received = {key: torch.empty(shape, dtype=dtype) for key, dtype, shape in told[before]}
     works = [
-        *_started(world, world.rank, after, copy.tensors.values()),
+        *_started(world, world.rank, after, state.values()),
         *_started(world, before, world.rank, received.values()),
     ]
     for work in works:
@@ -295,7 +261,7 @@ def _exchanged(world: World, apart: int, copy: StagedCopy, moment: Moment) -> Ge
         parts=(world.rank, before),
         ranks=world.size,
         moment=moment,
-        tensors={**received, **copy.tensors},
+        tensors={**received, **state},
     )
 
 

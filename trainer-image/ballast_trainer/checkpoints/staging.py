@@ -1,15 +1,23 @@
-"""Staging of a rank's state: copies in the host's memory, from which a checkpoint is written.
+"""Staging of a rank's state: copies in the host's memory, which a thread writes or sends beside the steps.
 
 Trained weights and their optimizers' state change in the optimizer step alone.  They are copied while the
 next step computes its gradients, and it waits with its update until they are; all else is copied at once.
 """
 
+import dataclasses
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
 
 import torch
 
+from ballast_trainer.checkpoints import tensors
+from ballast_trainer.distributed.process_group import World, patient_group, peer_failures
 from ballast_trainer.errors import CheckpointNotWritten
+from ballast_trainer.layers.layer import LayerSet
+
+Result = TypeVar("Result")
 
 
 class StagedCopy:
@@ -119,3 +127,68 @@ class Staging:
                 # The system pins no more: the copy is slower, and right.
                 pass
         return torch.empty(value.shape, dtype=value.dtype)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Flight(Generic[Result]):
+    """A copy of a rank's state, and what the work with it returns, or raises."""
+
+    copy: StagedCopy
+    result: "Future[Result]"
+
+
+class BesideSteps(Generic[Result]):
+    """Work with a copy of the ranks' state, on a thread and in a group of its own, beside the steps."""
+
+    def __init__(self, device: torch.device, name: str) -> None:
+        """Prepare; ``device`` is where the state lives, ``name`` the thread's."""
+        self._name = name
+        self._staging, self._kept = Staging(device), Staging(device)
+        self._group: tuple[Any, Any] = (None, None)
+        """The patient group of the ranks that it is for, and the one of the thread."""
+
+    def begin(
+        self,
+        world: World,
+        layers: LayerSet,
+        work: Callable[[World, Mapping[str, torch.Tensor]], Result],
+        *,
+        at_once: bool,
+    ) -> Flight[Result]:
+        """Begin to copy, and to work with the copy; collective, after the work before has ended.
+
+        Args:
+            world: this rank.
+            layers: that it holds.
+            work: gets the ranks with the thread's group, and this rank's tensors by key; if one of these has
+                changed while it was copied, all ranks get a :class:`CheckpointNotWritten` in its place.
+            at_once: whether more than the optimizer step changes the tensors.
+        """
+        if world.size > 1 and self._group[0] is not world.patient_group:
+            self._group = world.patient_group, patient_group()
+        state = tensors.stored(world, layers)
+        later = set() if at_once else tensors.changed_by_optimizer(layers, state)
+        copy, result = self._staging.begin(state, later=later), Future[Result]()
+        beside = dataclasses.replace(world, patient_group=self._group[1])
+
+        def run() -> None:
+            try:
+                failure = None
+                try:
+                    copy.finish()
+                except CheckpointNotWritten as error:
+                    failure = str(error)
+                with peer_failures():
+                    failure = next(filter(None, beside.gather(failure, patient=True)), None)
+                    if failure is not None:
+                        raise CheckpointNotWritten(failure)
+                    result.set_result(work(beside, copy.tensors))
+            except BaseException as error:
+                result.set_exception(error)
+
+        threading.Thread(target=run, name=self._name, daemon=True).start()
+        return Flight(copy, result)
+
+    def keep(self) -> None:
+        """The newest copy stays as it is, until that of a later work is kept."""
+        self._staging, self._kept = self._kept, self._staging

@@ -91,24 +91,6 @@ def idle_seconds(model: ModelState, costs: LayerCosts) -> IdleSeconds:
     return IdleSeconds(schedule=own, imbalance=busy * split.idle / (1 - split.idle) - own)
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _Newest:
-    """Figures of the last move, evaluation and checkpoint, and of the speed, as :class:`Report` has them."""
-
-    rebalances: int = 0
-    last_rebalance_step: int | None = None
-    imbalance_before: float | None = None
-    imbalance_after: float | None = None
-    rebalance_pause_ms: float | None = None
-    validation_loss: float | None = None
-    validation_step: int | None = None
-    checkpoint_seconds: float | None = None
-    checkpoint_write_seconds: float | None = None
-    checkpoint_every_steps: int | None = None
-    flops_per_second: float | None = None
-    part_of_peak: float | None = None
-
-
 class Progress:
     """Figures of the running job, the same on every rank; rank 0 prints them and sends them.
 
@@ -141,7 +123,8 @@ class Progress:
         self._bytes = MeasuredLayers()
         self._loss: float | None = None
         self._finite_loss = True
-        self._newest = _Newest()
+        self._report = Report(epoch=run.plan.epoch, step=run.step, loss=None, steps_per_second=None)
+        """Has the newest figures of moves, evaluations, checkpoints and the speed; the others are added."""
         self.move_seconds: float | None = None
         self.look_seconds = 0.0
         self.reference_step_seconds: float | None = None
@@ -186,9 +169,9 @@ class Progress:
             costs = model.profile.costs()
             assert costs is not None
             self.reference_step_seconds = best_step_seconds(model, costs)
-        awaited = self._newest.rebalances and self._newest.imbalance_after is None
+        awaited = self._report.rebalances and self._report.imbalance_after is None
         if awaited and len(model.profile) >= _MEASURED_STEPS:
-            self._newest.imbalance_after = self.imbalance()
+            self._note(imbalance_after=self.imbalance())
         self._count_flops(peak_flops)
         fields: dict[str, Any] = {
             "step": self._run.step,
@@ -199,8 +182,8 @@ class Progress:
             "imbalance": self.imbalance(),
             "bubble": self.bubble(),
             **self._explained(),
-            "flops_per_second": self._newest.flops_per_second,
-            "part_of_peak": self._newest.part_of_peak,
+            "flops_per_second": self._report.flops_per_second,
+            "part_of_peak": self._report.part_of_peak,
             "goodput": self.goodput(),
         }
         if model.speed is not None:
@@ -271,8 +254,8 @@ class Progress:
             self._step_flops = own * model.world.data.size if own is not None else None
         if self._step_flops is not None and self._step_seconds:
             whole = self._step_flops / (sum(self._step_seconds) / len(self._step_seconds))
-            self._newest.flops_per_second = whole / model.world.size
-            self._newest.part_of_peak = whole / peak if peak > 0 else None
+            part = whole / peak if peak > 0 else None
+            self._note(flops_per_second=whole / model.world.size, part_of_peak=part)
 
     def looked(self, seconds: float) -> None:
         """A decision on a rebalance took so long, including the wait for rank 0's."""
@@ -282,17 +265,19 @@ class Progress:
     def rebalanced(self, before: float, pause_ms: float) -> None:
         """Layers have moved."""
         self.moving_seconds += pause_ms / 1000
-        newest = self._newest
-        newest.rebalances, newest.last_rebalance_step = newest.rebalances + 1, self._run.step
-        newest.imbalance_before, newest.imbalance_after = before, None
-        newest.rebalance_pause_ms = pause_ms
+        self._note(
+            rebalances=self._report.rebalances + 1,
+            last_rebalance_step=self._run.step,
+            imbalance_before=before,
+            imbalance_after=None,
+            rebalance_pause_ms=pause_ms,
+        )
         self.move_seconds = pause_ms / 1000
         self._step_seconds.clear()
 
     def evaluated(self, loss: float | None) -> None:
         """The loss on the validation data was measured; None: it is not finite."""
-        self._newest.validation_loss = loss
-        self._newest.validation_step = self._run.step if loss is not None else None
+        self._note(validation_loss=loss, validation_step=self._run.step if loss is not None else None)
         # The speed of model, without the evaluation.
         self._done.clear()
 
@@ -309,9 +294,11 @@ class Progress:
 
     def saved(self, seconds: float, every_steps: int | None, *, write_seconds: float) -> None:
         """A checkpoint was written: how long steps wait, the next one's steps, how long it takes to write."""
-        self._newest.checkpoint_seconds = seconds
-        self._newest.checkpoint_write_seconds = write_seconds
-        self._newest.checkpoint_every_steps = every_steps
+        self._note(
+            checkpoint_seconds=seconds,
+            checkpoint_write_seconds=write_seconds,
+            checkpoint_every_steps=every_steps,
+        )
 
     def steps_per_second(self) -> float | None:
         """Over the last steps, pauses included."""
@@ -320,10 +307,14 @@ class Progress:
         (first_at, first), (last_at, last) = self._done[0], self._done[-1]
         return (last - first) / (last_at - first_at) if last_at > first_at else None
 
+    def _note(self, **figures: float | None) -> None:
+        """Figures of the report, which stay until there are newer ones."""
+        self._report = self._report.replace(**figures)
+
     def report(self) -> Report:
         """The report for the operator."""
         model, costs, sizes = self._model, self._costs, self.sizes
-        return Report(
+        return self._report.replace(
             epoch=self._run.plan.epoch,
             step=self._run.step,
             loss=self._loss,
@@ -345,7 +336,6 @@ class Progress:
             emulated=model.speed.factor if model.speed is not None else None,
             bad_samples=len(model.batches.bad_samples),
             goodput=self.goodput(),
-            **dataclasses.asdict(self._newest),
         )
 
     def event(self, name: str, **fields: Any) -> None:

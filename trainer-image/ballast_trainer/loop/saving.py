@@ -4,11 +4,13 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from concurrent.futures import Future, wait
+from collections.abc import Mapping
+from concurrent.futures import wait
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import Self
 
+import torch
 from ballast_policies.contract.job.output import AsyncMode
 from ballast_policies.prices.hazard import steps_between_checkpoints
 
@@ -18,9 +20,9 @@ from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.checkpoints.export import check_place, export_checkpoint
 from ballast_trainer.checkpoints.manifest import Manifest
 from ballast_trainer.checkpoints.memory_copies import MemoryCopies, Moment
-from ballast_trainer.checkpoints.staging import StagedCopy, Staging
+from ballast_trainer.checkpoints.staging import BesideSteps, Flight
 from ballast_trainer.distributed.connections import CONNECTIONS
-from ballast_trainer.distributed.process_group import patient_group
+from ballast_trainer.distributed.process_group import World
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten, PeerLost, Stopped
 from ballast_trainer.loop.progress import Progress
@@ -38,14 +40,12 @@ class _InFlight:
 
     Attributes:
         step: its steps.
-        copy: of the state.
-        written: milliseconds until it was whole.
+        flight: the copy of the state, and the milliseconds until the checkpoint was whole.
         pause_ms: how long model has stood still for it.
     """
 
     step: int
-    copy: StagedCopy
-    written: Future[float]
+    flight: Flight[float]
     pause_ms: float
 
 
@@ -80,9 +80,7 @@ class Saver:
         self._write_seconds: deque[float] = deque(maxlen=5)
         self._longest_write = 0.0
         self._in_flight: _InFlight | None = None
-        self._staging = Staging(model.device)
-        self._beside: tuple[Any, Any] = (None, None)
-        """The ranks' patient group, and the one of the thread that writes."""
+        self._beside = BesideSteps[float](model.device, "checkpoint")
         self._slow = False
         self._step_seconds: float | None = None
         # Without a flush the weights depend on where the pipeline drains, so that must not be measured.
@@ -97,14 +95,19 @@ class Saver:
             if stop.received and not self._begun:
                 raise Stopped("told to stop before the first step; nothing to save")
 
+        self._job = Manifest(
+            step=0,
+            layer_count=model.definition.layer_count,
+            seed=config.training.seed,
+            files={},
+            optimizer=config.training.optimizer,
+            tied=tuple(map(as_text, model.definition.tied)),
+        )
         if config.checkpoint.path is not None:
             self._checkpoints = Checkpoints(
                 config.checkpoint.path,
                 keep=config.checkpoint.keep,
-                layer_count=model.definition.layer_count,
-                seed=config.training.seed,
-                optimizer=config.training.optimizer,
-                tied=tuple(map(as_text, model.definition.tied)),
+                job=self._job,
                 start_over=config.checkpoint.start_over,
                 retry_seconds=config.checkpoint.retry_seconds,
                 check=check,
@@ -119,35 +122,31 @@ class Saver:
             CheckpointError: there are some, and none can be used; it is of another job; another run holds the
                 directory.
         """
-        model, source = self._model, None if self._memory is None else self._memory.source
+        model, manifest = self._model, None
+        source = None if self._memory is None else self._memory.source
         if self._checkpoints is not None:
             self._checkpoints.open(model.world, launch=self._run.plan.launch)
         if source is not None:
-            return self._go_on_from(source.moment)
-        if self._checkpoints is None:
-            return None
-        manifest = self._checkpoints.newest(model.world)
+            manifest, checkpoint_step = source.moment.manifest, source.moment.checkpoint_step
+            self._progress.continue_timing(source.moment.began, source.moment.trained_seconds)
+        elif self._checkpoints is not None:
+            manifest = self._checkpoints.newest(model.world)
+            checkpoint_step = None if manifest is None else manifest.step
         if manifest is not None:
-            self._run.continue_from(manifest.step, manifest.loss_scale, manifest.step)
+            self._run.continue_from(manifest.step, manifest.loss_scale, checkpoint_step)
             model.batches.continue_from(manifest.step, manifest.data)
             self._progress.resumed_from_step = manifest.step
         return manifest
 
-    def _go_on_from(self, moment: Moment) -> Manifest:
-        model = self._model
-        manifest = Manifest(
-            step=moment.step,
-            layer_count=model.definition.layer_count,
-            seed=model.config.training.seed,
-            files={},
-            loss_scale=moment.loss_scale,
-            data=moment.data,
+    def _manifest(self, *, data: bool) -> Manifest:
+        """Of the step that is done; ``data``: with where the data's loader is."""
+        step = self._run.step
+        return dataclasses.replace(
+            self._job,
+            step=step,
+            loss_scale=self._run.loss_scale.state,
+            data=self._model.batches.position(step) if data else "",
         )
-        self._run.continue_from(moment.step, moment.loss_scale, moment.checkpoint_step)
-        model.batches.continue_from(moment.step, moment.data)
-        self._progress.resumed_from_step = moment.step
-        self._progress.continue_timing(moment.began, moment.trained_seconds)
-        return manifest
 
     def load(self, manifest: Manifest) -> None:
         """Load the layers held; collective.
@@ -171,10 +170,10 @@ class Saver:
             CONNECTIONS.shut()
             self._memory.abandon()
             if self._in_flight is not None:
-                wait([self._in_flight.written])
+                wait([self._in_flight.flight.result])
         if self._in_flight is not None and isinstance(error, Exception) and not isinstance(error, PeerLost):
             # The others' parts are written as well: they wait for this rank.
-            wait([self._in_flight.written])
+            wait([self._in_flight.flight.result])
         self.close()
 
     def close(self) -> None:
@@ -191,13 +190,13 @@ class Saver:
     @property
     def written(self) -> bool:
         """Whether no checkpoint is being written by this rank."""
-        return self._in_flight is None or self._in_flight.written.done()
+        return self._in_flight is None or self._in_flight.flight.result.done()
 
     def wait_for_copy(self) -> None:
         """Wait until the state is copied that the step is about to change."""
         if self._in_flight is not None:
             watch = Stopwatch()
-            self._in_flight.copy.wait()
+            self._in_flight.flight.copy.wait()
             self._in_flight.pause_ms += watch.milliseconds()
         self._settle_copies()
 
@@ -211,9 +210,7 @@ class Saver:
             return
         began, trained_seconds = self._progress.timing()
         moment = Moment(
-            step=self._run.step,
-            loss_scale=self._run.loss_scale.state,
-            data=model.batches.position(self._run.step),
+            manifest=self._manifest(data=True),
             checkpoint_step=self._run.checkpoint_step,
             began=began,
             trained_seconds=trained_seconds,
@@ -284,38 +281,30 @@ class Saver:
 
     def _begin(self) -> None:
         """Write the state beside the steps that follow, after the checkpoint before; collective."""
-        model, flight = self._model, self._in_flight
-        if flight is not None and not self.written and not self._slow and model.world.rank == 0:
+        model, before = self._model, self._in_flight
+        if before is not None and not self.written and not self._slow and model.world.rank == 0:
             self._slow = True
             logger.warning(
                 "step %d waits for the checkpoint of step %d, which is still being written. "
                 "To fix, where steps often wait: a larger checkpoint.everySteps, or faster storage",
                 self._run.step,
-                flight.step,
+                before.step,
             )
         self.settle()
-        if self._checkpoints is None or self._run.checkpoint_step == self._run.step:
+        checkpoints = self._checkpoints
+        if checkpoints is None or self._run.checkpoint_step == self._run.step:
             return
         watch, self._begun = Stopwatch(), True
-        world = model.world
-        if world.size > 1 and self._beside[0] is not world.patient_group:
-            self._beside = world.patient_group, patient_group()
-        state = tensors.stored(world, model.layers)
-        later = tensors.changed_by_optimizer(model.layers, state)
-        if model.dynamics or is_asynchronous(model.config.pipeline.schedule):
-            # They may change weights at any time.
-            later = set()
-        copy = self._staging.begin(state, later=later)
-        written = self._checkpoints.save_beside(
-            dataclasses.replace(world, patient_group=self._beside[1]),
-            copy,
-            self._run.step,
-            loss_scale=self._run.loss_scale.state,
-            data=model.batches.position(self._run.step) if model.world.rank == 0 else "",
-        )
-        self._in_flight = _InFlight(
-            step=self._run.step, copy=copy, written=written, pause_ms=watch.milliseconds()
-        )
+        manifest = self._manifest(data=model.world.rank == 0)
+
+        def write(world: World, state: Mapping[str, torch.Tensor]) -> float:
+            checkpoints.save(world, state, manifest)
+            return watch.milliseconds()
+
+        # Changes of the model, and updates without a flush, may come at any time.
+        at_once = bool(model.dynamics) or is_asynchronous(model.config.pipeline.schedule)
+        flight = self._beside.begin(model.world, model.layers, write, at_once=at_once)
+        self._in_flight = _InFlight(step=self._run.step, flight=flight, pause_ms=watch.milliseconds())
 
     def settle_all(self) -> None:
         """Wait for all that this process group has to write; collective."""
@@ -328,22 +317,22 @@ class Saver:
         Raises:
             CheckpointError: another run has taken over the directory.
         """
-        flight = self._in_flight
-        if flight is None:
+        saving = self._in_flight
+        if saving is None:
             return False
         watch = Stopwatch()
-        flight.copy.wait()
+        saving.flight.copy.wait()
         try:
-            write_ms, failure = flight.written.result(), None
+            write_ms, failure = saving.flight.result.result(), None
         except CheckpointNotWritten as error:
             write_ms, failure = 0.0, error
         finally:
             self._in_flight = None
-        flight.pause_ms += watch.milliseconds()
+        saving.pause_ms += watch.milliseconds()
         if failure is not None:
-            self._failed(flight.step, failure, flight.pause_ms)
+            self._failed(saving.step, failure, saving.pause_ms)
         else:
-            self._saved(flight.step, flight.pause_ms, write_ms)
+            self._saved(saving.step, saving.pause_ms, write_ms)
         return True
 
     def save(self) -> str:
@@ -360,13 +349,8 @@ class Saver:
             return "the state is saved"
         watch, self._begun = Stopwatch(), True
         try:
-            self._checkpoints.save(
-                model.world,
-                model.layers,
-                self._run.step,
-                loss_scale=self._run.loss_scale.state,
-                data=model.batches.position(self._run.step) if model.world.rank == 0 else "",
-            )
+            state = tensors.stored(model.world, model.layers)
+            self._checkpoints.save(model.world, state, self._manifest(data=model.world.rank == 0))
         except CheckpointNotWritten as error:
             return self._failed(self._run.step, error, watch.milliseconds())
         pause_ms = watch.milliseconds()
