@@ -36,7 +36,7 @@ from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.registry import build_dynamics, check_dynamics, warn_without_effect
 from ballast_trainer.environment import DeviceChoice, seconds_from
 from ballast_trainer.errors import ConfigurationError, PeerLost
-from ballast_trainer.gpu_emulation import EmulatedSpeed, emulated_speed
+from ballast_trainer.gpu_emulation import emulated_speed
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import learning_rate
 from ballast_trainer.layers.precision import LossScale, check_precision
@@ -253,275 +253,240 @@ def train(
         CheckpointError: a checkpoint cannot be written or fits another job.
     """
     job.check_ranks(len(launch.plan.ranks))
-    machine = _machine(job, launch)
-    in_place = _in_place(job, launch, machine.device, channel, stop)
-    with contextlib.ExitStack() as closing:
-        if job.config.training.deterministic:
-            closing.enter_context(deterministic_kernels())
-        heartbeat = _heartbeat(job, launch, in_place, lost, closing)
-        sides = _Sides(channel=channel, reporter=reporter, stop=stop, heartbeat=heartbeat, trace=trace)
-        if in_place is not None and launch.restarts:
-            launch = dataclasses.replace(launch, plan=in_place.come_back(launch.plan))
-        while True:
-            if launch.rank != 0:
-                # Rank 0 tells the others of later plans.
-                channel.close()
-            try:
-                with contextlib.ExitStack() as ending:
-                    work = functools.partial(_train, job, launch, machine, sides, in_place, ending)
-                    if in_place is None:
-                        return work()
-                    outcome = in_place.attempt(work)
-                in_place.survivors.leave()
-                return outcome
-            except PeerLost as error:
-                if in_place is None:
-                    raise
-                plan = in_place.next_plan(launch.plan, error)
-                if in_place.store is not launch.store:
-                    launch = dataclasses.replace(launch, store=in_place.store)
-                    if sides.heartbeat is not None:
-                        sides.heartbeat.close()
-                    heartbeat = _heartbeat(job, launch, in_place, lost, closing)
-                    sides = dataclasses.replace(sides, heartbeat=heartbeat)
-                launch = dataclasses.replace(launch, plan=plan, joining=False)
-                if in_place.model is not None:
-                    # Its ties are known by now.
-                    job = dataclasses.replace(job, model=in_place.definition)
-            except MigrationFailed as error:
-                if in_place is None:
-                    raise
-                # Of a rank that joins: the others train on as before.
-                raise PeerLost(f"this rank cannot take over layers: {describe(error)}") from error
-            except BaseException as error:
-                if in_place is not None:
-                    in_place.none_goes_on(error)
-                raise
-            # The layers of before are in the frames of the error.
-            gc.collect()
+    process = _Process(job, launch, channel=channel, reporter=reporter, stop=stop, lost=lost, trace=trace)
+    with deterministic_kernels() if job.config.training.deterministic else contextlib.nullcontext():
+        return process.run()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Machine:
-    """What this process computes on, and how slowly it pretends to."""
+class _Process:
+    """This process under its plans, one after the other; see :func:`train`."""
 
-    device: torch.device
-    speed: EmulatedSpeed | None
+    def __init__(
+        self,
+        job: ValidatedJob,
+        launch: RankLaunch,
+        *,
+        channel: Channel,
+        reporter: Reporter,
+        stop: StopSignal,
+        lost: Callable[[str], None] | None,
+        trace: TraceRequest | None,
+    ) -> None:
+        self._job, self._launch = job, launch
+        self._channel, self._reporter, self._stop, self._trace = channel, reporter, stop, trace
+        self._speed = emulated_speed(os.environ, job.model.family)
+        self._device = choose_device(launch.local_rank, launch.local_ranks, launch.device)
+        ranks, locally = len(launch.plan.ranks), launch.local_ranks
+        threads = threads_of_rank(self._device, ranks=ranks, local_ranks=locally, environment=os.environ)
+        if self._speed is not None:
+            # The emulation counts one thread's CPU seconds.
+            threads = 1
+        if threads is not None:
+            torch.set_num_threads(threads)
+        check_precision(job.config.training.precision, self._device)
+        self._in_place = self._going_on()
+        self._heartbeat: RankHeartbeat | None = None
+        if launch.store is not None and lost is not None:
+            self._heartbeat = RankHeartbeat(
+                launch.store,
+                process=launch.process,
+                hang_seconds=seconds_from(os.environ, HANG_SECONDS_ENV) or HANG_SECONDS,
+                lost=lost,
+                patience_seconds=job.config.training.comm_timeout_seconds,
+                survivors=None if self._in_place is None else self._in_place.survivors,
+                kills=launch.restarts is None,
+            )
+        if self._in_place is not None:
+            self._in_place.heartbeat = self._heartbeat
 
+    def _going_on(self) -> InPlace | None:
+        """How this rank goes on where others are lost; None: it does not, or it is alone.
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Sides:
-    """Whom this process talks to, under each plan anew; see :func:`train`."""
-
-    channel: Channel
-    reporter: Reporter
-    stop: StopSignal
-    heartbeat: RankHeartbeat | None
-    trace: TraceRequest | None
-
-
-def _heartbeat(
-    job: ValidatedJob,
-    launch: RankLaunch,
-    in_place: InPlace | None,
-    lost: Callable[[str], None] | None,
-    closing: contextlib.ExitStack,
-) -> RankHeartbeat | None:
-    """Over the launch's store, until ``closing`` ends."""
-    if launch.store is None or lost is None:
-        return None
-    heartbeat = RankHeartbeat(
-        launch.store,
-        process=launch.process,
-        hang_seconds=seconds_from(os.environ, HANG_SECONDS_ENV) or HANG_SECONDS,
-        lost=lost,
-        patience_seconds=job.config.training.comm_timeout_seconds,
-        survivors=None if in_place is None else in_place.survivors,
-        kills=launch.restarts is None,
-    )
-    closing.callback(heartbeat.close)
-    return heartbeat
-
-
-def _machine(job: ValidatedJob, launch: RankLaunch) -> _Machine:
-    speed = emulated_speed(os.environ, job.model.family)
-    device = choose_device(launch.local_rank, launch.local_ranks, launch.device)
-    ranks = len(launch.plan.ranks)
-    threads = threads_of_rank(device, ranks=ranks, local_ranks=launch.local_ranks, environment=os.environ)
-    if speed is not None:
-        # The emulation counts one thread's CPU seconds.
-        threads = 1
-    if threads is not None:
-        torch.set_num_threads(threads)
-    check_precision(job.config.training.precision, device)
-    return _Machine(device=device, speed=speed)
-
-
-def _in_place(
-    job: ValidatedJob, launch: RankLaunch, device: torch.device, channel: Channel, stop: StopSignal
-) -> InPlace | None:
-    """How this rank goes on where others are lost; None: it does not, or it is alone.
-
-    Raises:
-        ConfigurationError: the job asks for it, and it cannot be.
-    """
-    field, every = "checkpoint.inMemoryEverySteps", job.config.checkpoint.in_memory_every_steps
-    if not every:
-        return None
-    if launch.store is None:
-        logger.warning("%s has no effect: one rank has no other to copy its state to", field)
-        return None
-    if launch.regrouped is None and launch.restarts is None:
-        where = "under ballast-train run --ranks or in a TrainingJob"
-        raise ConfigurationError(field, f"{every}, and ranks go on in place {where}. To fix: 0")
-    if device.type == "cuda":
-        reason = (
-            "ranks on GPUs talk by NCCL, which cannot begin anew in place so far. To fix: 0, or --device cpu"
+        Raises:
+            ConfigurationError: the job asks for it, and it cannot be.
+        """
+        job, launch = self._job, self._launch
+        field, every = "checkpoint.inMemoryEverySteps", job.config.checkpoint.in_memory_every_steps
+        if not every:
+            return None
+        if launch.store is None:
+            logger.warning("%s has no effect: one rank has no other to copy its state to", field)
+            return None
+        if launch.regrouped is None and launch.restarts is None:
+            where = "under ballast-train run --ranks or in a TrainingJob"
+            raise ConfigurationError(field, f"{every}, and ranks go on in place {where}. To fix: 0")
+        if self._device.type == "cuda":
+            raise ConfigurationError(
+                field,
+                f"{every}, and ranks on GPUs talk by NCCL, which cannot begin anew in place so far. "
+                "To fix: 0, or --device cpu",
+            )
+        # A gang in pods may grow.
+        alone = None if launch.regrouped is None else alone_on_their_pods(job.mesh.column, launch.plan)
+        if alone is not None:
+            raise ConfigurationError(field, f"{every}, and {alone}. To fix: 0, or more ranks")
+        check_connections(field)
+        return InPlace(
+            MemoryCopies(every, self._device),
+            launch.store,
+            launch.process,
+            launch.regrouped,
+            launch.restarts or 0,
+            newest_plan=self._newest_plan,
+            store_of=None if launch.store_of is None else self._store_of,
         )
-        raise ConfigurationError(field, f"{every}, and {reason}")
-    # A gang in pods may grow.
-    alone = None if launch.regrouped is None else alone_on_their_pods(job.mesh.column, launch.plan)
-    if alone is not None:
-        raise ConfigurationError(field, f"{every}, and {alone}. To fix: 0, or more ranks")
-    check_connections(field)
 
-    def newest_plan() -> Plan | None:
-        if stop.received:
+    def _newest_plan(self) -> Plan | None:
+        if self._stop.received:
             raise PeerLost("told to stop while it waited for a plan by which the ranks that are left go on")
-        return channel.read_plan()
+        return self._channel.read_plan()
 
-    def store_of(plan: Plan, model: Model) -> Any:
-        assert launch.store_of is not None
-        store = launch.store_of(plan)
+    def _store_of(self, plan: Plan, model: Model) -> Any:
+        assert self._launch.store_of is not None
+        store = self._launch.store_of(plan)
         store.set(_ties_key(plan), json.dumps(model.tied))
         return store
 
-    return InPlace(
-        MemoryCopies(every, device),
-        launch.store,
-        launch.process,
-        launch.regrouped,
-        launch.restarts or 0,
-        newest_plan=newest_plan,
-        store_of=None if launch.store_of is None else store_of,
-    )
+    def run(self) -> SessionOutcome:
+        """Train to the end: by the launch's plan, and by those of the ranks that are left after a loss."""
+        in_place = self._in_place
+        try:
+            if in_place is None:
+                with contextlib.ExitStack() as closing:
+                    return self._train(closing)
+            if self._launch.restarts:
+                self._follow(in_place.come_back(self._launch.plan), in_place)
+            while True:
+                try:
+                    with contextlib.ExitStack() as closing:
+                        outcome = in_place.attempt(functools.partial(self._train, closing))
+                    in_place.survivors.leave()
+                    return outcome
+                except PeerLost as error:
+                    self._follow(in_place.next_plan(self._launch.plan, error), in_place)
+                except MigrationFailed as error:
+                    # Of a rank that joins: the others train on as before.
+                    raise PeerLost(f"this rank cannot take over layers: {describe(error)}") from error
+                except BaseException as error:
+                    in_place.none_goes_on(error)
+                    raise
+                # The layers of before are in the frames of the error.
+                gc.collect()
+        finally:
+            if self._heartbeat is not None:
+                self._heartbeat.close()
 
+    def _follow(self, plan: Plan, in_place: InPlace) -> None:
+        self._launch = dataclasses.replace(self._launch, plan=plan, store=in_place.store, joining=False)
+        self._heartbeat = in_place.heartbeat
+        if in_place.model is not None:
+            # Its ties are known by now.
+            self._job = dataclasses.replace(self._job, model=in_place.definition)
 
-def _train(
-    job: ValidatedJob,
-    launch: RankLaunch,
-    machine: _Machine,
-    sides: _Sides,
-    in_place: InPlace | None,
-    closing: contextlib.ExitStack,
-) -> SessionOutcome:
-    """Join the plan's ranks and train, until a rank is lost; what ``closing`` gets ends with that."""
-    rank, trace, device = launch.rank, sides.trace, machine.device
-    chosen: Reporter = SilentReporter()
-    if rank == 0:
-        chosen = closing.enter_context(
-            contextlib.closing(
-                WritingReporter(sides.reporter, writers_of(job.config.metrics, job.config.to_dict()))
+    def _train(self, closing: contextlib.ExitStack) -> SessionOutcome:
+        """Join the plan's ranks and train, until a rank is lost; what ``closing`` gets ends with that."""
+        job, plan, rank = self._job, self._launch.plan, self._launch.rank
+        in_place, trace, device = self._in_place, self._trace, self._device
+        if rank != 0:
+            # Rank 0 tells the others of later plans.
+            self._channel.close()
+        chosen: Reporter = SilentReporter()
+        if rank == 0:
+            writers = writers_of(job.config.metrics, job.config.to_dict())
+            chosen = WritingReporter(self._reporter, writers)
+            closing.callback(chosen.close)
+        chosen, end_request = with_callback(chosen, job.config.callback, rank)
+        run = RunState(plan=plan, loss_scale=LossScale(job.config.training.precision))
+        model = self._model_state(run.loss_scale)
+        closing.callback(model.batches.close)
+        if in_place is not None:
+            in_place.model, in_place.run = model, run
+        channel_thread = None
+        if rank == 0:
+            renew_seconds = seconds_from(os.environ, RENEW_ENV) or RENEW_SECONDS
+            channel_thread = ChannelThread(self._channel, plan, renew_seconds=renew_seconds)
+            # Of ranks that may go on at once the Lease stays theirs.
+            closing.push(
+                lambda kind, *_: channel_thread.close(closing=in_place is None or kind is not PeerLost)
             )
-        )
-    chosen, end_request = with_callback(chosen, job.config.callback, rank)
-    meter = _meter(job, device, machine.speed, trace)
-    run = RunState(plan=launch.plan, loss_scale=LossScale(job.config.training.precision))
-    model = _model_state(job, launch, machine, meter, sides.stop, in_place, run.loss_scale)
-    closing.callback(model.batches.close)
-    if in_place is not None:
-        in_place.model, in_place.run = model, run
-    channel_thread = None
-    if rank == 0:
-        renew_seconds = seconds_from(os.environ, RENEW_ENV) or RENEW_SECONDS
-        channel_thread = ChannelThread(sides.channel, launch.plan, renew_seconds=renew_seconds)
-        # Of ranks that may go on at once the Lease stays theirs.
-        closing.push(lambda kind, *_: channel_thread.close(closing=in_place is None or kind is not PeerLost))
-    profiler = StepProfiler(job.config.profiling, rank=rank, device=device)
-    closing.enter_context(profiler.on_out_of_memory())
-    session = Session(
-        model,
-        run,
-        channel_thread=channel_thread,
-        reporter=chosen,
-        stop=sides.stop,
-        heartbeat=sides.heartbeat,
-        in_place=in_place,
-        end_request=end_request,
-        profiler=profiler,
-    )
-    closing.callback(session.close)
-    outcome = session.run(joining=launch.joining)
-    if trace is not None and isinstance(meter, RecordingMeter):
-        ranks = len(launch.plan.ranks)
-        write_trace(trace.path, meter, rank=rank, ranks=ranks, store=launch.store)
-    return outcome
-
-
-def _meter(
-    job: ValidatedJob, device: torch.device, speed: EmulatedSpeed | None, trace: TraceRequest | None
-) -> Meter:
-    layers = job.model.layer_count
-    if trace is None:
-        return Meter(layers, device, speed)
-    return RecordingMeter(layers, device, speed, first_step=trace.first_step - 1, steps=TRACED_STEPS)
-
-
-def _model_state(
-    job: ValidatedJob,
-    launch: RankLaunch,
-    machine: _Machine,
-    meter: Meter,
-    stop: StopSignal,
-    in_place: InPlace | None,
-    loss_scale: LossScale,
-) -> ModelState:
-    """Join the process group, and the model before its layers are made; collective over the plan's ranks."""
-    device = machine.device
-    config, plan, model = job.config, launch.plan, _shared_ties(job.model, launch, job.config.training.seed)
-    if launch.joining:
-        announce_ready(launch.store, plan, launch.process)
-        logger.info("%s waits to be called by the ranks that train", launch.process)
-        wait_until_called(launch.store, plan, launch.process, stop)
-    if in_place is not None:
-        in_place.survivors.enter([rank.process for rank in plan.ranks])
-    world = join(
-        store=launch.store,
-        plan=plan,
-        rank=launch.rank,
-        device=device,
-        timeout_seconds=config.training.comm_timeout_seconds,
-        mesh=job.mesh,
-    )
-    dynamics = build_dynamics(config.dynamics, model.layer_count, model.family)
-
-    def prepare(index: int, module: torch.nn.Module) -> torch.nn.Module:
-        for dynamic in dynamics:
-            module = dynamic.prepare(index, module)
-        return split_layer(module, world.tensor)
-
-    placement = job.placement(len(plan.ranks))
-    return ModelState(
-        config=config,
-        definition=model,
-        device=device,
-        speed=machine.speed,
-        dynamics=dynamics,
-        layers=LayerSet(
+        profiler = StepProfiler(job.config.profiling, rank=rank, device=device)
+        closing.enter_context(profiler.on_out_of_memory())
+        session = Session(
             model,
-            config.training,
-            device,
-            prepare,
-            replicas=world.data if config.parallelism.zero_stage else None,
-            shards_weights=config.parallelism.weight_shares > 1,
-        ),
-        meter=meter,
-        profile=Profile(model.layer_count),
-        world=world,
-        validation=job.validation,
-        stages=_launched_stages(job, plan, placement),
-        loss=loss_scale.scaled(model.loss),
-    )
+            run,
+            channel_thread=channel_thread,
+            reporter=chosen,
+            stop=self._stop,
+            heartbeat=self._heartbeat,
+            in_place=in_place,
+            end_request=end_request,
+            profiler=profiler,
+        )
+        closing.callback(session.close)
+        outcome = session.run(joining=self._launch.joining)
+        if trace is not None and isinstance(model.meter, RecordingMeter):
+            ranks, store = len(plan.ranks), self._launch.store
+            write_trace(trace.path, model.meter, rank=rank, ranks=ranks, store=store)
+        return outcome
+
+    def _meter(self) -> Meter:
+        layers, device, trace = self._job.model.layer_count, self._device, self._trace
+        if trace is None:
+            return Meter(layers, device, self._speed)
+        return RecordingMeter(
+            layers, device, self._speed, first_step=trace.first_step - 1, steps=TRACED_STEPS
+        )
+
+    def _model_state(self, loss_scale: LossScale) -> ModelState:
+        """Join the process group, and the model before its layers are made; collective over the ranks."""
+        job, launch, device = self._job, self._launch, self._device
+        config, plan, model = (
+            job.config,
+            launch.plan,
+            _shared_ties(job.model, launch, job.config.training.seed),
+        )
+        if launch.joining:
+            announce_ready(launch.store, plan, launch.process)
+            logger.info("%s waits to be called by the ranks that train", launch.process)
+            wait_until_called(launch.store, plan, launch.process, self._stop)
+        if self._in_place is not None:
+            self._in_place.survivors.enter([rank.process for rank in plan.ranks])
+        world = join(
+            store=launch.store,
+            plan=plan,
+            rank=launch.rank,
+            device=device,
+            timeout_seconds=config.training.comm_timeout_seconds,
+            mesh=job.mesh,
+        )
+        dynamics = build_dynamics(config.dynamics, model.layer_count, model.family)
+
+        def prepare(index: int, module: torch.nn.Module) -> torch.nn.Module:
+            for dynamic in dynamics:
+                module = dynamic.prepare(index, module)
+            return split_layer(module, world.tensor)
+
+        return ModelState(
+            config=config,
+            definition=model,
+            device=device,
+            speed=self._speed,
+            dynamics=dynamics,
+            layers=LayerSet(
+                model,
+                config.training,
+                device,
+                prepare,
+                replicas=world.data if config.parallelism.zero_stage else None,
+                shards_weights=config.parallelism.weight_shares > 1,
+            ),
+            meter=self._meter(),
+            profile=Profile(model.layer_count),
+            world=world,
+            validation=job.validation,
+            stages=_launched_stages(job, plan, job.placement(len(plan.ranks))),
+            loss=loss_scale.scaled(model.loss),
+        )
 
 
 def _shared_ties(model: Model, launch: RankLaunch, seed: int) -> Model:

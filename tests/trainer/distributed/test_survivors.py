@@ -1,5 +1,8 @@
 """Ranks notice every loss, whenever it comes, and a group that failed to begin hinders none that follows."""
 
+import multiprocessing
+import os
+import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ballast_trainer.distributed.connections import CONNECTIONS
-from ballast_trainer.distributed.process_group import join
+from ballast_trainer.distributed.process_group import is_peer_failure, join
 from ballast_trainer.distributed.returning import Returning, wait_for_growth
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.distributed.survivors import Survivors, tell_gone
@@ -16,7 +19,7 @@ from ballast_trainer.errors import PeerLost
 
 from tests.support.gang import forks
 from tests.support.plans import local_plan
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 A, B, C = "job-1-0", "job-1-1", "job-1-2"
 
@@ -87,6 +90,37 @@ def test_a_process_does_not_come_back_where_none_is_left_that_could_decide(store
         threads.submit(others, Survivors(store.clone(), A))
         with pytest.raises(PeerLost, match=because):
             Survivors(store, B).come_back("", [A, B])
+
+
+@pytest.mark.slow
+def test_whoever_agrees_at_a_store_that_does_not_answer_is_woken():
+    """Its node is gone, without an end of its connections: the rank goes on at another one."""
+    here, there = multiprocessing.Pipe()
+    server = forks().Process(target=_serves, args=(there,))
+    server.start()
+    try:
+        survivors = Survivors(dist.TCPStore("127.0.0.1", here.recv(), is_master=False), A)
+        survivors.enter([A, B])
+        with ThreadPoolExecutor() as threads:
+            agreed = threads.submit(survivors.agree, "", lambda told: "")
+            eventually(lambda: survivors.agreeing, "it waits for the other one")
+            os.kill(server.pid, signal.SIGSTOP)
+            assert survivors.notice(None)
+            try:
+                error = agreed.exception(WAIT_SECONDS)
+            finally:
+                server.kill()
+        assert is_peer_failure(error) and survivors.store_lost
+    finally:
+        server.kill()
+        server.join()
+
+
+def _serves(pipe):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipe.send(store.port)
+    while True:
+        signal.pause()
 
 
 def test_no_plan_grows_that_has_a_rank_that_is_gone(store):

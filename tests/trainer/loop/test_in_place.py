@@ -254,6 +254,34 @@ def test_a_gang_goes_on_without_a_second_pod_that_is_lost_meanwhile(
     assert_undisturbed(pods, reference, 1, "job-1-0", "job-1-1")
 
 
+@pytest.mark.nightly
+def test_a_rank_goes_on_that_waits_for_others_at_a_second_store_whose_pod_does_not_answer(
+    pods, small_config, single_process_losses, tmp_path
+):
+    """Its silence is noticed there as at the first one's; the checkpoint has what the copies have no more."""
+    gates = Gates(tmp_path / "gates", 5)
+    saved = small_config(totalSteps=10, checkpoint={"path": str(tmp_path / "saved"), "everySteps": 2})
+    channel = start_in_pods(pods, tmp_path / "channel", gates.hold(in_memory(saved, 1)), 4)
+    pods.wait_for_step(4, "job-1-0")
+    for pod in ("job-1-2", "job-1-0"):
+        pods.signal(pod, signal.SIGKILL)
+        pods.exit_code(pod)
+    smaller = channel.read_plan().keep(["job-1-1", "job-1-2", "job-1-3"], "a pod is lost")
+    channel.publish(smaller)
+    gates.open()
+    eventually(lambda: pods.errors().count("meet at another one") == 2, "that to be noticed", pods.errors)
+    silent = stop_with_children(pods.processes["job-1-1"].pid)
+    try:
+        channel.publish(smaller.keep(["job-1-3"], "all others are lost"))
+        assert pods.exit_code("job-1-3") == 0, pods.errors()
+    finally:
+        for process in reversed(silent):
+            os.kill(process, signal.SIGKILL)
+    done = steps(pods, "job-1-3")
+    reference = single_process_losses(small_config(totalSteps=10))
+    assert done[-1][0] == 10 and max(abs(loss - reference[step]) for step, loss in done) < 1e-5
+
+
 def stop_with_children(pid):
     """All processes of a pod, parents first: none of them starts another one any more."""
     os.kill(pid, signal.SIGSTOP)

@@ -96,6 +96,20 @@ class RankHeartbeat:
         for name, work in (("heartbeat", self._run), ("heartbeat-store", self._watch_store)):
             threading.Thread(target=work, name=name, daemon=True).start()
 
+    def at(self, store: Any, survivors: Survivors) -> "RankHeartbeat":
+        """The same at another store, in place of this one; nobody else is watched yet."""
+        self.close()
+        return RankHeartbeat(
+            store,
+            process=self._process,
+            hang_seconds=self._hang_seconds,
+            lost=self._lost,
+            patience_seconds=self._patience_seconds,
+            survivors=survivors,
+            kills=self._kills,
+            clock=self._clock,
+        )
+
     def watch(self, processes: Iterable[str], joining: Iterable[str] = ()) -> None:
         """Watch these processes from now on, and no others; ``joining`` ones are about to come."""
         now, processes = self._clock(), tuple(processes)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ballast_trainer.distributed.connections import CONNECTIONS
+from ballast_trainer.distributed.connections import CONNECTIONS, Connections
 from ballast_trainer.errors import PeerLost
 
 _NEWS, _NONE_GOES_ON = "survivors/news", "survivors/none-goes-on"
@@ -112,7 +112,11 @@ class Survivors:
 
     def __init__(self, store: Any, process: str) -> None:
         """In no group yet; ``store`` outlives every rank."""
-        self._store, self._process = store, process
+        self._connection = Connections()
+        with self._connection.opening():
+            # Its own: whoever waits for an answer here can be woken, too.
+            self._store = store.clone()
+        self._process = process
         tell_name(store, process)
         self._lock = threading.Lock()
         self._members: tuple[str, ...] = ()
@@ -169,8 +173,10 @@ class Survivors:
         ``silent``: that process; None: it is the store. Returns False where this process was in no group yet,
         and so cannot go on.
         """
+        if silent is None:
+            self.store_lost = True
+            self._connection.shut()
         with self._lock:
-            self.store_lost |= silent is None
             if self._members and (silent is None or (silent in self._members and not self.agreeing)):
                 CONNECTIONS.shut()
                 self.noticed = True

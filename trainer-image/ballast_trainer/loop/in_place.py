@@ -17,6 +17,7 @@ from ballast_trainer.channel.base import ChannelError
 from ballast_trainer.checkpoints.memory_copies import Loss, MemoryCopies
 from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.connections import CONNECTIONS
+from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.process_group import is_peer_failure, peer_failures
 from ballast_trainer.distributed.returning import next_epoch
 from ballast_trainer.distributed.survivors import Survivors
@@ -44,6 +45,7 @@ class InPlace:
         store: where they meet.
         model: of the newest plan that all ranks have met under; None: there was none.
         run: under that plan.
+        heartbeat: at the store; None: there is none.
         sizes: of its layers; None: not known.
     """
 
@@ -75,6 +77,7 @@ class InPlace:
         self._restarts, self._newest_plan, self._store_of = restarts, newest_plan, store_of
         self.model: ModelState | None = None
         self.run: RunState | None = None
+        self.heartbeat: RankHeartbeat | None = None
         self.sizes: LayerSizes | None = None
 
     @property
@@ -188,6 +191,8 @@ class InPlace:
                 smaller.left_out()
             self.store = self._store_of(smaller.newest, self.definition)
             self.survivors, host = self.survivors.at(self.store), smaller.first_pod
+            if self.heartbeat is not None:
+                self.heartbeat = self.heartbeat.at(self.store, self.survivors)
 
     def come_back(self, plan: Plan) -> Plan:
         """The plan by which the others go on with this rank, which was killed and has started again.
