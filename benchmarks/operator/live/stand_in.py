@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ballast_policies.contract import Ack, Directive, ExitReason, Plan, Report
 from ballast_trainer.channel.api_server import ApiServer
+from ballast_trainer.channel.base import Messages
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.channel.kubernetes import KubernetesChannel
 from ballast_trainer.process_exit import end
@@ -89,7 +90,8 @@ def lead(job: Job, total: int, told: list[int]) -> ExitReason:
     began = time.monotonic()
     job.note("training", gpuType=gpu_type, steps=first)
     channel_thread = ChannelThread(channel, plan)
-    channel_thread.send(ack=Ack(epoch=plan.epoch, step=int(first)), report=_report(plan, first, None, first))
+    ack = Ack(epoch=plan.epoch, step=int(first))
+    channel_thread.send(Messages(ack=ack, report=_report(plan, first, None, first)))
     reported = began
     while True:
         now = time.monotonic()
@@ -104,13 +106,12 @@ def lead(job: Job, total: int, told: list[int]) -> ExitReason:
             job.save(done)
             job.note("stopped", steps=done)
             report = _report(newest, done, rate, first)
-            channel_thread.send(
-                ack=Ack(epoch=newest.epoch, step=int(done), checkpoint_step=int(done)), report=report
-            )
+            ack = Ack(epoch=newest.epoch, step=int(done), checkpoint_step=int(done))
+            channel_thread.send(Messages(ack=ack, report=report))
             channel_thread.close()
             return ExitReason.STOPPED
         if now - reported >= REPORT_SECONDS:
-            channel_thread.report(_report(newest, done, rate, first))
+            channel_thread.send(Messages(report=_report(newest, done, rate, first)), now=False)
             reported = now
         time.sleep(min(LOOK_SECONDS, (total - done) / rate))
 

@@ -43,8 +43,8 @@ def test_messages_that_could_not_be_sent_are_sent_again():
     """An acknowledgement survives two failed calls."""
     channel = UnreliableChannel(failures=2)
     channel_thread = ChannelThread(channel, PLAN)
-    channel_thread.send(ack=ACK)
-    channel_thread.report(REPORT)
+    channel_thread.send(Messages(ack=ACK))
+    channel_thread.send(Messages(report=REPORT), now=False)
     eventually(lambda: channel.written.ack == ACK, "the acknowledgement arrives")
     channel_thread.close(finished_step=12)
     assert channel.written.report == REPORT
@@ -78,14 +78,14 @@ def test_progress_waits_for_the_next_renewal():
     """What happens is told at once; a report that tells of steps alone is not, nor is it lost at the end."""
     channel = CountingChannel()
     channel_thread = ChannelThread(channel, PLAN, renew_seconds=3600)
-    channel_thread.send(ack=ACK, report=REPORT)
+    channel_thread.send(Messages(ack=ACK, report=REPORT))
     eventually(lambda: channel.written.report == REPORT, "the first report")
     later = REPORT.replace(step=REPORT.step + 1)
-    channel_thread.report(later)
-    channel_thread.send(ack=ACK)
+    channel_thread.send(Messages(report=later), now=False)
+    channel_thread.send(Messages(ack=ACK))
     eventually(lambda: channel.all[-1].report == later, "the report goes out with an acknowledgement")
     count = len(channel.all)
-    channel_thread.report(REPORT.replace(step=REPORT.step + 2))
+    channel_thread.send(Messages(report=REPORT.replace(step=REPORT.step + 2)), now=False)
     channel_thread.close()
     assert len(channel.all) == count + 1
     assert (channel.all[-1].report.step, channel.all[-1].closing) == (REPORT.step + 2, True)
@@ -105,10 +105,10 @@ def test_a_report_of_an_event_does_not_wait_for_the_next_renewal(monkeypatch):
     monkeypatch.setattr(channel_thread_module, "monotonic", lambda: now[0])
     channel = CountingChannel()
     channel_thread = ChannelThread(channel, PLAN, renew_seconds=2.0)
-    channel_thread.send(report=REPORT)
+    channel_thread.send(Messages(report=REPORT))
     eventually(lambda: channel.written.report == REPORT, "the first report")
     saved = REPORT.replace(checkpoint_step=REPORT.step)
-    channel_thread.report(saved)
+    channel_thread.send(Messages(report=saved), now=False)
     now[0] += 0.6
     eventually(lambda: channel.written.report == saved, "the checkpoint")
     assert sum(messages.report is None for messages in channel.all) <= 1

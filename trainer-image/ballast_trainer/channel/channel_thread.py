@@ -9,7 +9,7 @@ import logging
 import threading
 from time import monotonic
 
-from ballast_policies.contract import RENEW_SECONDS, Ack, Plan, Proposal, Report
+from ballast_policies.contract import RENEW_SECONDS, Plan, Report
 
 from ballast_trainer.channel.base import Channel, ChannelError, Messages
 
@@ -52,24 +52,13 @@ class ChannelThread:
         with self._lock:
             return self._plan
 
-    def report(self, report: Report) -> None:
-        """Send this report with the next renewal, sooner if it tells of an event; a newer one replaces it."""
+    def send(self, messages: Messages, *, now: bool = True) -> None:
+        """Send these: ``now``, or with the next renewal, sooner if they tell of an event; newer ones count."""
         with self._lock:
-            self._outbox = self._outbox.replaced_by(Messages(report=report))
-
-    def send(
-        self, *, proposal: Proposal | None = None, ack: Ack | None = None, report: Report | None = None
-    ) -> None:
-        """Send these now."""
-        with self._lock:
-            self._outbox = self._outbox.replaced_by(Messages(proposal=proposal, ack=ack, report=report))
-            self._urgent = True
-        self._wake.set()
-
-    def repeat(self, proposal: Proposal) -> None:
-        """Send an open proposal with new figures, soon."""
-        with self._lock:
-            self._outbox = self._outbox.replaced_by(Messages(proposal=proposal))
+            self._outbox = self._outbox.replaced_by(messages)
+            self._urgent = self._urgent or now
+        if now:
+            self._wake.set()
 
     def close(
         self,

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ballast_policies.contract import Stage
 from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule
 
 from ballast_trainer.causes import EVALUATION_NOTE, note_input, note_layer
@@ -19,7 +18,6 @@ from ballast_trainer.data.sources import read_batch
 from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.layers.boundaries import Boundary, wire
 from ballast_trainer.layers.buffers import evaluating
-from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import computing_in, in_full_precision
 from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.loop.batches import compared, own_part, refuse_other_targets, targets_digest
@@ -38,7 +36,6 @@ from ballast_trainer.trees import Tree, chunks, flatten, tensors_of, unflatten
 _EVALUATION = 0xE7A1
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ForwardOnly:
     """This rank's stages, run forward only, and the way to those of the others.
 
@@ -46,107 +43,98 @@ class ForwardOnly:
     one.  A rank waits for its inputs and never for a receiver before the end of the batch, so no order of
     stages can stall.  An activation is sent after its form, which may differ from that in training.
 
-    Attributes:
-        stages: the partition; their ranks count pipeline positions.
-        holders: by stage, the positions that hold it; microbatch k is computed by number k mod their count.
-        position: of this rank.
-        line: the rank at each position of this pipeline.
-        lines: those of every pipeline, in one order everywhere.
-        layers: that this rank holds.
-        microbatches: of a batch, on this replica of the pipeline.
-        first_microbatch: place of this replica's first one among those of the whole batch.
-        scores: figures of one microbatch, from the last layer's output and the targets.
-        precision: what layers compute in.
+    Microbatch k of a stage is computed by number k mod the count of those that hold it.
     """
 
-    stages: Sequence[Stage]
-    holders: Sequence[Sequence[int]]
-    position: int
-    line: Sequence[int]
-    lines: Sequence[Sequence[int]]
-    layers: LayerSet
-    microbatches: int
-    first_microbatch: int
-    scores: Sequence[Callable[[torch.Tensor, torch.Tensor], float]]
-    precision: str
+    def __init__(
+        self, model: ModelState, scores: Sequence[Callable[[torch.Tensor, torch.Tensor], float]]
+    ) -> None:
+        """Make the process groups of its messages; collective over all ranks.
+
+        Args:
+            model: whose stages.
+            scores: figures of one microbatch, from the last layer's output and the targets.
+        """
+        self._model, self._scores = model, scores
+        self._holders, self._position = model.holders, model.world.position
+        self._line = model.world.pipeline.ranks
+        self._groups = self._made_groups()
 
     @property
     def reads_data(self) -> bool:
         """Whether this rank needs the batch: at the ends of the pipeline."""
-        return self.position in self.holders[0] or self.position in self.holders[-1]
+        return self._position in self._holders[0] or self._position in self._holders[-1]
 
-    def groups(self) -> Any:
-        """The process groups of its messages; collective over all ranks."""
-        count, ranks = self.microbatches, len(self.line)
-        if ranks == 1:
+    def _made_groups(self) -> Any:
+        world, count = self._model.world, self._model.microbatches
+        if world.positions == 1:
             return {}
-        rows: list[list[Action]] = [[] for _ in range(ranks)]
-        for stage, holders in enumerate(self.holders):
+        rows: list[list[Action]] = [[] for _ in range(world.positions)]
+        for stage in range(len(self._holders)):
             for microbatch in range(count):
-                rank = holders[microbatch % len(holders)]
-                rows[rank].append(Action(stage, Kind.FORWARD, microbatch))
+                rows[self._holder(stage, microbatch)].append(Action(stage, Kind.FORWARD, microbatch))
         schedule = Schedule(
             name="forward only",
             microbatches=count,
-            stage_ranks=tuple(map(tuple, self.holders)),
+            stage_ranks=self._holders,
             actions=tuple(map(tuple, rows)),
             update_every=count,
         )
-        return link_groups(schedule, self.lines, self.line)
+        return link_groups(schedule, world.mesh.lines("position", world.size), self._line)
 
-    def run(self, inputs: Tree, targets: torch.Tensor | None, groups: Any, number: int) -> list[float]:
+    def run(self, inputs: Tree, targets: torch.Tensor | None, number: int) -> list[float]:
         """Run one batch; collective over the ranks of the pipeline.
 
         Args:
             inputs: this replica's part of the batch; None where :attr:`reads_data` is false.
             targets: those of it.
-            groups: of :meth:`groups`.
             number: of the batch, from which random numbers of layers follow.
 
         Returns:
             This rank's part of each score's mean over the replica's microbatches; the parts add up to it.
         """
-        count, last = self.microbatches, len(self.holders) - 1
+        count, last = self._model.microbatches, len(self._holders) - 1
         sources = chunks(inputs, count) if inputs is not None else ()
         wanted = targets.chunk(count) if targets is not None else ()
         kept: dict[tuple[int, int], Tree] = {}
         sending: list[tuple[torch.Tensor, Any]] = []
         forms: dict[Link, Boundary] = {}
-        totals = [0.0] * len(self.scores)
+        totals = [0.0] * len(self._scores)
         for stage in range(last + 1):
             for microbatch in range(count):
-                if self._holder(stage, microbatch) != self.position:
+                if self._holder(stage, microbatch) != self._position:
                     continue
                 if stage == 0:
                     value: Tree = sources[microbatch]
-                elif self._holder(stage - 1, microbatch) == self.position:
+                elif self._holder(stage - 1, microbatch) == self._position:
                     value = kept.pop((stage, microbatch))
                 else:
-                    value = self._receive(groups, forms, stage, self._holder(stage - 1, microbatch))
+                    value = self._receive(forms, stage, self._holder(stage - 1, microbatch))
                 value = self._compute(stage, microbatch, number, value)
                 if stage == last:
-                    found = [score(value, wanted[microbatch]) for score in self.scores]
+                    found = [score(value, wanted[microbatch]) for score in self._scores]
                     totals = [total + one for total, one in zip(totals, found, strict=True)]
-                elif self._holder(stage + 1, microbatch) == self.position:
+                elif self._holder(stage + 1, microbatch) == self._position:
                     kept[stage + 1, microbatch] = value
                 else:
-                    sending += self._send(groups, forms, stage, self._holder(stage + 1, microbatch), value)
+                    sending += self._send(forms, stage, self._holder(stage + 1, microbatch), value)
         for _, work in sending:
             work.wait()
         return [total / count for total in totals]
 
     def _holder(self, stage: int, microbatch: int) -> int:
-        holders = self.holders[stage]
+        holders = self._holders[stage]
         return holders[microbatch % len(holders)]
 
     def _compute(self, stage: int, microbatch: int, number: int, value: Tree) -> Tree:
-        device = self.layers.device
-        key = mixed_key(self.layers.seed, _EVALUATION, number, self.first_microbatch + microbatch)
+        model, layers, device = self._model, self._model.layers, self._model.device
+        first = model.world.data.index * model.microbatches
+        key = mixed_key(layers.seed, _EVALUATION, number, first + microbatch)
         # None of a step's own microbatches: what the layers note for the next step stays as it is.
         CURRENT_FORWARD.set(CURRENT_FORWARD.step, None)
-        with computing_in(self.precision, device):
-            for index in range(self.stages[stage].first_layer, self.stages[stage].end_layer):
-                layer = self.layers[index]
+        with computing_in(model.config.training.precision, device):
+            for index in range(model.stages[stage].first_layer, model.stages[stage].end_layer):
+                layer = layers[index]
                 seed_layer(device, key, index)
                 try:
                     with ACTIVITY.doing("an evaluation's forward of layer", index):
@@ -160,24 +148,25 @@ class ForwardOnly:
         return value
 
     def _send(
-        self, groups: Any, forms: dict[Link, Boundary], stage: int, target: int, value: Tree
+        self, forms: dict[Link, Boundary], stage: int, target: int, value: Tree
     ) -> list[tuple[torch.Tensor, Any]]:
-        link = stage, False, self.position, target
-        form, device = Boundary.of(value), self.layers.device
+        link = stage, False, self._position, target
+        form, device = Boundary.of(value), self._model.device
         told = b"" if forms.get(link) == form else pickle.dumps(form)
         forms[link] = form
         parts = [torch.tensor([len(told)], device=device)]
         if told:
             parts.append(torch.frombuffer(bytearray(told), dtype=torch.uint8).to(device))
         parts += [wire(tensor.detach().contiguous()) for tensor in tensors_of(value) if tensor.numel() > 0]
-        return [(part, dist.isend(part, dst=self.line[target], group=groups[link])) for part in parts]
+        to, group = self._line[target], self._groups[link]
+        return [(part, dist.isend(part, dst=to, group=group)) for part in parts]
 
-    def _receive(self, groups: Any, forms: dict[Link, Boundary], stage: int, source: int) -> Tree:
-        link, device = (stage - 1, False, source, self.position), self.layers.device
+    def _receive(self, forms: dict[Link, Boundary], stage: int, source: int) -> Tree:
+        link, device = (stage - 1, False, source, self._position), self._model.device
 
         def received(into: torch.Tensor) -> torch.Tensor:
             if into.numel() > 0:
-                dist.recv(wire(into), src=self.line[source], group=groups[link])
+                dist.recv(wire(into), src=self._line[source], group=self._groups[link])
             return into
 
         told = int(received(torch.zeros(1, dtype=torch.int64, device=device)))
@@ -253,16 +242,20 @@ class Evaluator:
         data, began = model.validation, time.perf_counter()
         if data is None:
             return None
-        forward = self._forward()
-        groups = forward.groups()
-        names = list(model.definition.metrics)
+        metrics = model.definition.metrics
+        names = list(metrics)
+        forward = ForwardOnly(
+            model,
+            [_score("loss", self._loss), lambda _, targets: self._weight(targets) - 1.0]
+            + [_score(f"metric {name!r}", metric) for name, metric in metrics.items()],
+        )
         # The loss, how much the weights differ from the usual one a microbatch, and the metrics.
         totals = [0.0] * (2 + len(names))
         with self._undisturbed():
             for number in range(data.count):
                 inputs, targets, digest = self._batch(forward, data, number)
                 # Every rank of a column of the mesh has the stage's scores: together they count once.
-                scores = forward.run(inputs, targets, groups, number)
+                scores = forward.run(inputs, targets, number)
                 scores = [score / model.world.mesh.column for score in scores]
                 news = float(self._plans.newest_epoch()) if follow_plans else 0.0
                 # In each batch, so that no rank is far ahead of the others.
@@ -296,23 +289,6 @@ class Evaluator:
             return mean
         logger.warning("the %s of step %d is %s", name, self._run.step, mean)
         return None
-
-    def _forward(self) -> ForwardOnly:
-        model = self._model
-        world = model.world
-        return ForwardOnly(
-            stages=model.stages,
-            holders=model.holders,
-            position=world.position,
-            line=world.pipeline.ranks,
-            lines=world.mesh.lines("position", world.size),
-            layers=model.layers,
-            microbatches=model.microbatches,
-            first_microbatch=world.data.index * model.microbatches,
-            scores=[_score("loss", self._loss), lambda _, targets: self._weight(targets) - 1.0]
-            + [_score(f"metric {name!r}", metric) for name, metric in model.definition.metrics.items()],
-            precision=model.config.training.precision,
-        )
 
     def _loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return weighted(self._model.definition.loss(output, targets), output, self._weight(targets))

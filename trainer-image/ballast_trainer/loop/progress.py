@@ -15,6 +15,7 @@ from ballast_policies.planning.schedules.simulate import split_bubble
 from ballast_policies.planning.stages import partition_of
 from ballast_policies.planning.step_time import predict_step_seconds
 
+from ballast_trainer.channel.base import Messages
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.checkpoints.memory_copies import Loss
 from ballast_trainer.dynamics.mixture_of_experts import TOKEN_IMBALANCE, own_experts
@@ -344,10 +345,8 @@ class Progress:
 
     def tell(self, *, now: bool = False) -> None:
         """Hand the report to the channel; ``now`` does not wait for the next renewal."""
-        if self.channel is not None and now:
-            self.channel.send(report=self.report())
-        elif self.channel is not None:
-            self.channel.report(self.report())
+        if self.channel is not None:
+            self.channel.send(Messages(report=self.report()), now=now)
 
     def launched(self, loss: Loss | None = None) -> None:
         """Print the launch, or that the job goes on after a loss; acknowledge its plan."""
@@ -389,20 +388,18 @@ class Progress:
         """Acknowledge that all ranks train under the plan in force."""
         if self.channel is not None:
             ack = Ack(epoch=self._run.plan.epoch, step=self._run.step, pause_ms=pause_ms)
-            self.channel.send(ack=ack, report=self.report())
+            self.channel.send(Messages(ack=ack, report=self.report()))
 
     def acknowledge_stop(self, epoch: int) -> None:
         """Acknowledge that the state is saved, as the plan of ``epoch`` asks."""
         if self.channel is not None:
-            saved = self._run.checkpoint_step
-            self.channel.send(ack=Ack(epoch=epoch, step=self._run.step, checkpoint_step=saved))
+            ack = Ack(epoch=epoch, step=self._run.step, checkpoint_step=self._run.checkpoint_step)
+            self.channel.send(Messages(ack=ack))
 
     def propose(self, proposal: Proposal, *, again: bool) -> None:
         """Propose a repack; printed once, sent with new figures while it is open."""
-        if self.channel is not None and again:
-            self.channel.repeat(proposal)
-        elif self.channel is not None:
-            self.channel.send(proposal=proposal)
+        if self.channel is not None:
+            self.channel.send(Messages(proposal=proposal), now=not again)
         if not again:
             self.event(
                 "proposal",

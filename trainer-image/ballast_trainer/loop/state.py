@@ -23,9 +23,10 @@ from ballast_trainer.loop.batches import Batches
 from ballast_trainer.loop.validation_data import ValidationData
 from ballast_trainer.models.loss_weights import weighted
 from ballast_trainer.models.protocol import Model
+from ballast_trainer.pipeline.executor.pipelines import ExecutedPipeline
 from ballast_trainer.pipeline.gradients import GradientBuckets
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of, is_asynchronous, steps_between_drains
-from ballast_trainer.pipeline.stages import Boundaries, Pipeline, PipelineBuilder
+from ballast_trainer.pipeline.stages import Boundaries, PipelineBuilder
 from ballast_trainer.pipeline.trial import PartitionCache, Shapes
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import LayerCosts, Profile
@@ -91,14 +92,14 @@ class ModelState:
     stages: tuple[Stage, ...]
     loss: Loss
     validation: ValidationData | None = None
-    pipeline: Pipeline | None = None
+    pipeline: ExecutedPipeline | None = None
     batches: Batches = dataclasses.field(init=False)
     straggler_mitigation: StragglerMitigation = dataclasses.field(init=False)
     rank_speeds: RankSpeeds = dataclasses.field(default_factory=RankSpeeds)
     partition_cache: PartitionCache = dataclasses.field(default_factory=PartitionCache)
     _probe: SpeedProbe | None = None
     _shape: Shapes | None = None  # of the inputs that the pipeline is for; None: any
-    _pipelines: dict[Shapes | None, Pipeline] = dataclasses.field(default_factory=dict)
+    _pipelines: dict[Shapes | None, ExecutedPipeline] = dataclasses.field(default_factory=dict)
     _buckets: GradientBuckets | None = None
 
     def __post_init__(self) -> None:
@@ -123,14 +124,13 @@ class ModelState:
         self._buckets = GradientBuckets(
             self.world.data, self.layers, self.microbatches, each_backward=self._shards_gradients
         )
-        if self.frozen_outputs is None and not is_read_in_order(self.definition.batch):
-            return self.pipeline.run(lambda: self.batch(step))
-        # On every rank: one that did not read along with a loader would have to read all steps again later.
-        batch = self.batch(step)
+        if is_read_in_order(self.definition.batch):
+            # On every rank: one that did not read along would have to read all steps again later.
+            self.batch(step)
         if self.frozen_outputs is None:
-            return self.pipeline.run(lambda: batch)
-        with self.frozen_outputs.during(batch[0], self.microbatches):
-            return self.pipeline.run(lambda: batch)
+            return self.pipeline.run(lambda: self.batch(step))
+        with self.frozen_outputs.during(self.batch(step)[0], self.microbatches):
+            return self.pipeline.run(lambda: self.batch(step))
 
     def prepare_data(self, step: int) -> None:
         """Agree on the samples of ``step``, and take the pipeline for the shape of its inputs; collective.

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from ballast_policies.contract import Stage
@@ -27,20 +27,6 @@ from ballast_trainer.trees import chunks
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Boundaries = tuple[Boundary, ...]
-
-
-class Pipeline(Protocol):
-    """Runs one step's microbatches through this rank's stages."""
-
-    def run(self, batch: Callable[[], Batch]) -> float | None:
-        """Forward and backward of a whole batch; gradients are left in the parameters.
-
-        Args:
-            batch: reads inputs and targets; called on ranks of the first and the last stage.
-
-        Returns:
-            The mean loss on the rank of the last stage, None elsewhere.
-        """
 
 
 class _MeteredLoss:
@@ -202,7 +188,7 @@ class PipelineBuilder:
         known.mark(self.layers)
         return boundaries
 
-    def build(self, boundaries: Boundaries) -> Pipeline:
+    def build(self, boundaries: Boundaries) -> ExecutedPipeline:
         """The pipeline, given what its trial has found; collective over the pipeline's ranks.
 
         Raises:

@@ -7,7 +7,7 @@ schedule that is free of deadlock in simulation is free of it here.
 import dataclasses
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,18 +18,11 @@ from ballast_trainer.pipeline.executor.groups import Link, link_of
 from ballast_trainer.pipeline.executor.order import Message, RankOrder
 
 
-class Transport(Protocol):
-    """Starts transfers; each returned object has ``wait()``."""
+class Transport:
+    """Point to point, each direction of each link in a separate process group.
 
-    def send(self, tensor: torch.Tensor, message: Message, tag: int) -> Any:
-        """Begin to send; the tensor must live until the transfer is waited for."""
-
-    def receive(self, into: torch.Tensor, message: Message, tag: int) -> Any:
-        """Begin to receive."""
-
-
-class ProcessTransport:
-    """Point to point, each direction of each link in a separate process group."""
+    It starts transfers; each object that it returns has ``wait()``.
+    """
 
     def __init__(self, groups: Mapping[Link, Any], line: Sequence[int]) -> None:
         """Prepare.
@@ -41,12 +34,12 @@ class ProcessTransport:
         self._groups, self._line = groups, line
 
     def send(self, tensor: torch.Tensor, message: Message, tag: int) -> Any:
-        """See :class:`Transport`."""
+        """Begin to send; the tensor must live until the transfer is waited for."""
         target = self._line[message.target]
         return dist.isend(tensor, dst=target, group=self._groups[link_of(message)], tag=tag)
 
     def receive(self, into: torch.Tensor, message: Message, tag: int) -> Any:
-        """See :class:`Transport`."""
+        """Begin to receive."""
         source = self._line[message.source]
         return dist.irecv(into, src=source, group=self._groups[link_of(message)], tag=tag)
 

@@ -11,7 +11,7 @@ from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.buffers import StepBuffers
 from ballast_trainer.pipeline.executor.executor import ApplyGradients, Executor, PeakUsage, RankStages
 from ballast_trainer.pipeline.executor.groups import link_groups, replica_axis
-from ballast_trainer.pipeline.executor.links import ProcessTransport
+from ballast_trainer.pipeline.executor.links import Transport
 from ballast_trainer.pipeline.executor.order import RankOrder
 from ballast_trainer.pipeline.gradients import GradientBuckets
 
@@ -47,10 +47,13 @@ class ExecutedPipeline:
         self._replicas = replica_axis(flush.stage_ranks, rank) if several else Axis()
         line = range(flush.ranks) if line is None else line
         groups = link_groups(flush, lines or [line], line) if several else {}
-        self._transport = ProcessTransport(groups, line)
+        self._transport = Transport(groups, line)
 
     def run(self, batch: Callable[[], Batch]) -> float | None:
-        """Forward and backward of a whole batch; see :class:`ballast_trainer.pipeline.stages.Pipeline`.
+        """Forward and backward of a whole batch; gradients are left in the parameters.
+
+        Args:
+            batch: reads inputs and targets; called on ranks of the first and the last stage.
 
         Returns:
             On a rank of the last stage its replica's part of the mean loss; the parts add up to it.
