@@ -12,7 +12,7 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.registry import build_dynamics
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer import LayerSet
-from ballast_trainer.layers.optimize import optimizer_step, squared_gradient_norm
+from ballast_trainer.layers.optimize import squared_gradient_norm
 from ballast_trainer.layers.precision import LossScale, check_precision, computing_in
 from ballast_trainer.loop.state import ModelState
 from ballast_trainer.models.protocol import Model
@@ -126,21 +126,12 @@ def _learning(value: torch.Tensor) -> torch.Tensor:
 
 
 def _step(model: ModelState, step: int, loss_scale: float) -> None:
-    config = model.config
     assert model.pipeline is not None
     model.pipeline.run(lambda: model.batch(step))
     model.complete_gradients()
     for dynamic in model.dynamics:
         dynamic.after_backward(model.layers)
-    optimizer_step(
-        model.layers,
-        config.training,
-        model.meter,
-        step=step,
-        total_steps=config.total_steps,
-        squared_norm=squared_gradient_norm(model.layers.parameters()),
-        loss_scale=loss_scale,
-    )
+    model.optimizer_step(step, squared_gradient_norm(model.layers.parameters()), loss_scale)
     model.send_tied_weights()
     for dynamic in model.dynamics:
         dynamic.after_optimizer(model.layers)

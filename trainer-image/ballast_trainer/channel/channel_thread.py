@@ -53,7 +53,7 @@ class ChannelThread:
             return self._plan
 
     def send(self, messages: Messages, *, now: bool = True) -> None:
-        """Send these: ``now``, or with the next renewal, sooner if they tell of an event; newer ones count."""
+        """Send these ``now``, or with the next renewal, sooner if they tell of an event; newer ones count."""
         with self._lock:
             self._outbox = self._outbox.replaced_by(messages)
             self._urgent = self._urgent or now

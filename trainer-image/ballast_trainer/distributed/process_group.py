@@ -13,7 +13,7 @@ import re
 import resource
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -139,6 +139,10 @@ class World:
         summed: list[float] = tensor.tolist()
         return summed
 
+    def sum_rows(self, rows: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+        """Rows of numbers by name, as long on each rank, summed over the ranks as one message."""
+        return rows_of(self.sum([value for row in rows.values() for value in row]), rows)
+
     def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Element-wise sum over the pipeline, in place; values that its replicas hold too count once."""
         return self.pipeline.all_reduce(tensor)
@@ -167,6 +171,12 @@ class World:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
         CONNECTIONS.forget()
+
+
+def rows_of(values: Iterable[float], like: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Rows by name of the numbers of all of them, as long as those of ``like``."""
+    rest = iter(values)
+    return {name: [next(rest) for _ in row] for name, row in like.items()}
 
 
 def serve_store(address: str, port: int, timeout_seconds: float) -> dist.TCPStore:

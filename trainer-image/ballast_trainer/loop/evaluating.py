@@ -259,13 +259,12 @@ class Evaluator:
                 scores = [score / model.world.mesh.column for score in scores]
                 news = float(self._plans.newest_epoch()) if follow_plans else 0.0
                 # In each batch, so that no rank is far ahead of the others.
-                own = [float(self._saver.stop_votes()), news, *compared(digest), *scores]
-                votes, epoch, *summed = model.world.sum(own)
-                refuse_other_targets(
-                    summed[:3], field=data.field, what=f"batch {number + 1} of an evaluation"
-                )
-                scores = summed[3:]
-                totals = [total + score for total, score in zip(totals, scores, strict=True)]
+                votes, told = float(self._saver.stop_votes()), compared(digest)
+                summed = model.world.sum_rows({"told": [votes, news], "targets": told, "scores": scores})
+                what = f"batch {number + 1} of an evaluation"
+                refuse_other_targets(summed["targets"], field=data.field, what=what)
+                totals = [total + score for total, score in zip(totals, summed["scores"], strict=True)]
+                votes, epoch = summed["told"]
                 stop = votes >= model.world.size
                 if stop or self._plans.is_news(round(epoch)):
                     return Interrupted(stop=stop, epoch=round(epoch))

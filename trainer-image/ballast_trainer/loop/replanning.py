@@ -190,22 +190,16 @@ def predicted_step_seconds(model: ModelState, costs: LayerCosts, stages: Sequenc
 
 def layer_sizes(model: ModelState) -> LayerSizes:
     """The present sizes of all layers; collective."""
-    count = model.definition.layer_count
-    mine = [0.0] * (3 * count)
+    names = [field.name for field in dataclasses.fields(LayerSizes)]
+    mine = {name: [0.0] * model.definition.layer_count for name in names}
     # Every copy of a layer is summed: of replicas, and of the ranks of a column.
-    share = 1 / (model.copies * model.world.mesh.column)
+    share, shared = 1 / (model.copies * model.world.mesh.column), model.config.parallelism.gradient_shares > 1
     for layer in model.layers:
-        mine[layer.index] = share * layer.byte_count(
-            shares_gradients=model.config.parallelism.gradient_shares > 1
-        )
-        mine[count + layer.index] = share * sum(p.numel() for p in layer.module.parameters())
-        mine[2 * count + layer.index] = share * sum(p.nbytes for p in layer.module.parameters())
-    summed = [round(value) for value in model.world.sum(mine)]
-    return LayerSizes(
-        bytes=tuple(summed[:count]),
-        parameters=tuple(summed[count : 2 * count]),
-        weight_bytes=tuple(summed[2 * count :]),
-    )
+        parameters = list(layer.module.parameters())
+        mine["bytes"][layer.index] = share * layer.byte_count(shares_gradients=shared)
+        mine["parameters"][layer.index] = share * sum(p.numel() for p in parameters)
+        mine["weight_bytes"][layer.index] = share * sum(p.nbytes for p in parameters)
+    return LayerSizes(**{name: tuple(map(round, row)) for name, row in model.world.sum_rows(mine).items()})
 
 
 def rebalance_decision(

@@ -16,6 +16,7 @@ from ballast_trainer.dynamics.protocol import Dynamic, is_built_in
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.layers.optimize import optimizer_step
 from ballast_trainer.layers.precision import Loss, LossScale
 from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.layers.tied_messages import gather_gradients, send_weights
@@ -302,6 +303,18 @@ class ModelState:
         buckets.finish()
         self.layers.release_weights()
         gather_gradients(self.definition.tied, self.world, self.layers, self._layer_holders)
+
+    def optimizer_step(self, step: int, squared_norm: float, loss_scale: float = 1.0) -> None:
+        """Update the layers held; arguments as of :func:`ballast_trainer.layers.optimize.optimizer_step`."""
+        optimizer_step(
+            self.layers,
+            self.config.training,
+            self.meter,
+            step=step,
+            total_steps=self.config.total_steps,
+            squared_norm=squared_norm,
+            loss_scale=loss_scale,
+        )
 
     def send_tied_weights(self) -> None:
         """Give tied weights from their owners to their copies; collective."""

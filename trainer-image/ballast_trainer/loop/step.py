@@ -20,8 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ballast_trainer.distributed.process_group import rows_of
 from ballast_trainer.dynamics.block_change import set_loss_scale
-from ballast_trainer.layers.optimize import drop_gradients, optimizer_step, squared_gradient_norm
+from ballast_trainer.layers.optimize import drop_gradients, squared_gradient_norm
 from ballast_trainer.loop.ending import JobEnd
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import Progress
@@ -36,9 +37,6 @@ from ballast_trainer.pipeline.gradients import (
     squared_norm_once,
 )
 from ballast_trainer.pipeline.layout import is_asynchronous, next_drain
-
-_HEAD = 13
-"""Entries of a rank's summand before those of positions and layers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +62,7 @@ class Agreed:
 class _Sum:
     """A sum over all ranks on its way, of a step that took ``seconds``, measured by layer or not."""
 
+    own: dict[str, list[float]]
     tensor: torch.Tensor
     work: Any
     measured: bool
@@ -119,14 +118,14 @@ class TrainingStep:
         model.complete_gradients()
         for dynamic in model.dynamics:
             dynamic.after_backward(model.layers)
-        agreed = self._agreed(model.world.sum(self._figures(loss, step)))
+        agreed = self._agreed(model.world.sum_rows(self._figures(loss, step)))
         self._exchange_due = agreed.exchange
         if stragglers.changed:
             self._progress.event("workload", **stragglers.as_json())
         loss_scale = run.loss_scale.value
         if run.loss_scale.step_is_sound(agreed.squared_norm, step=step):
             self._saver.wait_for_copy()
-            self._optimizer_step(step, agreed.squared_norm, loss_scale)
+            model.optimizer_step(step, agreed.squared_norm, loss_scale)
             gather_weights(model.world, model.layers)
             model.send_tied_weights()
         else:
@@ -144,17 +143,6 @@ class TrainingStep:
         if changed:
             model.profile.forget()
 
-    def _optimizer_step(self, step: int, squared_norm: float, loss_scale: float = 1.0) -> None:
-        optimizer_step(
-            self._model.layers,
-            self._model.config.training,
-            self._model.meter,
-            step=step,
-            total_steps=self._model.config.total_steps,
-            squared_norm=squared_norm,
-            loss_scale=loss_scale,
-        )
-
     def _count(self, agreed: Agreed, measured: bool, seconds: float) -> None:
         model = self._model
         if measured:
@@ -164,8 +152,8 @@ class TrainingStep:
         self._progress.step_done(agreed.loss, seconds, agreed.peak_flops)
         self._plans.monitor.step_done()
 
-    def _figures(self, loss: float | None, step: int) -> list[float]:
-        """This rank's summand of ``step``; ``loss`` is its part of the step's, None where it has none."""
+    def _figures(self, loss: float | None, step: int) -> dict[str, list[float]]:
+        """This rank's summands of ``step``; ``loss`` is its part of the step's, None where it has none."""
         model = self._model
         # Every rank of a column of the mesh has the stage's loss and seconds: together they count once.
         share = 1 / model.world.mesh.column
@@ -173,48 +161,47 @@ class TrainingStep:
         layers = model.world.tensor.largest(meter.seconds() + meter.bytes, model.device)
         seconds, kept = layers[:timed], layers[timed:]
         copies = model.copies
-        return [
-            float(self._saver.stop_votes()),
-            float(self._plans.newest_epoch()),
-            share * loss if loss is not None else 0.0,
-            squared_norm_once(model.world, model.layers) / copies,
-            float(model.straggler_mitigation.wants_exchange),
-            float(self._plans.monitor.due()),
-            self._progress.own_peak_flops,
-            float(self._saver.wanted()),
-            float(self._end.requested),
-            float(self._saver.written),
-            *model.batches.compared(step),
-            *(share * second for second in model.probe_seconds()),
-            *(share * second for second in seconds),
+        return {
+            "stop": [float(self._saver.stop_votes())],
+            "epoch": [float(self._plans.newest_epoch())],
+            "loss": [share * loss if loss is not None else 0.0],
+            "squared_norm": [squared_norm_once(model.world, model.layers) / copies],
+            "exchange": [float(model.straggler_mitigation.wants_exchange)],
+            "check_rebalance": [float(self._plans.monitor.due())],
+            "peak_flops": [self._progress.own_peak_flops],
+            "save": [float(self._saver.wanted())],
+            "end": [float(self._end.requested)],
+            "written": [float(self._saver.written)],
+            "targets": model.batches.compared(step),
+            "probes": [share * second for second in model.probe_seconds()],
+            "seconds": [share * second for second in seconds],
             # Copies of a layer keep equal bytes each, and share the seconds.
-            *(share / copies * count for count in kept),
-        ]
+            "bytes": [share / copies * count for count in kept],
+        }
 
-    def _agreed(self, summed: list[float]) -> Agreed:
-        """The sum of all ranks' figures of the step in force, by name.
+    def _agreed(self, summed: dict[str, list[float]]) -> Agreed:
+        """What all ranks know from the sums of their figures of the step in force.
 
         Raises:
             DataError: ranks have read different targets for it.
         """
         model = self._model
-        model.batches.refuse_other_targets(summed[_HEAD - 3 : _HEAD], self._run.step)
-        first = _HEAD + model.world.positions
-        end = first + 3 * model.definition.layer_count
+        model.batches.refuse_other_targets(summed["targets"], self._run.step)
+        one = {name: row[0] for name, row in summed.items() if row}
         return Agreed(
-            stop=summed[0] >= model.world.size,
-            epoch=round(summed[1]),
-            loss=summed[2] / self._run.loss_scale.value,
-            squared_norm=summed[3],
-            exchange=summed[4] > 0,
-            check_rebalance=summed[5] > 0,
-            peak_flops=summed[6],
-            save=summed[7] > 0,
-            end=summed[8] > 0,
-            written=summed[9] >= model.world.size,
-            probes=summed[_HEAD:first],
-            seconds=summed[first:end],
-            bytes=summed[end:],
+            stop=one["stop"] >= model.world.size,
+            epoch=round(one["epoch"]),
+            loss=one["loss"] / self._run.loss_scale.value,
+            squared_norm=one["squared_norm"],
+            exchange=one["exchange"] > 0,
+            check_rebalance=one["check_rebalance"] > 0,
+            peak_flops=one["peak_flops"],
+            save=one["save"] > 0,
+            end=one["end"] > 0,
+            written=one["written"] >= model.world.size,
+            probes=summed["probes"],
+            seconds=summed["seconds"],
+            bytes=summed["bytes"],
         )
 
     def _until_drained(self) -> Agreed:
@@ -263,15 +250,17 @@ class TrainingStep:
         return pipeline
 
     def _begin_sum(self, loss: float | None, step: int, measured: bool, seconds: float) -> _Sum:
-        tensor = torch.tensor(self._figures(loss, step), dtype=torch.float64, device=self._model.device)
+        own = self._figures(loss, step)
+        values = [value for row in own.values() for value in row]
+        tensor = torch.tensor(values, dtype=torch.float64, device=self._model.device)
         work = dist.all_reduce(tensor, async_op=True) if self._model.world.size > 1 else None
-        return _Sum(tensor, work, measured, seconds)
+        return _Sum(own, tensor, work, measured, seconds)
 
     def _settle(self, summed: _Sum) -> Agreed:
         """Count a step after which all ranks have already continued."""
         if summed.work is not None:
             summed.work.wait()
-        agreed = self._agreed(summed.tensor.tolist())
+        agreed = self._agreed(rows_of(summed.tensor.tolist(), summed.own))
         self._count(agreed, summed.measured, summed.seconds)
         return agreed
 
@@ -288,7 +277,7 @@ class TrainingStep:
         norm = squared_gradient_norm(model.layers.parameters())
         # Of this stage alone: non-finite gradients must not reach its weights.
         self._run.loss_scale.step_is_sound(norm, step=step)
-        self._optimizer_step(step, norm)
+        model.optimizer_step(step, norm)
         for dynamic in model.dynamics:
             dynamic.after_optimizer(model.layers)
 

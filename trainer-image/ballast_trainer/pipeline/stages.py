@@ -16,6 +16,7 @@ from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.layer_stack import LayerStack
+from ballast_trainer.layers.precision import Loss
 from ballast_trainer.pipeline.executor.executor import RankStages
 from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline, ExecutedPipeline
 from ballast_trainer.pipeline.executor.split_backward import backward_in_halves
@@ -25,7 +26,6 @@ from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.tensor_parallel.exchange import gather, scatter
 from ballast_trainer.trees import chunks
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Boundaries = tuple[Boundary, ...]
 
 

@@ -26,6 +26,7 @@ from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.buffers import attributes_back, copies_of, in_place
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.layer_stack import LayerStack
+from ballast_trainer.layers.precision import Loss
 from ballast_trainer.seeding import host_seeded
 from ballast_trainer.trees import Tree, tensors_of
 
@@ -104,8 +105,6 @@ class PartitionCache:
             names = self._stateful.get(layer.index, set())
             layer.stateful = tuple(m for name, m in layer.module.named_modules() if name in names)
 
-
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 Gather = Callable[[Any], list[Any]]
 

@@ -17,6 +17,7 @@ from torch import nn
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.layer_stack import LayerStack
+from ballast_trainer.layers.precision import Loss
 from ballast_trainer.pipeline.executor.links import Links, Transport
 from ballast_trainer.pipeline.executor.order import (
     BACKWARDS,
@@ -120,9 +121,6 @@ def _put(owner: nn.Module, name: str, parameter: nn.Parameter) -> None:
     else:
         # Recurrent modules keep a second list of their weights, which their own setter follows.
         setattr(owner, name, parameter)
-
-
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class ApplyGradients(Protocol):
