@@ -373,8 +373,9 @@ class _Process:
                 # The layers of before are in the frames of the error.
                 gc.collect()
         finally:
-            if self._heartbeat is not None:
-                self._heartbeat.close()
+            heartbeat = self._heartbeat if in_place is None else in_place.heartbeat
+            if heartbeat is not None:
+                heartbeat.close()
 
     def _follow(self, plan: Plan, in_place: InPlace) -> None:
         self._launch = dataclasses.replace(self._launch, plan=plan, store=in_place.store, joining=False)
