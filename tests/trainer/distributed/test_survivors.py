@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from ballast_trainer.distributed.connections import CONNECTIONS
+from ballast_trainer.distributed.joining import Returning, wait_for_growth
 from ballast_trainer.distributed.process_group import is_peer_failure, join
-from ballast_trainer.distributed.returning import Returning, wait_for_growth
 from ballast_trainer.distributed.stopping import StopSignal
-from ballast_trainer.distributed.survivors import Survivors, tell_gone
+from ballast_trainer.distributed.survivors import Fate, Survivors
 from ballast_trainer.errors import PeerLost
 
 from tests.support.gang import forks
@@ -53,7 +53,7 @@ def test_a_loss_is_noticed_that_was_told_before_its_rank_was_a_member(store, con
     """It is seen at a look before: between two groups, or as a rank that joins is killed."""
     survivors = Survivors(store, A)
     survivors.enter([A, C])
-    tell_gone(store, B)
+    Fate.GONE.tell(store, B)
     survivors.look(store)
     assert is_open(connection)
     names(survivors)
@@ -127,7 +127,7 @@ def test_no_plan_grows_that_has_a_rank_that_is_gone(store):
     """One that is killed may be back before the others have noticed: the grown plan would have it twice."""
     plan, returning = local_plan([A, B]), Returning(store, 1)
     back = threading.Thread(target=wait_for_growth, args=(store.clone(), f"{B}.1", StopSignal()))
-    tell_gone(store, B)
+    Fate.GONE.tell(store, B)
     back.start()
     eventually(lambda: store.check(["returning/1"]), "it is back")
     assert returning.growth(plan) == plan

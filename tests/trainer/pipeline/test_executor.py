@@ -14,7 +14,7 @@ from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.pipeline.executor.executor import Executor, RankStages
-from ballast_trainer.pipeline.executor.groups import link_of, links_of
+from ballast_trainer.pipeline.executor.links import link_of, links_of
 from ballast_trainer.pipeline.executor.order import RankOrder
 from ballast_trainer.profiling.meter import Meter
 from hypothesis import given

@@ -86,15 +86,15 @@ class _KeptStore:
             store = self._reached()
             process = survivors.process_of(store, child.pid or 0)
             if code is None:
-                waiting &= process is not None and not survivors.has_entered(store, process)
-                if process is not None and survivors.is_hung(store, process):
+                waiting &= process is not None and not survivors.Fate.ENTERED.is_of(store, process)
+                if process is not None and survivors.Fate.HUNG.is_of(store, process):
                     child.kill()
                 continue
             self._told.add(child.pid)
             if process is not None and code in _ENDED_WELL:
-                survivors.tell_left(store, process)
+                survivors.Fate.LEFT.tell(store, process)
             elif process is not None and (code < 0 or code == ExitCode.PEER_LOST):
-                survivors.tell_gone(store, process)
+                survivors.Fate.GONE.tell(store, process)
                 self.lost.append(child)
             elif process is None and rank >= self._ranks:
                 # It had started again, and none waits for it.

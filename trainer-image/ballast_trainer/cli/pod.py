@@ -172,7 +172,7 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
     plan, value = wait_for_plan(channel, process, stop, again=restarts > 0)
     preload.join()
     from ballast_trainer.distributed.process_group import reach_store, serve_store
-    from ballast_trainer.distributed.survivors import has_entered
+    from ballast_trainer.distributed.survivors import Fate
     from ballast_trainer.launch import RankLaunch, ValidatedJob, train
     from ballast_trainer.reporting.console import JsonReporter
 
@@ -211,7 +211,7 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
         return store
 
     # One that was killed before it met the others begins as it would have.
-    again = restarts > 0 and has_entered(store, process)
+    again = restarts > 0 and Fate.ENTERED.is_of(store, process)
     if rank == 0 and restarts and not again:
         job = job.with_ties()
     outcome = train(

@@ -123,7 +123,7 @@ def _run(
     device: DeviceChoice,
 ) -> int:
     from ballast_trainer.channel.base import Channel, ChannelError, DirectoryChannel, StandaloneChannel
-    from ballast_trainer.distributed.returning import Returning, wait_for_growth
+    from ballast_trainer.distributed.joining import Returning, wait_for_growth
     from ballast_trainer.launch import RankLaunch, TraceRequest, ValidatedJob, train
     from ballast_trainer.reporting.console import JsonReporter, TextReporter
 

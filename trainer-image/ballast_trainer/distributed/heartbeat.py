@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from ballast_trainer.distributed.activity import ACTIVITY
-from ballast_trainer.distributed.survivors import Survivors, tell_hung
+from ballast_trainer.distributed.survivors import Fate, Survivors
 from ballast_trainer.errors import PeerLost, WaitedTooLong
 
 logger = logging.getLogger(__name__)
@@ -246,7 +246,7 @@ class RankHeartbeat:
                     del self._seen[name]
                     said = f"{name} has not been heard of for {now - since:.0f} s"
                     logger.error("%s: it is to be killed, and the others go on", said)
-                    tell_hung(self._store, name)
+                    Fate.HUNG.tell(self._store, name)
         return None
 
 

@@ -12,6 +12,7 @@ that of the plan without it.
 """
 
 import contextlib
+import enum
 import os
 import threading
 import time
@@ -36,35 +37,31 @@ def process_of(store: Any, pid: int) -> str | None:
     return str(store.get(key).decode()) if store.check([key]) else None
 
 
-def tell_hung(store: Any, process: str) -> None:
-    """A process is not heard of any more: its parent is to kill it."""
-    store.set(_hung(process), "")
+class Fate(enum.StrEnum):
+    """What the store has of a process."""
 
+    ENTERED = "entered"
+    """It is in a group of the job, or was."""
+    HUNG = "hung"
+    """It is not heard of any more: its parent is to kill it."""
+    GONE = "gone"
+    """It has been killed."""
+    LEFT = "left"
+    """It has ended well."""
 
-def is_gone(store: Any, process: str) -> bool:
-    """Whether a process has been killed."""
-    return bool(store.check([_gone(process)]))
+    def key(self, process: str) -> str:
+        """Of a process with this fate."""
+        return f"survivors/{self}/{process}"
 
+    def tell(self, store: Any, process: str) -> None:
+        """A process has it."""
+        store.set(self.key(process), "")
+        if self is Fate.GONE:
+            store.add(_NEWS, 1)
 
-def has_entered(store: Any, process: str) -> bool:
-    """Whether a process is in a group of the job, or was."""
-    return bool(store.check([_entered(process)]))
-
-
-def is_hung(store: Any, process: str) -> bool:
-    """Whether a process is to be killed."""
-    return bool(store.check([_hung(process)]))
-
-
-def tell_gone(store: Any, process: str) -> None:
-    """A process has been killed."""
-    store.set(_gone(process), "")
-    store.add(_NEWS, 1)
-
-
-def tell_left(store: Any, process: str) -> None:
-    """A process has ended well."""
-    store.set(_left(process), "")
+    def is_of(self, store: Any, process: str) -> bool:
+        """Whether a process has it."""
+        return bool(store.check([self.key(process)]))
 
 
 def tell_none_goes_on(store: Any, reason: str) -> None:
@@ -75,22 +72,6 @@ def tell_none_goes_on(store: Any, reason: str) -> None:
 
 def _named(pid: int) -> str:
     return f"survivors/process/{pid}"
-
-
-def _gone(process: str) -> str:
-    return f"survivors/gone/{process}"
-
-
-def _hung(process: str) -> str:
-    return f"survivors/hung/{process}"
-
-
-def _entered(process: str) -> str:
-    return f"survivors/entered/{process}"
-
-
-def _left(process: str) -> str:
-    return f"survivors/left/{process}"
 
 
 def undecided(store: Any) -> int:
@@ -131,7 +112,7 @@ class Survivors:
         with self._lock:
             other._members, self._members = self._members, ()
         other._has_met = True
-        store.set(_entered(self._process), "")
+        Fate.ENTERED.tell(store, self._process)
         return other
 
     def enter(self, members: Sequence[str]) -> None:
@@ -140,7 +121,7 @@ class Survivors:
             if not self._members:
                 # The others may have gone on several times before this one came.
                 self._round = undecided(self._store)
-                self._store.set(_entered(self._process), "")
+                Fate.ENTERED.tell(self._store, self._process)
             self._members = tuple(members)
             self._has_met = True
             self._news = -1  # what came before may be of one of these
@@ -183,13 +164,13 @@ class Survivors:
             return self._has_met
 
     def _is_lost(self, store: Any) -> bool:
-        keys = [self._key("begun"), _NONE_GOES_ON, *map(_gone, self._members)]
+        keys = [self._key("begun"), _NONE_GOES_ON, *map(Fate.GONE.key, self._members)]
         return bool(self._members) and any(store.check([key]) for key in keys)
 
     def leave(self) -> None:
         """This process ends well."""
         with contextlib.suppress(RuntimeError, ConnectionError):  # the store may have ended before
-            tell_left(self._store, self._process)
+            Fate.LEFT.tell(self._store, self._process)
 
     def none_goes_on(self, reason: str) -> None:
         """This process ends by an error of its own."""
@@ -252,7 +233,7 @@ class Survivors:
     ) -> str | None:
         """The decision, once all are here, where it is this process that decides."""
         store = self._store
-        left = [p for p in self._members if not any(store.check([key(p)]) for key in (_gone, _left))]
+        left = [p for p in self._members if not any(f.is_of(store, p) for f in (Fate.GONE, Fate.LEFT))]
         here = [process for process in left if store.check([self._key(f"here/{process}")])]
         old = [process for process in here if not store.check([self._key(f"new/{process}")])]
         all_here = here == left or set(left) <= {*here, *left_out()}
@@ -263,7 +244,7 @@ class Survivors:
 
     def _check_that_one_decides(self, members: Sequence[str]) -> None:
         store = self._store
-        ended = [process for process in members if store.check([_left(process)])]
+        ended = [process for process in members if Fate.LEFT.is_of(store, process)]
         if ended:
             raise PeerLost(f"{ended[0]} has ended while this rank was started again")
         if all(store.check([self._key(f"new/{process}")]) for process in members):

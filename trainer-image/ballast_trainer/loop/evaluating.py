@@ -28,7 +28,7 @@ from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.loop.validation_data import ValidationData
 from ballast_trainer.models.loss_weights import one_number, weighted, weights_of
 from ballast_trainer.models.protocol import Metric
-from ballast_trainer.pipeline.executor.groups import Link, link_groups
+from ballast_trainer.pipeline.executor.links import Link, link_groups
 from ballast_trainer.seeding import mixed_key, seed_layer
 from ballast_trainer.tensor_parallel.parallel_pair import pairs
 from ballast_trainer.trees import Tree, chunks, flatten, tensors_of, unflatten

@@ -18,8 +18,8 @@ from ballast_trainer.checkpoints.memory_copies import Loss, MemoryCopies
 from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.connections import CONNECTIONS
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
+from ballast_trainer.distributed.joining import next_epoch
 from ballast_trainer.distributed.process_group import is_peer_failure, peer_failures
-from ballast_trainer.distributed.returning import next_epoch
 from ballast_trainer.distributed.survivors import Survivors
 from ballast_trainer.errors import ConfigurationError, PeerLost, WaitedTooLong
 from ballast_trainer.loop.replanning import LayerSizes, stages_left

@@ -10,8 +10,7 @@ from ballast_trainer.data.collate import Batch
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.buffers import StepBuffers
 from ballast_trainer.pipeline.executor.executor import ApplyGradients, Executor, PeakUsage, RankStages
-from ballast_trainer.pipeline.executor.groups import link_groups, replica_axis
-from ballast_trainer.pipeline.executor.links import Transport
+from ballast_trainer.pipeline.executor.links import Transport, link_groups, replica_axis
 from ballast_trainer.pipeline.executor.order import RankOrder
 from ballast_trainer.pipeline.gradients import GradientBuckets
 
