@@ -75,18 +75,17 @@ def test_a_cut_on_which_the_job_would_end_is_tried_once_and_not_made(gang, same_
     "change",
     first_daily(
         [
-            {"schedule": "ZeroBubbleH1"},
             {"parallelism": {"data": 2}, "training": {"recompute": True}},
+            {"schedule": "ZeroBubbleH1"},
             {
                 "dynamics": [
                     {"kind": "freezing", "startStep": 2, "endStep": 4, "everySteps": 1, "target": 0.4}
                 ]
             },
             {"args": {"momentum": None}, "parallelism": {"data": 2}},
-        ],
-        2,
+        ]
     ),
-    ids=["split", "data+recompute", "freezing", "data+mean"],
+    ids=["data+recompute", "split", "freezing", "data+mean"],
 )
 def test_running_statistics_are_those_of_one_process(gang, tmp_path, change):
     """BatchNorm counts every microbatch once: whatever rebuilds the pipeline, recomputes or replicates it."""

@@ -69,8 +69,7 @@ def whole():
             (2, {"pipeline": {"schedule": "ZeroBubbleH1"}}),
             (4, {"parallelism": {"data": 2}}),
             (3, {"pipeline": {"replicas": [1, 2]}}),
-        ],
-        2,
+        ]
     ),
     ids=["1F1B", "zero-bubble", "replicas", "replicas-of-a-stage"],
 )

@@ -39,14 +39,13 @@ def alone(config):
     ("replicas", "schedule"),
     first_daily(
         [
-            ([2, 1], "1F1B"),
             ([1, 2, 1], "1F1B"),
+            ([2, 1], "1F1B"),
             ([1, 2], "GPipe"),
             ([1, 3], "1F1B"),
             ([3, 1], "GPipe"),
             ([3], "1F1B"),
-        ],
-        2,
+        ]
     ),
 )
 def test_replicas_of_a_stage_learn_as_one_process_does(gang, replicated, same_curve, replicas, schedule):

@@ -17,8 +17,8 @@ from torch import nn
 from tests.support.examples import first_daily
 
 CASES = {
-    "plain": {},
     "recomputed": {"training": {"recompute": True}},
+    "plain": {},
     "frozen": {"dynamics": [{"kind": "freezing", "startStep": 2, "endStep": 4, "target": 0.4}]},
     "pruned": {"dynamics": [{"kind": "pruning", "startStep": 2, "endStep": 4, "target": 0.95}]},
 }
@@ -48,7 +48,7 @@ def test_gradients_into_weights_are_those_of_the_outputs_of_products():
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", first_daily(CASES, 2))
+@pytest.mark.parametrize("case", first_daily(CASES))
 def test_a_running_job_counts_what_the_profile_command_counts(gang, small_config, same_curve, tmp_path, case):
     """On two ranks, to the byte, also under recomputation, above frozen layers and for pruned ones; the
     curve is that of one process.

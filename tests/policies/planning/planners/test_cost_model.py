@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.layout import Layout, devices_of
 from ballast_policies.planning.planners.one_f_one_b import backward_ends
@@ -101,25 +100,3 @@ def test_seconds_and_bytes_by_hand():
     # Inputs are kept, 0 and 2 bytes, and 3 and 5 are there while the layer's backward runs.
     assert again.bytes == (10.0 + 2.0 + 3.0 + 2 * 2.0, 20.0 + 8.0 + 2 * 2.0)
     assert again.seconds > cost.seconds
-
-
-def test_a_layer_that_no_gpu_holds_is_named():
-    """With what it needs and what the largest GPU has."""
-    profile = LayerProfile(
-        forward_seconds=(1.0,) * 13,
-        backward_seconds=(1.0,) * 13,
-        held_bytes=(1e9,) * 12 + (31e9,),
-        weight_bytes=(0.0,) * 13,
-        activation_bytes=(0.0,) * 13,
-        output_bytes=(0.0,) * 13,
-    )
-    devices = devices_of(
-        [
-            GpuKind(gpu_type="a", count=1, memory_bytes=8e9),
-            GpuKind(gpu_type="b", count=4, memory_bytes=16e9),
-        ]
-    )
-    model = CostModel(profile, (0.0,) * 13, 1, devices)
-    with pytest.raises(PlanningError, match="layer 12 needs 31 GB, the largest GPU has 16"):
-        model.check_layers_fit()
-    model.check_layers_fit(most_tensor=2)
