@@ -80,6 +80,7 @@ from ballast_operator.steps.stopping import (
     ask_to_save,
     begin_termination,
     fail_at_limit,
+    let_go,
     release_gpus,
     succeed,
 )
@@ -110,7 +111,8 @@ def decide(
         now: the present.
         settings: deadlines.
     """
-    if view.deleting:
+    held = view.status.allocation is not None and view.spec is not None
+    if view.deleting and (view.orphans or view.alive or not held):
         return StepResult(status=view.status, actions=_last_deletions(view))
     longest_pause = datetime.timedelta(seconds=settings.restart_max_seconds)
     status = view.status.none_after(now + longest_pause, now).replace(observed_generation=view.generation)
@@ -143,7 +145,7 @@ def decide(
         status = with_leaving_nodes(context, with_refused_messages(context, status))
         status = with_saved_step(context, with_ended_pods(context, status))
         context = with_status(context, status)
-    result = take_step(context)
+    result = let_go(context) if view.deleting else take_step(context)
     status = with_team(context, with_sharer(context, before, result.status))
     result = dataclasses.replace(result, status=status)
     again, limit = result.requeue_after_seconds, seconds_to_next_limit(context)

@@ -129,6 +129,13 @@ def release_gpus(context: ReconcileContext, *, failed: bool) -> StepResult:
     return StepResult(status=status, allocate=True, requeue_after_seconds=0.0)
 
 
+def let_go(context: ReconcileContext) -> StepResult:
+    """The job is being deleted and has no pods: its GPUs do not wait for a finalizer of somebody else."""
+    status = accrue_cost(context, context.view.status).replace(allocation=None)
+    status = _closed(context, status, "the job is being deleted")
+    return StepResult(status=status, allocate=True, needs_fresh_view=True)
+
+
 def fail_at_limit(context: ReconcileContext) -> StepResult:
     """The job holds nothing, and its budget or deadline ends it: it has failed for good."""
     hold = context.hold

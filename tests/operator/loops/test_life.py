@@ -6,6 +6,7 @@ import datetime
 import pytest
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import JOB, NODE
+from ballast_operator.views.clock import show
 from ballast_policies.contract import (
     ExitCode,
     ExitReason,
@@ -150,6 +151,20 @@ async def test_a_clock_that_was_wrong_holds_no_job_and_no_gpus(waits_for):
         await simulation.until(lambda: simulation.status("one").launches == 2)
         trainer.deaf = False
         await simulation.running("one")
+
+
+async def test_gpus_of_a_job_that_is_being_deleted_wait_for_no_finalizer_of_somebody_else():
+    """Its pods are deleted, its cost is summed up, and another job starts there; its finalizer stays."""
+    simulation = small_cluster()
+    await simulation.run_job("one", gpuTypes=["fast"], totalSteps=10_000)
+    await simulation.ticks(10)
+    deleted = {"finalizers": ["example.com/never"], "deletionTimestamp": show(simulation.now)}
+    simulation.world.patch(JOB, NAMESPACE, "one", {"metadata": deleted})
+    simulation.add_job("two", gpuTypes=["fast"])
+    await simulation.until(lambda: simulation.state("two") == "Succeeded")
+    status = simulation.status("one")
+    assert status.allocation is None and status.condition("Running").reason == "Finished"
+    assert sum(pool.gpu_seconds for pool in status.pool_costs) >= 20
 
 
 @pytest.mark.parametrize("end", ["Succeeded", "Failed"])
