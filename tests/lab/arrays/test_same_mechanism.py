@@ -6,10 +6,7 @@ from ballast_lab.arrays.by_shares import EMPTY_GRANT, SimulatedRounds
 from ballast_lab.arrays.rules import BALLAST_RULES, ArraySettings
 from ballast_lab.arrays.solving import ShareSolver, name_of
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds.decide import decide_round
-from ballast_policies.rounds.memory import Account, advance
-from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Node, RoundSettings, RoundState
+from ballast_policies.rounds.values import Node, RoundSettings
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.workloads.workload import TraceJob
@@ -17,6 +14,7 @@ from ballast_policies.throughput.table import JobType, ThroughputTable
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.policies.rounds.played import play
 from tests.support.examples import examples
 
 TYPES = ("v100", "p100")
@@ -78,31 +76,12 @@ def test_the_simulator_grants_what_decide_round_places(policy, world):
         for kind in TYPES
         for i in range(gpus[kind])
     ]
-    account, running, since, grant = Account(), {}, {}, EMPTY_GRANT
-    for number in range(10):
-        now = 360.0 * number
+    grant, settings = EMPTY_GRANT, RoundSettings(round_seconds=360.0)
+    for _, _, decided in play(nodes, jobs, 10, settings, lambda number: by_type):
         grant = rounds.grant(active, grant, ledger.capacity)
-        decided = decide_round(
-            Question(
-                now=now,
-                shares=by_type,
-                jobs=jobs,
-                nodes=nodes,
-                state=RoundState(
-                    received=account.received,
-                    promised=account.promised,
-                    running=running,
-                    running_since=since,
-                ),
-                settings=RoundSettings(round_seconds=360.0),
-            )
-        )
         by_array = {
             name_of(row): TYPES[column]
             for row, column in zip(grant.job.tolist(), grant.column.tolist(), strict=True)
         }
         assert {job: at.gpu_type for job, at in decided.placements.items()} == by_array
         rounds.pass_time(grant, np.full(len(grant.job), 360.0), 360.0)
-        account = advance(account, shares=by_type, running=by_array, seconds=360.0, round_seconds=360.0)
-        since = {job: since.get(job, now) for job in decided.placements}
-        running = decided.placements

@@ -3,6 +3,7 @@
 from ballast_policies.allocation.problem import Problem
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.memory import Account, advance
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import RoundSettings, RoundState
 
@@ -30,24 +31,31 @@ def one_round(nodes, jobs, *, now=10.0, shares=None, running=None, settings=None
     )
 
 
-def play(nodes, jobs, rounds, settings=None):
-    """The rounds in a row, as the allocator plays them, with the state each began with."""
+def play(nodes, jobs, rounds, settings=None, shares=None):
+    """The rounds in a row, as the allocator plays them, with the state each began with.
+
+    ``shares``: of a round's number, in place of max-min fairness.
+    """
     settings = settings or RoundSettings(round_seconds=60.0)
-    allocation, state, now = solve(nodes, jobs), RoundState(), 0.0
-    for _ in range(rounds):
+    solved = None if shares else solve(nodes, jobs).allocation
+    account, state, now = Account(), RoundState(), 0.0
+    for number in range(rounds):
+        given = shares(number) if shares else solved
         decided = decide_round(
-            Question(
-                now=now, shares=allocation.allocation, jobs=jobs, nodes=nodes, state=state, settings=settings
-            )
+            Question(now=now, shares=given, jobs=jobs, nodes=nodes, state=state, settings=settings)
         )
         yield now, state, decided
-        received = {job: dict(row) for job, row in state.received.items()}
-        for job, placement in decided.placements.items():
-            row = received.setdefault(job, {})
-            row[placement.gpu_type] = row.get(placement.gpu_type, 0.0) + settings.round_seconds
+        account = advance(
+            account,
+            shares=given,
+            running={job: placement.gpu_type for job, placement in decided.placements.items()},
+            seconds=settings.round_seconds,
+            round_seconds=settings.round_seconds,
+        )
         changed = len(decided.moved) + len(decided.stopped)
         state = RoundState(
-            received=received,
+            received=account.received,
+            promised=account.promised,
             running=decided.placements,
             running_since={
                 job: state.running_since[job] if job in decided.extended else now

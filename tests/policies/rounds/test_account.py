@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds.decide import decide_round
 from ballast_policies.rounds.memory import HALF_LIFE_ROUNDS, Account, advance
-from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Node, RoundSettings, RoundState
+from ballast_policies.rounds.values import Node
+
+from tests.policies.rounds.played import play
 
 ROUND = 60.0
 
@@ -16,46 +16,18 @@ def shares_of(**share):
     return {job: {"v100": x} for job, x in share.items()}
 
 
-def play(rounds):
-    """A new allocation each round, a little different from the last; who ran how often."""
-    nodes = [Node(name="n0", pool="a", gpu_type="v100", gpus=1)]
-    jobs = [Job(name=job, gpus=1, throughput={"v100": 1.0}) for job in "abc"]
-    account, running, since, turns = Account(), {}, {}, Counter()
-    for number in range(rounds):
-        now, shift = ROUND * number, 0.01 * (number % 3)
-        shares = shares_of(a=0.5 - shift, b=0.3 + shift, c=0.2)
-        decided = decide_round(
-            Question(
-                now=now,
-                shares=shares,
-                jobs=jobs,
-                nodes=nodes,
-                state=RoundState(
-                    received=account.received,
-                    promised=account.promised,
-                    running=running,
-                    running_since=since,
-                ),
-                settings=RoundSettings(round_seconds=ROUND),
-            )
-        )
-        running = decided.placements
-        since = {job: since.get(job, now) for job in running}
-        turns.update(list(running))
-        on = {job: placement.gpu_type for job, placement in running.items()}
-        account = advance(
-            account,
-            shares=shares,
-            running=on,
-            seconds=ROUND,
-            round_seconds=ROUND,
-        )
-    return turns
+def shares_of_round(number):
+    """A little different from the last one's."""
+    shift = 0.01 * (number % 3)
+    return shares_of(a=0.5 - shift, b=0.3 + shift, c=0.2)
 
 
 def test_jobs_get_their_shares_although_every_round_has_new_ones():
     """100 rounds of one GPU: 49, 31 and 20 of them, within three."""
-    turns = play(100)
+    nodes = [Node(name="n0", pool="a", gpu_type="v100", gpus=1)]
+    jobs = [Job(name=job, gpus=1, throughput={"v100": 1.0}) for job in "abc"]
+    rounds = play(nodes, jobs, 100, shares=shares_of_round)
+    turns = Counter(job for _, _, decided in rounds for job in decided.placements)
     assert turns["a"] == pytest.approx(49, abs=3)
     assert turns["b"] == pytest.approx(31, abs=3)
     assert turns["c"] == pytest.approx(20, abs=3)

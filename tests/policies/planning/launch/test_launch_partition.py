@@ -101,24 +101,6 @@ def test_no_cut_that_fits_is_faster(seed):
     assert found <= best / 0.99 or best == float("inf")
 
 
-def test_several_stages_a_rank_share_its_memory():
-    """Two ranks with two stages each in a V: half of a rank's memory for each of them."""
-    placement = (0, 1, 1, 0)
-    layers = MeasuredLayers(seconds=(1.0,) * 8, held_bytes=(GB,) * 8)
-    form = PipelineForm(schedule="ZeroBubbleV", positions=1, microbatches=8, stages_per_rank=2)
-    known = LaunchRanks(placement=placement, memory=(4.0 * GB, 80.0 * GB), speeds=(1.0, 1.0))
-    stages = launch_partition(first_stages(8, placement), layers, form, known)
-    assert [stage.end_layer - stage.first_layer for stage in stages] == [2, 2, 2, 2]
-    dearer = MeasuredLayers(seconds=(1.0,) * 8, held_bytes=(2 * GB,) * 8)
-    stages = launch_partition(first_stages(8, placement), dearer, form, known)
-    assert [(stage.rank, stage.end_layer - stage.first_layer) for stage in stages] == [
-        (0, 1),
-        (1, 3),
-        (1, 3),
-        (0, 1),
-    ]
-
-
 FORM = PipelineForm(schedule="1F1B", positions=1, microbatches=8)
 
 
