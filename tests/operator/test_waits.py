@@ -17,10 +17,10 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.settings import LeaderSettings
 from ballast_operator.waits import FORGOTTEN_AFTER_SECONDS, WaitReason, Waits
 
-from tests.operator.kube.test_queue import Clock
 from tests.operator.loops.simulated.fake_cluster import FakeCluster
 from tests.operator.loops.simulated.simulation import Simulation
 from tests.operator.loops.simulated.world import World
+from tests.support.waiting import Clock
 
 
 def leadership(cluster: FakeCluster, waits: Waits) -> Leadership:

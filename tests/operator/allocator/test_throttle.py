@@ -9,18 +9,9 @@ from ballast_policies.rounds.values import Node, Placement
 
 from tests.operator.steps.contexts import an_idle_view
 from tests.operator.views.builders import a_config, a_spec
+from tests.support.waiting import Clock
 
 HOUR = 3600.0
-
-
-class Clock:
-    """Seconds that pass when told."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def a_pace(clock, *, free=0, took=HOUR):

@@ -11,9 +11,9 @@ from ballast_operator.kube.kinds import LEASE
 from ballast_operator.kube.leadership import LEASE_NAME, Leadership
 from ballast_operator.settings import MOST_LEASE_SECONDS, LeaderSettings
 
-from tests.operator.kube.test_queue import Clock
 from tests.operator.loops.simulated.fake_cluster import FakeCluster
 from tests.operator.loops.simulated.world import World
+from tests.support.waiting import Clock
 
 SETTINGS = LeaderSettings(lease_seconds=15.0, renew_seconds=5.0, fence_seconds=10.0)
 

@@ -4,17 +4,7 @@ import asyncio
 
 from ballast_operator.kube.queue import TURNS, KeyQueue, Lane
 
-from tests.support.waiting import WAIT_SECONDS
-
-
-class Clock:
-    """Time that is set."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.waiting import WAIT_SECONDS, Clock
 
 
 async def test_a_key_added_twice_is_taken_once():

@@ -15,8 +15,8 @@ from ballast_operator.views.assignment import Assignment, Decided
 from ballast_policies.contract import ACK_ANNOTATION, JOB_LABEL, REPORT_ANNOTATION, Ack, Report, lease_name
 from ballast_policies.protocol import Action
 
-from tests.operator.kube.test_queue import Clock
 from tests.operator.loops.simulated.simulation import job as training_job
+from tests.support.waiting import Clock
 
 KEY = ("team", "j")
 

@@ -14,7 +14,7 @@ from ballast_trainer.channel.base import ChannelError, DirectoryChannel, Message
 from ballast_trainer.channel.kubernetes import CHECK_SECONDS, KubernetesChannel, WatchedObject
 from ballast_trainer.errors import ConfigurationError
 
-from tests.support.waiting import WAIT_SECONDS, eventually
+from tests.support.waiting import WAIT_SECONDS, Clock, eventually
 from tests.trainer.channel.messages import ACK, PLAN, PROPOSAL, REPORT
 
 COLLECTION, NAME = "/api/v1/namespaces/team/configmaps", "a-plan"
@@ -103,15 +103,6 @@ class FakeHandler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *args):
         """Silent."""
-
-
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def merge(target, patch):

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.operator.allocator.problem.test_layer_profiles import a_report
-from tests.operator.kube.test_queue import Clock
 from tests.operator.loops.simulated.simulation import NAMESPACE, job, node, policy
+from tests.support.waiting import Clock
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 POOLS = ("fast", "slow")
