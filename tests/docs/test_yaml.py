@@ -20,7 +20,10 @@ def whole(value):
             "checkpoint": {"path": "/c"},
             "template": {"spec": {"containers": [{"name": "t"}]}},
         }
-        spec |= {"model": {"name": "gpt", "layers": sum(value["spec"]["plan"]["layers"])}, **value["spec"]}
+        each = value["spec"].get("plan", {}).get("layers")
+        if each is None:
+            each = [layer["repeat"] for layer in value["spec"]["planner"]["profiles"][0]["layers"]]
+        spec |= {"model": {"name": "gpt", "layers": sum(each)}, **value["spec"]}
         return {
             "apiVersion": "ballast.dev/v1alpha1",
             "kind": "TrainingJob",

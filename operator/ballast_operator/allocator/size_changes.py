@@ -22,7 +22,11 @@ STOP_SECONDS = 5.0
 def may_grow_from(view: JobView) -> Time | None:
     """From when on the gang may take more GPUs; None: as it is now, never."""
     allocation, spec = view.status.allocation, view.spec
-    if allocation is None or spec is None or not may_change_size(view) or not _same_recipe(view, spec):
+    if allocation is None or spec is None or not may_change_size(view):
+        return None
+    if spec.plans:
+        return allocation.since + datetime.timedelta(seconds=resize_cooldown_seconds(restart_seconds(view)))
+    if not _same_recipe(view, spec):
         return None
     if allocation.resized_at is None:
         return allocation.since
@@ -31,14 +35,15 @@ def may_grow_from(view: JobView) -> Time | None:
 
 
 def may_change_size(view: JobView) -> bool:
-    """Whether the gang trains and can become smaller or larger now, without a restart.
+    """Whether the gang trains and can become smaller or larger now, where degrees are planned by a restart.
 
     A script cannot.
     """
     allocation = view.running_allocation
     if allocation is None or view.shrinking or allocation.joining or view.leaving:
         return False
-    return view.acknowledged and view.resizable
+    by_restart = view.spec is not None and view.spec.grow and bool(view.spec.plans)
+    return view.acknowledged and (view.resizable or by_restart)
 
 
 def _same_recipe(view: JobView, spec: JobSpec) -> bool:

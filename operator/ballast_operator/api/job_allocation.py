@@ -90,6 +90,31 @@ class SharedGpu(StatusModel):
     """The job that is on it as well, as namespace/name: each pays half of the price then. Empty: none."""
 
 
+class LaunchDegrees(StatusModel):
+    """How the ranks of a launch divide the work, as planned for its GPUs."""
+
+    tensor: Annotated[int, Field(ge=1)] = 1
+    """Tensor degree."""
+    data: Annotated[int, Field(ge=1)] = 1
+    """Data degree."""
+    microbatches: Annotated[int, Field(ge=1)] = 1
+    """Of a step, over all replicas."""
+    recompute: bool = False
+    """Whether forwards are repeated."""
+    layers: Annotated[tuple[Annotated[int, Field(ge=1)], ...], listed(1024)] = ()
+    """Of each stage."""
+    step_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """Predicted of a step."""
+
+    def __str__(self) -> str:
+        count, layers = len(self.layers), ", ".join(map(str, self.layers))
+        return (
+            f"tensor {self.tensor} x data {self.data} x {count} stage{'s' * (count > 1)} of {layers} layers, "
+            f"{self.microbatches} microbatches{', recomputed' if self.recompute else ''}: "
+            f"{self.step_seconds:.3g} s a step predicted"
+        )
+
+
 class JobAllocation(StatusModel):
     """The GPUs that the job holds, or is about to hold. Written before the first pod is made."""
 
@@ -109,6 +134,8 @@ class JobAllocation(StatusModel):
     """Node of each of the pods; ``pool/new-0``, ``pool/new-1``...: one that does not exist yet."""
     parts: Annotated[tuple[AllocationPart, ...], listed(64)] = ()
     """Of a gang in several pools, what it has of each, in the order of the ranks; empty: it is in one."""
+    degrees: LaunchDegrees | None = None
+    """Of a job with ``planner``: as planned for its GPUs."""
     plan_id: _Name = ""
     """The round that chose it."""
     launch: Annotated[int, Field(ge=1, le=MOST_EPOCH)] = 1

@@ -8,10 +8,11 @@ import enum
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-from ballast_policies.contract.conditions import Cel, Rule, at
+from ballast_policies.contract.conditions import Cel, Rule, absent, at, each_is, given
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.limits import LEAST_RATE
-from ballast_policies.planning.schedules.registry import SCHEDULES
+from ballast_policies.planning.profile import ProfiledLayer
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES
 from pydantic import Field
 
 from ballast_operator.api import meta
@@ -90,6 +91,83 @@ _NEEDS: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
 )
 
 MIXED_POOLS_RULES = tuple(_rule(*need) for need in _NEEDS)
+
+
+class PlannerProfile(ApiModel):
+    """Layers on one of ``tensor`` GPUs of speed 1 that share each of them, their all-reduces included."""
+
+    tensor: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Tensor degree."""
+    microbatch_size: Annotated[int, Field(ge=1, le=100_000)] = 1
+    """Samples of a microbatch."""
+    layers: Annotated[tuple[ProfiledLayer, ...], listed(1024, least=1)]
+    """In their order."""
+
+
+class PlannerGpu(ApiModel):
+    """A GPU type on which the job may run."""
+
+    gpu_type: GpuType
+    """The GPU type."""
+    speed: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Relative to the profiles' GPU."""
+    memory: MemoryQuantity | None = None
+    """Memory of a GPU. Absent: no limit."""
+
+
+class PlannerConfig(ApiModel):
+    """What degrees are planned from."""
+
+    profiles: Annotated[tuple[PlannerProfile, ...], listed(8, "tensor", least=1)]
+    """The layers, for each tensor degree that the job may have."""
+    gpus: Annotated[tuple[PlannerGpu, ...], listed(16, "gpuType", least=1)]
+    """GPU types on which it may run."""
+    bandwidth: Annotated[float, Field(gt=0, le=1e15)] | None = None
+    """Bytes/s between GPUs. Absent: transfers are free."""
+
+
+PLANNER_RULES = tuple(
+    Rule(condition=absent("planner") | condition, field=field, reason=f"planner {reason}", fix=fix)
+    for condition, field, reason, fix in (
+        (
+            given("model"),
+            "planner",
+            "plans the degrees of a model; a script has its own",
+            "leave planner out",
+        ),
+        (
+            at("pipeline.schedule") == DEFAULT_SCHEDULE,
+            "pipeline.schedule",
+            f"predicts steps of {DEFAULT_SCHEDULE} alone",
+            f"pipeline.schedule: {DEFAULT_SCHEDULE}",
+        ),
+        (
+            each_is("pipeline.replicas", 1),
+            "pipeline.replicas",
+            "has as many replicas of each stage",
+            "leave replicas out",
+        ),
+        (absent("plan"), "plan", "makes a plan for each launch", "leave plan or planner out"),
+        (
+            at("repack.enabled") == False,  # noqa: E712 - a comparison as a value
+            "repack.enabled",
+            "fixes the number of ranks of a launch",
+            "repack.enabled: false",
+        ),
+        (
+            at("parallelism.zero_stage") == 0,
+            "parallelism.zero_stage",
+            "counts on each replica its whole state",
+            "leave zeroStage out",
+        ),
+        (
+            at("mixed_pools") == MixedPools.NEVER,
+            "mixed_pools",
+            "plans for GPUs of one pool",
+            "leave mixedPools out",
+        ),
+    )
+)
 
 
 class KnownThroughput(ApiModel):
@@ -185,6 +263,20 @@ class TrainingJobSpec(ApiModel, JobConfig):
             reason="plan.gpus has a GPU type that gpuTypes does not allow",
             fix="leave gpuTypes out",
         ),
+        *PLANNER_RULES,
+        Rule(
+            condition=Cel(
+                "!has(self.planner) || !has(self.gpuTypes) || size(self.gpuTypes) == 0 || "
+                "self.planner.gpus.all(g, g.gpuType in self.gpuTypes)",
+                lambda spec: (
+                    not (spec.planner and spec.gpu_types)
+                    or {gpu.gpu_type for gpu in spec.planner.gpus} <= set(spec.gpu_types)
+                ),
+            ),
+            field="planner.gpus",
+            reason="planner.gpus has a GPU type that gpuTypes does not allow",
+            fix="leave gpuTypes out",
+        ),
     )
     gpu_types: Annotated[tuple[GpuType, ...], listed(64, unique=True)] = ()
     """GPU types that it may run on; empty: any."""
@@ -223,6 +315,11 @@ class TrainingJobSpec(ApiModel, JobConfig):
     """Whether its gang may have GPUs of several pools at once, with stages that suit them: where that is
     faster than one pool, or no pool has room. Its size stays, or shrinks as nodes leave. A change takes
     effect at the next launch."""
+    planner: PlannerConfig | None = None
+    """Each launch has the degrees whose predicted step is shortest on its GPUs and fits their memory, in
+    place of ``parallelism.tensor``, ``data``, ``pipeline.microbatches`` and ``training.recompute``. Another
+    number of GPUs, from ``minStages`` to ``maxStages`` times the stated ``tensor`` x ``data``, is another
+    launch. ``gpusPerPod``, unless stated, is the profiles' largest ``tensor``."""
     topology: JobTopology | None = None
     """How near to each other its nodes are. Absent: on as few nodes as possible, of these in as few domains
     as possible. A change takes effect at the next launch."""

@@ -109,15 +109,16 @@ async def carry_out(cluster: Cluster, caches: Caches, view: JobView, action: Act
 
 
 async def _write_plan(cluster: Cluster, caches: Caches, view: JobView, plan: Plan, now: Time) -> None:
-    assert view.spec is not None
+    spec = view.launched_spec
+    assert spec is not None
     known = caches[CONFIG_MAP].get((view.key[0], plan_config_map_name(view.name)))
     if known is not None and controlled_by(known, view.uid):
         version = known["metadata"]["resourceVersion"]
-        body = plan_object(view, view.spec, plan, now=now, resource_version=version)
+        body = plan_object(view, spec, plan, now=now, resource_version=version)
         caches.wrote(CONFIG_MAP, await cluster.apply(CONFIG_MAP, body))
     else:
         # The object must not exist yet: a plan written by an earlier leader is never replaced unread.
-        body = plan_object(view, view.spec, plan, now=now, resource_version=None)
+        body = plan_object(view, spec, plan, now=now, resource_version=None)
         await _create(cluster, caches, CONFIG_MAP, body)
     logger.info(
         "plan written job=%s/%s epoch=%d launch=%d directive=%s ranks=%d",

@@ -147,7 +147,7 @@ class ReconcileContext:
     """All that a step may look at.
 
     Attributes:
-        spec: ``view.spec``, known to be there.
+        spec: ``view.launched_spec``, known to be there.
         assignment: the allocator's; None: it has not decided since this operator started.
         around: the nodes, pools and other jobs that matter to it.
     """

@@ -119,7 +119,8 @@ def decide(
     if status.allocation is not None and status.finished:  # by hand: the operator's end frees the GPUs
         status = status.without_end()
     view = dataclasses.replace(view, status=status)
-    if view.spec is None:
+    spec = view.launched_spec
+    if spec is None:
         return StepResult(status=_misconfigured(view, now))
     if view.blocked is not None and view.status.allocation is None:
         assignment = Assignment(
@@ -130,7 +131,7 @@ def decide(
         )
     context = ReconcileContext(
         view=view,
-        spec=view.spec,
+        spec=spec,
         assignment=assignment,
         around=around,
         now=now,
@@ -172,10 +173,10 @@ def refused(view: JobView, error: OperatorError, *, now: Time, settings: JobSett
     What the cluster does not allow now, or an object of somebody else in the way, is tried again after
     pauses that double, and does not count.
     """
-    allocation = view.status.allocation
-    if view.spec is None or allocation is None or allocation.ending is not None:
+    allocation, spec = view.status.allocation, view.launched_spec
+    if spec is None or allocation is None or allocation.ending is not None:
         return None
-    context = ReconcileContext(view=view, spec=view.spec, assignment=None, now=now, settings=settings)
+    context = ReconcileContext(view=view, spec=spec, assignment=None, now=now, settings=settings)
     plan = view.launched_plan
     if allocation.joining and plan is not None and plan.rank_of(allocation.joining[0]) is None:
         return give_up_growth(context, str(error))

@@ -118,6 +118,7 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
     assignment = context.assignment
     assert assignment is not None and assignment.placement is not None
     placement = assignment.placement
+    degrees = context.spec.plans.get(placement.gpu_type, {}).get(len(placement.nodes))
     allocation = JobAllocation(
         launch=gang.launch,
         gpu_type=placement.gpu_type,
@@ -127,6 +128,7 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
         pods=gang.pods,
         nodes=placement.nodes[:: context.spec.gpus_per_pod],
         parts=_parts(placement, gang.pods, assignment.part_speeds, context.spec.gpus_per_pod),
+        degrees=degrees,
         plan_id=assignment.plan_id,
         since=context.now,
         pod_group=pod_group_name(context.view, context.spec) if context.around.has_pod_groups else "",
@@ -137,6 +139,8 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
     status = decided(context.view.status, assignment)
     status = status.replace(allocation=allocation, launches=gang.launch, next_launch_at=None)
     admitted = assignment.why or assignment.chosen
+    if degrees is not None:
+        admitted += f"; {degrees}, the shortest that these GPUs hold"
     status = with_condition(context, status, JobCondition.ADMITTED, True, JobReason.ASSIGNED, admitted)
     status = with_condition(
         context,

@@ -188,6 +188,17 @@ class JobView:
         return dataclasses.replace(self, spec=spec, queued=cause)
 
     @property
+    def launched_spec(self) -> JobSpec | None:
+        """The spec with the degrees of the launch that holds GPUs; None: it cannot be used."""
+        allocation = self.status.allocation
+        if self.spec is None or allocation is None or allocation.degrees is None:
+            return self.spec
+        try:
+            return self.spec.with_degrees(allocation.degrees)
+        except ContractError:  # it was changed since, for the next launch
+            return self.spec
+
+    @property
     def unpaid_since(self) -> Time | None:
         """Up to when the cost of the gang that it holds is summed up; None: it holds none."""
         return self.status.unpaid_since
@@ -256,6 +267,8 @@ class JobView:
         allocation, spec = self.running_allocation, self.spec
         if allocation is None or spec is None or not spec.grow or spec.is_script or spec.replicas:
             return False
+        if spec.plans or allocation.degrees is not None:
+            return False  # ranks keep their tensor and data degree while they train
         failed = sum(self.status.restarts.get(cause, 0) for cause in FAILED_CHANGES)
         return allocation.gpus_per_pod == spec.gpus_per_pod and failed < MOST_FAILED_CHANGES
 

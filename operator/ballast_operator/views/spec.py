@@ -9,10 +9,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from ballast_policies.allocation.planned_gangs import PlannedGang, TensorProfile
 from ballast_policies.contract import Stage
-from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.errors import ContractError, Problem
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.contract.job.pipeline import PipelineConfig
+from ballast_policies.contract.job.pipeline import PipelineConfig, PlanConfig
 from ballast_policies.contract.job.reshaping import BalanceBy
 from ballast_policies.contract.limits import MOST_STEP
 from ballast_policies.planning.launch import LaunchRanks, launch_partition
@@ -24,14 +26,30 @@ from ballast_policies.prices.egress import JobData
 
 from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs import DataLocation, OnLimit, SpotUse
+from ballast_operator.api.job_allocation import LaunchDegrees
 from ballast_operator.api.node_pool import SharesGpu
 from ballast_operator.api.read import InvalidObject, read_training_job
-from ballast_operator.api.training_job import JobTopology, MixedPools, TrainingJobSpec
+from ballast_operator.api.training_job import JobTopology, MixedPools, PlannerConfig, TrainingJobSpec
 from ballast_operator.kube.kinds import Object
 from ballast_operator.trainer_template import filled_in, trainer_template
 from ballast_operator.views.clock import Time
 from ballast_operator.views.node_constraints import NodeRequirements, read_requirements
 from ballast_operator.views.nodes import PodNeed, pod_requests
+
+MOST_SIZES = 32
+"""Sizes of a gang that are weighed against each other; of more than these, some in between are left out."""
+
+MOST_PLANNED = 500_000
+"""Of a job that is planned, GPU types x sizes x profiles x the square of its layers: a second of CPU."""
+
+
+def thinned(sizes: Sequence[int], most: int = MOST_SIZES) -> list[int]:
+    """At most ``most`` of the sizes, two or more: the fewest, the most, and others at equal ratios."""
+    if len(sizes) <= most:
+        return list(sizes)
+    ratio = (sizes[-1] / sizes[0]) ** (1 / (most - 1))
+    aims = [sizes[0] * ratio**step for step in range(most)]
+    return sorted({min(sizes, key=lambda size: abs(size - aim)) for aim in aims})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +70,7 @@ class JobSpec:
         active_deadline_seconds: how long it may hold GPUs, over all launches; None: no limit.
         data: what it reads, and from where; None: that costs nothing.
         topology: how near to each other its nodes are; None: as policies have it.
+        plans: GPU type -> GPUs -> how a launch there divides the work; empty: as ``config`` says.
     """
 
     config: JobConfig
@@ -75,6 +94,30 @@ class JobSpec:
     spot: SpotUse = SpotUse.ALLOW
     data: JobData | None = None
     topology: JobTopology | None = None
+    plans: Mapping[str, Mapping[int, LaunchDegrees]] = dataclasses.field(default_factory=dict)
+
+    def with_degrees(self, degrees: LaunchDegrees) -> "JobSpec":
+        """The spec of a launch that divides the work so.
+
+        Raises:
+            ContractError: the trainer does not run the job with these degrees.
+        """
+        if degrees not in self._launched:
+            config, stages = self.config, len(degrees.layers)
+            config = config.replace(
+                pipeline=config.pipeline.replace(
+                    min_stages=stages, max_stages=stages, microbatches=degrees.microbatches
+                ),
+                parallelism=config.parallelism.replace(tensor=degrees.tensor, data=degrees.data),
+                training=config.training.replace(recompute=degrees.recompute),
+                plan=PlanConfig(layers=degrees.layers),
+            )
+            self._launched[degrees] = dataclasses.replace(self, config=config, plans={})
+        return self._launched[degrees]
+
+    @functools.cached_property
+    def _launched(self) -> dict[LaunchDegrees, "JobSpec"]:
+        return {}
 
     @functools.cached_property
     def config_fields(self) -> Mapping[str, Any]:
@@ -206,7 +249,8 @@ class JobSpec:
         batches = {
             key: pipeline.get(key) for key in ("globalBatchSize", "microbatches", "schedule", "stagesPerRank")
         }
-        return _digest([self.config_fields["model"], batches, self.config_fields.get("dynamics")])[:16]
+        parts = [self.config_fields["model"], batches, self.config_fields.get("dynamics")]
+        return _digest([*parts, {t: dict(of) for t, of in self.plans.items()}] if self.plans else parts)[:16]
 
     @functools.cached_property
     def variant(self) -> str:
@@ -287,6 +331,8 @@ class JobSpec:
         """
         if ranks % self.gpus_per_pod:
             return False
+        if self.plans:
+            return any(ranks in by_size for by_size in self.plans.values())
         if self.is_script:
             return True
         if self.replicas:
@@ -307,7 +353,10 @@ def read_spec(item: Object) -> tuple[JobSpec | None, str]:
         job = read_training_job({**item, "status": {}})
     except InvalidObject as error:
         return None, str(error)
-    return _spec(job.spec), ""
+    try:
+        return _spec(job.spec), ""
+    except ContractError as error:
+        return None, "; ".join(str(problem.below("spec")) for problem in error.problems)
 
 
 def spec_of_launch(plan_config: str, team: str) -> JobSpec:
@@ -340,7 +389,7 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
     for known in spec.throughput:
         gpus = sum(pipeline.used_replicas) or known.stages * parallelism.ranks_per_position
         throughput.setdefault(known.gpu_type, {})[gpus] = known.steps_per_second
-    return JobSpec(
+    found = JobSpec(
         config=spec.config,
         gpu_types=spec.planned_types or spec.gpu_types,
         throughput=throughput,
@@ -363,6 +412,81 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
         topology=spec.topology,
         data=None if spec.data_location is None else _data(spec.data_location, spec.config.total_steps),
     )
+    return found if spec.planner is None else _planned(found, spec.planner)
+
+
+def _planned(spec: JobSpec, planner: PlannerConfig) -> JobSpec:
+    """The spec with a plan for each number of GPUs that the job may have of each type, if there is one.
+
+    Speeds are as predicted where ``throughput`` does not state them: reports replace both.
+
+    Raises:
+        ContractError: nothing can be planned, or the trainer does not run what is planned.
+    """
+    config, pods = spec.config, spec.config.parallelism
+    if pods.gpus_per_pod is None:
+        most = max(profile.tensor for profile in planner.profiles)
+        config = config.replace(parallelism=pods.replace(gpus_per_pod=most))
+        spec = dataclasses.replace(spec, config=config)
+    speeds = {gpu.gpu_type: gpu.speed for gpu in planner.gpus}
+    counts = [sum(layer.repeat for layer in profile.layers) for profile in planner.profiles]
+    most = MOST_PLANNED // (len(speeds) * len(counts) * max(counts) ** 2)
+    if most < 2:
+        reason = f"{max(counts)} layers are too many for profiles: {len(counts)} and gpus: {len(speeds)}"
+        raise ContractError(Problem("planner", f"{reason}. To fix: fewer of them, or state the degrees"))
+    whole = range(spec.smallest_gang, spec.largest_gang + 1, spec.gpus_per_pod)
+    sizes = tuple(thinned(whole, min(most, MOST_SIZES)))
+    try:
+        gang = PlannedGang(
+            profiles=tuple(
+                TensorProfile(tensor=each.tensor, microbatch_size=each.microbatch_size, layers=each.layers)
+                for each in planner.profiles
+            ),
+            speeds=speeds,
+            batch_size=config.pipeline.global_batch_size,
+            sizes=sizes,
+            memory_bytes={g.gpu_type: memory_bytes(g.memory) for g in planner.gpus if g.memory is not None},
+            bandwidth=planner.bandwidth,
+        )
+        listed = gang.listed(dict.fromkeys(speeds, spec.largest_gang))
+    except ContractError as error:
+        reason = "; ".join(problem.reason.partition(". To fix")[0] for problem in error.problems)
+        fix = "profiles of one model; other minStages, maxStages or globalBatchSize"
+        raise ContractError(Problem("planner", f"{reason}. To fix: {fix}")) from None
+    if spec.layers not in (None, counts[0]):
+        reason = f"it has {counts[0]} layers, model.layers is {spec.layers}. To fix: a profile of this model"
+        raise ContractError(Problem("planner.profiles[0].layers", reason))
+    if not listed:
+        what = "too many numbers of GPUs to plan" if listed is None else "no plan fits the memory of its GPUs"
+        reason = f"{what}, {sizes[0]} to {sizes[-1]} of a type. To fix: other minStages and maxStages"
+        raise ContractError(Problem("planner", reason))
+    plans: dict[str, dict[int, LaunchDegrees]] = {}
+    for one in listed:
+        (gpu_type, gpus), found = *one.gpus.items(), gang.plan_of(one)
+        plans.setdefault(gpu_type, {})[gpus] = LaunchDegrees(
+            tensor=found.degrees.tensor,
+            data=found.degrees.data,
+            microbatches=found.degrees.microbatches * found.degrees.data,
+            recompute=found.degrees.recompute,
+            layers=tuple(np.diff(found.cut.bounds).tolist()),
+            step_seconds=found.seconds,
+        )
+    for gpu_type, by_size in plans.items():
+        for gpus, degrees in by_size.items():
+            try:
+                spec.with_degrees(degrees)
+            except ContractError as error:
+                where = f"planned on {gpus} x {gpu_type}: {degrees}"
+                reason = f"{where}; the trainer refuses it: {error}"
+                raise ContractError(Problem("planner", reason)) from None
+    throughput = {
+        gpu_type: {
+            **{gpus: 1 / by_size[gpus].step_seconds if gpus in by_size else 0.0 for gpus in sizes},
+            **spec.throughput.get(gpu_type, {}),
+        }
+        for gpu_type, by_size in plans.items()
+    }
+    return dataclasses.replace(spec, gpu_types=tuple(plans), throughput=throughput, plans=plans)
 
 
 def _data(data: DataLocation, total_steps: int) -> JobData:

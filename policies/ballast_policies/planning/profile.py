@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from ballast_policies.contract.decode import decode
 from ballast_policies.contract.errors import ContractError, Problem, camel
 from ballast_policies.contract.limits import MOST_SECONDS
-from ballast_policies.contract.model import Model
+from ballast_policies.contract.model import Model, Settings
 from ballast_policies.planning.memory.measured_layers import MeasuredLayer
 from ballast_policies.planning.partition import PlanningError
 
@@ -83,45 +83,43 @@ class GpuKind:
     memory_bytes: float | None = None
 
 
-MOST_BYTES = 2.0**63
+MOST_BYTES = 2.0**62
 """Of one layer: sums over all layers, microbatches and replicas stay numbers."""
 
 _Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 _Bytes = Annotated[float, Field(ge=0, le=MOST_BYTES)]
 
 
-class ProfiledLayer(Model):
-    """One layer, or ``repeat`` equal ones; seconds and bytes of one microbatch.
+class ProfiledLayer(Settings):
+    """One layer, or ``repeat`` equal ones; seconds and bytes of one microbatch."""
 
-    Attributes:
-        optimizer_seconds: of one step; no part of a plan, since it does not depend on the partition.
-        held_bytes: parameters, gradients and optimizer state.
-        weight_bytes: the parameters alone.
-        activation_bytes: kept for the backward.
-        repeated_bytes: kept by the second forward while the layer's backward runs, where forwards are
-            repeated.
-        gradient_bytes: gradients from which those of the weights are computed; a split backward keeps them
-            from its inputs' half to its weights' half.
-        output_bytes: sent to the next layer.
-        overhead_seconds: what a microbatch costs whatever its size: a part of the forward and backward
-            seconds that larger microbatches pay less often.
-        reduced_bytes: all-reduced by tensor parallelism, both ways together; None: four outputs, as in a
-            transformer.
-    """
-
-    name: str = ""
+    name: str = Field("", max_length=253)
+    """For people."""
     repeat: int = Field(1, ge=1, le=100_000)
+    """How many such layers follow each other."""
     forward_seconds: _Seconds
+    """Of its forward."""
     backward_seconds: _Seconds
+    """Of its backward."""
     optimizer_seconds: _Seconds = 0.0
+    """Of one step; no part of a plan: it does not depend on the partition."""
     held_bytes: _Bytes = 0.0
+    """Parameters, gradients and optimizer state."""
     weight_bytes: _Bytes = 0.0
+    """The parameters alone; every further weight version costs them again."""
     activation_bytes: _Bytes = 0.0
+    """Kept for the backward, of each microbatch in flight."""
     repeated_bytes: _Bytes = 0.0
+    """Kept by a repeated forward while the layer's backward runs."""
     gradient_bytes: _Bytes = 0.0
+    """Gradients that flow into the layer's weights: kept while its backward runs, and between the halves of
+    a split one."""
     output_bytes: _Bytes = 0.0
+    """Sent to the next layer."""
     overhead_seconds: _Seconds = 0.0
+    """The part of forward and backward that a microbatch costs whatever its size."""
     reduced_bytes: _Bytes | None = None
+    """All-reduced by tensor parallelism, both ways; absent: four outputs, a transformer's."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

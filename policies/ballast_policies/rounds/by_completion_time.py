@@ -215,7 +215,7 @@ def _state(job: Job, question: Question, at: Placement | None, keeps: bool, pool
             work=work,
             restart_seconds=min(pause, MOST_SECONDS),
             configurations=tuple(every),
-            resize_seconds=None if gang is None else gang.pause_seconds,
+            resize_seconds=None if gang is None else gang.change_seconds,
             weight=job.weight,
         ),
         remaining=work,

@@ -23,6 +23,7 @@ from ballast_policies.rounds.draft import Draft, Reason
 from ballast_policies.rounds.elastic_pools import choose_pools, claims_where_they_run
 from ballast_policies.rounds.gangs import ElasticGang, SizeSettings
 from ballast_policies.rounds.grants import grant_gpus
+from ballast_policies.rounds.hysteresis import moves_left
 from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.size_gain import SizeCandidate, gain, partition_speed, urgency
@@ -160,7 +161,7 @@ class _SizeAssignment:
         if not seat.one.gang.may_grow:
             return None
         saved = seat.one.seconds(seat.one.speed(now)) - seat.one.seconds(seat.one.speed(size))
-        return size if saved > seat.one.gang.pause_seconds else None
+        return size if saved > seat.one.gang.change_seconds else None
 
     def _grow(self, at: int) -> bool:
         seat, now = self._seats[at], self.size(at)
@@ -241,6 +242,9 @@ def grant_elastic(question: Question) -> Draft:
     }
     if not elastic:
         return grant_gpus(question)
+    by_restart = [name for name, gang in elastic.items() if name in state.running and not gang.live]
+    for name in by_restart[moves_left(question) :]:
+        elastic[name] = dataclasses.replace(elastic[name], may_grow=False)
     sizes, settings = question.sizes, question.settings
     reduced = {
         job: _least(placement, elastic[job])
@@ -351,7 +355,7 @@ def _wins(
         before, after = kept.size(at), best.size(at)
         if before == after:
             continue
-        pause = seat.one.gang.pause_seconds if seat.runs and after != seat.held else 0.0
+        pause = seat.one.gang.change_seconds if seat.runs and after != seat.held else 0.0
         worked = max(0.0, 1.0 - pause / stay)
         changed.append((seat.one, seat.one.speed(before), seat.one.speed(after) * worked))
     return bool(changed) and gain(sizes.surplus, changed) >= sizes.least_gain
@@ -369,7 +373,11 @@ def _resized(
         count, least = chosen.size(at), len(seat.base.nodes)
         most = max(seat.one.gang.speeds.get(seat.one.gpu_type, {least: 0.0}))
         size = f"it may have {least} to {most} GPUs and has {count}, " if most > least else ""
-        reasons[name] = decided.reasons[name].noted(f"{size}at {seat.one.speed(count):.3g} steps/s")
+        reason = decided.reasons[name]
+        if seat.runs and count != seat.held and not seat.one.gang.live:
+            restart = f"after a restart of {seat.one.gang.restart_seconds:.0f} s"
+            reason = Reason(f"in place of {seat.held} GPUs, {restart}, since its degrees follow its size", "")
+        reasons[name] = reason.noted(f"{size}at {seat.one.speed(count):.3g} steps/s")
         if seat.several is not None and count < seat.held:
             reasons[name] = Reason(
                 f"stays on {placed}; {new} can run on what it gives back of {seat.several}"

@@ -25,6 +25,7 @@ class ElasticGang:
         may_move: it may be stopped and started in another pool now.
         pause_seconds: how long training stands still when the gang shrinks or grows.
         restart_seconds: from its stop to its first step elsewhere.
+        live: another size costs ``pause_seconds``; False: a restart.
         wanted: size that the policy has chosen, which comes before what others might grow to; None: none.
     """
 
@@ -36,7 +37,13 @@ class ElasticGang:
     may_move: bool = True
     pause_seconds: float = 1.0
     restart_seconds: float = 30.0
+    live: bool = True
     wanted: int | None = None
+
+    @property
+    def change_seconds(self) -> float:
+        """How long training stands still for another size."""
+        return self.pause_seconds if self.live else self.restart_seconds
 
     @property
     def least(self) -> int:

@@ -113,4 +113,6 @@ def _stays(job: ClusterJob, placement: Placement | None) -> bool:
         return True
     if job.placement.parts:
         return job.mixed is not None and job.mixed.becomes(job.placement, placement)
-    return job.elastic is not None and stays(job.placement, placement, job.elastic.together)
+    return (
+        job.elastic is not None and job.elastic.live and stays(job.placement, placement, job.elastic.together)
+    )

@@ -31,6 +31,17 @@ def _planned(*types: str, **changes: Any) -> dict[str, Any]:
     }
 
 
+def _planner(**changes: Any) -> dict[str, Any]:
+    """A job's spec whose degrees are planned, with these fields."""
+    layers = [{"forwardSeconds": 0.1, "backwardSeconds": 0.2, "repeat": JOB["spec"]["model"]["layers"]}]
+    return {
+        **JOB["spec"],
+        "planner": {"profiles": [{"layers": layers}], "gpus": [{"gpuType": "v100"}]},
+        "repack": {"enabled": False},
+        **changes,
+    }
+
+
 JOBS = table(
     (
         "mixed pools of unknown layers",
@@ -73,6 +84,36 @@ JOBS = table(
         _planned("a100", "v100", mixedPools="Allowed", gpuTypes=["a100"]),
         "gpuTypes does not allow",
         "spec.plan.gpus",
+    ),
+    *(
+        (f"planned degrees and {field}", "spec", _planner(**changes), words, f"spec.{field}")
+        for field, changes, words in (
+            (
+                "pipeline.schedule",
+                {"pipeline": {**JOB["spec"]["pipeline"], "schedule": "GPipe"}},
+                "steps of 1F1B alone",
+            ),
+            (
+                "pipeline.replicas",
+                {"pipeline": {**JOB["spec"]["pipeline"], "replicas": [2, 1, 1, 1]}, "dynamics": []},
+                "as many replicas of each stage",
+            ),
+            ("repack.enabled", {"repack": {"enabled": True}}, "number of ranks of a launch"),
+            (
+                "parallelism.zeroStage",
+                {"parallelism": {"data": 2, "zeroStage": 1}, "dynamics": []},
+                "its whole state",
+            ),
+            ("mixedPools", {"mixedPools": "Allowed"}, "GPUs of one pool"),
+            ("planner.gpus", {"gpuTypes": ["p100"], "throughput": []}, "gpuTypes does not allow"),
+        )
+    ),
+    (
+        "a plan whose degrees are planned",
+        "spec",
+        _planned("v100", planner=_planner()["planner"]),
+        "a plan for each launch",
+        "spec.plan",
     ),
     ("a fractional number of stages", "spec.pipeline.maxStages", 3.5, "integer"),
     ("no batch size", "spec.pipeline.globalBatchSize", REMOVED, "missing"),

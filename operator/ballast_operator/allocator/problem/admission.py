@@ -30,7 +30,6 @@ from ballast_operator.allocator.problem.gang_size import (
     gang_size,
     gang_sizes,
     most_gpus,
-    thinned,
 )
 from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.allocator.problem.speeds import GangRequest
@@ -42,7 +41,7 @@ from ballast_operator.api.training_job import JobTopology, can_mix
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import PodNeed
-from ballast_operator.views.spec import JobSpec
+from ballast_operator.views.spec import JobSpec, thinned
 
 LACK_OF_ROOM = (JobReason.EXCEEDS_CAPACITY, JobReason.EXCEEDS_MEMORY)
 """Refusals of a gang that several pools together may have room for."""

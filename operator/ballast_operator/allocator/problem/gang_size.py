@@ -10,10 +10,7 @@ from ballast_policies.planning.schedules.registry import SCHEDULES
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.job import JobView
-from ballast_operator.views.spec import JobSpec
-
-MOST_SIZES = 32
-"""Sizes of a gang that are weighed against each other; of more than these, some in between are left out."""
+from ballast_operator.views.spec import JobSpec, thinned
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,15 +185,6 @@ def _runnable(spec: JobSpec, sizes: Sequence[int], allowed: Sequence[str]) -> It
     for position, size in enumerate(sizes):
         if all(by_stages.get(size, 1.0) > 0 for by_stages in of_use):
             yield position
-
-
-def thinned(sizes: Sequence[int]) -> list[int]:
-    """At most MOST_SIZES of the sizes: the fewest, the most, and others at equal ratios."""
-    if len(sizes) <= MOST_SIZES:
-        return list(sizes)
-    ratio = (sizes[-1] / sizes[0]) ** (1 / (MOST_SIZES - 1))
-    aims = [sizes[0] * ratio**step for step in range(MOST_SIZES)]
-    return sorted({min(sizes, key=lambda size: abs(size - aim)) for aim in aims})
 
 
 def admission_error(

@@ -66,7 +66,7 @@ class LayerProfiles:
     def record(self, view: JobView) -> None:
         """Take in the layers of the job's newest report, if it was made in the plan that is in force."""
         lease, plan, spec = view.lease, view.launched_plan, view.spec
-        if lease is None or lease.report is None or plan is None or spec is None or spec.is_script:
+        if lease is None or lease.report is None or plan is None or spec is None or not _measured_alike(spec):
             return
         report = lease.report
         count = len(report.layer_bytes)
@@ -103,7 +103,7 @@ class LayerProfiles:
 
     def need(self, key: Key, spec: JobSpec) -> MemoryNeed | None:
         """What jobs of this one's kind have been measured to need; None: none has been measured."""
-        if not self._profiles or spec.is_script:
+        if not self._profiles or not _measured_alike(spec):
             return None
         name = self._name(key, spec)
         if name not in self._profiles:
@@ -115,7 +115,7 @@ class LayerProfiles:
 
     def layers(self, key: Key, spec: JobSpec) -> MeasuredLayers | None:
         """What is known of the job's layers for its next launch, its own seconds first; None: nothing."""
-        if not self._profiles or spec.is_script:
+        if not self._profiles or not _measured_alike(spec):
             return None
         found = self._profiles.get(self._name(key, spec))
         if found is None:
@@ -138,6 +138,11 @@ class LayerProfiles:
         if known is None or known[0] is not spec:
             known = self._names[key] = (spec, _kind_in(key[0], spec))
         return known[1]
+
+
+def _measured_alike(spec: JobSpec) -> bool:
+    """Whether its layers are alike in each launch: not those of a script, nor with degrees by its GPUs."""
+    return not spec.is_script and not spec.plans
 
 
 def _kind_in(namespace: str, spec: JobSpec) -> str:

@@ -166,7 +166,8 @@ def snapshot_job(
                 packed = {t: sizes[held.gpus] for t, sizes in by_size.items() if held.gpus in sizes}
             elastic = ElasticGang(
                 speeds=from_where_it_is(view, request, measurements, capacity, by_size),
-                together=one.spec.ranks_together(per_pod),
+                together=per_pod if one.spec.plans else one.spec.ranks_together(per_pod),
+                live=not one.spec.plans,
                 per_pod=per_pod,
                 may_shrink=one.shrinks,
                 may_grow=may_grow,

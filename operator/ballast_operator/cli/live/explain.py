@@ -53,6 +53,7 @@ def _saves(progress: dict[str, Any]) -> str:
 
 def as_text(found: "Explanation") -> str:
     """The explanation as text lines."""
+    from ballast_operator.api.job_allocation import LaunchDegrees
     from ballast_operator.report.held import held_parts, partner
 
     lines = [f"{found.namespace}/{found.job}: {found.state} ({found.reason})", f"  {found.answer}"]
@@ -63,6 +64,8 @@ def as_text(found: "Explanation") -> str:
             f"launch {held.get('launch', 1)}, round {held.get('planId', '-')}"
             + (f"; {partner(held)} is on its GPU as well" if partner(held) else "")
         )
+        if held.get("degrees"):
+            lines.append(f"  planned  {LaunchDegrees.model_validate(held['degrees'])}")
     if found.decision.get("chosen"):
         chosen, why = found.decision["chosen"], found.decision.get("why", "")
         lines.append(f"  chosen   {why if why.startswith(chosen) else f'{chosen}: {why}'}")

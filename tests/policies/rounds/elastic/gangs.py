@@ -26,14 +26,24 @@ def at(*nodes, pool="p"):
     return Placement(gpu_type="v100", pool=pool, nodes=nodes)
 
 
-def decide(jobs, nodes, elastic, *, running=None, surplus=Surplus.LEVEL, within_round=False, **options):
+def decide(
+    jobs,
+    nodes,
+    elastic,
+    *,
+    running=None,
+    surplus=Surplus.LEVEL,
+    within_round=False,
+    most_moves=None,
+    **options,
+):
     return one_round(
         nodes,
         jobs,
         now=100.0,
         shares={one.name: {"v100": 1.0} for one in jobs},
         running=running,
-        settings=RoundSettings(round_seconds=60.0, within_round=within_round),
+        settings=RoundSettings(round_seconds=60.0, within_round=within_round, max_moves_per_hour=most_moves),
         elastic=elastic,
         sizes=SizeSettings(surplus=surplus),
         **options,

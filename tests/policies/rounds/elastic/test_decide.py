@@ -103,3 +103,29 @@ def test_the_ranks_that_stay_are_rank_0_and_whole_positions():
     assert kept_ranks("abab", "ab", together=2) == (0, 1)
     assert extra_nodes("aa", "aab") == ("b",)
     assert extra_nodes("aa", "aba") is None
+
+
+def test_a_gang_that_restarts_for_another_size_pays_for_it_and_is_moved():
+    """It grows where that saves more than the restart, and not once the hour's moves are used up."""
+    slow = gang((4, 8), speeds={4: 2.9, 8: 4.3}, live=False, pause_seconds=0.1, restart_seconds=100.0)
+    running, nodes = {"x": at(*"aaaa")}, [node("a", 8)]
+    for left, moves, size in ((10_000.0, 1, 8), (10_000.0, 0, 4), (500.0, 1, 4)):
+        decided = decide(
+            [job("x", gpus=4, steps_remaining=left)], nodes, {"x": slow}, running=running, most_moves=moves
+        )
+        assert sizes_of(decided) == {"x": size}
+        assert (decided.moved, decided.resized) == ((("x",) if size == 8 else ()), ())
+        if size == 8:
+            assert "in place of 4 GPUs, after a restart of 100 s, since its degrees" in decided.reasons["x"]
+
+
+def test_a_gang_that_restarts_for_another_size_makes_room_for_one_that_waits():
+    """As one that shrinks live: on its first GPUs, but as another launch."""
+    decided = decide(
+        [job("x", gpus=4), job("y", gpus=4)],
+        [node("a", 8)],
+        {"x": gang((4, 8), live=False)},
+        running={"x": at(*"aaaaaaaa")},
+    )
+    assert sizes_of(decided) == {"x": 4, "y": 4}
+    assert (decided.moved, decided.started) == (("x",), ("y",))

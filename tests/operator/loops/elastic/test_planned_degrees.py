@@ -1,0 +1,123 @@
+"""Jobs with ``planner``: each launch has the degrees that are planned for its GPUs."""
+
+import json
+
+from ballast_operator.cli.live.explain import as_text
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD
+from ballast_operator.report.explanation import explanation
+from ballast_operator.views.spec import read_spec
+from ballast_policies.contract.job.job import JobConfig
+
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+
+LAYER = {"repeat": 8, "heldBytes": 4e8, "weightBytes": 1e8, "activationBytes": 1e7, "outputBytes": 1e6}
+PLANNED = {
+    "totalSteps": 100_000,
+    "trainer": {"scales": True},
+    "stages": (2, 8),
+    "model": {"name": "gpt", "layers": 8},
+    "repack": {"enabled": False},
+    "planner": {
+        # Two layers a GPU; halves of four with a tensor degree of 2, which costs 20 % of the speed.
+        "profiles": [
+            {"layers": [{**LAYER, "forwardSeconds": 0.01, "backwardSeconds": 0.02}]},
+            {
+                "tensor": 2,
+                "layers": [{**LAYER, "forwardSeconds": 0.006, "backwardSeconds": 0.012, "heldBytes": 2e8}],
+            },
+        ],
+        "gpus": [{"gpuType": "fast", "memory": "900M"}],
+        "bandwidth": 1e11,
+    },
+}
+
+
+def eight_gpus(**spec) -> Simulation:
+    return Simulation(nodes={"a": ("fast", 4), "b": ("fast", 4)}, roundSeconds=30, **spec)
+
+
+def gpus(simulation: Simulation, name: str = "one") -> int:
+    allocation = simulation.status(name).allocation
+    return 0 if allocation is None or allocation.ending is not None else allocation.gpus
+
+
+def launched(simulation: Simulation) -> JobConfig:
+    """What the ranks read."""
+    found = simulation.world.get(CONFIG_MAP, NAMESPACE, "one-plan")
+    return JobConfig.from_json(found["data"]["config.json"])
+
+
+def has_the_degrees_of(simulation: Simulation, count: int) -> None:
+    """The status, the trainer's configuration and its first stages are those planned for so many GPUs."""
+    spec, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "one"))
+    degrees, config = spec.plans["fast"][count], launched(simulation)
+    assert simulation.status("one").allocation.degrees == degrees
+    stages = len(degrees.layers)
+    assert degrees.tensor * degrees.data * stages == count
+    assert (config.parallelism.tensor, config.parallelism.data) == (degrees.tensor, degrees.data)
+    assert (config.pipeline.max_stages, config.plan.layers) == (stages, degrees.layers)
+    assert config.pipeline.microbatches == degrees.microbatches
+    assert config.training.recompute == degrees.recompute
+    cut = sorted(simulation.plan("one").stages, key=lambda stage: stage.first_layer)
+    assert tuple(stage.end_layer - stage.first_layer for stage in cut) == degrees.layers
+    assert str(degrees) in simulation.condition("one", "Admitted").message
+
+
+async def test_a_job_is_launched_again_with_the_degrees_of_its_new_size():
+    """Four GPUs, then eight, as another job ends; then four again, since a third one waits."""
+    simulation = eight_gpus()
+    simulation.add_job("two", stages=(4, 4), totalSteps=100)
+    simulation.add_job("one", **PLANNED)
+    await simulation.running("one", "two")
+    assert gpus(simulation) == 4
+    has_the_degrees_of(simulation, 4)
+    four = simulation.status("one").allocation.degrees
+    await simulation.until(lambda: gpus(simulation) == 8)
+    status = simulation.status("one")
+    assert (status.launches, dict(status.restarts)) == (2, {"Preempted": 1})
+    await simulation.running("one")
+    has_the_degrees_of(simulation, 8)
+    eight = simulation.status("one").allocation.degrees
+    assert (four.tensor, four.data, len(four.layers)) != (eight.tensor, eight.data, len(eight.layers))
+    assert "since its degrees follow its size" in simulation.status("one").last_decision.why
+    simulation.add_job("three", stages=(4, 4), totalSteps=100_000)
+    await simulation.running("one", "three")
+    await simulation.until(lambda: gpus(simulation) == 4 and launched(simulation).plan.layers == four.layers)
+    assert simulation.trainers["one"].step > 0
+
+
+async def test_what_was_planned_is_explained():
+    """``ballast explain`` names the degrees and the step that they were predicted to take."""
+    simulation = eight_gpus()
+    await simulation.run_job("one", **PLANNED)
+    item, pods = simulation.world.get(JOB, NAMESPACE, "one"), simulation.world.items(POD)
+    degrees = simulation.status("one").allocation.degrees
+    text = as_text(explanation(json.loads(json.dumps(item)), pods, [], []))
+    assert f"planned  {degrees}" in text
+    assert f"{degrees.step_seconds:.3g} s a step predicted" in text
+
+
+async def test_a_relaunch_counts_as_a_move():
+    """Where the hour has no moves left, GPUs that come free do not stop it."""
+    simulation = eight_gpus(moves={"maxMovesPerHour": 0})
+    simulation.add_job("two", stages=(4, 4), totalSteps=100)
+    simulation.add_job("one", **PLANNED)
+    await simulation.until(lambda: simulation.state("two") == "Succeeded")
+    await simulation.ticks(300)
+    status = simulation.status("one")
+    assert (status.allocation.gpus, status.launches) == (4, 1)
+
+
+async def test_the_degrees_of_a_launch_stay_when_its_planner_is_changed():
+    """The next launch has others."""
+    simulation = eight_gpus()
+    await simulation.run_job("one", **PLANNED)
+    before = launched(simulation)
+    simulation.change("one", planner={**PLANNED["planner"], "bandwidth": 1e6})
+    simulation.change("one", suspend=True)
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    assert launched(simulation).plan == before.plan
+    simulation.change("one", suspend=False)
+    await simulation.running("one")
+    has_the_degrees_of(simulation, gpus(simulation))
+    assert launched(simulation).plan != before.plan

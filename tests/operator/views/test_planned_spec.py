@@ -1,0 +1,172 @@
+"""What a job with ``planner`` is launched as, by GPU type and number of GPUs: what the planner says."""
+
+import itertools
+
+import numpy as np
+import pytest
+from ballast_operator.views.spec import read_spec
+from ballast_policies.allocation.planned_gangs import PlannedGang, TensorProfile
+from ballast_policies.contract.decode import decode
+from ballast_policies.contract.job.job import JobConfig
+
+from tests.support.examples import first_daily
+
+BATCH, TYPES = 16, ("a", "b")
+
+
+def rows(draw, layers: int) -> list[dict[str, float]]:
+    held = draw.uniform(0.5, 1.5, layers) * 1e9
+    return [
+        {
+            "forwardSeconds": float(draw.uniform(0.1, 0.6)),
+            "backwardSeconds": float(draw.uniform(0.2, 1.2)),
+            "heldBytes": float(4 * one),
+            "weightBytes": float(one),
+            "activationBytes": float(draw.uniform(0, 1) * one),
+            "outputBytes": float(draw.uniform(0, 0.1) * one),
+        }
+        for one in held
+    ]
+
+
+def planner(draw, layers: int) -> dict:
+    whole = rows(draw, layers)
+    halves = [{name: value * 0.6 for name, value in row.items()} for row in whole]
+    profiles = [{"microbatchSize": 2, "layers": whole}, {"tensor": 2, "microbatchSize": 2, "layers": halves}]
+    gpus = [
+        {"gpuType": kind, "speed": float(draw.choice([0.5, 1.0, 3.0])), "memory": memory}
+        for kind, memory in zip(TYPES, ("80G", f"{int(draw.integers(9, 20))}G"), strict=True)
+    ]
+    return {"profiles": profiles[: int(draw.integers(1, 3))], "gpus": gpus, "bandwidth": 5e9}
+
+
+def a_job(planner: dict, **changes) -> dict:
+    layers = sum(layer.get("repeat", 1) for layer in planner["profiles"][0]["layers"])
+    spec = {
+        "totalSteps": 10,
+        "model": {"name": "gpt", "layers": layers},
+        "pipeline": {"minStages": 1, "maxStages": 4, "microbatches": 8, "globalBatchSize": BATCH},
+        "parallelism": {"data": 2},
+        "checkpoint": {"path": "/checkpoints"},
+        "planner": planner,
+        "template": {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}]}},
+        **changes,
+    }
+    return {"metadata": {"name": "job", "namespace": "a", "uid": "u"}, "spec": spec}
+
+
+def best_of(planner: dict, kind: str, gpus: int):
+    """The planner's own answer for these GPUs alone; None: it has none."""
+    of_type = {gpu["gpuType"]: gpu for gpu in planner["gpus"]}[kind]
+    gang = PlannedGang(
+        profiles=tuple(decode(TensorProfile, profile) for profile in planner["profiles"]),
+        speeds={kind: of_type["speed"]},
+        batch_size=BATCH,
+        sizes=(gpus,),
+        memory_bytes={kind: float(of_type["memory"][:-1]) * 1e9},
+        bandwidth=planner["bandwidth"],
+    )
+    listed = gang.listed({kind: gpus})
+    return gang.plan_of(listed[0]) if listed else None
+
+
+@pytest.mark.parametrize("seed", first_daily(range(24), 6))
+def test_each_size_has_the_plan_that_the_planner_makes_for_it_alone(seed):
+    """Its speed is the predicted one, a size without a plan is impossible, and the trainer accepts each."""
+    draw = np.random.default_rng(seed)
+    planned = planner(draw, int(draw.integers(4, 9)))
+    spec, problem = read_spec(a_job(planned))
+    assert not problem
+    per_pod = max(profile.get("tensor", 1) for profile in planned["profiles"])
+    assert spec.gpus_per_pod == per_pod
+    sizes = range(2, 9, per_pod)
+    assert [size for size in range(1, 10) if spec.suits(size)] == [
+        size for size in sizes if any(best_of(planned, kind, size) for kind in TYPES)
+    ]
+    for kind, size in itertools.product(spec.plans, sizes):
+        best, degrees = best_of(planned, kind, size), spec.plans[kind].get(size)
+        assert (best is None) == (degrees is None)
+        assert spec.throughput[kind][size] == (0.0 if best is None else 1 / best.seconds)
+        if best is None or degrees is None:
+            continue
+        assert degrees.layers == tuple(np.diff(best.cut.bounds).tolist())
+        launched = spec.with_degrees(degrees)
+        assert launched.ranks_per_position * launched.max_stages == size
+        assert launched.suits(size) and launched.gpus_per_pod == per_pod
+        config = JobConfig.from_json(launched.config.to_json())
+        assert (config.parallelism.tensor, config.parallelism.data) == (
+            best.degrees.tensor,
+            best.degrees.data,
+        )
+        each = config.pipeline.microbatches // config.parallelism.data
+        assert (each, config.training.recompute) == (best.degrees.microbatches, best.degrees.recompute)
+
+
+def test_jobs_with_other_degrees_are_of_another_kind():
+    """What one reports of a number of GPUs says nothing of the other."""
+    planned = planner(np.random.default_rng(0), 4)
+    fast, alike, slow = (
+        read_spec(a_job({**planned, "bandwidth": bandwidth}))[0] for bandwidth in (1e15, 1e15, 1e6)
+    )
+    stated, _ = read_spec({**a_job(planned), "spec": {**a_job(planned)["spec"], "planner": None}})
+    assert fast.plans["a"] != slow.plans["a"]
+    assert fast.kind == alike.kind
+    assert len({fast.kind, slow.kind, stated.kind}) == 3
+
+
+def test_stated_speeds_come_before_predicted_ones():
+    """And both before anything was measured."""
+    planned = planner(np.random.default_rng(0), 4)
+    known = [{"gpuType": "a", "stages": 2, "stepsPerSecond": 7.0}]
+    spec, _ = read_spec(a_job(planned, throughput=known))
+    assert spec.throughput["a"][4] == 7.0
+    assert spec.throughput["a"][2] == pytest.approx(1 / spec.plans["a"][2].step_seconds)
+
+
+LAYER = {"forwardSeconds": 0.1, "backwardSeconds": 0.2, "heldBytes": 1e9}
+
+
+def four_layers(**gpu) -> dict:
+    return {"profiles": [{"layers": [{**LAYER, "repeat": 4}]}], "gpus": [{"gpuType": "a", **gpu}]}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (a_job(four_layers(memory="500M")), "no plan fits the memory of its GPUs, 2 to 8 of a type"),
+        (
+            a_job(four_layers(), model={"name": "gpt", "layers": 5}),
+            "it has 4 layers, model.layers is 5. To fix: a profile of this model",
+        ),
+        (
+            a_job({**four_layers(), "profiles": [{"tensor": 2, "layers": [{**LAYER, "repeat": 4}]}]},
+                  dynamics=[{"kind": "pruning", "endStep": 9, "target": 0.1}]),
+            "the trainer refuses it: dynamics: parallelism.tensor cuts layers",
+        ),
+        (
+            a_job(
+                {
+                    **four_layers(),
+                    "profiles": [{"layers": [LAYER] * 4}, {"tensor": 2, "layers": [LAYER] * 3}],
+                }
+            ),
+            "their numbers of layers differ",
+        ),
+        (
+            a_job(
+                {**four_layers(), "gpus": [{"gpuType": f"t{i}"} for i in range(16)]},
+                pipeline={"minStages": 1, "maxStages": 4, "microbatches": 840, "globalBatchSize": 720720},
+            ),
+            "are more than 1,000,000 together",
+        ),
+        (
+            a_job({**four_layers(), "profiles": [{"layers": [{**LAYER, "repeat": 501}]}]}),
+            "501 layers are too many for profiles: 1 and gpus: 1",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_planned_is_refused_in_words(given, said):
+    """With the field and what to change."""
+    spec, problem = read_spec(given)
+    assert spec is None
+    assert problem.startswith("spec.planner") and said in problem and "To fix: " in problem
