@@ -324,6 +324,26 @@ def test_a_trainer_over_its_memory_fails_with_what_to_raise(release):
     release.end_job("large")
 
 
+@pytest.mark.parametrize("kind", ["native", "injected"])
+def test_a_sidecar_that_never_ends_keeps_no_job_from_its_end(release, kind):
+    """The kubelet ends a native one; a pod with another goes once its trainer's end is written down."""
+    job = release.real_job("recurrent", kind, totalSteps=5, model=SMALL)
+    spec = job["spec"]["template"]["spec"]
+    sidecar = {"name": "sidecar", "image": spec["containers"][0]["image"], "command": ["sleep", "infinity"]}
+    sidecar["securityContext"] = {"runAsUser": 65532}
+    if kind == "native":
+        spec["initContainers"] = [{**sidecar, "restartPolicy": "Always"}]
+    else:
+        spec["containers"].append(sidecar)
+    release.apply(job)
+    release.wait_for_state(kind, "Succeeded")
+    eventually(
+        lambda: "Running" not in {pod.status.phase for pod in release.pods(kind)},
+        f"the pods of {kind} to end",
+    )
+    release.end_job(kind)
+
+
 def test_a_drain_loses_no_step(release):
     """``kubectl drain``: saved in the grace of the pods, trained on elsewhere; the operator may move, too."""
     node = release.start("drained")
