@@ -5,14 +5,19 @@ from ballast_policies.contract import Stage
 from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.checkpoints.manifest import Manifest
+from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import computing_in
+from ballast_trainer.loop.state import ModelState
 from ballast_trainer.models.gpt import build_gpt
+from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.pipeline.stages import PipelineBuilder
 from ballast_trainer.profiling.meter import Meter
+from ballast_trainer.profiling.profile import Profile
 
 CPU = torch.device("cpu")
 ALONE = World(epoch=1, rank=0, size=1, processes=("local",), device=CPU)
@@ -69,3 +74,29 @@ def trained_layers(config, *, seed=3):
 
 def weights(layers):
     return [parameter.detach().clone() for parameter in layers.parameters()]
+
+
+def first_rank(config, stages, ranks, data=1):
+    """The state of rank 0 of a job that has held no layer and measured nothing yet."""
+    model = build_model(config.model)
+    return ModelState(
+        config=config,
+        definition=model,
+        device=CPU,
+        speed=None,
+        dynamics=(),
+        layers=LayerSet(model, config.training, CPU, lambda index, module: module),
+        meter=Meter(model.layer_count, CPU, None),
+        profile=Profile(model.layer_count),
+        world=World(
+            epoch=1,
+            rank=0,
+            size=ranks,
+            processes=tuple(f"rank-{rank}" for rank in range(ranks)),
+            device=CPU,
+            mesh=Mesh(data=data),
+            data=Axis(ranks=tuple(range(data))),
+        ),
+        stages=stages,
+        loss=model.loss,
+    )

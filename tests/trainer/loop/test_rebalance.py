@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.reshaping import BalanceBy
 from ballast_policies.planning.balancers.exact import exact_partition
@@ -17,7 +16,6 @@ from ballast_policies.planning.schedules.costs import StageCosts
 from ballast_policies.planning.schedules.simulate import simulate
 from ballast_policies.planning.stages import partition_of, stages_over
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.loop.progress import Progress, idle_seconds
 from ballast_trainer.loop.rebalance_monitor import RebalanceMonitor
@@ -31,12 +29,10 @@ from ballast_trainer.loop.replanning import (
     staged_pipeline,
     within_memory,
 )
-from ballast_trainer.loop.state import ModelState, RunState
-from ballast_trainer.models.registry import build_model
-from ballast_trainer.profiling.meter import Meter
-from ballast_trainer.profiling.profile import Profile
+from ballast_trainer.loop.state import RunState
 
 from tests.support.plans import local_plan
+from tests.trainer.layers.trained_layers import first_rank
 
 LAYERS = 8
 SECONDS = (0.1, 0.1, 0.1, 0.1, 0.4, 0.4, 0.4, 0.4)
@@ -45,7 +41,7 @@ SIZES = LayerSizes(bytes=(100,) * LAYERS, parameters=(25,) * LAYERS, weight_byte
 
 def job(bounds, *, repack=None, microbatches=4, activation_bytes=(), schedule="1F1B", **rebalance):
     """A job, of two ranks unless ``bounds`` has more, that has measured its layers once; from rank 0."""
-    pods = tuple(f"rank-{rank}" for rank in range(len(bounds) - 1))
+    ranks = len(bounds) - 1
     config = JobConfig.from_mapping(
         {
             "totalSteps": 1000,
@@ -59,20 +55,7 @@ def job(bounds, *, repack=None, microbatches=4, activation_bytes=(), schedule="1
             "repack": {"enabled": True, **(repack or {})},
         }
     )
-    model, device = build_model(config.model), torch.device("cpu")
-    training = ModelState(
-        config=config,
-        definition=model,
-        device=device,
-        speed=None,
-        dynamics=(),
-        layers=LayerSet(model, config.training, device, lambda index, module: module),
-        meter=Meter(LAYERS, device, None),
-        profile=Profile(LAYERS),
-        world=World(epoch=1, rank=0, size=len(pods), processes=pods, device=device),
-        stages=stages_over(Partition(bounds=bounds), tuple(range(len(pods)))),
-        loss=model.loss,
-    )
+    training = first_rank(config, stages_over(Partition(bounds=bounds), tuple(range(ranks))), ranks)
     seconds = [*(s / 3 for s in SECONDS), *(s * 2 / 3 for s in SECONDS), *[0.0] * LAYERS]
     training.profile.add(seconds, [*activation_bytes, *[0.0] * 3 * LAYERS] if activation_bytes else ())
     return training

@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-import torch
 from ballast_operator.views.spec import JobSpec
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.job.job import JobConfig
@@ -15,22 +14,15 @@ from ballast_policies.planning.profile import ProfiledLayer
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.schedules.registry import SCHEDULES, trained_schedules
 from ballast_policies.planning.stages import stages_over
-from ballast_trainer.distributed.axis import Axis
-from ballast_trainer.distributed.mesh import Mesh
-from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.forecast import forecast
-from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.loop.replanning import LayerSizes, staged_pipeline, within_memory
-from ballast_trainer.loop.state import ModelState
-from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline.layout import ScheduleRequest
-from ballast_trainer.profiling.meter import Meter
-from ballast_trainer.profiling.profile import Profile
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
+from tests.trainer.layers.trained_layers import first_rank
 
 
 @st.composite
@@ -79,30 +71,7 @@ def measured(draw):
 
 def trained(config, ranks, placement, cut, layers):
     """The state of the trainer's rank 0 that has measured these layers."""
-    data, device = config.parallelism.data, torch.device("cpu")
-    model = build_model(config.model)
-    pods = tuple(f"rank-{rank}" for rank in range(ranks))
-    training = ModelState(
-        config=config,
-        definition=model,
-        device=device,
-        speed=None,
-        dynamics=(),
-        layers=LayerSet(model, config.training, device, lambda index, module: module),
-        meter=Meter(13, device, None),
-        profile=Profile(13),
-        world=World(
-            epoch=1,
-            rank=0,
-            size=ranks,
-            processes=pods,
-            device=device,
-            mesh=Mesh(data=data),
-            data=Axis(ranks=tuple(range(data))),
-        ),
-        stages=stages_over(cut, placement),
-        loss=model.loss,
-    )
+    training = first_rank(config, stages_over(cut, placement), ranks, config.parallelism.data)
     passing = (*layers.output_bytes, *layers.gradient_bytes, *layers.repeated_bytes)
     training.profile.add([0.1] * 39, [*layers.activation_bytes, *passing])
     return training
