@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import json
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -31,7 +30,7 @@ from ballast_trainer.distributed.connections import check_connections
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.joining import announce_ready, wait_until_called
 from ballast_trainer.distributed.mesh import Mesh
-from ballast_trainer.distributed.process_group import join, peer_failures
+from ballast_trainer.distributed.process_group import join, told_once
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.registry import build_dynamics, check_dynamics, warn_without_effect
 from ballast_trainer.environment import DeviceChoice, seconds_from
@@ -344,7 +343,7 @@ class _Process:
     def _store_of(self, plan: Plan, model: Model) -> Any:
         assert self._launch.store_of is not None
         store = self._launch.store_of(plan)
-        store.set(_ties_key(plan), json.dumps(model.tied))
+        told_once(store, _ties_key(plan), model.tied, tells=True)
         return store
 
     def run(self) -> SessionOutcome:
@@ -498,12 +497,9 @@ def _shared_ties(model: Model, launch: RankLaunch, seed: int) -> Model:
     """
     if launch.store is None:
         return model
-    key = _ties_key(launch.plan)
-    with peer_failures():
-        if launch.rank == 0 and not launch.joining and not launch.store.check([key]):
-            launch.store.set(key, json.dumps(model.tied))
-            return model
-        return with_ties(model, json.loads(launch.store.get(key)), seed=seed)
+    tells = launch.rank == 0 and not launch.joining
+    ties = told_once(launch.store, _ties_key(launch.plan), model.tied, tells=tells)
+    return model if ties is model.tied else with_ties(model, ties, seed=seed)
 
 
 def _ties_key(plan: Plan) -> str:

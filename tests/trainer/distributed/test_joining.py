@@ -8,14 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from ballast_policies.contract import Directive
-from ballast_trainer.cli.pod import shared_configuration
 from ballast_trainer.distributed.joining import (
     announce_ready,
     call_new_ranks,
     new_ranks_ready,
     wait_until_called,
 )
-from ballast_trainer.distributed.process_group import World
+from ballast_trainer.distributed.process_group import World, told_once
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.errors import Stopped
 from ballast_trainer.loop.plan_following import PlanFollower
@@ -118,5 +117,5 @@ def test_a_growth_that_has_replaced_the_agreed_plan_waits_for_its_own_ranks(worl
 def test_all_ranks_train_with_the_configuration_of_rank_0():
     """The user has changed it while the job ran, and the operator wrote it with the next plan."""
     store, before, after = dist.HashStore(), {"totalSteps": 9}, {"totalSteps": 9, "rebalance": {}}
-    assert shared_configuration(store, 1, before, is_rank_0=True) == before
-    assert shared_configuration(store, 1, after, is_rank_0=False) == before
+    assert told_once(store, "config", before, tells=True) == before
+    assert told_once(store, "config", after, tells=False) == before

@@ -8,8 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 import yaml
-from ballast_policies.contract import POD_RANKS_ENV, RANK_RESTARTS_ENV, Ack, ExitCode
+from ballast_policies.contract import POD_RANKS_ENV, RANK_RESTARTS_ENV, RENDEZVOUS_PORT, Ack, ExitCode
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.loop.in_place import best_copies, who_goes_on
 
@@ -270,6 +271,8 @@ def test_a_rank_goes_on_that_waits_for_others_at_a_second_store_whose_pod_does_n
     channel.publish(smaller)
     gates.open()
     eventually(lambda: pods.errors().count("meet at another one") == 2, "that to be noticed", pods.errors)
+    store = dist.TCPStore(smaller.ranks[0].address, RENDEZVOUS_PORT, is_master=False)
+    eventually(lambda: store.check(["survivors/1/here/job-1-3"]), "it to be there", pods.errors)
     silent = stop_with_children(pods.processes["job-1-1"].pid)
     try:
         channel.publish(smaller.keep(["job-1-3"], "all others are lost"))

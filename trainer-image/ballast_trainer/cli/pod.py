@@ -3,7 +3,6 @@
 import contextlib
 import faulthandler
 import importlib
-import json
 import logging
 import os
 import signal
@@ -109,28 +108,6 @@ def _check_address(plan: Plan, rank: int) -> None:
         )
 
 
-def shared_configuration(
-    store: Any, launch: int, value: Mapping[str, Any], *, is_rank_0: bool
-) -> Mapping[str, Any]:
-    """The configuration of rank 0, for every rank of a launch.
-
-    Ranks read theirs at different times, and one that joins may find what its user has changed since. All
-    must do the same after each step.
-
-    Raises:
-        PeerLost: rank 0 has ended.
-    """
-    from ballast_trainer.distributed.process_group import peer_failures
-
-    key = f"config/launch-{launch}"
-    with peer_failures():
-        if is_rank_0 and not store.check([key]):
-            store.set(key, json.dumps(value))
-            return value
-        shared: Mapping[str, Any] = json.loads(store.get(key))
-        return shared
-
-
 def _port(text: str) -> int:
     if not text.isdecimal():
         raise ConfigurationError(METRICS_PORT_ENV, f"{text!r} is not a port. To fix: 1 to 65535, or unset")
@@ -171,7 +148,7 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
     preload.start()
     plan, value = wait_for_plan(channel, process, stop, again=restarts > 0)
     preload.join()
-    from ballast_trainer.distributed.process_group import reach_store, serve_store
+    from ballast_trainer.distributed.process_group import reach_store, serve_store, told_once
     from ballast_trainer.distributed.survivors import Fate
     from ballast_trainer.launch import RankLaunch, ValidatedJob, train
     from ballast_trainer.reporting.console import JsonReporter
@@ -200,14 +177,15 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
         store = serve_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS)
     else:
         store = reach_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS, stop)
-    shared = shared_configuration(store, plan.launch, value, is_rank_0=rank == 0)
+    key = f"config/launch-{plan.launch}"
+    shared = told_once(store, key, value, tells=rank == 0)
     if shared != value:
         logger.info("the configuration has changed since rank 0 started: it trains with rank 0's")
         job = ValidatedJob.from_mapping(shared, unknown="ignore")
 
     def store_of(plan: Plan) -> Any:
         store = reach_store(plan.ranks[0].address, RENDEZVOUS_PORT, STORE_WAIT_SECONDS, stop)
-        shared_configuration(store, plan.launch, shared, is_rank_0=True)
+        told_once(store, key, shared, tells=True)
         return store
 
     # One that was killed before it met the others begins as it would have.

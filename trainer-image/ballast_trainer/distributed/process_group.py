@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import datetime
 import errno
+import json
 import os
 import re
 import resource
@@ -224,6 +225,21 @@ def reach_store(
             timeout=datetime.timedelta(seconds=timeout_seconds),
             wait_for_workers=False,
         )
+
+
+def told_once(store: Any, key: str, value: Any, *, tells: bool) -> Any:
+    """What the first that ``tells`` has told under a key, in JSON; its own ``value`` where it is this one.
+
+    Ranks read what a launch needs at different times, and its user may change it: all must do the same.
+
+    Raises:
+        PeerLost: the store has ended.
+    """
+    with peer_failures():
+        if tells and not store.check([key]):
+            store.set(key, json.dumps(value))
+            return value
+        return json.loads(store.get(key))
 
 
 def _listens(address: str, port: int) -> bool:
