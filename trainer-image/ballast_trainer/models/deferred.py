@@ -380,14 +380,13 @@ class DeferredWeights(TorchDispatchMode):
                 del self._known[StorageWeakRef(leaves[at].untyped_storage()).cdata]
                 views[at] = None
         metas = {at: view for at, view in views.items() if view is not None and leaves[at].is_meta}
+        if torch.Tag.inplace_view in func.tags and metas:
+            return self._set(func, args, views)
         if torch.Tag.inplace_view in func.tags:
-            if metas:
-                return self._set(func, args, views)
             found = func(*args, **kwargs)
-            for at, view in views.items():
-                # It may have another size now.
-                if view is not None:
-                    self._known.pop(StorageWeakRef(leaves[at].untyped_storage()).cdata, None)
+            # They may have other sizes now.
+            for one in (leaves[at] for at, view in views.items() if view is not None):
+                self._known.pop(StorageWeakRef(one.untyped_storage()).cdata, None)
             return found
         written, is_view, draws = _facts(func)
         targets = [
@@ -404,14 +403,7 @@ class DeferredWeights(TorchDispatchMode):
         for one in targets:
             if (view := self._view(one)) is not None:
                 self._wrote(one, view, more=1)
-        once = [view.memory for view in views.values() if view is not None]
-        overwrites = (
-            func._schema.name in _OVERWRITING
-            and len(targets) == 1
-            and len(once) == len(set(once))
-            and targets[0].is_contiguous()
-            and targets[0].nbytes == targets[0].untyped_storage().nbytes()
-        )
+        overwrites = _overwrites(func, targets, [view.memory for view in views.values() if view is not None])
         noted = tuple(
             views.get(at)
             or (_GeneratorState(leaf.get_state()) if isinstance(leaf, torch.Generator) else leaf)
@@ -443,14 +435,13 @@ class DeferredWeights(TorchDispatchMode):
             now = {id(leaf): real[at] for at, leaf in enumerate(leaves)}
             for one in targets:
                 self._keep_value(now[id(one)], self._view(one))
-        back = {id(real[at]): leaves[at] for at in metas}
         if metas and func._schema.name in _COPYING and self._view(found) and found.nbytes >= self._smallest:
             memory = self._known[StorageWeakRef(found.untyped_storage()).cdata][1]
             self._hold(memory, found.untyped_storage())
             self._copied = True
             return self._on_meta(found, memory)
-        if isinstance(found, torch.Tensor):
-            return back.get(id(found), found)
+        # What an operation in place returns is its argument.
+        back = {id(real[at]): leaves[at] for at in metas}
         flat, shape = tree_flatten(found)
         return tree_unflatten([back.get(id(one), one) for one in flat], shape)
 
@@ -585,6 +576,17 @@ def _facts(func: Any) -> tuple[tuple[tuple[int, str], ...], bool, bool]:
         written,
         any(info is not None for _, _, info in infos),
         torch.Tag.nondeterministic_seeded in func.tags,
+    )
+
+
+def _overwrites(func: Any, targets: list[torch.Tensor], memories: list[int]) -> bool:
+    """Whether nothing is left of what its target had before; ``memories``: of all its arguments."""
+    return (
+        func._schema.name in _OVERWRITING
+        and len(targets) == 1
+        and len(memories) == len(set(memories))
+        and targets[0].is_contiguous()
+        and targets[0].nbytes == targets[0].untyped_storage().nbytes()
     )
 
 
