@@ -23,7 +23,7 @@ from ballast_policies.rounds.draft import Draft, Reason
 from ballast_policies.rounds.elastic_pools import choose_pools, claims_where_they_run
 from ballast_policies.rounds.gangs import ElasticGang, SizeSettings
 from ballast_policies.rounds.grants import grant_gpus
-from ballast_policies.rounds.hysteresis import moves_left
+from ballast_policies.rounds.hysteresis import moves_left, within_min_run
 from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.size_gain import SizeCandidate, gain, partition_speed, urgency
@@ -242,9 +242,12 @@ def grant_elastic(question: Question) -> Draft:
     }
     if not elastic:
         return grant_gpus(question)
-    by_restart = [name for name, gang in elastic.items() if name in state.running and not gang.live]
-    for name in by_restart[moves_left(question) :]:
-        elastic[name] = dataclasses.replace(elastic[name], may_grow=False)
+    # A restart is a move: those that started last stay.
+    by_restart = {name for name, gang in elastic.items() if name in state.running and not gang.live}
+    pinned = within_min_run(question, by_restart)
+    free = sorted(by_restart - pinned.keys(), key=lambda name: (-question.ran(name), name))
+    for name in (*pinned, *free[moves_left(question) :]):
+        elastic[name] = dataclasses.replace(elastic[name], may_shrink=False, may_grow=False)
     sizes, settings = question.sizes, question.settings
     reduced = {
         job: _least(placement, elastic[job])

@@ -35,6 +35,7 @@ def decide(
     surplus=Surplus.LEVEL,
     within_round=False,
     most_moves=None,
+    min_run_seconds=0.0,
     **options,
 ):
     return one_round(
@@ -43,7 +44,12 @@ def decide(
         now=100.0,
         shares={one.name: {"v100": 1.0} for one in jobs},
         running=running,
-        settings=RoundSettings(round_seconds=60.0, within_round=within_round, max_moves_per_hour=most_moves),
+        settings=RoundSettings(
+            round_seconds=60.0,
+            within_round=within_round,
+            max_moves_per_hour=most_moves,
+            min_run_seconds=min_run_seconds,
+        ),
         elastic=elastic,
         sizes=SizeSettings(surplus=surplus),
         **options,

@@ -119,13 +119,19 @@ def test_a_gang_that_restarts_for_another_size_pays_for_it_and_is_moved():
             assert "in place of 4 GPUs, after a restart of 100 s, since its degrees" in decided.reasons["x"]
 
 
-def test_a_gang_that_restarts_for_another_size_makes_room_for_one_that_waits():
-    """As one that shrinks live: on its first GPUs, but as another launch."""
-    decided = decide(
-        [job("x", gpus=4), job("y", gpus=4)],
-        [node("a", 8)],
-        {"x": gang((4, 8), live=False)},
-        running={"x": at(*"aaaaaaaa")},
-    )
-    assert sizes_of(decided) == {"x": 4, "y": 4}
-    assert (decided.moved, decided.started) == (("x",), ("y",))
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({}, {"x": 4, "y": 4}),
+        ({"within_round": True}, {"x": 8}),
+        ({"most_moves": 0}, {"x": 8}),
+        ({"min_run_seconds": 1000.0}, {"x": 8}),
+    ],
+)
+def test_a_gang_that_restarts_for_another_size_makes_room_as_one_that_is_moved(options, sizes):
+    """On its first GPUs, as another launch, at the end of a round and within its limits."""
+    elastic = {"x": gang((4, 8), live=False)}
+    jobs, running = [job("x", gpus=4), job("y", gpus=4)], {"x": at(*"aaaaaaaa")}
+    decided = decide(jobs, [node("a", 8)], elastic, running=running, **options)
+    assert sizes_of(decided) == sizes
+    assert decided.moved == (("x",) if "y" in sizes else ())
