@@ -13,12 +13,19 @@ from tests.contract.examples import EXAMPLES, at_default
 from tests.fuzz import seeds
 
 PLAIN = {field: seeds.JOB["spec"][field] for field in ("model", "pipeline", "checkpoint", "template")}
+LAYERS = [{"forwardSeconds": 0.1, "backwardSeconds": 0.2, "repeat": 8}]
 JOBS: list[dict[str, Any]] = [
     {
         **seeds.JOB["spec"],
         "template": seeds.TEMPLATE,
         "topology": {"preferred": "rack"},
         "mixedPools": "Never",
+        "planner": {
+            "profiles": [{"tensor": 2, "microbatchSize": 4, "layers": LAYERS}],
+            "gpus": [{"gpuType": "v100", "speed": 2.5, "memory": "16Gi"}],
+            "bandwidth": 1e9,
+        },
+        "repack": {"enabled": False},
     },
     {
         **seeds.JOB["spec"],
@@ -123,6 +130,7 @@ def holds(found: Any, stated: Any) -> bool:
     return bool(found == stated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("read", "specs"), [(read_training_job, JOBS), (read_cluster_policy, POLICIES)])
 def test_an_object_with_every_field_comes_back_unchanged(
     read: Callable[[Any], Any], specs: list[Any]

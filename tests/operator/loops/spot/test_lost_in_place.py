@@ -9,7 +9,7 @@ from ballast_policies.contract import Directive
 
 from tests.operator.loops.simulated.machines import end_pod, evict
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
-from tests.support.examples import first_daily
+from tests.support.examples import first_daily, first_fast
 
 FOUR_NODES = {f"n{i}": ("spot", 1) for i in range(4)}
 KILLED = 137
@@ -54,7 +54,7 @@ def ready(simulation, node, status="True"):
     simulation.world.patch(NODE, "", node, {"status": conditions})
 
 
-@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("lost", first_fast([0, 2]))
 @pytest.mark.parametrize(
     ("lose", "words"),
     [
@@ -104,7 +104,7 @@ async def test_a_launch_ends_where_the_others_do_not_go_on():
     assert dict(simulation.status("a").restarts) in ({"ShrinkTimeout": 1}, {"Hung": 1})
 
 
-@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("lost", first_fast([0, 2]))
 @pytest.mark.parametrize("fields", [{"copies": 0}, {"stages": (4, 4)}], ids=["none", "size"])
 async def test_a_launch_ends_where_none_can_go_on(lost, fields):
     """Without copies, or below the least size: as ever."""
