@@ -13,7 +13,6 @@ from ballast_policies.allocation.registry import allocate, find_policy
 
 from tests.policies.allocation.custom import problems
 from tests.policies.allocation.custom.problems import PROBLEM
-from tests.support.examples import first_daily
 
 NAME = f"{problems.__name__}:"
 CERTIFIED = ("least_level", "least_level_by_a_variable", "cheapest", "whole_problem")
@@ -66,39 +65,6 @@ def test_other_programs_say_that_nothing_is_proven(function):
     assert found.gap is None
     assert "its own gap" in found.solver
     assert_feasible(found, PROBLEM)
-
-
-def random_problem(seed):
-    """Up to twelve jobs on three types, some that cannot run everywhere."""
-    random = np.random.default_rng(seed)
-    types = ("a", "b", "c")
-    jobs = []
-    for number in range(int(random.integers(1, 13))):
-        rates = random.uniform(0.5, 8.0, 3) * (random.random(3) < 0.8)
-        jobs.append(
-            Job(
-                name=f"job-{number}",
-                throughput=dict(zip(types, rates.tolist(), strict=True)),
-                gpus=int(random.integers(1, 5)),
-                weight=float(random.uniform(0.5, 4.0)),
-            )
-        )
-    capacity = dict(zip(types, random.integers(0, 7, 3).tolist(), strict=True))
-    return Problem(gpu_types=types, capacity=capacity, jobs=tuple(jobs))
-
-
-@pytest.mark.parametrize("seed", first_daily(range(12), 4))
-def test_max_min_fairness_in_cvxpy_is_ours(seed):
-    """The same least level on random clusters, by an objective and by a variable; also blind to types."""
-    problem = random_problem(seed)
-    for agnostic in (False, True):
-        ours = allocate("max-min-fairness", problem, agnostic=agnostic)
-        for function in ("least_level", "least_level_by_a_variable"):
-            found = allocate(NAME + function, problem, agnostic=agnostic)
-            assert_feasible(found, problem)
-            assert found.gap <= 1e-6
-            if not agnostic:
-                assert found.objective == pytest.approx(ours.objective, rel=1e-6, abs=1e-9)
 
 
 def test_the_bound_holds_whatever_the_multipliers():
