@@ -6,6 +6,7 @@ import types
 import pytest
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.prices.hazard import daly_interval
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.loop.saving import Saver
@@ -38,7 +39,7 @@ def saver(tmp_path, *, step_seconds=(), failures=None, schedule="1F1B", rank=0, 
         config=config,
         device=None,
         definition=types.SimpleNamespace(layer_count=4, tied=()),
-        world=types.SimpleNamespace(rank=rank),
+        world=types.SimpleNamespace(rank=rank, data=Axis()),
         layers=(),
         batches=types.SimpleNamespace(position=lambda step: ""),
     )

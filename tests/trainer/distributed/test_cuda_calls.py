@@ -14,7 +14,7 @@ from ballast_trainer.distributed.process_group import World, join
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.optimizer_state import from_tensor
 from ballast_trainer.layers.packing import pack, unpack
-from ballast_trainer.pipeline.executor import groups
+from ballast_trainer.pipeline.executor import links
 from ballast_trainer.pipeline.gradients import squared_norm_once
 from ballast_trainer.pipeline.layout import ScheduleRequest
 
@@ -106,8 +106,8 @@ def test_weights_that_move_stay_on_their_device(monkeypatch):
 def test_links_connect_in_one_order(monkeypatch):
     """NCCL connects in the first message, for which both ranks wait: not on different links at once."""
     asked = []
-    monkeypatch.setattr(groups, "_made", {})
-    monkeypatch.setattr(groups, "new_group", tuple)
+    monkeypatch.setattr(links, "_made", {})
+    monkeypatch.setattr(links, "new_group", tuple)
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
@@ -115,9 +115,9 @@ def test_links_connect_in_one_order(monkeypatch):
         monkeypatch.setattr(dist, name, lambda _, peer, group, name=name: asked.append((name, peer, group)))
     request = ScheduleRequest(name="1F1B", ranks=3, microbatches=4).one_step()
     for rank in range(3):
-        groups._made.clear()
+        links._made.clear()
         monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
-        groups.link_groups(request, [(0, 1, 2)], (0, 1, 2))
+        links.link_groups(request, [(0, 1, 2)], (0, 1, 2))
     pairs = [(0, 1), (1, 2)]
     assert asked == [
         ("send", 1, pairs[0]),

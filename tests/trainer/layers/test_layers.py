@@ -289,7 +289,7 @@ class Counting(nn.Linear):
             self.of_numpy.random(),
             self.of_python.random(),
         )
-        return drawn + torch.rand((), generator=self.of_torch).item(), self.seen, self.scale
+        return *drawn, torch.rand((), generator=self.of_torch).item(), self.seen, self.scale
 
     def forward(self, value):
         self.seen += 1
