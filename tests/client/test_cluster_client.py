@@ -33,15 +33,19 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def answers(tmp_path):
-    """``answers(body, ...)``: an API server that says this to each request; the path of its kubeconfig."""
+    """``answers(body, ...)``: an API server that says this to each request; the path of its kubeconfig.
+
+    ``body``: bytes, or a function of the path to (bytes, status).
+    """
     servers = []
 
     def start(body, status=200):
         def answer(handler):
-            handler.send_response(status)
-            handler.send_header("Content-Length", str(len(body)))
+            said, code = body(handler.path) if callable(body) else (body, status)
+            handler.send_response(code)
+            handler.send_header("Content-Length", str(len(said)))
             handler.end_headers()
-            handler.wfile.write(body)
+            handler.wfile.write(said)
 
         verbs = {f"do_{verb}": answer for verb in ("GET", "POST", "PATCH", "DELETE")}
         handler = type("Handler", (BaseHTTPRequestHandler,), {**verbs, "log_message": lambda *_: None})
@@ -110,6 +114,18 @@ def test_what_the_operators_own_client_is_refused_is_told_with_what_to_do(
     where = answers(json.dumps({"kind": "Status", "message": message}).encode(), status)
     once = ("--once",) if command == "top" else ()
     assert f"To fix: {fix}" in refused(command, "--kubeconfig", where, *once)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [words for words in COMMANDS if words[0] not in ("doctor", "support-bundle")],
+    ids=lambda words: words[0],
+)
+def test_without_ballasts_definitions_each_command_says_so(words, answers):
+    """The API server answers with a line of text where it does not know a group."""
+    where = answers(lambda path: (b"404 page not found\n", 404) if "ballast.dev" in path else (b"{}", 200))
+    said = refused(words[0], "--kubeconfig", where, *words[1:])
+    assert said.endswith("To fix: install Ballast's custom resource definitions (`ballast crds`)")
 
 
 @pytest.mark.parametrize(("status", "fix"), [(401, "an administrator's account"), (503, "the connection")])

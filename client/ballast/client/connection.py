@@ -252,10 +252,11 @@ def _unreachable(path: str, error: Exception) -> NotConnected:
 def _translated(path: str, error: Any) -> BallastError:
     try:
         said = str(json.loads(error.body)["message"])
+        served = "could not find the requested resource" not in said
     except (ValueError, LookupError, TypeError, RecursionError):
-        said = str(error.reason)
+        said, served = str(error.reason), False  # a group that is not served is answered with plain text
     text, status = f"{said} (HTTP {error.status})", error.status
-    if status == 404 and "could not find the requested resource" in said:
+    if status == 404 and not served:
         return NotFound(f"{text}. To fix: install Ballast's custom resource definitions (`ballast crds`)")
     if status == 404:
         return NotFound(text)

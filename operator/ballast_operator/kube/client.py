@@ -381,7 +381,7 @@ def apply_text(body: Object) -> str:
 def _summary(error: DynamicApiError) -> str:
     """What the answer says; the body need not be the API server's own."""
     try:
-        return str(error.summary() if error.body else error.reason)
+        return str(error.summary() if error.body else error.reason).strip()
     except (ValueError, AttributeError, TypeError, RecursionError):
         return str(error.reason)
 

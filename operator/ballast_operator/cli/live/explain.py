@@ -1,7 +1,6 @@
 """``ballast explain JOB``: the reason for a job's placement or wait."""
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,14 +28,18 @@ async def _read(job: str, namespace: str, kubeconfig: str | None) -> "Explanatio
     from ballast_operator.api.meta import is_job_name
     from ballast_operator.errors import NotFound
     from ballast_operator.kube.client import connect, is_missing, missing
+    from ballast_operator.kube.kinds import JOB
     from ballast_operator.report.explanation import explain_job
 
     async with await connect(kubeconfig) as cluster:
         if await is_missing(cluster, namespace):
             raise click.ClickException(missing(namespace))
-        with contextlib.suppress(NotFound):
+        try:
             if is_job_name(job):
                 return await explain_job(cluster, namespace, job)
+        except NotFound:
+            if not await cluster.serves(JOB):
+                raise
         raise click.ClickException(
             f"there is no TrainingJob {job!r:.80} in namespace {namespace}. "
             "To fix: see `kubectl get trainingjobs --all-namespaces`"
