@@ -91,7 +91,8 @@ def read_capacity(
     which are not among ``jobs``: their gangs keep what they hold.
 
     Nodes that are closed, or have a taint that none of the jobs ``wanting`` GPUs tolerates, are there only
-    for the gangs that run on them.
+    for the gangs that run on them; so are those that offer fewer GPUs than these hold, as all do while their
+    device plugin starts again.
     """
     pools, levels, held = spec.node_pools, spec.topology.labels, _held_by_running_gangs(jobs)
     members, overlaps = assign_nodes(pools, nodes, held)
@@ -113,13 +114,16 @@ def read_capacity(
         for node in listed[pool.name]:
             taints = tolerance.taints[node.name]
             others = foreign[node.name] + kept[node.name]
-            gpus = node.gpus(pool.gpu_resource) - others
+            offered, mine = node.gpus(pool.gpu_resource), held[pool.name][node.name]
+            gpus = offered - others
             if pool.sharing is not None and not why_not_shared(node, pool.gpu_resource):
                 shared[node.name] = memory.get(pool.name, 0.0)
-                gpus = min(1, held[pool.name][node.name]) if others else 1
+                gpus = min(1, mine) if others else 1
             closed = node.closed or promised.get(node.name, "")
+            if pool.sharing is None and offered < mine:
+                gpus, closed = mine, closed or f"offers {offered} GPUs, and gangs hold {mine}"
             if closed or taints in tolerance.by_no_job:
-                gpus = min(gpus, held[pool.name][node.name])
+                gpus = min(gpus, mine)
             values.append(
                 Node(
                     name=node.name,

@@ -7,11 +7,13 @@ from collections import Counter
 import pytest
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_operator.views.clock import show
+from ballast_policies.contract import GPU_RESOURCE
 from ballast_policies.protocol import Action
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, job
+from tests.operator.loops.simulated.world import World
 from tests.support.examples import examples
 
 ENDLESS = {"totalSteps": 100_000}
@@ -87,17 +89,23 @@ async def test_a_gang_on_both_sides_of_a_split_is_started_in_one_of_them():
     assert simulation.status("side").launches == 1
 
 
-async def test_a_gang_outlives_the_loss_of_its_nodes_labels():
-    """What labels nodes is replaced: nothing is started there meanwhile, and nothing is stopped."""
+NO_LABELS = {"metadata": {"labels": {"pool": None}}}, {"metadata": {"labels": {"pool": "a"}}}
+NO_GPUS = {"status": {"allocatable": {GPU_RESOURCE: "0"}}}, {"status": {"allocatable": {GPU_RESOURCE: "2"}}}
+
+
+@pytest.mark.parametrize(("lost", "back"), [NO_LABELS, NO_GPUS], ids=["labels", "GPUs"])
+async def test_a_gang_outlives_the_loss_of_its_nodes_labels_or_gpus(lost, back, monkeypatch):
+    """What labels nodes, or a device plugin, is replaced: nothing is started meanwhile, nothing stopped."""
+    monkeypatch.setattr(World, "checked", lambda self: None)  # pods of GPUs that the node does not offer now
     simulation = Simulation(nodes={"n0": ("a", 2)}, roundSeconds=10)
     await simulation.run_job("one", **ONE)
-    simulation.world.patch(NODE, "", "n0", {"metadata": {"labels": {"pool": None}}})
+    simulation.world.patch(NODE, "", "n0", lost)
     simulation.add_job("new", **ONE)
     await simulation.until(lambda: simulation.state("new") == "Waiting")
     await simulation.ticks(30)
     assert simulation.state("new") == "Waiting" and simulation.status("one").launches == 1
     assert status(simulation)["capacity"][0]["gpusHeld"] == 1
-    simulation.world.patch(NODE, "", "n0", {"metadata": {"labels": {"pool": "a"}}})
+    simulation.world.patch(NODE, "", "n0", back)
     await simulation.running("new")
     assert (simulation.state("one"), simulation.status("one").launches) == ("Running", 1)
     # Its pool is gone as well: it moves.
