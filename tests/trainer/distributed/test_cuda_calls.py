@@ -117,7 +117,7 @@ def test_links_connect_in_one_order(monkeypatch):
     for rank in range(3):
         links._made.clear()
         monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
-        links.link_groups(request, [(0, 1, 2)], (0, 1, 2))
+        links.link_groups(request.stage_ranks, request.microbatches, [(0, 1, 2)], (0, 1, 2))
     pairs = [(0, 1), (1, 2)]
     assert asked == [
         ("send", 1, pairs[0]),

@@ -6,12 +6,11 @@ import logging
 import math
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule
 
 from ballast_trainer.causes import EVALUATION_NOTE, note_input, note_layer
 from ballast_trainer.data.sources import read_batch
@@ -58,29 +57,15 @@ class ForwardOnly:
         self._model, self._scores = model, scores
         self._holders, self._position = model.holders, model.world.position
         self._line = model.world.pipeline.ranks
-        self._groups = self._made_groups()
+        self._groups: Mapping[Link, Any] = {}
+        if model.world.positions > 1:
+            lines = model.world.mesh.lines("position", model.world.size)
+            self._groups = link_groups(self._holders, model.microbatches, lines, self._line)
 
     @property
     def reads_data(self) -> bool:
         """Whether this rank needs the batch: at the ends of the pipeline."""
         return self._position in self._holders[0] or self._position in self._holders[-1]
-
-    def _made_groups(self) -> Any:
-        world, count = self._model.world, self._model.microbatches
-        if world.positions == 1:
-            return {}
-        rows: list[list[Action]] = [[] for _ in range(world.positions)]
-        for stage in range(len(self._holders)):
-            for microbatch in range(count):
-                rows[self._holder(stage, microbatch)].append(Action(stage, Kind.FORWARD, microbatch))
-        schedule = Schedule(
-            name="forward only",
-            microbatches=count,
-            stage_ranks=self._holders,
-            actions=tuple(map(tuple, rows)),
-            update_every=count,
-        )
-        return link_groups(schedule, world.mesh.lines("position", world.size), self._line)
 
     def run(self, inputs: Tree, targets: torch.Tensor | None, number: int) -> list[float]:
         """Run one batch; collective over the ranks of the pipeline.

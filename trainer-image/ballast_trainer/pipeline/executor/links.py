@@ -8,6 +8,7 @@ Every rank makes all process groups in one order, as torch requires, once for ea
 
 import dataclasses
 import functools
+import itertools
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from ballast_policies.planning.memory.rank_bytes import RECEIVED_AHEAD
-from ballast_policies.planning.schedules.schedule import Schedule
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import new_group
@@ -76,12 +76,12 @@ def link_of(message: Message) -> Link:
     return message.boundary, message.backward, message.source, message.target
 
 
-def links_of(schedule: Schedule) -> tuple[Link, ...]:
-    """All links of a schedule."""
+def links_of(stage_ranks: Sequence[Sequence[int]], microbatches: int) -> tuple[Link, ...]:
+    """All links between stages, by their ranks: microbatch k is that of number k mod their count."""
     ends = {
-        (boundary, schedule.rank_of(boundary, k), schedule.rank_of(boundary + 1, k))
-        for boundary in range(schedule.stages - 1)
-        for k in range(schedule.microbatches)
+        (boundary, some[k % len(some)], others[k % len(others)])
+        for boundary, (some, others) in enumerate(itertools.pairwise(stage_ranks))
+        for k in range(microbatches)
     }
     there_and_back = [
         link
@@ -93,7 +93,10 @@ def links_of(schedule: Schedule) -> tuple[Link, ...]:
 
 
 def link_groups(
-    schedule: Schedule, lines: Sequence[Sequence[int]], line: Sequence[int]
+    stage_ranks: Sequence[Sequence[int]],
+    microbatches: int,
+    lines: Sequence[Sequence[int]],
+    line: Sequence[int],
 ) -> Mapping[Link, Any]:
     """The group of each link of this rank's pipeline; collective over all ranks.
 
@@ -102,11 +105,12 @@ def link_groups(
     boundary that order is the same at both ends.
 
     Args:
-        schedule: of each pipeline; its ranks are positions.
+        stage_ranks: by stage, the positions that hold it in each pipeline.
+        microbatches: that go through it.
         lines: the ranks of every pipeline by position, in one order everywhere.
         line: this rank's.
     """
-    links = links_of(schedule)
+    links = links_of(stage_ranks, microbatches)
     if dist.get_backend() == "gloo":
         of_line = {tuple(ranks): _group(("messages", *ranks), sorted(ranks)) for ranks in lines}
         return dict.fromkeys(links, of_line[tuple(line)])

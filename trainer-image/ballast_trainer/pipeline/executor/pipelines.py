@@ -45,7 +45,8 @@ class ExecutedPipeline:
         several = flush.ranks > 1
         self._replicas = replica_axis(flush.stage_ranks, rank) if several else Axis()
         line = range(flush.ranks) if line is None else line
-        groups = link_groups(flush, lines or [line], line) if several else {}
+        ranks, count = flush.stage_ranks, flush.microbatches
+        groups = link_groups(ranks, count, lines or [line], line) if several else {}
         self._transport = Transport(groups, line)
 
     def run(self, batch: Callable[[], Batch]) -> float | None:
