@@ -11,6 +11,7 @@ from ballast_policies.planning.rebalance import decide_rebalance
 from ballast_policies.planning.schedules.registry import build_schedule, stages_of
 
 from tests.policies.planning.partitions import all_partitions
+from tests.support.examples import first_fast
 
 SCHEDULES = [
     ("Interleaved1F1B", 2),
@@ -45,7 +46,7 @@ def pipeline(schedule: str, chunks: int, seconds: np.ndarray, *, ranks=2, capaci
 FAMILIES = ["alike", "unlike", "heavy tail", "cheaper to the end", "some free"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", first_fast(FAMILIES, 2))
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 def test_few_partitions_are_all_tried(schedule, chunks, family):
     """So that none has a shorter step."""

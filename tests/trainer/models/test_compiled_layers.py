@@ -10,6 +10,7 @@ from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.meter import Meter
 from torch import nn
 
+from tests.support.examples import first_fast
 from tests.trainer.layers.trained_layers import CPU, all_layers
 
 
@@ -29,7 +30,7 @@ def test_a_layer_compiled_in_place_is_compiled_in_the_copy_that_trains():
     assert compiled == [False, True, False, True]
 
 
-@pytest.mark.parametrize("compile_layers", [True, False])
+@pytest.mark.parametrize("compile_layers", first_fast([False, True]))
 def test_the_configuration_compiles_each_layer(compile_layers):
     model = Model(layer_count=2, build_layer=lambda _: nn.Linear(4, 4), loss=cross_entropy)
     layers = all_layers(model, TrainingConfig(compile=compile_layers))

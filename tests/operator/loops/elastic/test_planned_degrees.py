@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from ballast_operator.cli.live.explain import as_text
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD
 from ballast_operator.report.explanation import explanation
@@ -63,6 +64,7 @@ def has_the_degrees_of(simulation: Simulation, count: int) -> None:
     assert str(degrees) in simulation.condition("one", "Admitted").message
 
 
+@pytest.mark.slow
 async def test_a_job_is_launched_again_with_the_degrees_of_its_new_size():
     """Four GPUs, then eight, as another job ends; then four again, since a third one waits."""
     simulation = eight_gpus()
@@ -97,6 +99,7 @@ async def test_what_was_planned_is_explained():
     assert f"{degrees.step_seconds:.3g} s a step predicted" in text
 
 
+@pytest.mark.slow
 async def test_a_relaunch_counts_as_a_move():
     """Where the hour has no moves left, GPUs that come free do not stop it."""
     simulation = eight_gpus(moves={"maxMovesPerHour": 0})
