@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.contract.job.training import TrainingConfig
+from ballast_trainer.checkpoints import tensors
 from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.dynamics.freezing import Freezing
@@ -26,7 +27,7 @@ from ballast_trainer.seeding import mixed_key
 from torch import nn
 
 from tests.support.waiting import eventually
-from tests.trainer.layers.trained_layers import CPU, all_layers, builder_of_one_stage, one_stage
+from tests.trainer.layers.trained_layers import ALONE, CPU, all_layers, builder_of_one_stage, one_stage
 
 
 def layer_set(seed=0):
@@ -284,12 +285,8 @@ class Counting(nn.Linear):
         self.of_numpy, self.of_python = np.random.default_rng(1), random.Random(1)
 
     def numbers(self):
-        drawn = (
-            torch.rand((), generator=self.of_torch).item(),
-            self.of_numpy.random(),
-            self.of_python.random(),
-        )
-        return *drawn, torch.rand((), generator=self.of_torch).item(), self.seen, self.scale
+        drawn = torch.rand((), generator=self.of_torch).item(), self.of_numpy.random()
+        return *drawn, self.of_python.random(), self.seen, self.scale
 
     def forward(self, value):
         self.seen += 1
@@ -305,6 +302,32 @@ def test_a_trial_leaves_what_a_layer_counts_and_tells_that_it_does_not_travel(ca
     assert layers[0].module.numbers() == Counting(3, 3).numbers()
     for name in ("seen", "scale", "of_torch", "of_numpy", "of_python"):
         assert f"Counting.{name} changes in a forward" in caplog.text
+
+
+class Seen(nn.Linear):
+    """It notes its inputs in a buffer that is not persistent, beside one that stays as it is."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.register_buffer("seen", torch.zeros(3), persistent=False)
+        self.other = nn.Identity()
+        self.other.register_buffer("mask", torch.ones(3), persistent=False)
+
+    def forward(self, value):
+        self.seen.lerp_(value.detach().mean(0), 0.1)
+        return super().forward(value * self.other.mask)
+
+
+def test_checkpoints_and_copies_have_what_a_forward_writes_to():
+    """Whoever goes on from one loses no buffer, persistent or not; constant ones are not copied."""
+    model = Model.from_layers([lambda: Seen(3, 3)], loss=nn.functional.mse_loss)
+    layers, again = all_layers(model), all_layers(model)
+    builder_of_one_stage(model, layers, 2).probe_partition((torch.ones(4, 3), torch.ones(4, 3)))
+    layers[0].module.seen.fill_(5.0)
+    copied = tensors.stored(ALONE, layers)
+    assert not any("mask" in key for key in copied)
+    tensors.fill(ALONE, again, copied, "the copy")
+    assert torch.equal(again[0].module.seen, torch.full((3,), 5.0))
 
 
 @pytest.mark.parametrize("before", [None, torch.zeros(2)], ids=["made", "same"])

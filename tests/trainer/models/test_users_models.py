@@ -249,6 +249,35 @@ def test_the_hugging_face_example_taken_apart_is_the_model_itself(monkeypatch):
     assert tied.tied == (((0, "model.model.embed_tokens.weight"), (4, "model.lm_head.weight")),)
 
 
+class Scaled(nn.Module):
+    """A loss over its own running mean, or over a constant."""
+
+    def __init__(self, constant):
+        super().__init__()
+        self.constant = constant
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, output, target):
+        loss = nn.functional.mse_loss(output, target)
+        if not self.constant:
+            self.mean.lerp_(loss.detach(), 0.1)
+        return loss / self.mean
+
+
+def scaled(*, constant):
+    return Model.from_layers([nn.Linear(16, 1)], loss=Scaled(constant))
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_loss_that_changes_its_buffers_is_told(users_module, caplog, constant):
+    """They would be lost with the rank of the last stage, and with each restart."""
+    train_here(
+        users_module(totalSteps=3, model={"name": f"{__name__}:scaled", "args": {"constant": constant}})
+    )
+    told = "the loss (Scaled) changes mean as it runs, which neither moves nor is saved"
+    assert caplog.text.count(told) == (not constant)
+
+
 @pytest.mark.parametrize("width", [2, 256], ids=["in memory", "deferred"])
 def test_a_copy_of_a_module_has_the_hooks_and_attributes_of_its_parameters(width):
     """Torch's copies are without them: gradients would not be scaled, groups by attributes be others."""

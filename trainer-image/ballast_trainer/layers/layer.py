@@ -45,7 +45,8 @@ MODULE, OPTIMIZER = "module.", "optimizer."
 MASTER = "master"
 """Key of the fp32 copy of a bf16 parameter, which its optimizer updates."""
 _UNSAVED = "unsaved."
-"""Prefix of buffers that are not persistent: they move with their layer, and no checkpoint has them."""
+"""Prefix of buffers that are not persistent: they move with their layer, and those that a forward writes are
+saved."""
 
 
 OWN_OPTIMIZERS = ("adamw", "sgd")
@@ -305,8 +306,10 @@ class Layer:
                 tensors |= {f"{OPTIMIZER}{name}.{key}": value for key, value in kept.items()}
         return tensors
 
-    def moving_state(self) -> dict[str, torch.Tensor]:
+    def moving_state(self, *, written: bool = False) -> dict[str, torch.Tensor]:
         """All tensors of the layer, and its buffers that are not persistent, which a forward may change.
+
+        ``written``: of these those alone that one does change, as the last trial of a plan has seen.
 
         Raises:
             TrainerError: the optimizer keeps state that cannot travel.
@@ -314,6 +317,7 @@ class Layer:
         unsaved = {
             f"{_UNSAVED}{path}.{name}": part._buffers[name]
             for path, part in self.module.named_modules()
+            if not written or part in self.stateful
             for name in part._non_persistent_buffers_set
         }
         held = {name: value for name, value in unsaved.items() if value is not None}

@@ -13,12 +13,14 @@ not depend on measurements.
 """
 
 import dataclasses
+import logging
 import time
 from collections import deque
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ballast_trainer.distributed.process_group import rows_of
 from ballast_trainer.dynamics.block_change import set_loss_scale
@@ -37,6 +39,8 @@ from ballast_trainer.pipeline.gradients import (
     squared_norm_once,
 )
 from ballast_trainer.pipeline.layout import is_asynchronous, next_drain
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,12 @@ class _Sum:
     seconds: float
 
 
+def _buffers_of(loss: object) -> dict[str, tuple[int, int]]:
+    """What tells whether a buffer of the loss was written, by name; none where it is no module."""
+    named = loss.named_buffers() if isinstance(loss, nn.Module) else ()
+    return {name: (id(buffer), buffer._version) for name, buffer in named}
+
+
 class TrainingStep:
     """Trains steps of the job."""
 
@@ -86,6 +96,7 @@ class TrainingStep:
         self._overlaps = is_asynchronous(model.config.pipeline.schedule)
         self._exchange_due = False
         """Some rank wants its tensor group to exchange times before the next step."""
+        self._loss_buffers = _buffers_of(model.definition.loss)
 
     def train(self) -> Agreed:
         """Train a step; of a schedule without a flush, all steps until the pipeline is drained.
@@ -148,9 +159,23 @@ class TrainingStep:
         if measured:
             model.profile.add(agreed.seconds, agreed.bytes, step=self._run.step)
             model.rank_speeds.add(agreed.probes)
+        self._tell_loss_that_learns()
         self._run.step += 1
         self._progress.step_done(agreed.loss, seconds, agreed.peak_flops)
         self._plans.monitor.step_done()
+
+    def _tell_loss_that_learns(self) -> None:
+        """Warn, once, of a loss whose forward changes its buffers: only those of layers travel."""
+        now, before = _buffers_of(self._model.definition.loss), self._loss_buffers
+        changed = [name for name, state in now.items() if state != before.get(name)]
+        if changed and before:
+            logger.warning(
+                "the loss (%s) changes %s as it runs, which neither moves nor is saved: another loss after a "
+                "move or a restart. To fix: let the last layer have it, as a buffer",
+                type(self._model.definition.loss).__name__,
+                ", ".join(changed),
+            )
+            self._loss_buffers = {}
 
     def _figures(self, loss: float | None, step: int) -> dict[str, list[float]]:
         """This rank's summands of ``step``; ``loss`` is its part of the step's, None where it has none."""

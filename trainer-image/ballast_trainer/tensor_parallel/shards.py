@@ -45,7 +45,7 @@ def stored_tensors(layer: Layer, axis: Axis) -> dict[str, torch.Tensor]:
     Those of :func:`is_share` no other replica has; of the others each has all.
     """
     cut, stored = slicings(layer.module), {}
-    for name, value in layer.state().items():
+    for name, value in layer.moving_state(written=True).items():
         share, slicing = _share_of(name, layer), _slicing_of(name, value, cut)
         suffix = "" if share is None else "%{}/{}".format(*share.place)
         if slicing is not None:
