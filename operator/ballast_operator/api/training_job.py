@@ -122,7 +122,7 @@ class PlannerConfig(ApiModel):
     """The layers, for each tensor degree that the job may have."""
     gpus: Annotated[tuple[PlannerGpu, ...], listed(16, "gpuType", least=1)]
     """GPU types on which it may run."""
-    bandwidth: Annotated[float, Field(gt=0, le=1e15)] | None = None
+    bandwidth: Annotated[float, Field(ge=1, le=1e15)] | None = None
     """Bytes/s between GPUs. Absent: transfers are free."""
 
 

@@ -191,10 +191,13 @@ class JobView:
     def launched_spec(self) -> JobSpec | None:
         """The spec with the degrees of the launch that holds GPUs; None: it cannot be used."""
         allocation = self.status.allocation
-        if self.spec is None or allocation is None or allocation.degrees is None:
+        degrees = None if allocation is None else allocation.degrees
+        if self.spec is None or allocation is None or degrees is None:
             return self.spec
+        if degrees.tensor * degrees.data * len(degrees.layers) != allocation.gpus:
+            return self.spec  # put there by hand
         try:
-            return self.spec.with_degrees(allocation.degrees)
+            return self.spec.with_degrees(degrees)
         except ContractError:  # it was changed since, for the next launch
             return self.spec
 

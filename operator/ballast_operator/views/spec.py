@@ -42,6 +42,9 @@ MOST_SIZES = 32
 MOST_PLANNED = 500_000
 """Of a job that is planned, GPU types x sizes x profiles x the square of its layers: a second of CPU."""
 
+MOST_CUT = 100_000_000
+"""Of such a job, stages that are cut times the square of the layers: two more seconds."""
+
 
 def thinned(sizes: Sequence[int], most: int = MOST_SIZES) -> list[int]:
     """At most ``most`` of the sizes, two or more: the fewest, the most, and others at equal ratios."""
@@ -200,6 +203,8 @@ class JobSpec:
         """Most ranks: ``max_stages`` positions, or as many as have the layers for their stages."""
         if self.replicas:
             return sum(self.replicas)
+        if self.plans:
+            return max(max(by_size) for by_size in self.plans.values())
         positions = self.max_stages
         if self.layers is not None:
             # A position alone has the whole model as one stage.
@@ -211,6 +216,8 @@ class JobSpec:
         """Fewest ranks that the job may be launched with: ``minStages`` positions, in whole pods."""
         if self.replicas:
             return sum(self.replicas)
+        if self.plans:
+            return min(min(by_size) for by_size in self.plans.values())
         step = self.ranks_together(self.gpus_per_pod)
         return -(-self.config.pipeline.min_stages * self.ranks_per_position // step) * step
 
@@ -428,27 +435,17 @@ def _planned(spec: JobSpec, planner: PlannerConfig) -> JobSpec:
         most = max(profile.tensor for profile in planner.profiles)
         config = config.replace(parallelism=pods.replace(gpus_per_pod=most))
         spec = dataclasses.replace(spec, config=config)
-    speeds = {gpu.gpu_type: gpu.speed for gpu in planner.gpus}
     counts = [sum(layer.repeat for layer in profile.layers) for profile in planner.profiles]
-    most = MOST_PLANNED // (len(speeds) * len(counts) * max(counts) ** 2)
+    most = MOST_PLANNED // (len(planner.gpus) * len(counts) * max(counts) ** 2)
     if most < 2:
-        reason = f"{max(counts)} layers are too many for profiles: {len(counts)} and gpus: {len(speeds)}"
+        reason = (
+            f"{max(counts)} layers are too many for profiles: {len(counts)} and gpus: {len(planner.gpus)}"
+        )
         raise ContractError(Problem("planner", f"{reason}. To fix: fewer of them, or state the degrees"))
     whole = range(spec.smallest_gang, spec.largest_gang + 1, spec.gpus_per_pod)
     sizes = tuple(thinned(whole, min(most, MOST_SIZES)))
     try:
-        gang = PlannedGang(
-            profiles=tuple(
-                TensorProfile(tensor=each.tensor, microbatch_size=each.microbatch_size, layers=each.layers)
-                for each in planner.profiles
-            ),
-            speeds=speeds,
-            batch_size=config.pipeline.global_batch_size,
-            sizes=sizes,
-            memory_bytes={g.gpu_type: memory_bytes(g.memory) for g in planner.gpus if g.memory is not None},
-            bandwidth=planner.bandwidth,
-        )
-        listed = gang.listed(dict.fromkeys(speeds, spec.largest_gang))
+        plans = _planned_degrees(planner, config.pipeline.global_batch_size, sizes)
     except ContractError as error:
         reason = "; ".join(problem.reason.partition(". To fix")[0] for problem in error.problems)
         fix = "profiles of one model; other minStages, maxStages or globalBatchSize"
@@ -456,10 +453,58 @@ def _planned(spec: JobSpec, planner: PlannerConfig) -> JobSpec:
     if spec.layers not in (None, counts[0]):
         reason = f"it has {counts[0]} layers, model.layers is {spec.layers}. To fix: a profile of this model"
         raise ContractError(Problem("planner.profiles[0].layers", reason))
-    if not listed:
-        what = "too many numbers of GPUs to plan" if listed is None else "no plan fits the memory of its GPUs"
+    if not plans:
+        what = (
+            "too many plans to try for the GPUs" if plans is None else "no plan fits the memory of its GPUs"
+        )
         reason = f"{what}, {sizes[0]} to {sizes[-1]} of a type. To fix: other minStages and maxStages"
         raise ContractError(Problem("planner", reason))
+    for gpu_type, by_size in plans.items():
+        for gpus, degrees in by_size.items():
+            try:
+                spec.with_degrees(degrees)
+            except ContractError as error:
+                where = f"planned on {gpus} x {gpu_type}: {degrees}"
+                reason = f"{where}; the trainer refuses it: {error}"
+                raise ContractError(Problem("planner", reason)) from None
+    stated = spec.throughput
+    throughput = {
+        gpu_type: {
+            gpus: stated.get(gpu_type, {}).get(gpus, 1 / by_size[gpus].step_seconds)
+            if gpus in by_size
+            else 0.0
+            for gpus in sizes
+        }
+        for gpu_type, by_size in plans.items()
+    }
+    return dataclasses.replace(spec, gpu_types=tuple(plans), throughput=throughput, plans=plans)
+
+
+@functools.lru_cache(maxsize=256)
+def _planned_degrees(
+    planner: PlannerConfig, batch_size: int, sizes: tuple[int, ...]
+) -> Mapping[str, Mapping[int, LaunchDegrees]] | None:
+    """GPU type -> GPUs -> degrees, those without a plan left out; None: too many are to be tried.
+
+    Kept for the next edit of the job, and for others that differ elsewhere: it may take seconds.
+
+    Raises:
+        ContractError: nothing can be planned.
+    """
+    gang = PlannedGang(
+        profiles=tuple(
+            TensorProfile(tensor=each.tensor, microbatch_size=each.microbatch_size, layers=each.layers)
+            for each in planner.profiles
+        ),
+        speeds={gpu.gpu_type: gpu.speed for gpu in planner.gpus},
+        batch_size=batch_size,
+        sizes=sizes,
+        memory_bytes={g.gpu_type: memory_bytes(g.memory) for g in planner.gpus if g.memory is not None},
+        bandwidth=planner.bandwidth,
+    )
+    listed = gang.listed(dict.fromkeys(gang.speeds, sizes[-1]), MOST_CUT)
+    if listed is None:
+        return None
     plans: dict[str, dict[int, LaunchDegrees]] = {}
     for one in listed:
         (gpu_type, gpus), found = *one.gpus.items(), gang.plan_of(one)
@@ -471,22 +516,7 @@ def _planned(spec: JobSpec, planner: PlannerConfig) -> JobSpec:
             layers=tuple(np.diff(found.cut.bounds).tolist()),
             step_seconds=found.seconds,
         )
-    for gpu_type, by_size in plans.items():
-        for gpus, degrees in by_size.items():
-            try:
-                spec.with_degrees(degrees)
-            except ContractError as error:
-                where = f"planned on {gpus} x {gpu_type}: {degrees}"
-                reason = f"{where}; the trainer refuses it: {error}"
-                raise ContractError(Problem("planner", reason)) from None
-    throughput = {
-        gpu_type: {
-            **{gpus: 1 / by_size[gpus].step_seconds if gpus in by_size else 0.0 for gpus in sizes},
-            **spec.throughput.get(gpu_type, {}),
-        }
-        for gpu_type, by_size in plans.items()
-    }
-    return dataclasses.replace(spec, gpu_types=tuple(plans), throughput=throughput, plans=plans)
+    return plans
 
 
 def _data(data: DataLocation, total_steps: int) -> JobData:

@@ -43,6 +43,12 @@ from ballast_policies.planning.step_time import predict_step_seconds
 MOST_PLANS = 1_000_000
 """Shapes times plans of a job: 8 MB of bounds."""
 
+LEAST_SECONDS = 1e-9
+"""Of the longest layer of a profile: steps per second stay numbers."""
+
+LEAST_SPEED = 1e-6
+"""Of a GPU type."""
+
 _Positive = Annotated[float, Field(gt=0)]
 _Count = Annotated[int, Field(ge=1, le=100_000)]
 
@@ -96,10 +102,16 @@ class PlannedGang:
         for number, profile in enumerate(self.profiles):
             if not profile.layers:
                 yield Problem(f"profiles[{number}].layerSeconds", "a report's are of a step: give layers")
+            elif max(one.forward_seconds + one.backward_seconds for one in profile.layers) < LEAST_SECONDS:
+                reason = f"no layer takes {LEAST_SECONDS:g} s. To fix: measured seconds"
+                yield Problem(f"profiles[{number}].layers", reason)
         if len({profile.tensor for profile in self.profiles}) < len(self.profiles):
             yield Problem("profiles", "a tensor degree is there twice. To fix: give each once")
         if len({len(profile.each_layer(1)) for profile in self.profiles}) > 1:
             yield Problem("profiles", "their numbers of layers differ. To fix: give one model's")
+        for gpu_type, speed in self.speeds.items():
+            if speed < LEAST_SPEED:
+                yield Problem(f"speeds.{gpu_type}", f"{speed:g} is below {LEAST_SPEED:g}. To fix: more")
         for gpu_type in self.memory_bytes:
             if gpu_type not in self.speeds:
                 yield Problem(f"memory_bytes.{gpu_type}", "speeds does not have the type. To fix: add it")
@@ -116,9 +128,12 @@ class PlannedGang:
         """As of :class:`~ballast_policies.allocation.generated.ConfigurationSource`."""
         return self._search.best_answer(prices, worth, most)
 
-    def listed(self, most: Mapping[str, int]) -> tuple[Configuration, ...] | None:
-        """All configurations on clusters with ``most`` GPUs of each type; None: more than MOST_LISTED."""
-        return self._search.listed(most)
+    def listed(self, most: Mapping[str, int], work: float = math.inf) -> tuple[Configuration, ...] | None:
+        """All configurations on clusters with ``most`` GPUs of each type.
+
+        None: more than MOST_LISTED, or than ``work`` stages times the square of the layers have been cut.
+        """
+        return self._search.listed(most, work)
 
     def plan_of(self, configuration: Configuration) -> ShapePlan:
         """The plan of a configuration that was the last call's answer, or is on the last list."""
@@ -167,7 +182,7 @@ class _Search:
                 gain[shape] = -math.inf
         return None
 
-    def listed(self, most: Mapping[str, int]) -> tuple[Configuration, ...] | None:
+    def listed(self, most: Mapping[str, int], work: float) -> tuple[Configuration, ...] | None:
         self._look_at(most)
         if len(self._gpus) > MOST_LISTED:
             return None
@@ -178,7 +193,9 @@ class _Search:
                 if plan is not None:
                     found.append(self._configuration(shape, plan))
                     break
-                self._cut(shape)
+                work -= self._cut(shape)
+                if work < 0:
+                    return None
         return tuple(found)
 
     def plan_of(self, configuration: Configuration) -> ShapePlan:
@@ -199,8 +216,8 @@ class _Search:
                 self._seconds.min(axis=1, initial=math.inf),
             )
 
-    def _cut(self, shape: int) -> None:
-        """Know the plan of the shape that is best so far."""
+    def _cut(self, shape: int) -> int:
+        """Know the plan of the shape that is best so far; returns stages times the square of the layers."""
         number = int(self._best[shape])
         group = self._plans.group(number)
         ranks = list[RankGpu]()
@@ -209,8 +226,12 @@ class _Search:
             ranks += [one] * (int(self._gpus[shape, kind]) // group)
         plan = self._plans.planned(number, ranks)
         self._known[shape, number] = plan
-        self._seconds[shape, number] = math.inf if plan is None else plan.seconds
+        if plan is None:
+            self._seconds[shape, self._plans.as_large(number)] = math.inf
+        else:
+            self._seconds[shape, number] = plan.seconds
         self._best[shape], self._least[shape] = self._seconds[shape].argmin(), self._seconds[shape].min()
+        return len(ranks) * self._plans.layers**2
 
     def _configuration(self, shape: int, plan: ShapePlan) -> Configuration:
         chosen = {t: int(n) for t, n in zip(self._types, self._gpus[shape].tolist(), strict=True) if n}
@@ -244,9 +265,12 @@ class _Plans:
                 self._ratio.append(table.ratio(scaled))
                 for data in divisors(gang.batch_size // size):
                     microbatches = gang.batch_size // size // data
-                    if data * profile.tensor <= most and microbatches <= MOST_MICROBATCHES:
+                    if data * profile.tensor <= most and microbatches * data <= MOST_MICROBATCHES:
                         self._degrees.append(Degrees(profile.tensor, data, size, microbatches, again))
                         self._work.append(work)
+        self.layers = len(self._layers[0].forward_seconds)
+        self._form = np.array([(d.tensor, d.data, d.recompute) for d in self._degrees]).reshape(-1, 3)
+        self._sizes = np.array([d.microbatch_size for d in self._degrees])
         self._held = [sum(row.held_bytes) + sum(row.activation_bytes) for row in self._layers]
         # [p - 1]: bytes that p stages hand on at least, there and back.
         self._sent = [2 * sums_of(sorted(row.output_bytes[:-1])) for row in self._layers]
@@ -255,6 +279,14 @@ class _Plans:
     def group(self, number: int) -> int:
         """GPUs of each stage."""
         return self._degrees[number].tensor * self._degrees[number].data
+
+    def as_large(self, number: int) -> np.ndarray:
+        """(plans,) whether a plan needs as much memory on each rank: it differs in larger microbatches alone.
+
+        A stage has no more of them in flight than there are stages after it, of which each plan has enough.
+        """
+        alike = (self._form == self._form[number]).all(axis=1)
+        return np.asarray(alike & (self._sizes >= self._sizes[number]))
 
     def least_seconds(self, gpus: np.ndarray, speeds: np.ndarray, memory: np.ndarray) -> np.ndarray:
         """Seconds of a step at least, shape (shapes, plans); infinite where the plan is none.
@@ -340,7 +372,8 @@ class _Loads:
     def ratio(self, layers: LayerProfile) -> float:
         """What every layer takes at least of what it takes in the profile."""
         here = np.add(layers.forward_seconds, layers.backward_seconds)
-        return float((here / np.maximum(self._seconds, np.finfo(float).tiny)).min())
+        timed = self._seconds > 0
+        return float((here[timed] / self._seconds[timed]).min())
 
     def loads(
         self, fast_ranks: np.ndarray, slow_ranks: np.ndarray, fast: np.ndarray, slow: np.ndarray

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from ballast_operator.views import spec as views_spec
 from ballast_operator.views.spec import read_spec
 from ballast_policies.allocation.planned_gangs import PlannedGang, TensorProfile
 from ballast_policies.contract.decode import decode
@@ -123,6 +124,40 @@ def test_stated_speeds_come_before_predicted_ones():
     assert spec.throughput["a"][2] == pytest.approx(1 / spec.plans["a"][2].step_seconds)
 
 
+def test_stated_speeds_add_no_size_without_a_plan():
+    """A gang would be given GPUs on which it cannot be launched."""
+    planned = four_layers()
+    planned["gpus"] += [{"gpuType": "b", "memory": "1500M"}]
+    spec, _ = read_spec(a_job(planned, throughput=[{"gpuType": "b", "stages": 1, "stepsPerSecond": 5.0}]))
+    assert 2 in spec.plans["a"] and 2 not in spec.plans["b"]
+    assert spec.throughput["b"][2] == 0.0
+
+
+def test_the_gang_is_as_small_and_large_as_its_plans():
+    """Two GPUs do not hold it, so no message asks for two."""
+    spec, _ = read_spec(a_job(four_layers(memory="1500M")))
+    assert (spec.smallest_gang, spec.largest_gang) == (min(spec.plans["a"]), max(spec.plans["a"])) == (4, 8)
+
+
+def test_a_layer_may_take_no_time():
+    """As one that only reshapes."""
+    planned = {**four_layers(), "profiles": [{"layers": [STILL, *[LAYER] * 3]}]}
+    spec, problem = read_spec(a_job(planned))
+    assert not problem and spec.plans["a"][2].step_seconds > 0
+
+
+def test_plans_are_tried_up_to_a_bound(monkeypatch):
+    """One job does not keep the operator from the others; an edit elsewhere plans nothing again."""
+    planned = planner(np.random.default_rng(1), 5)
+    first, _ = read_spec(a_job(planned))
+    monkeypatch.setattr(views_spec, "MOST_CUT", 10)
+    again, _ = read_spec(a_job(planned, suspend=True))
+    assert again.plans == first.plans
+    spec, problem = read_spec(a_job({**planned, "bandwidth": 4e9}))
+    assert spec is None and "too many plans to try for the GPUs, 2 to 8 of a type" in problem
+
+
+STILL = {"forwardSeconds": 0.0, "backwardSeconds": 0.0}
 LAYER = {"forwardSeconds": 0.1, "backwardSeconds": 0.2, "heldBytes": 1e9}
 
 
@@ -163,6 +198,11 @@ def four_layers(**gpu) -> dict:
             a_job({**four_layers(), "profiles": [{"layers": [{**LAYER, "repeat": 501}]}]}),
             "501 layers are too many for profiles: 1 and gpus: 1",
         ),
+        (
+            a_job({**four_layers(), "profiles": [{"layers": [STILL] * 4}]}),
+            "no layer takes 1e-09 s",
+        ),
+        (a_job(four_layers(speed=1e-300)), "1e-300 is below 1e-06"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_planned_is_refused_in_words(given, said):

@@ -124,3 +124,21 @@ async def test_the_degrees_of_a_launch_stay_when_its_planner_is_changed():
     await simulation.running("one")
     has_the_degrees_of(simulation, gpus(simulation))
     assert launched(simulation).plan != before.plan
+
+
+async def test_degrees_put_into_the_status_by_hand_are_not_launched():
+    """Those that its GPUs do not make up: the operator goes on, and the next launch has its own."""
+    simulation = eight_gpus()
+    simulation.add_job("one", **PLANNED)
+    await simulation.until(lambda: simulation.status("one").allocation is not None)
+    assert simulation.world.get(CONFIG_MAP, NAMESPACE, "one-plan") is None
+    item = simulation.world.get(JOB, NAMESPACE, "one")
+    item["status"]["allocation"]["degrees"] = {"tensor": 2, "data": 1, "microbatches": 8, "layers": [8]}
+    simulation.world.put(JOB, item)
+    await simulation.running("one")
+    assert launched(simulation).parallelism.tensor == 1
+    simulation.change("one", suspend=True)
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    simulation.change("one", suspend=False)
+    await simulation.running("one")
+    has_the_degrees_of(simulation, gpus(simulation))
