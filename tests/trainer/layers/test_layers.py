@@ -1,5 +1,6 @@
 """Layers: the same weights and dropout wherever they are; frozen ones cost no backward."""
 
+import math
 import random
 
 import numpy as np
@@ -292,6 +293,26 @@ class Counting(nn.Linear):
         self.seen += 1
         self.scale *= 1.5
         return super().forward(value) * sum(self.numbers())
+
+
+class Steady(nn.Linear):
+    """It has numbers and generators of its own that no forward changes; one number becomes a tensor."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.unknown, self.of_torch, self.of_system = math.nan, torch.Generator(), random.SystemRandom()
+        self.output = 0.0
+
+    def forward(self, value):
+        self.output = super().forward(value)
+        return self.output
+
+
+def test_a_trial_tells_of_nothing_that_stays_as_it_was(caplog):
+    """A warning is of what has changed alone."""
+    model = Model.from_layers([lambda: Steady(3, 3)], loss=nn.functional.mse_loss)
+    builder_of_one_stage(model, all_layers(model), 2).probe_partition((torch.ones(4, 3), torch.ones(4, 3)))
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["Steady.output"]
 
 
 def test_a_trial_leaves_what_a_layer_counts_and_tells_that_it_does_not_travel(caplog):

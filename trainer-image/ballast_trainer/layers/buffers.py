@@ -187,7 +187,12 @@ class _Generators(NamedTuple):
 
 
 _GENERATORS = (
-    _Generators(torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
+    # As bytes: tensors that are equal are not pickled alike.
+    _Generators(
+        torch.Generator,
+        lambda generator: bytes(generator.get_state().tolist()),
+        lambda generator, state: generator.set_state(torch.tensor(list(state), dtype=torch.uint8)),
+    ),
     _Generators(
         numpy.random.Generator,
         lambda generator: generator.bit_generator.state,
@@ -195,6 +200,11 @@ _GENERATORS = (
     ),
     _Generators(random.Random, random.Random.getstate, random.Random.setstate),
 )
+
+
+def _is_still(number: float, now: object) -> bool:
+    # A tensor in its place has no truth, and a NaN that is still there differs from itself.
+    return now is number or (type(now) is type(number) and now == number)
 
 
 @contextlib.contextmanager
@@ -212,7 +222,8 @@ def attributes_back(modules: Iterable[nn.Module]) -> Iterator[Callable[[], list[
         for part, attributes in kept
         for name, value in attributes.items()
         for kind in _GENERATORS
-        if isinstance(value, kind.of)
+        # A system's generator has no state.
+        if isinstance(value, kind.of) and not isinstance(value, random.SystemRandom)
     ]
 
     def counted() -> list[tuple[nn.Module, str]]:
@@ -220,7 +231,7 @@ def attributes_back(modules: Iterable[nn.Module]) -> Iterator[Callable[[], list[
             (part, name)
             for part, attributes in kept
             for name, value in attributes.items()
-            if type(value) in (int, float) and vars(part).get(name) != value
+            if type(value) in (int, float) and not _is_still(value, vars(part).get(name))
         ]
         drawn = [
             (part, name)
