@@ -289,6 +289,28 @@ class Wrapped(torch.optim.SGD):
         self.inner.step(closure)
 
 
+class Tabled(torch.optim.SGD):
+    """Its table of constants is copied to the weights' device by a step."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr=lr)
+        self.tables = {"rounded": torch.linspace(0, 1, 256)}
+
+    def step(self, closure=None):
+        self.tables["rounded"] = self.tables["rounded"].clone()
+        return super().step(closure)
+
+
+def test_a_table_of_an_optimizer_is_no_state():
+    """It has the values that it had."""
+    config = TrainingConfig(optimizer=f"{__name__}:Tabled")
+    layers = all_layers(build_gpt(layers=4, dim=16, heads=2, context=8), config)
+    for parameter in layers.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer_step(layers, config, Meter(4, CPU, None), step=0, total_steps=1, squared_norm=0.0)
+    assert all(layer.state() for layer in layers)
+
+
 def cycled(parameters, learning_rate):
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate)
     optimizer.register_step_post_hook(lambda *_: optimizer.param_groups[0].update(betas=(0.5, 0.9)))

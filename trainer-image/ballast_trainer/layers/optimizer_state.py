@@ -4,6 +4,7 @@ Any ``torch.optim.Optimizer`` can be used that keeps tensors and numbers per par
 elsewhere would be lost when a layer moves and would change the loss curve, so it is refused.
 """
 
+import zlib
 from collections import deque
 from collections.abc import Collection, Container, Mapping
 from typing import Any
@@ -108,7 +109,11 @@ def kept_elsewhere(
 def _print_of(value: Any, within: tuple[torch.optim.Optimizer, ...], learnt: Container[int]) -> Any:
     """What differs once the numbers in a value, or the tensors that are no parameters, have changed."""
     if isinstance(value, torch.Tensor):
-        return None if value.untyped_storage().data_ptr() in learnt else (id(value), value._version)
+        if value.untyped_storage().data_ptr() in learnt:
+            return None
+        # By value: a table may be copied, or moved to the GPU by the first step.
+        plain = value.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+        return value.dtype, value.shape, zlib.crc32(plain.tobytes())
     if isinstance(value, int | float):
         # What an optimizer notes of its own way to compute is no state.
         return None if isinstance(value, bool) else value
