@@ -287,6 +287,9 @@ def test_a_copy_of_a_module_has_the_hooks_and_attributes_of_its_parameters(width
         layer.weight.no_decay = True
         layer.weight.register_hook(lambda gradient: gradient * 2)
         layer.bias.register_post_accumulate_grad_hook(lambda bias: setattr(bias, "grad", None))
+        layer.register_parameter("frozen", nn.Parameter(torch.ones(2)))
+        layer.frozen.register_hook(lambda gradient: gradient)
+        layer.frozen.requires_grad_(False)
         return Model.from_layers([layer], loss=nn.functional.mse_loss)
 
     trained = _with_deferred_weights("build", build, 0).build_layer(0)

@@ -279,6 +279,9 @@ def _add_marks(index: int, module: nn.Module, layer: nn.Module) -> None:
     made, own = dict(layer.named_parameters()), {id(parameter) for parameter in module.parameters()}
     for name, parameter in module.named_parameters():
         vars(made[name]).update(vars(parameter))
+        if not parameter.requires_grad:
+            # Torch calls the hooks of a frozen one never, and takes no new ones.
+            continue
         of_gradient = (parameter._backward_hooks or {}).values()
         of_sum = (parameter._post_accumulate_grad_hooks or {}).values()
         for hook in (*of_gradient, *of_sum):
