@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from ballast_policies.contract.job.job import JobConfig
 from ballast_trainer.data.collate import BatchForm
 from ballast_trainer.data.sources import LoaderPosition, ReplayedLoader, batches_from
-from ballast_trainer.errors import ConfigurationError, TrainerError
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from ballast_trainer.errors import CheckpointError, ConfigurationError, TrainerError
+from ballast_trainer.loop.batches import Batches
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
 
 from tests.support.gang import assert_same_curve
 from tests.support.one_process import train_here
@@ -36,6 +38,8 @@ class Numbers(Dataset):
 
 class Streamed(IterableDataset):
     """Samples in their order, with the place of the next one as state."""
+
+    buffer_size = 4  # as a user may name something else
 
     def __init__(self, notes):
         self.numbers, self.at, self.start = Numbers(notes), 0, 0
@@ -174,6 +178,15 @@ def test_a_batch_of_another_size_goes_on_after_the_last_sample(tmp_path, name, c
     assert ("some samples come twice or never" in caplog.text) == (name == "loader")
 
 
+@pytest.mark.parametrize("samples", ['"24"', "-8", "2.5", "null"])
+def test_a_checkpoint_with_no_number_of_samples_is_refused_in_words(tmp_path, samples):
+    """Its manifest was changed by hand, say."""
+    model = SimpleNamespace(batch=batches_from(Numbers(tmp_path)))
+    batches = Batches(JobConfig.from_mapping(a_job(tmp_path, "Numbers")), model, torch.device("cpu"))
+    with pytest.raises(CheckpointError, match=r"the checkpoint of step 3 notes .*To fix: "):
+        batches.continue_from(3, f'{{"samples": {samples}}}')
+
+
 def loader(notes, size=8):
     return DataLoader(Numbers(notes, length=9 * size), batch_size=size, drop_last=True)
 
@@ -184,3 +197,6 @@ def test_a_loader_with_a_smaller_last_batch_is_told_before_the_first_step(tmp_pa
     assert not caplog.text
     batches_from(DataLoader(Numbers(tmp_path), batch_size=16))
     assert "the last batch of an epoch has 8 samples, not 16" in caplog.text
+    caplog.clear()
+    batches_from(DataLoader(Numbers(tmp_path), batch_size=16, sampler=SubsetRandomSampler(range(32))))
+    assert not caplog.text

@@ -142,7 +142,9 @@ def _tell_ragged(source: Any) -> None:
     if not isinstance(source, torch.utils.data.DataLoader) or source.drop_last or not source.batch_size:
         return
     dataset: Any = source.dataset
-    rest = length_of(dataset) % source.batch_size if is_dataset(dataset) else 0
+    sampled: Any = source.sampler  # perhaps a part of the dataset, or some of it twice
+    has_length = is_dataset(dataset) and hasattr(sampled, "__len__")
+    rest = length_of(sampled) % source.batch_size if has_length else 0
     if rest:
         logger.warning(
             "%s: the last batch of an epoch has %d samples, not %d, and the job ends there. "
@@ -355,13 +357,14 @@ class _SampleBatches:
 
 def _drops_its_buffer(source: Any) -> bool:
     """Whether it is a stream of Hugging Face with a shuffle buffer, or a loader of one."""
-    parts = [getattr(source, "dataset", source)]
+    # Not the attribute of a stream of the user's own, whose state may have its buffer.
+    parts = [getattr(getattr(source, "dataset", source), "_ex_iterable", None)]
     while parts:
         part = parts.pop()
         if hasattr(part, "buffer_size"):
             return True
-        inner = (getattr(part, name, None) for name in ("_ex_iterable", "ex_iterable"))
-        parts += [one for one in (*inner, *getattr(part, "ex_iterables", ())) if one is not None]
+        if part is not None:
+            parts += [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())]
     return False
 
 

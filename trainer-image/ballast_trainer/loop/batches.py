@@ -14,7 +14,7 @@ from ballast_trainer.data.read_ahead import ReadAhead
 from ballast_trainer.data.sources import LoaderPosition, ReplayedLoader, ShuffledDataset, read_batch
 from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.errors import DataError
+from ballast_trainer.errors import CheckpointError, DataError
 from ballast_trainer.models.loss_weights import weights_of
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.trees import mapped
@@ -173,13 +173,25 @@ class Batches:
         return json.dumps({_SAMPLES: samples})
 
     def continue_from(self, step: int, position: str) -> None:
-        """Continue reading before ``step``, where :meth:`position` of another process was."""
+        """Continue reading before ``step``, where :meth:`position` of another process was.
+
+        Raises:
+            CheckpointError: it is none of these.
+        """
         source, seed = self._model.batch, self._config.training.seed
         if not position.startswith("{"):
             if position and isinstance(source, ReplayedLoader):
                 source.continue_from(seed, LoaderPosition.from_text(step, position))
             return
-        samples = json.loads(position)[_SAMPLES]
+        try:
+            samples = json.loads(position)[_SAMPLES]
+            if type(samples) is not int or samples < 0:
+                raise ValueError(samples)
+        except (ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"the checkpoint of step {step} notes {position[:80]!r} as its place in the data, which is "
+                "no number of samples. To fix: remove it, to continue from an earlier one"
+            ) from error
         if isinstance(source, ShuffledDataset):
             source.continue_from(seed, step, self._size, samples)
         elif isinstance(source, ReplayedLoader) and samples != step * self._size:
