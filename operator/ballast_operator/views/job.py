@@ -202,6 +202,17 @@ class JobView:
             return self.spec
 
     @property
+    def as_planned(self) -> bool:
+        """Whether its launch divides the work as its spec does for these GPUs; also where neither plans."""
+        allocation = self.status.allocation
+        if self.spec is None or allocation is None:
+            return False
+        has, planned = allocation.degrees, self.spec.plans.get(allocation.gpu_type, {}).get(allocation.gpus)
+        if has is None or planned is None:
+            return has is planned and not self.spec.plans
+        return has.replace(step_seconds=planned.step_seconds) == planned
+
+    @property
     def unpaid_since(self) -> Time | None:
         """Up to when the cost of the gang that it holds is summed up; None: it holds none."""
         return self.status.unpaid_since

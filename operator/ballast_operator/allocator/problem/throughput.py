@@ -91,6 +91,8 @@ class Measurements:
         allocation, lease = view.status.allocation, view.lease
         if allocation is None or lease is None or lease.report is None or not view.acknowledged:
             return
+        if not view.as_planned:
+            return  # its planner was changed since, and says other degrees for these GPUs
         self.profiles.record(view)
         report, plan = lease.report, view.launched_plan
         rate = report.steps_per_second

@@ -142,3 +142,17 @@ async def test_degrees_put_into_the_status_by_hand_are_not_launched():
     simulation.change("one", suspend=False)
     await simulation.running("one")
     has_the_degrees_of(simulation, gpus(simulation))
+
+
+@pytest.mark.parametrize("later", [True, False])
+async def test_reports_of_other_degrees_than_the_specs_are_not_its_speeds(later):
+    """A launch goes on when ``planner`` is added or removed; what it reports is of its own degrees."""
+    simulation = eight_gpus(moves={"maxMovesPerHour": 0})
+    stated = {field: value for field, value in PLANNED.items() if field != "planner"}
+    await simulation.run_job("one", **(stated if later else PLANNED))
+    measurements = simulation.allocator.decider.measurements
+    await simulation.until(lambda: bool(measurements.kinds))
+    simulation.change("one", planner=PLANNED["planner"] if later else None)
+    spec, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "one"))
+    await simulation.ticks(60)
+    assert simulation.status("one").launches == 1 and spec.kind not in measurements.kinds
