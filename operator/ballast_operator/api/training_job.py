@@ -5,12 +5,14 @@ the others are here.  The CRD, its documentation and what the operator reads are
 """
 
 import enum
+import math
 from collections.abc import Callable
 from typing import Annotated, Literal
 
 from ballast_policies.contract.conditions import Cel, Rule, absent, at, each_is, given
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.limits import LEAST_RATE
+from ballast_policies.gpus.catalogue import gpu_named
 from ballast_policies.planning.profile import ProfiledLayer
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES
 from pydantic import Field
@@ -24,6 +26,7 @@ from ballast_operator.api.base import (
     Time,
     exactly_one,
     listed,
+    memory_bytes,
 )
 from ballast_operator.api.costs import DataLocation, OnLimit, SpotUse
 from ballast_operator.api.node_pool import SharesGpu
@@ -112,7 +115,16 @@ class PlannerGpu(ApiModel):
     speed: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Relative to the profiles' GPU."""
     memory: MemoryQuantity | None = None
-    """Memory of a GPU. Absent: no limit."""
+    """Memory of a GPU. Absent: that of the catalogue (``ballast gpus``), where the type is a full name in it;
+    else no limit."""
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes of a GPU; infinite: no limit."""
+        if self.memory is not None:
+            return memory_bytes(self.memory)
+        named = gpu_named(self.gpu_type)
+        return math.inf if named is None else named.memory_bytes
 
 
 class PlannerConfig(ApiModel):

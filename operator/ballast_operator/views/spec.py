@@ -499,7 +499,7 @@ def _planned_degrees(
         speeds={gpu.gpu_type: gpu.speed for gpu in planner.gpus},
         batch_size=batch_size,
         sizes=sizes,
-        memory_bytes={g.gpu_type: memory_bytes(g.memory) for g in planner.gpus if g.memory is not None},
+        memory_bytes={gpu.gpu_type: gpu.memory_bytes for gpu in planner.gpus},
         bandwidth=planner.bandwidth,
     )
     listed = gang.listed(dict.fromkeys(gang.speeds, sizes[-1]), MOST_CUT)

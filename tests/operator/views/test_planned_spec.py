@@ -9,6 +9,7 @@ from ballast_operator.views.spec import read_spec
 from ballast_policies.allocation.planned_gangs import PlannedGang, TensorProfile
 from ballast_policies.contract.decode import decode
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.gpus.catalogue import gpu_named
 
 from tests.support.examples import first_daily
 
@@ -137,6 +138,17 @@ def test_the_gang_is_as_small_and_large_as_its_plans():
     """Two GPUs do not hold it, so no message asks for two."""
     spec, _ = read_spec(a_job(four_layers(memory="1500M")))
     assert (spec.smallest_gang, spec.largest_gang) == (min(spec.plans["a"]), max(spec.plans["a"])) == (4, 8)
+
+
+def test_memory_that_is_not_stated_is_the_catalogues():
+    """A plan for a GPU of any size would not start on this one."""
+    known, stated = four_layers(), four_layers(memory=f"{gpu_named('t4-16gb').memory_bytes:.0f}")
+    known["gpus"] = [{"gpuType": "t4-16gb"}]
+    large = {**LAYER, "heldBytes": 10e9}
+    for planned in (known, stated):
+        planned["profiles"] = [{"layers": [large] * 4}]
+    plans, same = (read_spec(a_job(planned))[0].plans for planned in (known, stated))
+    assert list(plans["t4-16gb"]) == list(same["a"]) and min(plans["t4-16gb"]) > 2
 
 
 def test_a_layer_may_take_no_time():
