@@ -290,11 +290,11 @@ class Wrapped(torch.optim.SGD):
 
 
 class Tabled(torch.optim.SGD):
-    """Its table of constants is copied to the weights' device by a step."""
+    """Its table of constants is copied to the weights' device by a step; a number is not known."""
 
     def __init__(self, parameters, lr):
         super().__init__(parameters, lr=lr)
-        self.tables = {"rounded": torch.linspace(0, 1, 256)}
+        self.tables, self.best = {"rounded": torch.linspace(0, 1, 256)}, math.nan
 
     def step(self, closure=None):
         self.tables["rounded"] = self.tables["rounded"].clone()
@@ -302,7 +302,7 @@ class Tabled(torch.optim.SGD):
 
 
 def test_a_table_of_an_optimizer_is_no_state():
-    """It has the values that it had."""
+    """It has the values that it had, as a NaN has."""
     config = TrainingConfig(optimizer=f"{__name__}:Tabled")
     layers = all_layers(build_gpt(layers=4, dim=16, heads=2, context=8), config)
     for parameter in layers.parameters():

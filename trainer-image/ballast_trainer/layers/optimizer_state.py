@@ -136,7 +136,8 @@ def refuse_other_state(optimizer: torch.optim.Optimizer, first: Mapping[str, Any
         TrainerError: it keeps state there.
     """
     now = kept_elsewhere(optimizer)
-    changed = sorted(where for where, value in now.items() if value != first.get(where))
+    # In lists: a NaN that is still there differs from itself alone.
+    changed = sorted(where for where, value in now.items() if [value] != [first.get(where)])
     if changed:
         raise TrainerError(
             f"{type(optimizer).__name__} keeps {', '.join(changed)}, which does not travel with a layer. "
