@@ -7,6 +7,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from ballast_policies.contract import ExitCode
+from ballast_trainer.checkpoints import tensors
 from ballast_trainer.errors import CheckpointError
 from ballast_trainer.models.protocol import Model
 
@@ -14,6 +15,7 @@ from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
 from tests.support.one_process import train_here
 from tests.support.waiting import eventually
+from tests.trainer.layers.trained_layers import ALONE, all_layers
 
 pytestmark = pytest.mark.processes
 
@@ -114,6 +116,15 @@ def test_a_checkpoint_of_modules_by_other_names_is_refused_by_these_names(small_
     )
     with pytest.raises(CheckpointError, match=words):
         train_here(config | {"totalSteps": 2})
+
+
+def test_a_tensor_that_several_ranks_stored_is_compared_as_a_whole():
+    """Its parts have names of their own in a checkpoint: these are not what a model lacks."""
+    layers = all_layers(Model.from_layers([torch.nn.Linear(2, 2)], loss=torch.nn.functional.mse_loss))
+    parts = {f"layers.0.module.weight@{index}/2:0x1": torch.ones(1, 2) for index in range(2)}
+    words = r"layer 0: the checkpoint has no bias; the model has no shift\. "
+    with pytest.raises(CheckpointError, match=words):
+        tensors.fill(ALONE, layers, parts | {"layers.0.module.shift": torch.ones(2)}, "it")
 
 
 def test_a_place_that_cannot_be_written_is_found_before_the_first_step(gang, small_config, tmp_path):

@@ -118,11 +118,12 @@ def fill(world: World, layers: LayerSet, state: Mapping[str, torch.Tensor], sour
     for layer in layers:
         prefix = _layer_key(layer.index, "")
         stored = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        parts: dict[str, torch.Tensor] = {}
         try:
             parts = assembled(stored, layer, world.tensor, _replicas(world, layers))
             layer.load(as_remembered(as_pruned_now(parts, layer.module), layer.module))
         except (RuntimeError, ValueError, KeyError, AttributeError) as error:
-            reason = _difference(stored, layer) or " ".join(str(error).split()[:40])
+            reason = _difference(parts, layer) or " ".join(str(error).split()[:40])
             raise CheckpointError(
                 f"{source} does not fit layer {layer.index}: {reason}. "
                 "To fix: the model that it was saved from (its modules by the same names), or a "
@@ -132,7 +133,7 @@ def fill(world: World, layers: LayerSet, state: Mapping[str, torch.Tensor], sour
 
 def _difference(stored: Mapping[str, torch.Tensor], layer: Layer) -> str:
     """Which tensors of a layer's module have other names or shapes than the stored ones; empty: not known."""
-    if layer.is_sharded:
+    if layer.is_sharded or not stored:
         return ""
     own = layer.module.state_dict()
     there = {name.removeprefix(MODULE): of for name, of in stored.items() if name.startswith(MODULE)}
