@@ -242,9 +242,10 @@ def _offer(context: ReconcileContext) -> Offer | None:
         nodes = placement.nodes if placement is not None else ()
     if allocation is None and not in_whole_pods(nodes, per_pod):
         return None  # gpusPerPod was changed after the decision
-    plans = context.spec.plans if allocation is None else {}
-    if plans and nodes and placement and len(nodes) not in plans.get(placement.gpu_type, {}):
-        return None  # planner was
+    if allocation is None and nodes and placement is not None:
+        planned = context.spec.plans.get(placement.gpu_type, {})
+        if not context.spec.suits(len(nodes)) or (context.spec.plans and len(nodes) not in planned):
+            return None  # planner or the degrees were
     size = len(nodes) // per_pod
     same = allocation is not None and placement == allocation.placement
     return Offer(kind, assignment.launches, size=size, same_placement=same, keep=assignment.kept_pods)

@@ -156,3 +156,19 @@ async def test_reports_of_other_degrees_than_the_specs_are_not_its_speeds(later)
     spec, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "one"))
     await simulation.ticks(60)
     assert simulation.status("one").launches == 1 and spec.kind not in measurements.kinds
+
+
+async def test_a_decision_for_another_planner_is_not_launched():
+    """Three GPUs hold no two whole replicas, which the job asks for once ``planner`` is removed."""
+    simulation = Simulation(nodes={"a": ("fast", 3)}, roundSeconds=30)
+    planner = {**PLANNED["planner"], "gpus": [{"gpuType": "fast"}]}
+    planner["profiles"] = planner["profiles"][:1]
+    simulation.add_job("one", **{**PLANNED, "stages": (1, 8), "planner": planner}, parallelism={"data": 2})
+    await simulation.look()
+    await simulation.decide()
+    simulation.change("one", planner=None)
+    await simulation.look()
+    await simulation.reconciler.reconcile((NAMESPACE, "one"))
+    assert simulation.status("one").allocation is None
+    await simulation.running("one")
+    assert gpus(simulation) == 2
