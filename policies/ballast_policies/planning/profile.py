@@ -83,7 +83,7 @@ class GpuKind:
     memory_bytes: float | None = None
 
 
-MOST_BYTES = 2.0**62
+MOST_BYTES = 4e18
 """Of one layer: sums over all layers, microbatches and replicas stay numbers."""
 
 _Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
