@@ -70,6 +70,46 @@ def test_dropout_follows_step_microbatch_and_layer_alone():
     assert losses[0] == losses[1] != losses[2]
 
 
+class Noise(torch.autograd.Function):
+    """What it draws, it draws in its backward."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient + torch.randn_like(gradient)
+
+
+class Noisy(nn.Linear):
+    """Its weights' gradients have noise."""
+
+    def forward(self, value):
+        return Noise.apply(super().forward(value))
+
+
+def test_random_numbers_of_a_backward_follow_step_microbatch_and_layer_alone():
+    """On one rank or two, whatever was drawn in between."""
+
+    def gradients(*cuts):
+        layers = all_layers(Model.from_layers([lambda: Noisy(3, 3)] * 3, loss=torch.sum))
+        runs, value = [], torch.ones(2, 3)
+        for cut in cuts:
+            stack = LayerStack([layers[index] for index in cut], Meter(3, CPU, None), 0, CPU)
+            source = value.detach().requires_grad_(bool(runs))
+            value = stack(source)
+            runs.append((source, value))
+        gradient = torch.ones(2, 3)
+        for source, output in reversed(runs):
+            torch.rand(7)
+            output.backward(gradient)
+            gradient = source.grad
+        return [layer.module.weight.grad for layer in layers]
+
+    torch.testing.assert_close(gradients((0,), (1, 2)), gradients((0, 1, 2)), rtol=0, atol=0)
+
+
 def test_keys_do_not_collide_over_a_run():
     """100 steps x 8 microbatches x 12 layers: all different."""
     keys = {mixed_key(0, s, m, i) for s in range(100) for m in range(8) for i in range(12)}

@@ -24,6 +24,7 @@ from ballast_trainer.seeding import mixed_key, seed_layer
 from ballast_trainer.trees import Tree, byte_count, flatten, learns, mapped, tensors_of
 
 _NOTHING = contextlib.nullcontext()
+_BACKWARD = 0xBACC
 
 
 class LayerStack(nn.Module):
@@ -58,6 +59,8 @@ class LayerStack(nn.Module):
         last layer's first whatever autograd's order."""
         self._left = list(self.indices)
         self._passed: set[int] = set()
+        # By layer, once a graph of it was seen.
+        self._own_backward: dict[int, bool] = {}
 
     def forward(self, value: Tree) -> Tree:
         """Run the layers; outside of a schedule's chunk (shape inference) nothing is measured."""
@@ -160,7 +163,8 @@ class LayerStack(nn.Module):
     ) -> Tree:
         """The output of one layer; tensors that it saves for its backward are noted in ``kept``."""
         index, tells = held.index, self._tells(self._meter.microbatch)
-        sources = _nodes(value) if held.is_sharded else ()
+        may_draw = self._own_backward.get(index, True) and torch.is_grad_enabled()
+        sources = _nodes(value) if held.is_sharded or may_draw else ()
         held.gather()
         if tells:
             for tensor in tensors_of(value):
@@ -181,7 +185,21 @@ class LayerStack(nn.Module):
             for tensor in tensors_of(output):
                 if tensor.grad_fn is not None and tensor.grad_fn not in sources:
                     tensor.register_hook(lambda _: self._backward_enters(held, tells=tells))
+        if may_draw:
+            self._seed_backward(index, layer, key, output, sources)
         return output
+
+    def _seed_backward(
+        self, index: int, layer: nn.Module, key: int, output: Tree, sources: tuple[Any, ...]
+    ) -> None:
+        """Seed what Python code of the user's draws in a backward, as what a forward draws."""
+        results = [tensor for tensor in tensors_of(output) if tensor.grad_fn not in (None, *sources)]
+        if results and index not in self._own_backward:
+            hooked = any(parameter._backward_hooks for parameter in layer.parameters())
+            self._own_backward[index] = hooked or _has_own_backward(_nodes(results), sources)
+        if self._own_backward.get(index):
+            for tensor in results:
+                tensor.register_hook(lambda _: seed_layer(self._device, mixed_key(key, _BACKWARD), index))
 
     def _backward_enters(self, held: Layer, *, tells: bool) -> None:
         """Autograd is about to run what this layer has computed, for which its weights are needed again."""
@@ -259,6 +277,21 @@ def _enter(value: torch.Tensor) -> torch.Tensor:
 def _nodes(value: Tree) -> tuple[Any, ...]:
     """The nodes that have computed what a layer takes; its input may be none."""
     return tuple(tensor.grad_fn for tensor in tensors_of(value) if tensor.grad_fn is not None)
+
+
+def _has_own_backward(results: tuple[Any, ...], sources: tuple[Any, ...]) -> bool:
+    """Whether a ``torch.autograd.Function`` that is not the trainer's is between sources and results."""
+    seen, left = set(sources), list(results)
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        function = getattr(type(node), "_forward_cls", None)
+        if function is not None and not function.__module__.startswith("ballast_trainer."):
+            return True
+        left += [child for child, _ in node.next_functions]
+    return False
 
 
 def _sendable(layer: int, output: Tree) -> Tree:
