@@ -154,7 +154,7 @@ class NamespaceLimits(ApiModel):
     max_running_jobs: _Limit | None = None
     """Jobs that may hold GPUs at a time."""
     max_waiting_jobs: _Limit | None = None
-    """Waiting jobs that take part in the allocation, the oldest first; the others wait for their turn."""
+    """Waiting jobs that take part in the allocation, the oldest first."""
 
 
 class EachNamespace(ApiModel):
@@ -167,7 +167,7 @@ class EachNamespace(ApiModel):
     max_running_jobs: _Limit | None = None
     """Jobs that may hold GPUs at a time; absent: no limit."""
     max_waiting_jobs: _Limit = 10_000
-    """Waiting jobs that take part in the allocation, the oldest first; the others wait for their turn."""
+    """Waiting jobs that take part in the allocation, the oldest first."""
 
 
 class Tenants(ApiModel):

@@ -105,6 +105,8 @@ class LaunchDegrees(StatusModel):
     """Of each stage."""
     step_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Predicted of a step."""
+    memory_bytes: Annotated[float, Field(ge=0)] = 0.0
+    """Predicted of the fullest GPU."""
 
     def __str__(self) -> str:
         count, layers = len(self.layers), ", ".join(map(str, self.layers))

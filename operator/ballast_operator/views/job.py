@@ -210,7 +210,8 @@ class JobView:
         has, planned = allocation.degrees, self.spec.plans.get(allocation.gpu_type, {}).get(allocation.gpus)
         if has is None or planned is None:
             return has is planned and not self.spec.plans
-        return has.replace(step_seconds=planned.step_seconds) == planned
+        predicted = {"step_seconds": planned.step_seconds, "memory_bytes": planned.memory_bytes}
+        return has.replace(**predicted) == planned
 
     @property
     def unpaid_since(self) -> Time | None:

@@ -515,6 +515,7 @@ def _planned_degrees(
             recompute=found.degrees.recompute,
             layers=tuple(np.diff(found.cut.bounds).tolist()),
             step_seconds=found.seconds,
+            memory_bytes=found.memory_bytes,
         )
     return plans
 

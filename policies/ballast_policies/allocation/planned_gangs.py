@@ -32,6 +32,7 @@ from ballast_policies.contract.errors import ContractError, Problem
 from ballast_policies.contract.limits import MOST_MICROBATCHES
 from ballast_policies.planning.launch import UNLIMITED_BYTES, LaunchedPipeline, RankGpu, best_cut
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.planning.partition import Partition, sums_of
 from ballast_policies.planning.planners.best.placements import divisors
@@ -61,11 +62,12 @@ class TensorProfile(ProfileFile):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ShapePlan:
-    """The plan of a shape; ``seconds``: of a step."""
+    """The plan of a shape; ``seconds``: of a step; ``memory_bytes``: of the fullest GPU, 0: not known."""
 
     degrees: Degrees
     cut: Partition
     seconds: float
+    memory_bytes: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -340,7 +342,8 @@ class _Plans:
             boundary_seconds=[2 * layers.output_bytes[end - 1] / self._bandwidth for end in cut.bounds[1:-1]],
             fixed_seconds=exchanged / self._bandwidth,
         )
-        return ShapePlan(degrees=plan, cut=cut, seconds=seconds)
+        taken = MemoryNeed(layers, form, cut).least(len(ranks))
+        return ShapePlan(degrees=plan, cut=cut, seconds=seconds, memory_bytes=taken)
 
     def _measured_layers(self, work: int) -> MeasuredLayers:
         """Of a microbatch."""

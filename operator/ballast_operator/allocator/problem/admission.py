@@ -226,7 +226,8 @@ def _admit_one(
     if isinstance(topology, Refusal):
         return topology
     within = topology if topology is not None and topology.required else None
-    memory = GangMemory(spec=view.spec, need=need, pools=capacity.memory)
+    types = {pool.name: pool.gpu_type for pool in spec.node_pools}
+    memory = GangMemory(spec=view.spec, need=need, pools=capacity.memory, types=types)
     for avoid in (True, False):  # nodes that the job avoids are better than none
         barred = capacity.tolerance.barred(view, avoid=avoid)
         alike = barred, view.spec.gpus_per_pod, within

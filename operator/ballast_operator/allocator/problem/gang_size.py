@@ -5,6 +5,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ballast_policies.planning.memory.need import MemoryNeed
+from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.planning.schedules.registry import SCHEDULES
 
 from ballast_operator.api.conditions import JobReason
@@ -44,25 +45,33 @@ class GangMemory:
     Attributes:
         need: as measured; None: nothing was.
         pools: pool -> bytes of each of its GPUs, where that is known.
+        types: pool -> its GPU type.
     """
 
     spec: JobSpec
     need: MemoryNeed | None
     pools: Mapping[str, float]
+    types: Mapping[str, str]
+
+    def least(self, pool: str, gpus: int) -> float:
+        """Bytes that a gang of ``gpus`` takes of the fullest GPU of the pool; 0: not known."""
+        if self.spec.memory_per_gpu is not None:
+            return self.spec.memory_per_gpu
+        if self.spec.plans:
+            planned = self.spec.plans.get(self.types[pool], {}).get(gpus)
+            return 0.0 if planned is None else planned.memory_bytes
+        return 0.0 if self.need is None else self.need.least(self.spec.positions(gpus))
 
     def fits(self, pool: str, gpus: int) -> bool:
         """Whether a gang of ``gpus`` fits the GPUs of the pool; where something is not known, it does."""
         has = self.pools.get(pool)
-        if has is None:
-            return True
-        if self.spec.memory_per_gpu is not None:
-            return self.spec.memory_per_gpu <= has
-        return self.need is None or self.need.fits(self.spec.positions(gpus), has)
+        return has is None or self.least(pool, gpus) <= has * ROUNDING
 
     @property
     def limits(self) -> bool:
         """Whether memory may keep the job from a pool at all."""
-        return bool(self.pools) and (self.spec.memory_per_gpu is not None or self.need is not None)
+        spec = self.spec
+        return bool(self.pools) and bool(spec.memory_per_gpu is not None or spec.plans or self.need)
 
     def too_small(self, pools: Iterable[str], gpus: int) -> frozenset[str]:
         """Those of the pools that a gang of ``gpus`` does not fit."""
@@ -75,6 +84,11 @@ class GangMemory:
         if self.spec.memory_per_gpu is not None:
             needs = f"memoryPerGpu asks for {gigabytes(self.spec.memory_per_gpu)}"
             fix = "lower memoryPerGpu"
+        elif self.spec.plans:
+            known = {pool: self.pools[pool] for pool in wide}
+            largest, least = max(known.values()), min(self.least(pool, gpus) for pool in wide)
+            needs = f"on {gpus} GPUs its plan takes {gigabytes(least)} of the fullest one"
+            fix = "state these pools' memory in planner.gpus, raise pipeline.maxStages"
         else:
             assert self.need is not None
             layer, size = self.need.layers.largest
@@ -97,10 +111,7 @@ class GangMemory:
         small = sorted(self.too_small(pools, gpus))
         if not small:
             return ""
-        least = self.spec.memory_per_gpu
-        if least is None:
-            assert self.need is not None
-            least = self.need.least(self.spec.positions(gpus))
+        least = min(self.least(pool, gpus) for pool in small)
         have = ", ".join(f"{pool} (has {gigabytes(self.pools[pool])})" for pool in small)
         return f"on {gpus} GPUs it needs {gigabytes(least)} of each: not offered {have}"
 

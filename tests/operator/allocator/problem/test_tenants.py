@@ -28,7 +28,7 @@ def running(name="r", namespace="team", **spec):
 
 def one(view, gpus=None, **of_it):
     of_it = {"sizes": (), "shrinks": False, "gpu_types": (), "not_tolerated": frozenset(), **of_it}
-    memory = GangMemory(spec=view.spec, need=None, pools={})
+    memory = GangMemory(spec=view.spec, need=None, pools={}, types={})
     return Admitted(view=view, gpus=gpus or len(view.pods) or 4, memory=memory, **of_it)
 
 

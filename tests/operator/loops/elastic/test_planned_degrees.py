@@ -126,6 +126,26 @@ async def test_the_degrees_of_a_launch_stay_when_its_planner_is_changed():
     assert launched(simulation).plan != before.plan
 
 
+async def test_pools_with_less_memory_than_a_plan_takes_are_left_out_in_words():
+    """``planner.gpus`` states more than a pool has: none is launched there, and one that fits is used."""
+    pools = {name: {"gpuType": "fast", "memoryPerGpu": "500M"} for name in ("one-pool", "another")}
+    nodes = {"a": ("one-pool", 4), "b": ("another", 4)}
+    simulation = Simulation(nodes=nodes, pools=pools, roundSeconds=30)
+    simulation.add_job("one", **{**PLANNED, "stages": (4, 4)})
+    await simulation.ticks(5)
+    admitted = simulation.condition("one", "Admitted")
+    assert (admitted.reason, simulation.status("one").launches) == ("ExceedsMemory", 0)
+    assert "on 4 GPUs its plan takes " in admitted.message
+    assert "the largest GPU has 500 MB" in admitted.message
+    with simulation.changed_pools() as changed:
+        changed["another"]["memoryPerGpu"] = "900M"
+    await simulation.running("one")
+    status = simulation.status("one")
+    assert (status.allocation.pool, status.launches) == ("another", 1)
+    assert 500e6 < status.allocation.degrees.memory_bytes <= 900e6
+    assert "not offered one-pool (has 500 MB)" in status.last_decision.why
+
+
 async def test_degrees_put_into_the_status_by_hand_are_not_launched():
     """Those that its GPUs do not make up: the operator goes on, and the next launch has its own."""
     simulation = eight_gpus()
