@@ -115,7 +115,8 @@ def explain_waiting(
     required = asked if asked is not None and asked.required else None
     usable = sorted(gpu_type for gpu_type, rate in job.throughput.items() if rate > 0)
     if not usable:
-        return f"no GPU type of this policy's pools can run it; it allows {sorted(job.throughput) or 'none'}"
+        allows = ", ".join(sorted(job.throughput)) or "none of them"
+        return f"no GPU type of this policy's pools can run it; it allows {allows}"
     counts = []
     for room in rooms:
         if room.gpu_type not in usable:

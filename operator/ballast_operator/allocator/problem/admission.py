@@ -223,8 +223,12 @@ def _admit_one(
     )
     other_kind |= unpriced.keys() - own
     topology = _topology(view.spec.topology, capacity.levels)
+    unknown = ""
     if isinstance(topology, Refusal):
-        return topology
+        if allocation is None:
+            return topology
+        unknown = topology.message  # of its next launch: the gang stays as it is
+        topology = None
     within = topology if topology is not None and topology.required else None
     types = {pool.name: pool.gpu_type for pool in spec.node_pools}
     memory = GangMemory(spec=view.spec, need=need, pools=capacity.memory, types=types)
@@ -263,7 +267,7 @@ def _admit_one(
         refusal = over_all_pools(refusal, view.spec, gpus)
         full = capacity.tolerance.without_room(view, may_use)
         return with_barred_nodes(refusal, capacity.nodes, barred, allowed, full)
-    sizes = gang_sizes(view, room, allowed, size)
+    sizes = (allocation.gpus,) if unknown and allocation else gang_sizes(view, room, allowed, size)
     size = sizes[0]
     small = memory.too_small(room.gpus, size)
     closed = (small | other_kind) - own
@@ -289,7 +293,9 @@ def _admit_one(
         mixed=mixed,
         fits_one_pool=fits,
         topology=None if topology is None else dataclasses.replace(topology, most=sizes[-1]),
-        left_out="; ".join(filter(None, (memory.left_out(room.gpus, size) if small else "", not_offered))),
+        left_out="; ".join(
+            filter(None, (memory.left_out(room.gpus, size) if small else "", not_offered, unknown))
+        ),
     )
 
 

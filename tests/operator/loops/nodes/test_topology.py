@@ -68,6 +68,23 @@ async def test_who_waits_for_a_domain_is_told_of_the_largest():
     assert racks_of(simulation, "wide") == {"r0", "r1"}
 
 
+async def test_a_gang_stays_when_its_level_is_taken_out_of_the_policy():
+    """As it is, in its size too: the level counts at the next launch, which waits and is told."""
+    simulation = racks(2, 2)
+    await simulation.run_job("near", stages=(2, 4), topology={"required": RACK}, **LONG)
+    await simulation.until(lambda: len(simulation.status("near").allocation.nodes) == 4)
+    before = simulation.status("near").allocation.nodes
+    simulation.change_policy(topology=None)
+    await simulation.ticks(130)
+    status = simulation.status("near")
+    assert (status.state, status.launches, status.allocation.nodes) == ("Running", 1, before)
+    simulation.change("near", suspend=True)
+    await simulation.until(lambda: simulation.state("near") == "Suspended")
+    simulation.change("near", suspend=False)
+    words = f"topology.required={RACK} is none of the ClusterPolicy's topology.levels (it has none)"
+    await simulation.until(lambda: waits(simulation, "near", words))
+
+
 async def test_a_level_that_no_node_has_is_told():
     """A label that is misspelt would make each node a domain of its own without a word."""
     simulation = Simulation(nodes={"a": ("fast", 1)}, **LEVELS)
