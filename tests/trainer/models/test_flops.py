@@ -1,5 +1,7 @@
 """Operations of a step, and the part of the GPUs' peak that training uses."""
 
+import logging
+
 import pytest
 import torch
 from ballast_policies.contract.job.training import Precision
@@ -81,6 +83,18 @@ def test_a_layer_whose_work_depends_on_values_is_not_counted():
 
     assert step_flops(model_of(Sorted, lambda: nn.Linear(4, 4)), torch.zeros(3, 4)) is None
     assert step_flops(model_of(nn.ReLU()), torch.zeros(3, 4)) is None
+
+
+def test_a_layer_that_cannot_be_counted_leaves_no_traceback_of_torch(caplog):
+    """An operation that has no fp32 without data, such as that of experts: one line tells it."""
+    caplog.set_level(logging.INFO)
+    of_torch = logging.getLogger("torch._subclasses.fake_tensor")
+    of_torch.addHandler(caplog.handler)
+    try:
+        assert step_flops(model_of(nn.Linear(5, 5)), torch.zeros(3, 4)) is None
+    finally:
+        of_torch.removeHandler(caplog.handler)
+    assert [record.name for record in caplog.records] == ["ballast_trainer.models.flops"]
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,17 @@ def step_flops(model: Model, inputs: Tree) -> float | None:
 
     # Plain tensors cost half; code that looks at values unless it is traced (masks of transformers) runs on
     # fake ones alone.
-    for mode in (contextlib.nullcontext(), FakeTensorMode(allow_non_fake_inputs=True)):
-        try:
-            return _OF_A_FORWARD * float(_forward_operations(model, inputs, mode)) or None
-        except Exception as error:  # a user's layer may do anything with its input
-            reason = error
+    # Torch logs a traceback of what is told below.
+    of_torch = logging.getLogger(FakeTensorMode.__module__)
+    disabled, of_torch.disabled = of_torch.disabled, True
+    try:
+        for mode in (contextlib.nullcontext(), FakeTensorMode(allow_non_fake_inputs=True)):
+            try:
+                return _OF_A_FORWARD * float(_forward_operations(model, inputs, mode)) or None
+            except Exception as error:  # a user's layer may do anything with its input
+                reason = error
+    finally:
+        of_torch.disabled = disabled
     logger.info("operations are not counted: a layer needs data to run: %s", reason)
     return None
 
