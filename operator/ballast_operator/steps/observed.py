@@ -243,8 +243,8 @@ def _offer(context: ReconcileContext) -> Offer | None:
     if allocation is None and not in_whole_pods(nodes, per_pod):
         return None  # gpusPerPod was changed after the decision
     if allocation is None and nodes and placement is not None:
-        planned = context.spec.plans.get(placement.gpu_type, {})
-        if not context.spec.suits(len(nodes)) or (context.spec.plans and len(nodes) not in planned):
+        spec, size = context.spec, len(nodes)
+        if not spec.suits(size) or (spec.plans and spec.degrees_on(placement.gpu_type, size) is None):
             return None  # planner or the degrees were
     size = len(nodes) // per_pod
     same = allocation is not None and placement == allocation.placement

@@ -118,7 +118,7 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
     assignment = context.assignment
     assert assignment is not None and assignment.placement is not None
     placement = assignment.placement
-    degrees = context.spec.plans.get(placement.gpu_type, {}).get(len(placement.nodes))
+    degrees = context.spec.degrees_on(placement.gpu_type, len(placement.nodes))
     allocation = JobAllocation(
         launch=gang.launch,
         gpu_type=placement.gpu_type,

@@ -118,6 +118,10 @@ class JobSpec:
             self._launched[degrees] = dataclasses.replace(self, config=config, plans={})
         return self._launched[degrees]
 
+    def degrees_on(self, gpu_type: str, gpus: int) -> LaunchDegrees | None:
+        """The plan of a launch on so many GPUs of a type; None: there is none."""
+        return self.plans.get(gpu_type, {}).get(gpus)
+
     @functools.cached_property
     def _launched(self) -> dict[LaunchDegrees, "JobSpec"]:
         return {}

@@ -230,8 +230,7 @@ def _admit_one(
         unknown = topology.message  # of its next launch: the gang stays as it is
         topology = None
     within = topology if topology is not None and topology.required else None
-    types = {pool.name: pool.gpu_type for pool in spec.node_pools}
-    memory = GangMemory(spec=view.spec, need=need, pools=capacity.memory, types=types)
+    memory = GangMemory(spec=view.spec, need=need, pools=capacity.memory, types=capacity.types)
     for avoid in (True, False):  # nodes that the job avoids are better than none
         barred = capacity.tolerance.barred(view, avoid=avoid)
         alike = barred, view.spec.gpus_per_pod, within
@@ -361,7 +360,7 @@ def mixed_room(
         return None
     least = spec.memory_per_gpu
     shut = closed | {pool for pool in may_use if least is not None and not memory.fits(pool, 1)}
-    types = {pool.pool: pool.gpu_type for pool in capacity.pools}
+    types = capacity.types
     held = view.running_allocation
     own = {part.pool for part in held.by_pool} if held is not None else set[str]()
     open_types = {types[pool] for pool in may_use if pool not in shut or pool in own}

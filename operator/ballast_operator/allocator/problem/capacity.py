@@ -1,6 +1,7 @@
 """The pools of a ClusterPolicy: nodes, those that an autoscaler would add (``maxNodes``), GPUs, prices."""
 
 import dataclasses
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -53,6 +54,11 @@ class ClusterCapacity(Capacity):
     shared: Mapping[str, float] = dataclasses.field(default_factory=dict)
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
     levels: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def types(self) -> Mapping[str, str]:
+        """Pool -> its GPU type."""
+        return {pool.pool: pool.gpu_type for pool in self.pools}
 
     @property
     def empty_pools(self) -> tuple[str, ...]:

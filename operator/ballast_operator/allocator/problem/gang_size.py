@@ -58,7 +58,7 @@ class GangMemory:
         if self.spec.memory_per_gpu is not None:
             return self.spec.memory_per_gpu
         if self.spec.plans:
-            planned = self.spec.plans.get(self.types[pool], {}).get(gpus)
+            planned = self.spec.degrees_on(self.types[pool], gpus)
             return 0.0 if planned is None else planned.memory_bytes
         return 0.0 if self.need is None else self.need.least(self.spec.positions(gpus))
 
