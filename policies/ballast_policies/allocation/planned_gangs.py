@@ -62,12 +62,18 @@ class TensorProfile(ProfileFile):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ShapePlan:
-    """The plan of a shape; ``seconds``: of a step; ``memory_bytes``: of the fullest GPU, 0: not known."""
+    """The plan of a shape; ``seconds``: of a step; ``layers`` and ``form``: of what is cut."""
 
     degrees: Degrees
     cut: Partition
     seconds: float
-    memory_bytes: float
+    layers: MeasuredLayers
+    form: PipelineForm
+
+    @property
+    def memory_bytes(self) -> float:
+        """Of the fullest GPU; 0: not known."""
+        return MemoryNeed(self.layers, self.form, self.cut).least(self.cut.ranks)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -342,8 +348,7 @@ class _Plans:
             boundary_seconds=[2 * layers.output_bytes[end - 1] / self._bandwidth for end in cut.bounds[1:-1]],
             fixed_seconds=exchanged / self._bandwidth,
         )
-        taken = MemoryNeed(layers, form, cut).least(len(ranks))
-        return ShapePlan(degrees=plan, cut=cut, seconds=seconds, memory_bytes=taken)
+        return ShapePlan(degrees=plan, cut=cut, seconds=seconds, layers=layers, form=form)
 
     def _measured_layers(self, work: int) -> MeasuredLayers:
         """Of a microbatch."""
