@@ -187,6 +187,20 @@ def test_a_checkpoint_with_no_number_of_samples_is_refused_in_words(tmp_path, sa
         batches.continue_from(3, f'{{"samples": {samples}}}')
 
 
+@pytest.mark.parametrize("damaged", ["!", "cut", "AAAA", "other"])
+def test_a_checkpoint_with_a_damaged_state_of_a_loader_is_refused_in_words(tmp_path, damaged):
+    """Neither base64 nor torch tells which checkpoint that is, and what to do."""
+    text = LoaderPosition(3, 1, {"at": 5}).to_text()
+    other = LoaderPosition(3, None, {"at": 5}).to_text()
+    position = {"!": f"!{text}", "cut": text[: len(text) // 8 * 4], "other": other}.get(damaged, damaged)
+    model = SimpleNamespace(batch=batches_from(Streamed(tmp_path)))
+    batches = Batches(JobConfig.from_mapping(a_job(tmp_path, "Streamed")), model, torch.device("cpu"))
+    with pytest.raises(
+        CheckpointError, match=r"the checkpoint of step 3 notes .*state of a loader.*To fix: "
+    ):
+        batches.continue_from(3, position)
+
+
 def loader(notes, size=8):
     return DataLoader(Numbers(notes, length=9 * size), batch_size=size, drop_last=True)
 

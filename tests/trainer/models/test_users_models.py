@@ -309,6 +309,39 @@ def test_a_hook_of_a_parameter_that_is_not_trained_is_refused():
         model.build_layer(0)
 
 
+def test_a_hook_with_a_variable_that_has_no_value_is_refused_in_words():
+    """Python's own words would be that a cell is empty."""
+    layer = nn.Linear(2, 2)
+    layer.weight.register_hook(lambda gradient: gradient * factor)
+    model = Model.from_layers([layer], loss=nn.functional.mse_loss)
+    with pytest.raises(
+        ConfigurationError, match=r"a hook of 'weight' of layer 0.* factor, .*no value.*To fix: "
+    ):
+        model.build_layer(0)
+    factor = 2
+    assert model.build_layer(0).weight._backward_hooks
+
+
+class Counted(nn.Linear):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.seen = 0
+
+    def forward(self, value):
+        self.seen += 1
+        return super().forward(value)
+
+
+def counted():
+    return Model.from_layers([Counted(16, 1)], loss=nn.functional.mse_loss)
+
+
+def test_a_layer_that_counts_in_an_attribute_is_told_on_one_rank(users_module, caplog):
+    """Its count is not in a checkpoint, and after a restart its loss is another one."""
+    train_here(users_module(totalSteps=3, model={"name": f"{__name__}:counted"}))
+    assert caplog.text.count("Counted.seen changes in a forward, and neither moves") == 1
+
+
 def test_modules_given_as_a_list_can_be_built_again_as_they_were():
     """A layer that has been trained and left comes back from its first weights, not from the trained ones."""
     first = nn.Linear(2, 2)

@@ -410,8 +410,19 @@ class LoaderPosition:
 
     @classmethod
     def from_text(cls, step: int, text: str) -> "LoaderPosition":
-        """Of a checkpoint of ``step``."""
-        return cls(step, *torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True))
+        """Of a checkpoint of ``step``.
+
+        Raises:
+            ValueError: the text is none of :meth:`to_text`.
+        """
+        try:
+            saved = torch.load(io.BytesIO(base64.b64decode(text, validate=True)), weights_only=True)
+            epoch, state, left_out = saved
+        except Exception as error:  # torch and pickle raise many kinds
+            raise ValueError(text) from error
+        if type(epoch) is not int or type(left_out) is not int or min(epoch, left_out) < 0:
+            raise ValueError(text)
+        return cls(step, epoch, state, left_out)
 
 
 class ReplayedLoader:

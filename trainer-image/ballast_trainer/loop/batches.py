@@ -179,18 +179,21 @@ class Batches:
             CheckpointError: it is none of these.
         """
         source, seed = self._model.batch, self._config.training.seed
-        if not position.startswith("{"):
-            if position and isinstance(source, ReplayedLoader):
-                source.continue_from(seed, LoaderPosition.from_text(step, position))
+        of_loader = not position.startswith("{")
+        if not position or (of_loader and not isinstance(source, ReplayedLoader)):
             return
         try:
+            if of_loader and isinstance(source, ReplayedLoader):
+                source.continue_from(seed, LoaderPosition.from_text(step, position))
+                return
             samples = json.loads(position)[_SAMPLES]
             if type(samples) is not int or samples < 0:
                 raise ValueError(samples)
         except (ValueError, KeyError) as error:
+            kind = "state of a loader" if of_loader else "number of samples"
             raise CheckpointError(
                 f"the checkpoint of step {step} notes {position[:80]!r} as its place in the data, which is "
-                "no number of samples. To fix: remove it, to continue from an earlier one"
+                f"no {kind}. To fix: remove it, to continue from an earlier one"
             ) from error
         if isinstance(source, ShuffledDataset):
             source.continue_from(seed, step, self._size, samples)

@@ -274,7 +274,8 @@ def _add_marks(index: int, module: nn.Module, layer: nn.Module) -> None:
     """Give the parameters of a layer's copy what PyTorch's copies are without: attributes and hooks.
 
     Raises:
-        ConfigurationError: a hook refers to a parameter that is not trained, as the copy is.
+        ConfigurationError: a hook refers to a parameter that is not trained, as the copy is, or to a variable
+            without a value.
     """
     made, own = dict(layer.named_parameters()), {id(parameter) for parameter in module.parameters()}
     for name, parameter in module.named_parameters():
@@ -285,7 +286,15 @@ def _add_marks(index: int, module: nn.Module, layer: nn.Module) -> None:
         of_gradient = (parameter._backward_hooks or {}).values()
         of_sum = (parameter._post_accumulate_grad_hooks or {}).values()
         for hook in (*of_gradient, *of_sum):
-            cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
+            try:
+                cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
+            except ValueError as error:
+                raise ConfigurationError(
+                    "model.name",
+                    f"a hook of {name!r} of layer {index}, {hook.__qualname__}, uses one of the variables "
+                    f"{', '.join(hook.__code__.co_freevars)}, which has no value yet. "
+                    "To fix: assign it before the model is made",
+                ) from error
             held = [*cells, *(getattr(hook, "__defaults__", None) or ())]
             if any(id(one) in own for one in held):
                 raise ConfigurationError(
