@@ -15,6 +15,7 @@ _CODES = {
     ExitReason.FINISHED: ExitCode.OK,
     ExitReason.RELEASED: ExitCode.OK,
     ExitReason.STOPPED: ExitCode.STOPPED,
+    ExitReason.STOPPED_UNSAVED: ExitCode.STOPPED,
     ExitReason.PEER_LOST: ExitCode.PEER_LOST,
     ExitReason.CONFIGURATION: ExitCode.USAGE,
     ExitReason.FAILED: ExitCode.ERROR,

@@ -200,7 +200,8 @@ def _pod(pod: PodView, *, leaves: bool) -> Pod:
         phase = Phase.RUNNING
     failure = None
     if phase is Phase.FAILED:
-        stopped = pod.message is not None and pod.message.reason is ExitReason.STOPPED
+        reason = None if pod.message is None else pod.message.reason
+        stopped = reason in (ExitReason.STOPPED, ExitReason.STOPPED_UNSAVED)
         if pod.at_fault:
             failure = Failure.AT_FAULT
         elif pod.lost_peer:

@@ -222,7 +222,7 @@ class ExitCode(enum.IntEnum):
     USAGE = 2
     """Wrong arguments or configuration: counts toward ``backoffLimit``."""
     STOPPED = 75
-    """Stopped with a checkpoint, by directive or SIGTERM: the job continues later."""
+    """Stopped by directive or SIGTERM: the job continues later, from its newest checkpoint."""
     PEER_LOST = 76
     """Another rank died or hung: this one is healthy, the gang restarts from the checkpoint."""
 
@@ -233,6 +233,7 @@ class ExitReason(enum.StrEnum):
     FINISHED = "Finished"
     RELEASED = "Released"
     STOPPED = "CheckpointedAndStopped"
+    STOPPED_UNSAVED = "StoppedWithoutCheckpoint"
     PEER_LOST = "PeerLost"
     CONFIGURATION = "ConfigurationError"
     FAILED = "TrainingFailed"

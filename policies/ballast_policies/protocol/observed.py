@@ -27,7 +27,7 @@ class Failure(enum.StrEnum):
     PEER_LOST = "PeerLost"
     """Because another rank was lost."""
     STOPPED = "Stopped"
-    """It saved and stopped, as it was told."""
+    """As it was told, with its state saved or not."""
     KILLED = "Killed"
     """By the cluster, a signal, or somebody."""
 

@@ -7,10 +7,16 @@ from ballast_operator.api.conditions import JobCondition
 from ballast_operator.api.job_allocation import AllocationPart
 from ballast_operator.steps.context import WritePlan, refusal
 from ballast_operator.steps.decide import failures_per_hour, take_step
-from ballast_operator.steps.running import CLIENT_SECONDS, progress, with_refused_messages, with_reporting
+from ballast_operator.steps.running import (
+    CLIENT_SECONDS,
+    progress,
+    with_refused_messages,
+    with_reporting,
+    with_saved_step,
+)
 from ballast_operator.views.assignment import GangPools, PoolInfo
 from ballast_operator.views.lease import LeaseView
-from ballast_policies.contract import Ack, Directive, Stage
+from ballast_policies.contract import Ack, Directive, ExitReason, Stage, TerminationMessage
 from ballast_policies.protocol.cause import Cause
 
 from tests.operator.steps.contexts import (
@@ -40,6 +46,21 @@ def test_progress_has_the_report_the_percentage_and_the_expected_end():
     assert (found.steps_per_second, found.loss, found.imbalance) == (5.0, 2.0, 0.25)
     assert found.checkpoint_step == 40
     assert (found.flops_per_second, found.part_of_peak) == (2e12, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("reason", "step", "saved"), [(ExitReason.STOPPED, 57, 57), (ExitReason.STOPPED_UNSAVED, 50, 40)]
+)
+def test_the_step_of_a_launch_that_ends_counts_where_its_ranks_have_saved_it(reason, step, saved):
+    """Storage that refuses it leaves the checkpoint of before, whatever step the ranks had reached."""
+    first = take_step(a_context(reporting(checkpoint_step=40))).status
+    ending = first.replace(allocation=first.allocation.replace(ending=Cause.PREEMPTED))
+    said = TerminationMessage(reason=reason, message="told to stop", step=57)
+    view = a_running_view(status=ending)
+    gang = tuple(dataclasses.replace(pod, phase="Failed", exit_code=75, message=said) for pod in view.gang)
+    context = a_context(dataclasses.replace(view, pods=gang), seconds=5)
+    found = with_saved_step(context, ending).progress
+    assert (found.step, found.checkpoint_step) == (step, saved)
 
 
 def test_the_validation_loss_stays_until_the_next_evaluation():

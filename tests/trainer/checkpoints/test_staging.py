@@ -209,6 +209,20 @@ def test_a_stop_waits_for_the_checkpoint_that_is_written_and_saves_its_own(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["async", "disabled"])
+def test_a_stop_whose_state_is_not_saved_ends_as_such(small_config, tmp_path, monkeypatch, mode):
+    """A mount that has become read-only: what is told, and counted, is the checkpoint of before."""
+    held = Held(monkeypatch, until=3)
+    held.go.set()
+    refuses = held.callback(monkeypatch, also=lambda: vars(held).update(_failures=99))
+    config = job(small_config, tmp_path)
+    config["checkpoint"]["asyncMode"] = mode
+    told = train_here(config | {"callback": refuses}, stop_after=5)
+    assert (told.reason, told.events[-1]["reason"]) == (ExitReason.STOPPED_UNSAVED,) * 2
+    assert saved_steps(told) == [2]
+
+
+@pytest.mark.slow
 def test_an_error_of_the_job_does_not_cost_the_checkpoint_that_is_written(
     small_config, tmp_path, monkeypatch
 ):

@@ -133,7 +133,9 @@ def _run_rank(local_rank: int, log: Path | None) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return _train(_required("BALLAST_JOB"), _required("BALLAST_POD_NAME"), local_rank, stop, log)
     except Exception as error:
-        reason = ExitReason.STOPPED if stop.received else reason_of(error)
+        reason = reason_of(error)
+        if stop.received and reason is not ExitReason.STOPPED:
+            reason = ExitReason.STOPPED_UNSAVED
         if reason is ExitReason.FAILED and not explains_itself(error):
             logger.exception("training failed")
         return end(reason, describe(error), log=log)

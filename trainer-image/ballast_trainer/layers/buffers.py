@@ -10,6 +10,8 @@ places, and the buffers themselves are never written back to, which a pending ba
 
 import contextlib
 import dataclasses
+import functools
+import logging
 import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +23,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ballast_trainer.seeding import host_seeded
+
+logger = logging.getLogger(__name__)
 
 Buffers = list[tuple[nn.Module, dict[str, torch.Tensor | None]]]
 """Modules, and their own buffers by name; None: one that the first forward makes."""
@@ -207,48 +211,66 @@ def _is_still(number: float, now: object) -> bool:
     return now is number or (type(now) is type(number) and now == number)
 
 
-@contextlib.contextmanager
-def attributes_back(modules: Iterable[nn.Module]) -> Iterator[Callable[[], list[tuple[nn.Module, str]]]]:
-    """Attributes come back where they were replaced, e.g. what a layer has counted in its newest forward.
+class Attributes:
+    """Attributes of modules that are no parameters, buffers or modules, as they are now."""
 
-    Generators of random numbers come back, too; another object that was changed in place stays changed.
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._kept = [(part, {k: v for k, v in vars(part).items() if k not in _STATE}) for part in modules]
+        self._generators = [
+            (part, name, value, kind, kind.get(value))
+            for part, attributes in self._kept
+            for name, value in attributes.items()
+            for kind in _GENERATORS
+            # A system's generator has no state.
+            if isinstance(value, kind.of) and not isinstance(value, random.SystemRandom)
+        ]
 
-    Yields:
-        Which modules have changed a number or have drawn from a generator of theirs so far, and its name.
-    """
-    kept = [(part, {k: v for k, v in vars(part).items() if k not in _STATE}) for part in modules]
-    generators = [
-        (part, name, value, kind, kind.get(value))
-        for part, attributes in kept
-        for name, value in attributes.items()
-        for kind in _GENERATORS
-        # A system's generator has no state.
-        if isinstance(value, kind.of) and not isinstance(value, random.SystemRandom)
-    ]
-
-    def counted() -> list[tuple[nn.Module, str]]:
+    def tell_changed(self) -> None:
+        """Warn, once a class, of numbers that have changed and generators that were drawn from."""
         numbers = [
             (part, name)
-            for part, attributes in kept
+            for part, attributes in self._kept
             for name, value in attributes.items()
             if type(value) in (int, float) and not _is_still(value, vars(part).get(name))
         ]
         drawn = [
             (part, name)
-            for part, name, value, kind, state in generators
+            for part, name, value, kind, state in self._generators
             if pickle.dumps(kind.get(value)) != pickle.dumps(state)
         ]
-        return numbers + drawn
+        for part, name in numbers + drawn:
+            _tell_changed(type(part).__module__, type(part).__name__, name)
 
-    try:
-        yield counted
-    finally:
-        for _, _, value, kind, state in generators:
+    def restore(self) -> None:
+        """Put back what was replaced, and the generators; what was changed in place stays changed."""
+        for _, _, value, kind, state in self._generators:
             kind.set(value, state)
-        for part, attributes in kept:
+        for part, attributes in self._kept:
             for name in vars(part).keys() - attributes.keys() - _STATE:
                 del vars(part)[name]
             vars(part).update(attributes)
+
+
+@functools.cache
+def _tell_changed(module: str, kind: str, name: str) -> None:
+    if not module.startswith("ballast_trainer."):
+        logger.warning(
+            "%s.%s changes in a forward, and neither moves with its layer nor is saved: a loss that "
+            "depends on it is another one after a move or a restart. To fix: register_buffer; for random "
+            "numbers the generators of torch, numpy and Python themselves, which are seeded for each layer",
+            kind,
+            name,
+        )
+
+
+@contextlib.contextmanager
+def attributes_back(modules: Iterable[nn.Module]) -> Iterator[Attributes]:
+    """Attributes and generators come back, e.g. what a layer has counted in its newest forward."""
+    attributes = Attributes(modules)
+    try:
+        yield attributes
+    finally:
+        attributes.restore()
 
 
 @contextlib.contextmanager

@@ -120,9 +120,9 @@ class PlanFollower:
         old, new = set(model.world.processes), {rank.process for rank in plan.ranks}
         stop = plan.directive is Directive.CHECKPOINT_AND_STOP or plan.launch != self._run.plan.launch
         if stop or not (new <= old or new > old):
-            saved = self._saver.save()
+            stopped = self._saver.save_and_stop(f"plan {plan.epoch} stops the job")
             self._progress.acknowledge_stop(plan.epoch)
-            return self._progress.ended(ExitReason.STOPPED, f"plan {plan.epoch} stops the job; {saved}")
+            return stopped
         if self._heartbeat is not None:
             # Ranks leave and join until the new process group is complete.
             self._heartbeat.watch((), joining=new - old)

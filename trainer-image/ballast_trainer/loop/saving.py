@@ -11,6 +11,7 @@ from statistics import median
 from typing import Self
 
 import torch
+from ballast_policies.contract import ExitReason
 from ballast_policies.contract.job.output import AsyncMode
 from ballast_policies.prices.hazard import steps_between_checkpoints
 
@@ -25,7 +26,7 @@ from ballast_trainer.distributed.connections import CONNECTIONS
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten, PeerLost, Stopped
-from ballast_trainer.loop.progress import Progress
+from ballast_trainer.loop.progress import Progress, SessionOutcome
 from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.models.ties import as_text
 from ballast_trainer.pipeline.layout import is_asynchronous
@@ -385,6 +386,13 @@ class Saver:
             "checkpointFailed", step=step, reason=str(error), newest=newest, pause_ms=pause_ms
         )
         return f"the state is not saved, {text}: {error}"
+
+    def save_and_stop(self, why: str) -> SessionOutcome:
+        """Save, and end this rank's part; collective. The outcome tells whether the state is saved."""
+        text = self.save()
+        saved = self._run.checkpoint_step == self._run.step
+        reason = ExitReason.STOPPED if saved else ExitReason.STOPPED_UNSAVED
+        return self._progress.ended(reason, f"{why}; {text}")
 
     def save_last(self) -> None:
         """Save the state after the last step: a job whose result is lost has not finished. Collective.

@@ -120,7 +120,7 @@ class Session:
             if self._end.agree():
                 break
             if agreed.stop:
-                return self._stopped()
+                return self._saver.save_and_stop("told to stop")
             ranks = model.world.size
             outcome = self._plans.follow_plan(agreed.epoch)
             if outcome is not None:
@@ -168,14 +168,11 @@ class Session:
                 self._end.agree()
                 return None
             if interrupted.stop:
-                return self._stopped()
+                return self._saver.save_and_stop("told to stop")
             outcome = self._plans.follow_plan(interrupted.epoch)
             if outcome is not None:
                 return outcome
         return None
-
-    def _stopped(self) -> SessionOutcome:
-        return self.progress.ended(ExitReason.STOPPED, f"told to stop; {self._saver.save()}")
 
     def _finish(self) -> SessionOutcome:
         """Save, evaluate and export the trained model; collective.
@@ -192,7 +189,7 @@ class Session:
             self._evaluator.evaluated_step != step
             and self._evaluator.evaluate(follow_plans=False) is not None
         ):
-            return progress.ended(ExitReason.STOPPED, "told to stop in the last evaluation")
+            return self._saver.save_and_stop("told to stop in the last evaluation")
         export_at_end(self._model, progress)
         message, early = f"all {total} steps are done", self._end.early
         if early is not None:

@@ -14,6 +14,7 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import Freezing, frozen_layers
 from ballast_trainer.dynamics.protocol import Dynamic, is_built_in
 from ballast_trainer.gpu_emulation import EmulatedSpeed
+from ballast_trainer.layers.buffers import Attributes
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import optimizer_step
@@ -79,6 +80,7 @@ class ModelState:
         straggler_mitigation: of this rank's tensor group.
         rank_speeds: how fast the pipeline positions are, apart from what their layers cost.
         partition_cache: what trials have shown of the layers; the same on every rank.
+        untried: attributes of the layers of one rank, which are not tried, before the next step.
     """
 
     config: JobConfig
@@ -98,6 +100,7 @@ class ModelState:
     straggler_mitigation: StragglerMitigation = dataclasses.field(init=False)
     rank_speeds: RankSpeeds = dataclasses.field(default_factory=RankSpeeds)
     partition_cache: PartitionCache = dataclasses.field(default_factory=PartitionCache)
+    untried: Attributes | None = None
     _probe: SpeedProbe | None = None
     _shape: Shapes | None = None  # of the inputs that the pipeline is for; None: any
     _pipelines: dict[Shapes | None, ExecutedPipeline] = dataclasses.field(default_factory=dict)
@@ -230,6 +233,7 @@ class ModelState:
         """
         alone = (positions or self.world.positions) == 1 and self.world.size == 1
         if alone and not self.config.training.recompute:
+            self.untried = Attributes(part for layer in self.layers for part in layer.module.modules())
             return ()
         self.meter.start_step(step)
         self.partition_cache.of_inputs(self._shape_of(step))

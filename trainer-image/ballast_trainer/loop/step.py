@@ -160,6 +160,9 @@ class TrainingStep:
             model.profile.add(agreed.seconds, agreed.bytes, step=self._run.step)
             model.rank_speeds.add(agreed.probes)
         self._tell_loss_that_learns()
+        if model.untried is not None:
+            model.untried.tell_changed()
+            model.untried = None
         self._run.step += 1
         self._progress.step_done(agreed.loss, seconds, agreed.peak_flops)
         self._plans.monitor.step_done()

@@ -9,7 +9,6 @@ known from earlier trials, the ranks try their new stages side by side.
 import contextlib
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,8 +28,6 @@ from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.layers.precision import Loss
 from ballast_trainer.seeding import host_seeded
 from ballast_trainer.trees import Tree, tensors_of
-
-logger = logging.getLogger(__name__)
 
 Shapes = tuple[tuple[int, ...], ...]
 """Of the tensors of a batch's inputs."""
@@ -293,11 +290,10 @@ class Trial:
             undoing.enter_context(self._undone())
             whole = [module for layer in layers.values() for module in layer.modules()]
             changed = undoing.enter_context(in_place(copies_of(whole)))
-            counted = undoing.enter_context(attributes_back(whole))
+            attributes = undoing.enter_context(attributes_back(whole))
             undoing.enter_context(host_seeded())
             yield lambda: Findings(outputs, stateful)
-            for part, name in counted():
-                _tell_counted(type(part).__module__, type(part).__name__, name)
+            attributes.tell_changed()
             modules = {id(module) for module in changed()}
             for index, layer in layers.items():
                 names = tuple(name for name, module in layer.named_modules() if id(module) in modules)
@@ -364,18 +360,6 @@ class Trial:
             if reason is not None:
                 raise TrialFailed(f"rank {rank}: {reason}" if len(everywhere) > 1 else reason) from error
         return [found for _, found in everywhere]
-
-
-@functools.cache
-def _tell_counted(module: str, kind: str, name: str) -> None:
-    if not module.startswith("ballast_trainer."):
-        logger.warning(
-            "%s.%s changes in a forward, and neither moves with its layer nor is saved: a loss that "
-            "depends on it is another one after a move or a restart. To fix: register_buffer; for random "
-            "numbers the generators of torch, numpy and Python themselves, which are seeded for each layer",
-            kind,
-            name,
-        )
 
 
 def checked_loss(loss: object) -> torch.Tensor:
