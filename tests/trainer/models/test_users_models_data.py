@@ -3,6 +3,9 @@
 import os
 import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy
 import pytest
@@ -16,9 +19,10 @@ from ballast_trainer.errors import ConfigurationError, DataError
 from ballast_trainer.models.registry import data_source
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, TensorDataset, random_split
+from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
 from tests.support.one_process import train_here
+from tests.support.waiting import eventually
 
 
 @given(length=st.integers(1, 50), size=st.integers(1, 20), seed=st.integers(0, 9), epochs=st.integers(1, 4))
@@ -358,6 +362,72 @@ def test_a_worker_that_is_killed_ends_the_job_in_words(ahead):
     with pytest.raises(DataError, match=r"has ended: .*To fix: more memory, fewer workers"):
         for step in range(4):
             reader.batch(step)
+
+
+class Unsent:
+    """As a tensor that shared memory has no room for, or an object that cannot be pickled."""
+
+    def __init__(self, reason):
+        self.reason = reason
+
+    def __reduce__(self):
+        raise RuntimeError(self.reason)
+
+
+class Unsents(Dataset):
+    def __init__(self, reason):
+        self.reason = reason
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return Unsent(self.reason), torch.zeros(4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("unable to allocate shared memory(shm) for file </x>", r"/dev/shm .*MiB.* To fix: a larger one"),
+        ("cannot pickle", "DataLoader worker"),
+    ],
+)
+def test_what_a_worker_cannot_send_ends_the_job(reason, told):
+    """The rank would wait for ever; a small /dev/shm is named with its remedy, not the data."""
+    batch = torch.zeros(4), torch.zeros(4)
+    ahead = ReadAhead(lambda _: batch, workers=1, last_step=2, pinned=False, told=lambda: Unsent(reason))
+    with pytest.raises(DataError, match=told):
+        ahead.batch(0)
+    loader = batches_from(DataLoader(Unsents(reason), batch_size=None, num_workers=1))
+    with pytest.raises(DataError, match=told):
+        read_batch(loader, 7, 0, 4, field="data.name", name="mine:data", what="batch 0")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_processes_of_a_loader_end_with_their_rank(tmp_path):
+    """A killed rank tells them nothing; a server of forks would live as long as they do."""
+    rank = subprocess.Popen([sys.executable, "-c", READS.format(folder=str(tmp_path))])
+    found = lambda: [int(log.stem) for log in tmp_path.glob("*.log")]  # noqa: E731
+    try:
+        eventually(found, "a process of the loader reads", lambda: str(rank.poll()))
+    finally:
+        rank.kill()
+        rank.wait()
+    (process,) = found()
+    eventually(lambda: not Path(f"/proc/{process}").exists(), "it ends", lambda: f"{process} lives")
+
+
+READS = """
+from ballast_trainer.data.sources import batches_from
+from tests.trainer.models.test_loaders_with_state import Numbers
+from torch.utils.data import DataLoader
+import time
+data = DataLoader(Numbers({folder!r}), batch_size=8, num_workers=1, multiprocessing_context="forkserver")
+batches_from(data)(7, 0, 8)
+time.sleep(600)
+"""
 
 
 class Flaky:

@@ -1,9 +1,15 @@
-"""Batches of the steps to come, read by processes beside the training one."""
+"""Batches of the steps to come, read by processes beside the training one; these processes, also a user's."""
 
 import functools
+import multiprocessing
 import os
+import shutil
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
 from typing import Any
 
 import torch
@@ -61,6 +67,8 @@ class ReadAhead:
         try:
             found = next(self._batches)
         except RuntimeError as error:  # a worker was killed
+            if is_of_shared_memory(error):
+                raise shared_memory_full("training.dataloaderNumWorkers") from error
             raise DataError(
                 f"training.dataloaderNumWorkers: a process that reads the data has ended: {error}. "
                 "To fix: more memory, fewer workers, or 0, which reads the data in the training process"
@@ -88,7 +96,7 @@ class ReadAhead:
             multiprocessing_context="fork",
             prefetch_factor=_PER_WORKER,
             pin_memory=self._pinned,
-            worker_init_fn=functools.partial(_start_worker, os.getpid()),
+            worker_init_fn=functools.partial(start_worker, _undo_fork),
             # Of its own: the training process's numbers must not depend on how data are read.
             generator=torch.Generator(),
         )
@@ -121,8 +129,61 @@ class _Failed:
         return DataError(self._text) if self._field is None else ConfigurationError(self._field, self._text)
 
 
-def _start_worker(parent: int, number: int) -> None:
-    """Undo what a fork inherits: the rank's signal handlers, and sockets that must close when it dies."""
+def _undo_fork(number: int) -> None:
+    """Undo the rank's handler of signals, which a fork inherits."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent(parent)
+
+
+def start_worker(also: Callable[[int], object] | None, number: int) -> None:
+    """Begin process ``number`` of a loader: it ends with its rank, and where it cannot send what it has read.
+
+    Args:
+        also: what a user wants done, too.
+        number: of the process.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank stops after its step, and still needs data
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid == os.getppid():
+        end_with_parent(parent.pid)
+    elif parent is not None:  # that of a server of forks, which lives as long as its forks do
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+    # Python's own only prints the error, and the rank waits for ever.
+    Queue._on_queue_feeder_error = staticmethod(_end_unsent)  # type: ignore[attr-defined]
+    if also is not None:
+        also(number)
+
+
+def _end_after(parent: BaseProcess) -> None:
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _end_unsent(error: Exception, batch: object) -> None:
+    sys.excepthook(type(error), error, error.__traceback__)
+    if is_of_shared_memory(error):
+        # As the kernel ends who writes to shared memory that is full.
+        os.kill(os.getpid(), signal.SIGBUS)
+    os._exit(1)
+
+
+_SHARED_MEMORY = "/dev/shm"
+
+
+def is_of_shared_memory(error: BaseException) -> bool:
+    """Whether a loader's error is that the memory that its processes share is full."""
+    # Torch's message of a process that was killed is the cause of one that it ended.
+    return any(
+        isinstance(one, RuntimeError) and "shared memory" in str(one) for one in (error, error.__cause__)
+    )
+
+
+def shared_memory_full(field: str) -> DataError:
+    """The error for it; ``field`` names the data."""
+    try:
+        size = f" ({shutil.disk_usage(_SHARED_MEMORY).total / 2**20:.0f} MiB)"
+    except OSError:
+        size = ""
+    return DataError(
+        f"{field}: {_SHARED_MEMORY}{size} is too small for the batches that the data's processes have read. "
+        "To fix: a larger one (in a pod a volume in memory there, Docker: --shm-size), or fewer workers"
+    )

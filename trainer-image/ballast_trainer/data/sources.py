@@ -29,6 +29,7 @@ import torch
 
 from ballast_trainer.causes import SAMPLE_NOTE, with_place
 from ballast_trainer.data.collate import Batch, BatchForm, BatchFunction
+from ballast_trainer.data.read_ahead import is_of_shared_memory, shared_memory_full, start_worker
 from ballast_trainer.errors import ConfigurationError, DataError, TrainerError
 from ballast_trainer.seeding import host_seeded, mixed_key
 
@@ -184,6 +185,8 @@ def read_batch(
     except (TrainerError, MemoryError, torch.OutOfMemoryError):
         raise
     except (Exception, SystemExit) as error:  # a user's data may do anything
+        if is_of_shared_memory(error):
+            raise shared_memory_full(f"{field}: {name!r}") from error
         raise DataError(
             f"{field}: {name!r} does not give {what}: {with_place(error)}. "
             "To fix: the data, or the code that reads it; then start again"
@@ -325,6 +328,10 @@ def sample_of(dataset: Any, index: int) -> Any:
 
 def batches_of(source: Iterable[Any], form: BatchForm, size: int) -> Iterator[Any]:
     """The batches of an epoch of a loader, or of samples, of which an incomplete batch is left out."""
+    if isinstance(source, torch.utils.data.DataLoader):
+        also: Any = source.worker_init_fn
+        if getattr(also, "func", None) is not start_worker:
+            source.worker_init_fn = functools.partial(start_worker, also)
     if not yields_samples(source):
         return iter(source)
     return _SampleBatches(iter(source), form, size)
