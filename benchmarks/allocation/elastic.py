@@ -18,8 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-from ballast_policies.allocation.instance import Instance, from_arrays
-from ballast_policies.allocation.options import Options
+from ballast_policies.allocation.instance import Instance, Options, from_arrays
 from ballast_policies.allocation.registry import POLICIES, solve
 from ballast_policies.allocation.solvers import methods
 

@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 from ballast_policies.allocation.problem import Entity, Job, Pair, Problem
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.simulator.workloads.generate import Generated
-from ballast_policies.throughput.gavel_file import built_in_table
+from ballast_policies.simulator.workloads import Generated
+from ballast_policies.throughput.table import built_in_table
 
 GPU_TYPES = ("k80", "p100", "v100")
 ENTITIES = 5

@@ -25,9 +25,8 @@ from typing import Any
 
 from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.settings import SimulatedCluster, SimulationSettings
-from ballast_policies.simulator.workloads.workload import Workload
-from ballast_policies.throughput.gavel_file import built_in_table
-from ballast_policies.throughput.table import ThroughputTable
+from ballast_policies.simulator.workloads import Workload
+from ballast_policies.throughput.table import ThroughputTable, built_in_table
 from live import measure
 from live.cluster import Live, LiveRun, running
 from live.trace import write_trace

@@ -23,7 +23,7 @@ from ballast_operator.history.recording import TwinResult
 from ballast_operator.history.store import History
 from ballast_operator.history.twin import read_recording
 from ballast_policies.simulator.replay import replay
-from ballast_policies.throughput.gavel_file import built_in_table
+from ballast_policies.throughput.table import built_in_table
 from live import cluster
 from live.trace import write_trace
 

@@ -17,9 +17,8 @@ import time
 from ballast_lab.commands.simulate_arrays import RULES, array_simulation
 from ballast_policies.simulator.clock import SimulationProgress
 from ballast_policies.simulator.settings import SimulatedCluster
-from ballast_policies.simulator.workloads.generate import Generated
-from ballast_policies.simulator.workloads.workload import Workload
-from ballast_policies.throughput.gavel_file import built_in_table
+from ballast_policies.simulator.workloads import Generated, Workload
+from ballast_policies.throughput.table import built_in_table
 
 CLUSTER = {"v100": 4000, "p100": 4000, "k80": 2000}
 

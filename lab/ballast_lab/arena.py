@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from ballast_policies.elastic.registry import ELASTIC_POLICIES
+from ballast_policies.elastic.completion_time import ELASTIC_POLICIES
 from ballast_policies.simulator.elastic.engine import ElasticResult, simulate
 from ballast_policies.simulator.elastic.workload_file import read_workload
 

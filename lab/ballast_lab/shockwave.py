@@ -26,7 +26,7 @@ import numpy as np
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.settings import SimulatedCluster, SimulationSettings
-from ballast_policies.simulator.workloads.workload import TraceJob, Workload
+from ballast_policies.simulator.workloads import TraceJob, Workload
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
 COLUMNS = {"GPUs": 6, "seconds": 10, "arrival": 11}

@@ -8,10 +8,10 @@ chosen configurations, where r = (age - restarts x restart time) / (age + restar
 import dataclasses
 from collections.abc import Sequence
 
-from ballast_policies.configuration import Configuration
+from ballast_policies.allocation.problem import Configuration
 from ballast_policies.elastic.assignment import Option, best_assignment
+from ballast_policies.elastic.completion_time import ElasticPolicyKind
 from ballast_policies.elastic.job import ElasticCluster, JobState
-from ballast_policies.elastic.registry import ElasticPolicyKind
 
 POWER = -0.5
 WAITING = 1.1

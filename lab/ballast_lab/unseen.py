@@ -25,7 +25,7 @@ import click
 import numpy as np
 from ballast_policies.gpus.catalogue import speed_scales
 from ballast_policies.throughput.estimator import Estimator
-from ballast_policies.throughput.gavel_file import built_in_table
+from ballast_policies.throughput.table import built_in_table
 
 COVERED, DEVIATIONS = 0.9, 1.645
 """Part of the errors that an interval has, and how many standard deviations that is."""

@@ -43,8 +43,7 @@ from ballast_policies.contract import (
 )
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.messages import read_finished_step
-from ballast_policies.gpus.catalogue import CatalogueError, parse_gpus
-from ballast_policies.gpus.labels import gpu_of_node
+from ballast_policies.gpus.catalogue import CatalogueError, gpu_of_node, parse_gpus
 from ballast_policies.planning.profile import read_profile
 from ballast_policies.prices.clouds.aws import spot_price
 from ballast_policies.prices.clouds.azure import retail_price
@@ -53,10 +52,8 @@ from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice
 from ballast_policies.prices.feed import FeedPrice, read_feed
 from ballast_policies.prices.offers import PriceLogError, parse_catalogue
 from ballast_policies.simulator.elastic.workload_file import read_workload
-from ballast_policies.simulator.workloads.trace import parse_trace
-from ballast_policies.simulator.workloads.workload import WorkloadError
-from ballast_policies.throughput.gavel_file import parse_gavel
-from ballast_policies.throughput.table import ThroughputError
+from ballast_policies.simulator.workloads import WorkloadError, parse_trace
+from ballast_policies.throughput.table import ThroughputError, parse_gavel
 from ballast_trainer.checkpoints.folder_lock import Owner
 from ballast_trainer.checkpoints.index import _read_index
 from ballast_trainer.checkpoints.manifest import Manifest

@@ -6,7 +6,7 @@ import pytest
 from ballast_operator.cli.laboratory import SIMULATIONS, reproduce
 from ballast_operator.cli.live.whatif import whatif
 from ballast_operator.cli.simulate.command import simulate
-from ballast_policies.elastic.registry import ELASTIC_POLICIES
+from ballast_policies.elastic.completion_time import ELASTIC_POLICIES
 from click.testing import CliRunner
 
 from tests.support.distributions import install

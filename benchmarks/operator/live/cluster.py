@@ -23,7 +23,7 @@ from ballast_operator.local_operator import (
     write_operator_kubeconfig,
 )
 from ballast_policies.simulator.settings import LIST_PRICES
-from ballast_policies.simulator.workloads.workload import TraceJob, Workload
+from ballast_policies.simulator.workloads import TraceJob, Workload
 from ballast_policies.throughput.table import ThroughputTable
 from kubernetes import client, config, watch
 from kubernetes.dynamic import DynamicClient

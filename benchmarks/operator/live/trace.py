@@ -3,8 +3,7 @@
 import random
 from pathlib import Path
 
-from ballast_policies.simulator.workloads.trace import read_trace
-from ballast_policies.simulator.workloads.workload import Workload
+from ballast_policies.simulator.workloads import Workload, read_trace
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
 TYPES = (

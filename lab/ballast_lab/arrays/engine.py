@@ -13,7 +13,7 @@ from ballast_policies.simulator.clock import OnProgress, SimulationProgress
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.result import Counters, Result, summarise
 from ballast_policies.simulator.settings import SettingsError, SimulatedCluster
-from ballast_policies.simulator.workloads.workload import TraceJob, Workload
+from ballast_policies.simulator.workloads import TraceJob, Workload
 from ballast_policies.throughput.table import ThroughputTable
 
 from ballast_lab.arrays.by_shares import EMPTY_GRANT, Grant, SimulatedRounds

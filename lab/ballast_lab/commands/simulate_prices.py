@@ -18,7 +18,7 @@ from ballast_operator.cli.simulate.input import (
 from ballast_operator.cli.simulate.progress import progress_bar
 
 if TYPE_CHECKING:
-    from ballast_policies.simulator.workloads.workload import Workload
+    from ballast_policies.simulator.workloads import Workload
     from ballast_policies.throughput.table import ThroughputTable
 
     from ballast_lab.prices.market import Market
@@ -58,7 +58,7 @@ def simulate_spot(options: Mapping[str, Any], *, given: set[str]) -> None:
     """
     from ballast_policies.prices.offers import PriceLogError, seconds_of
     from ballast_policies.simulator.settings import SettingsError
-    from ballast_policies.simulator.workloads.workload import WorkloadError
+    from ballast_policies.simulator.workloads import WorkloadError
     from ballast_policies.throughput.table import ThroughputError
 
     from ballast_lab.prices.logs.folder import excerpt, read_market

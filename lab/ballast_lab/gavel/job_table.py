@@ -1,6 +1,6 @@
 """The order of job types with which Gavel's published curves were drawn."""
 
-from ballast_policies.simulator.workloads.generate import in_order
+from ballast_policies.simulator.workloads import in_order
 
 PUBLISHED = in_order("ResNet-18", "ResNet-50", "LM", "A3C", "Transformer", "Recommendation", "CycleGAN")
 """Found from the curves: of all orders of the seven families it alone gives the longest

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from ballast_policies.simulator.settings import SettingsError
-from ballast_policies.simulator.workloads.workload import TraceJob
+from ballast_policies.simulator.workloads import TraceJob
 from ballast_policies.throughput.table import ThroughputTable
 
 from ballast_lab.spot.settings import SpotJob

@@ -15,9 +15,8 @@ from typing import Any
 from ballast_lab.commands.simulate_arrays import array_simulation
 from ballast_lab.comparison import Comparison, Point, near
 from ballast_policies.simulator.settings import SimulatedCluster
-from ballast_policies.simulator.workloads.workload import TraceJob, Workload
-from ballast_policies.throughput.gavel_file import built_in_table
-from ballast_policies.throughput.table import JobType
+from ballast_policies.simulator.workloads import TraceJob, Workload
+from ballast_policies.throughput.table import JobType, built_in_table
 
 PRICES = {"k80": 0.45, "p100": 1.46, "v100": 2.48}
 DAYS = (0.5, 1.0, 2.0, 4.0, 8.0)

@@ -23,8 +23,7 @@ from ballast_lab.prices.offers import Offer
 from ballast_lab.spot.engine import replay
 from ballast_lab.spot.settings import SpotJob, SpotSettings
 from ballast_policies.prices.hazard import Hazard
-from ballast_policies.throughput.gavel_file import built_in_table
-from ballast_policies.throughput.table import JobType
+from ballast_policies.throughput.table import JobType, built_in_table
 
 ROOT = Path(__file__).parents[3]
 GAVEL_COST = Path(__file__).with_name("gavel_cost.json")

@@ -19,8 +19,8 @@ from ballast_lab.spot.engine import replay
 from ballast_lab.spot.jobs import spot_job
 from ballast_lab.spot.result import JobOutcome, SpotResult
 from ballast_lab.spot.settings import SpotJob, SpotSettings
-from ballast_policies.simulator.workloads.generate import continuous
-from ballast_policies.throughput.gavel_file import built_in_table
+from ballast_policies.simulator.workloads import continuous
+from ballast_policies.throughput.table import built_in_table
 
 JOBS = 20
 JOBS_PER_HOUR = 20 / 72

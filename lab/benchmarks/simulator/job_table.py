@@ -14,9 +14,8 @@ job wait for its first round.
 import itertools
 import random
 
-from ballast_policies.simulator.workloads.generate import DISTRIBUTED, _draw_duration, _draw_gpus
-from ballast_policies.throughput.gavel_file import built_in_table
-from ballast_policies.throughput.table import JobType
+from ballast_policies.simulator.workloads import DISTRIBUTED, _draw_duration, _draw_gpus
+from ballast_policies.throughput.table import JobType, built_in_table
 from published_figures import MULTIPLE, PUBLISHED, SINGLE
 
 TYPES = ("v100", "p100", "k80")

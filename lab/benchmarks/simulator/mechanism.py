@@ -17,10 +17,9 @@ from ballast_lab.arrays.solving import ShareSolver
 from ballast_lab.comparison import Comparison, Point, near
 from ballast_lab.gavel.shares import GAVEL_RULES
 from ballast_policies.simulator.settings import SimulatedCluster
-from ballast_policies.simulator.workloads.generate import continuous
-from ballast_policies.simulator.workloads.trace import read_trace
-from ballast_policies.throughput.gavel_file import built_in_table
+from ballast_policies.simulator.workloads import continuous, read_trace
 from ballast_policies.throughput.paired import PairSpeeds
+from ballast_policies.throughput.table import built_in_table
 from published_figures import PHYSICAL
 
 KEPT = Path(__file__).with_name("published_runs.json")

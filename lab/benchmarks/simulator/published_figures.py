@@ -8,11 +8,8 @@ from ballast_lab.arrays.rules import ArraySettings
 from ballast_lab.commands.simulate_arrays import RULES
 from ballast_lab.gavel import job_table
 from ballast_policies.simulator.settings import SimulatedCluster
-from ballast_policies.simulator.workloads.generate import continuous, static
-from ballast_policies.simulator.workloads.trace import read_trace
-from ballast_policies.simulator.workloads.workload import Workload
-from ballast_policies.throughput.gavel_file import built_in_table
-from ballast_policies.throughput.table import ThroughputTable
+from ballast_policies.simulator.workloads import Workload, continuous, read_trace, static
+from ballast_policies.throughput.table import ThroughputTable, built_in_table
 
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
 SIMULATED = SimulatedCluster(gpus={"v100": 36, "p100": 36, "k80": 36})

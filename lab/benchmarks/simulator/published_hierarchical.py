@@ -17,9 +17,8 @@ from typing import Any
 from ballast_lab.comparison import Comparison, near
 from ballast_policies.allocation.problem import Entity, Job, Problem
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.simulator.workloads.generate import DISTRIBUTED
-from ballast_policies.throughput.gavel_file import built_in_table
-from ballast_policies.throughput.table import JobType
+from ballast_policies.simulator.workloads import DISTRIBUTED
+from ballast_policies.throughput.table import JobType, built_in_table
 from published import keep
 from published_figures import PUBLISHED
 

@@ -17,11 +17,9 @@ from ballast_policies.simulator import engine
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.result import Result
 from ballast_policies.simulator.settings import SimulatedCluster, SimulationSettings
-from ballast_policies.simulator.workloads.generate import static
-from ballast_policies.simulator.workloads.workload import Workload
-from ballast_policies.throughput.gavel_file import built_in_table
+from ballast_policies.simulator.workloads import Workload, static
 from ballast_policies.throughput.paired import PairSpeeds
-from ballast_policies.throughput.table import ThroughputTable
+from ballast_policies.throughput.table import ThroughputTable, built_in_table
 
 
 def shared_gpus(workload: Workload, cluster: SimulatedCluster, table: ThroughputTable) -> SharedGpus:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from ballast_policies.accounting import price_part
 from ballast_policies.contract.limits import MOST_EPOCH
-from ballast_policies.protocol.cause import Cause
+from ballast_policies.protocol.observed import Cause
 from ballast_policies.rounds.values import Placement, PoolPart
 from pydantic import Field, WithJsonSchema, field_serializer, field_validator
 

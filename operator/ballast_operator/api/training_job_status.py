@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 from ballast_policies.contract.limits import MOST_EPOCH
-from ballast_policies.protocol.cause import Cause
+from ballast_policies.protocol.observed import Cause
 from pydantic import Field, field_validator
 
 from ballast_operator.api.base import (

@@ -4,8 +4,14 @@ import json
 from typing import Any
 
 import click
-from ballast_policies.gpus.catalogue import PRECISIONS, GpuModel, built_in_gpus, gpu_named, gpus_containing
-from ballast_policies.gpus.labels import gpu_of_node
+from ballast_policies.gpus.catalogue import (
+    PRECISIONS,
+    GpuModel,
+    built_in_gpus,
+    gpu_named,
+    gpu_of_node,
+    gpus_containing,
+)
 
 
 @click.command()

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import yaml
-from ballast_policies.gpus.shared import one_for_each_gpu
+from ballast_policies.rounds.values import one_for_each_gpu
 
 from ballast_operator.api.conditions import JobState
 from ballast_operator.api.policy_conditions import NO_POLICY

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from ballast_policies.contract import JOB_LABEL, lease_name
-from ballast_policies.protocol.cause import Cause
+from ballast_policies.protocol.observed import Cause
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.read import read_job_status, unknown_fields

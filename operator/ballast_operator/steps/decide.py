@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from ballast_policies import protocol
 from ballast_policies.contract import Directive, Plan
 from ballast_policies.protocol import Decision, next_move
-from ballast_policies.protocol.cause import Cause
 from ballast_policies.protocol.moves import (
     AbandonGrowth,
     BeginGrowth,
@@ -26,7 +25,7 @@ from ballast_policies.protocol.moves import (
     Wait,
     WritePlan,
 )
-from ballast_policies.protocol.observed import Deadline, Observed, Phase
+from ballast_policies.protocol.observed import Cause, Deadline, Observed, Phase
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import TrainingJobStatus

@@ -2,8 +2,7 @@
 
 import datetime
 
-from ballast_policies.protocol.cause import Cause
-from ballast_policies.protocol.observed import Deadline
+from ballast_policies.protocol.observed import Cause, Deadline
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import Ending

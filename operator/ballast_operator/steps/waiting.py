@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from ballast_policies.protocol.cause import Cause
 from ballast_policies.protocol.moves import Wait, WaitFor
-from ballast_policies.protocol.observed import Deadline, Gang
+from ballast_policies.protocol.observed import Cause, Deadline, Gang
 from ballast_policies.rounds.values import Placement
 
 from ballast_operator.api.conditions import JobCondition, JobReason

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from ballast_policies.contract import Directive, Plan
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.protocol.cause import Cause
+from ballast_policies.protocol.observed import Cause
 from ballast_policies.protocol.shrink import pods_after_drain
 
 from ballast_operator.api.conditions import JobReason

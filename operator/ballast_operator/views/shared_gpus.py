@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from ballast_policies.contract import JOB_LABEL
-from ballast_policies.gpus.shared import one_for_each_gpu
+from ballast_policies.rounds.values import one_for_each_gpu
 
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.kube.kinds import Key, Object, job_id

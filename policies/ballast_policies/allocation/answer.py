@@ -6,8 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.problem import Allocation
-from ballast_policies.allocation.start import WarmStart
+from ballast_policies.allocation.problem import Allocation, WarmStart
 
 CERTIFIED_GAP = 1e-6
 """Relative gap up to which an answer with a bound is called optimal."""

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ballast_policies.allocation.problem import ProblemError
-from ballast_policies.configuration import Configuration
+from ballast_policies.allocation.problem import Configuration, ProblemError
 from ballast_policies.contract.errors import ContractError, Problem
 
 MOST_SIZES = 10_000

@@ -17,10 +17,9 @@ import numpy as np
 
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.own_share import best_use
-from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
+from ballast_policies.allocation.problem import Allocation, Configuration, Problem, ProblemError
 from ballast_policies.allocation.registry import allocate, find_policy
 from ballast_policies.allocation.solvers.linear import LinearSolution, SolverError, watched
-from ballast_policies.configuration import Configuration
 
 GAINS = 1e-9
 """Part of the gain of a full-time share by which an answer must be better than the known ones."""

@@ -27,7 +27,7 @@ import numpy as np
 from pydantic import Field
 
 from ballast_policies.allocation.gang_sizes import MOST_LISTED
-from ballast_policies.configuration import Configuration
+from ballast_policies.allocation.problem import Configuration
 from ballast_policies.contract.errors import ContractError, Problem
 from ballast_policies.contract.limits import MOST_MICROBATCHES
 from ballast_policies.planning.launch import UNLIMITED_BYTES, LaunchedPipeline, RankGpu, best_cut

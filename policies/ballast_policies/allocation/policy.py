@@ -8,7 +8,7 @@ import numpy as np
 
 from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.start import WarmStart
+from ballast_policies.allocation.problem import WarmStart
 
 
 class Reads(enum.StrEnum):

@@ -10,8 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ballast_policies.allocation.problem import Allocation, Job, Problem
-from ballast_policies.configuration import Configuration
+from ballast_policies.allocation.problem import Allocation, Configuration, Job, Problem
 
 IN_COLUMNS, AND = " in ", " and "
 """Between the name of a configuration and the columns that its GPUs are of, and between these."""

@@ -2,6 +2,8 @@
 
 Used by the operator's allocator, the simulator and ``ballast allocate``.  Units: throughput in
 steps per second of the whole gang; times in seconds; capacity in GPUs; prices in USD per GPU hour.
+
+A fixed job has a configuration for each GPU type; an elastic job has several sizes, and may mix types.
 """
 
 import dataclasses
@@ -11,14 +13,88 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ballast_policies.allocation.start import WarmStart
-from ballast_policies.configuration import Configuration
+from ballast_policies.contract import errors as contract
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """GPUs and speed of one way to run a job.
+
+    Attributes:
+        name: unique among the job's configurations.
+        gpus: GPU type -> GPUs, whole numbers; at least one GPU in all. A type with 0 is as one left out.
+        throughput: steps (or other units of work) per second of the whole gang; 0: it cannot run so.
+        usd_per_step: what a step costs besides the GPUs, e.g. to read its data from another region.
+
+    Raises:
+        contract.ContractError: a value is impossible; paths are relative to the configuration.
+    """
+
+    name: str
+    gpus: Mapping[str, int]
+    throughput: float
+    usd_per_step: float = 0.0
+
+    def __post_init__(self) -> None:
+        problems = [
+            contract.Problem(f"gpus.{gpu_type}", f"{count} is not a whole number of GPUs, 0 or more")
+            for gpu_type, count in self.gpus.items()
+            if not (count >= 0 and count == int(count))
+        ]
+        if not problems and not any(self.gpus.values()):
+            problems.append(contract.Problem("gpus", "there is no GPU. To fix: give at least one"))
+        if not (self.throughput >= 0 and math.isfinite(self.throughput)):
+            problems.append(
+                contract.Problem("throughput", f"{self.throughput} must be at least 0 and finite")
+            )
+        if not (self.usd_per_step >= 0 and math.isfinite(self.usd_per_step)):
+            problems.append(
+                contract.Problem("usd_per_step", f"{self.usd_per_step} must be at least 0 and finite")
+            )
+        if not self.name:
+            problems.append(contract.Problem("name", "expected a text, got ''"))
+        if problems:
+            raise contract.ContractError(problems)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.throughput))
+
+    @classmethod
+    def of_one_type(cls, gpu_type: str, gpus: int, throughput: float) -> "Configuration":
+        """``gpus`` GPUs of one type, named by type and number."""
+        return cls(name=f"{gpus} x {gpu_type}", gpus={gpu_type: gpus}, throughput=throughput)
+
+    @property
+    def total(self) -> int:
+        """GPUs of all types."""
+        return sum(self.gpus.values())
+
+    def fits(self, capacity: Mapping[str, int]) -> bool:
+        """Whether there are GPUs enough of each type, if no other job has any."""
+        return all(count <= capacity.get(gpu_type, 0) for gpu_type, count in self.gpus.items() if count)
+
 
 ENTITY_POLICIES = ("fairness", "fifo")
 """How an entity may divide its share among its members."""
 
 MOST_ABOVE = 100
 """Entities above an entity: the policies go through them level by level."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """Prices of the GPU types, in ratio to each other, and how far demands could be raised.
+
+    The k + 1 unknowns of a large program (``boxstep``): after an arrival or departure they
+    are still nearly optimal. A bad start costs time, not exactness.
+    """
+
+    prices: tuple[float, ...]
+    t: float
+
+    def scaled(self, unit: float) -> "WarmStart":
+        """The same for a program whose t counts ``unit`` times as much; only ratios of prices matter."""
+        return WarmStart(prices=self.prices, t=self.t * unit)
 
 
 class ProblemError(ValueError):

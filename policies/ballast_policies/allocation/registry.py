@@ -1,11 +1,19 @@
-"""The table of policies, and the solution of a problem by a named policy."""
+"""The table of policies, and the solution of a problem by a named policy.
+
+Beside it stand the fallback where a solver fails or runs out of time (:func:`greedy`), and the
+heterogeneity-agnostic baselines. A scheduler that ignores GPU types takes each type for as fast as the job's
+fastest one. Then only a job's total time matters to it, and which types make it up is a tie in all of its
+objectives. The tie is resolved without knowledge of the types, too: time is spread over them as the cluster
+is made up, as far as capacities and the types a job cannot use allow.
+"""
 
 import dataclasses
 import time
 
+import numpy as np
+
 from ballast_policies.allocation.answer import Answer, as_allocation, relative_gap
 from ballast_policies.allocation.custom.function import named_policy
-from ballast_policies.allocation.heterogeneity_agnostic import agnostic_view, spread_over_types
 from ballast_policies.allocation.instance import Instance, instance
 from ballast_policies.allocation.policies import (
     allox,
@@ -30,11 +38,118 @@ from ballast_policies.allocation.policies.cost import (
     min_cost,
     min_cost_slo,
 )
+from ballast_policies.allocation.policies.max_min_fairness import objective
 from ballast_policies.allocation.policy import Policy, Reads, SpaceSharing, Surplus
-from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
+from ballast_policies.allocation.problem import Allocation, Problem, ProblemError, WarmStart
 from ballast_policies.allocation.solvers.methods import fallbacks_listed
-from ballast_policies.allocation.start import WarmStart
 from ballast_policies.registry import Registry
+
+FITTING_ROUNDS = 200
+
+
+def agnostic_view(real: Instance) -> Instance:
+    """The instance as the heterogeneity-agnostic scheduler sees it; columns stay in place.
+
+    Pairs keep the slowdown by sharing of each of the two on that type, relative to running alone.
+    """
+    fastest, columns = real.fastest, real.columns
+    T = np.where(real.T > 0, fastest[:, None], 0.0)
+    total = real.capacity.sum()
+
+    def agnostic(rate: np.ndarray, job: np.ndarray) -> np.ndarray:
+        alone = real.T[job, columns.kind]
+        relative: np.ndarray = np.divide(rate, alone, out=np.zeros_like(rate), where=alone > 0) * fastest[job]
+        return relative
+
+    return dataclasses.replace(
+        real,
+        T=T,
+        equal=T @ (real.capacity / total) if total > 0 else np.zeros(len(T)),
+        columns=dataclasses.replace(
+            columns,
+            rate_first=agnostic(columns.rate_first, columns.first),
+            rate_second=agnostic(columns.rate_second, columns.second),
+        ),
+    )
+
+
+def spread_over_types(instance: Instance, x: np.ndarray) -> np.ndarray:
+    """``x`` with each job's time alone spread over its types in proportion to their GPUs, where that fits.
+
+    Iterative proportional fitting to each job's time and each type's limit; the violation that remains
+    after the last round is removed by mixing with ``x``, which is feasible. Each job's total time
+    alone and all pairs are unchanged.
+    """
+    columns, capacity = instance.columns, instance.capacity
+    alone = columns.second < 0
+    time = np.zeros(len(instance.gpus))
+    np.add.at(time, columns.first[alone], x[alone])
+    shared = np.where(alone, 0.0, x)
+    limit = np.maximum(capacity - instance.gpus_used(shared), 0.0)
+    X = np.where(instance.T > 0, capacity, 0.0)
+    total = X.sum(axis=1, keepdims=True)
+    X = np.divide(X, total, out=np.zeros_like(X), where=total > 0) * time[:, None]
+    for _ in range(FITTING_ROUNDS):
+        used = instance.gpus @ X
+        if (used <= limit * (1 + 1e-12)).all():
+            break
+        X = X * np.minimum(1.0, np.divide(limit, used, out=np.ones_like(used), where=used > 0))
+        kept = X.sum(axis=1)
+        X = X * np.divide(time, kept, out=np.zeros_like(time), where=kept > 0)[:, None]
+    even = np.where(alone, X[columns.first, columns.kind], 0.0) + shared
+    return mix(instance, even, x)
+
+
+def mix(instance: Instance, wanted: np.ndarray, feasible: np.ndarray) -> np.ndarray:
+    """As much of ``wanted`` as the capacities allow, the rest from ``feasible``."""
+    over, held = instance.gpus_used(wanted), instance.gpus_used(feasible)
+    excess = over - instance.capacity
+    tight = excess > 0
+    part = ((instance.capacity - held)[tight] / (over - held)[tight]).min() if tight.any() else 1.0
+    part = float(np.clip(part, 0.0, 1.0))
+    return instance.feasible(part * wanted + (1 - part) * feasible)
+
+
+def greedy(problem: Problem) -> Allocation:
+    """A feasible allocation by one pass over the jobs and their types or configurations."""
+    started = time.perf_counter()
+    posed = instance(problem)
+    left, columns = posed.capacity.copy(), posed.columns
+    demand = posed.gpus.sum()
+    # Under contention no job takes more than the equal share of time, so that the last job gets something.
+    share = min(1.0, left.sum() / demand) if demand else 1.0
+    x = np.zeros(len(columns))
+    column, kind, gpus = columns.entries()
+    by_column = np.argsort(column, kind="stable")
+    kind, gpus = kind[by_column], gpus[by_column]
+    begin = np.searchsorted(column[by_column], np.arange(len(columns) + 1))
+    # Each job's columns, the fastest first.
+    ranked = np.lexsort((-columns.rate_first, columns.first))
+    of_job = np.searchsorted(columns.first[ranked], np.arange(len(problem.jobs) + 1))
+    order = sorted(
+        range(len(problem.jobs)),
+        key=lambda m: (-problem.jobs[m].weight / posed.gpus[m], problem.jobs[m].name),
+    )
+    for m in order:
+        budget = share
+        for c in ranked[of_job[m] : of_job[m + 1]]:
+            taken = slice(begin[c], begin[c + 1])
+            fraction = min(budget, float((left[kind[taken]] / gpus[taken]).min()))
+            x[c] = fraction
+            left[kind[taken]] -= fraction * gpus[taken]
+            budget -= fraction
+            if budget <= 0:
+                break
+    x = posed.feasible(x)
+    return as_allocation(
+        posed,
+        Answer(x=x, solver="greedy", status="greedy"),
+        policy="greedy",
+        objective=objective(posed, x),
+        gap=None,
+        seconds=time.perf_counter() - started,
+    )
+
 
 """Name -> row, in the order of the registry."""
 

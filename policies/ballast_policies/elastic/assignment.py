@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ballast_policies.configuration import Configuration
+from ballast_policies.allocation.problem import Configuration
 from ballast_policies.elastic.job import ElasticCluster
 
 MOST_CELLS = 200_000

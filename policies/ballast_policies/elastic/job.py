@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from ballast_policies.configuration import Configuration
+from ballast_policies.allocation.problem import Configuration
 from ballast_policies.contract.errors import ContractError, Problem
 from ballast_policies.contract.limits import MOST_SECONDS
 

@@ -6,9 +6,8 @@ every interleaving of the same function with crashes, stale views, lost answers,
 leader.
 """
 
-from ballast_policies.protocol.cause import Cause
 from ballast_policies.protocol.machine import next_move, state_of
 from ballast_policies.protocol.moves import Decision, Move
-from ballast_policies.protocol.observed import Action, Observed
+from ballast_policies.protocol.observed import Action, Cause, Observed
 
 __all__ = ["Action", "Cause", "Decision", "Move", "Observed", "next_move", "state_of"]

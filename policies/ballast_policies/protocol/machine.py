@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ballast_policies.contract.names import pod_name
 from ballast_policies.contract.plan import Directive
-from ballast_policies.protocol.cause import Cause
 from ballast_policies.protocol.moves import (
     AbandonGrowth,
     BeginGrowth,
@@ -29,6 +28,7 @@ from ballast_policies.protocol.moves import (
 )
 from ballast_policies.protocol.observed import (
     Action,
+    Cause,
     Deadline,
     Failure,
     Gang,

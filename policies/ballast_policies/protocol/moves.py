@@ -4,8 +4,7 @@ import dataclasses
 import enum
 
 from ballast_policies.contract.plan import Directive
-from ballast_policies.protocol.cause import Cause
-from ballast_policies.protocol.observed import Deadline, Gang
+from ballast_policies.protocol.observed import Cause, Deadline, Gang
 
 
 class State(enum.StrEnum):

@@ -12,9 +12,8 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from ballast_policies.allocation.problem import Job, Problem
+from ballast_policies.allocation.problem import Configuration, Job, Problem
 from ballast_policies.allocation.registry import find_policy
-from ballast_policies.configuration import Configuration
 from ballast_policies.rounds.gangs import MixedGang, speed_key
 from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.values import Node, PoolPart

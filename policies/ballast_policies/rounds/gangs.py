@@ -9,7 +9,7 @@ from ballast_policies.allocation.policy import Surplus
 from ballast_policies.planning.launch import LaunchedPipeline, RankGpu, step_seconds
 from ballast_policies.rounds.values import Colocation, Placement, PoolPart, stays
 from ballast_policies.throughput.paired import PairSpeeds
-from ballast_policies.throughput.speed_key import SpeedKey
+from ballast_policies.throughput.speeds import SpeedKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,19 +4,302 @@ Those that no pool holds, and those that run in several, were granted their leas
 have grown (:mod:`.elastic`) beside the others. One that starts, or is started elsewhere, takes the fastest
 division of what is free; one that waits for as many GPUs of one pool is started on those of several; at the
 end of a round a running gang is started elsewhere where that wins more than its restart costs.
+
+Of the policy that chooses sizes and pools itself, by the completion times that follow:
+
+1. :class:`~ballast_policies.elastic.completion_time.CompletionTime` chooses a pool and a size for each gang
+   (pools, for one that no pool holds), or that it waits, within the GPUs of the pools and what gangs may do
+   now: one that must not be disturbed keeps its pool, and of its sizes those that it may have. Within a
+   round, where none may be stopped, its choice is taken as it is; whether restarts pay is tried out at the
+   ends of rounds.
+2. The chosen gangs are granted their least sizes in these pools, and grow to the chosen ones first.
+3. What is left goes to the gangs that were not chosen, those that run first.
 """
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ballast_policies.rounds.by_completion_time import grant_sizes
+from ballast_policies.allocation.instance import DEFAULT_SECONDS
+from ballast_policies.allocation.policy import Surplus
+from ballast_policies.allocation.problem import Configuration, Job
+from ballast_policies.contract.limits import MOST_SECONDS
+from ballast_policies.elastic.completion_time import BASE, CompletionTime
+from ballast_policies.elastic.job import LEAST_SECONDS, ElasticCluster, ElasticJob, JobState
 from ballast_policies.rounds.claims import priorities
-from ballast_policies.rounds.divisions import best_parts, open_nodes, room_on
-from ballast_policies.rounds.draft import Draft, Reason
-from ballast_policies.rounds.gangs import MixedGang
-from ballast_policies.rounds.hysteresis import keeps_free, moves_left, within_min_run
-from ballast_policies.rounds.ledger import Ledger, pack
+from ballast_policies.rounds.divisions import best_parts, mixtures, open_nodes, room_on
+from ballast_policies.rounds.draft import Draft, Explained, Reason
+from ballast_policies.rounds.elastic import grant_elastic
+from ballast_policies.rounds.gangs import ElasticGang, MixedGang
+from ballast_policies.rounds.hysteresis import exempt_newest, keeps_free, moves_left, within_min_run
+from ballast_policies.rounds.ledger import Ledger, given_to_tenants, in_its_pools, pack
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Placement
+from ballast_policies.rounds.values import Node, Placement
+
+RESTART_SECONDS = 30.0
+"""Of a gang of one size, whose restart nobody has stated."""
+
+STAYS, STARTS = 1.0, 0.999
+"""Shares in the chosen pool: of two pools alike a gang keeps its own."""
+
+OVER_ROOM = "by the jobs' completion times other jobs are to have the GPUs that its namespace may hold"
+
+GRANTED = ("", "stays on ")
+"""What leads the reason of a gang that was granted its GPUs by its share."""
+
+
+def grant_sizes(question: Question) -> Draft:
+    """The round with the sizes that the policy chooses, if it chooses some."""
+    if question.sizes.surplus is not Surplus.COMPLETION_TIME or not question.jobs:
+        return grant_elastic(question)
+    chosen = _choice(question)
+    first = grant_elastic(_chosen_alone(question, chosen))
+    placed, running = first.placements, question.state.running
+    reasons = {
+        name: dataclasses.replace(
+            why, text=f"{chosen[name].total} GPUs are to be its, by the jobs' completion times"
+        )
+        if why.lead in GRANTED
+        else why
+        for name, why in first.reasons.items()
+    }
+    if len(placed) == len(question.jobs):
+        return dataclasses.replace(first, question=question, reasons=reasons)
+    rest = question.without(
+        placed,
+        Counter(node for at in placed.values() for node in at.nodes),
+        moves=len(first.changes.moved),
+        tenants=given_to_tenants(question, placed),
+    )
+    over = _over_their_room(rest)
+    rest = rest.without(over, {})
+    shares = {
+        job.name: {rest.columns.get(held.pool, held.gpu_type): STAYS}
+        for job in rest.jobs
+        if (held := running.get(job.name)) is not None
+    }
+    second = grant_elastic(_of_these_shares(rest, shares))
+    placements = {**second.placements, **placed}
+    explained = Explained(question, placements)
+    waiting = {job.name: explained.waiting(job) for job in rest.jobs if job.name not in placements}
+    waiting |= {name: Reason(OVER_ROOM) for name in over}
+    return Draft(question=question, placements=placements, reasons={**reasons, **second.reasons, **waiting})
+
+
+def _over_their_room(rest: Question) -> list[str]:
+    """Jobs for which the chosen gangs have left too few of their tenants' GPUs, first come, first served."""
+    room, over = dict(rest.room), []
+    for job in rest.jobs:
+        tenant = rest.tenants.get(job.name, "")
+        if tenant not in room or rest.trains(job.name):
+            continue
+        if job.gpus > room[tenant]:
+            over.append(job.name)
+        else:
+            room[tenant] -= job.gpus
+    return over
+
+
+def _of_these_shares(question: Question, shares: dict[str, dict[str, float]]) -> Question:
+    """The question with shares that no account counts for or against."""
+    state = dataclasses.replace(question.state, received={}, promised=None)
+    return dataclasses.replace(question, shares=shares, state=state)
+
+
+def _chosen_alone(question: Question, chosen: Mapping[str, Configuration]) -> Question:
+    """The question of the chosen gangs alone, each on the GPU types of its pools."""
+    types = {node.pool: node.gpu_type for node in question.nodes}
+    jobs, shares, elastic, mixed = [], {}, {}, dict(question.mixed)
+    for job in question.jobs:
+        if job.name not in chosen:
+            continue
+        pools, at = chosen[job.name].gpus, question.state.running.get(job.name)
+        here = {types[pool] for pool in pools}
+        rates = {gpu_type: rate for gpu_type, rate in job.throughput.items() if gpu_type in here}
+        jobs.append(dataclasses.replace(job, throughput=rates))
+        pool = next(iter(pools))
+        stays = at is not None and at.pool == pool
+        shares[job.name] = {question.columns.get(pool, types[pool]): STAYS if stays else STARTS}
+        if question.in_several_pools(job.name):
+            if at is None:
+                speeds = {kind: rate for kind, rate in mixed[job.name].speeds.items() if kind in here}
+                mixed[job.name] = dataclasses.replace(mixed[job.name], speeds=speeds)
+            continue
+        gang = question.elastic.get(job.name)
+        if gang is not None:
+            elastic[job.name] = dataclasses.replace(
+                gang, speeds={types[pool]: gang.speeds.get(types[pool], {})}, wanted=pools[pool]
+            )
+    parts = question.claimed_parts()
+    alone = dataclasses.replace(question, jobs=jobs, elastic=elastic, mixed=mixed, parts=parts)
+    return _of_these_shares(alone, shares)
+
+
+class _Pools:
+    """The pools, and what is open to each job; of thousands of jobs most are barred from the same nodes.
+
+    Attributes:
+        gpus: pool -> all of its GPUs.
+        gpu_type: pool -> type.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self.gpus: Counter[str] = Counter()
+        for node in nodes:
+            self.gpus[node.pool] += node.gpus
+        self.gpu_type = {node.pool: node.gpu_type for node in nodes}
+        self._open: dict[frozenset[str], Counter[str]] = {}
+
+    def open_to(self, barred: frozenset[str]) -> Mapping[str, int]:
+        """Pool -> GPUs of nodes on which a job may be started that is barred from these groups."""
+        if barred not in self._open:
+            found = self._open[barred] = Counter(dict.fromkeys(self.gpus, 0))
+            for node in self._nodes:
+                if not node.closed and node.group not in barred:
+                    found[node.pool] += node.gpus
+        return self._open[barred]
+
+
+def _choice(question: Question) -> dict[str, Configuration]:
+    """Job -> pools with its GPUs there, of the gangs that are to run."""
+    nodes = {node.name: node for node in question.nodes}
+    pools = _Pools(question.nodes)
+    cluster = ElasticCluster(nodes=pools.gpus, gpus_per_node=dict.fromkeys(pools.gpus, 1))
+    policy = CompletionTime(cluster=cluster, round_seconds=1.0)
+    held = {name: at for name, at in question.state.running.items() if in_its_pools(at, nodes)}
+    kept, limit = within_min_run(question, held), moves_left(question)
+    while True:
+        found = [_state(job, question, held.get(job.name), job.name in kept, pools) for job in question.jobs]
+        states = [state for state in found if state is not None]
+        if question.settings.within_round:
+            return _by_name(states, policy.choice(states, BASE))
+        chosen = _by_name(states, policy(states, question.now))
+        disturbed = {
+            state.job.name: held[state.job.name]
+            for state in states
+            if state.job.name in held and state.job.name not in kept
+            if (to := chosen.get(state.job.name)) is None or held[state.job.name].pool not in to.gpus
+        }
+        if len(disturbed) <= limit:
+            return chosen
+        kept |= exempt_newest(disturbed, question.state, limit, "")
+
+
+def _by_name(states: Sequence[JobState], chosen: Sequence[Configuration | None]) -> dict[str, Configuration]:
+    return {state.job.name: to for state, to in zip(states, chosen, strict=True) if to is not None}
+
+
+def _state(job: Job, question: Question, at: Placement | None, keeps: bool, pools: _Pools) -> JobState | None:
+    """The job as the choice sees it; None: no pool can hold it.
+
+    ``at``: where it runs; ``keeps``: it must not be stopped or moved.
+    """
+    several = question.in_several_pools(job.name)
+    gang = None if several else question.elastic.get(job.name)
+    rooms = pools.open_to(question.not_tolerated.get(job.name, frozenset()))
+    if several:
+        every, now = _over_pools(job, question.mixed.get(job.name), at, pools, rooms)
+    else:
+        every, now = _in_each_pool(job, gang, at, pools, rooms)
+    if not every:
+        return None
+    fastest = max(each.throughput for each in every)
+    steps = DEFAULT_SECONDS * fastest if job.steps_remaining is None else job.steps_remaining
+    work = min(max(steps, 2 * LEAST_SECONDS * fastest), MOST_SECONDS / 2 * fastest)
+    held_to: tuple[Configuration, ...] = ()
+    if now is not None and keeps:
+        held_to = tuple(
+            each
+            for each in every
+            if each.gpus.keys() == now.gpus.keys() and _may_become(each.total, now.total, gang)
+        )
+    pause = gang.restart_seconds if gang is not None else RESTART_SECONDS
+    return JobState(
+        job=ElasticJob(
+            name=job.name,
+            arrival=0.0,
+            work=work,
+            restart_seconds=min(pause, MOST_SECONDS),
+            configurations=tuple(every),
+            resize_seconds=None if gang is None else gang.change_seconds,
+            weight=job.weight,
+        ),
+        remaining=work,
+        current=now,
+        held_to=held_to,
+    )
+
+
+Ways = tuple[list[Configuration], Configuration | None]
+"""What a gang may have, by pool, and what it has."""
+
+
+def _in_each_pool(
+    job: Job, gang: ElasticGang | None, at: Placement | None, pools: _Pools, rooms: Mapping[str, int]
+) -> Ways:
+    if at is not None:
+        rooms = {**rooms, at.pool: pools.gpus[at.pool]}
+    every = [
+        Configuration(name=f"{size} in {pool}", gpus={pool: size}, throughput=speed)
+        for pool, room in rooms.items()
+        for size, speed in _sizes(job, gang, pools.gpu_type[pool]).items()
+        if size <= room and speed > 0
+    ]
+    if at is None:
+        return every, None
+    held = {at.pool: len(at.nodes)}
+    now = next((each for each in every if each.gpus == held), None)
+    if now is None and (speed := _speed(job, gang, at)) > 0:
+        now = Configuration(name=f"{len(at.nodes)} in {at.pool}", gpus=held, throughput=speed)
+        every.append(now)
+    return every, now
+
+
+def _over_pools(
+    job: Job, gang: MixedGang | None, at: Placement | None, pools: _Pools, rooms: Mapping[str, int]
+) -> Ways:
+    """Of a gang in several pools: where it is with its least size, or where it could be."""
+    if at is not None:
+        least = next(iter(gang.smaller(at)), at) if gang is not None else at
+        gpus = {pool: len(nodes) for pool, nodes in least.nodes_by_pool.items()}
+        speed = gang.speed_at(least) if gang is not None else job.throughput.get(at.gpu_type, 0.0)
+        if speed <= 0:
+            return [], None
+        now = Configuration(name=str(least), gpus=gpus, throughput=speed)
+        return [now], now
+    assert gang is not None  # no pool holds it
+    room = {pool: (pools.gpu_type[pool], has // gang.per_pod * gang.per_pod) for pool, has in rooms.items()}
+    return [
+        Configuration(
+            name=" and ".join(map(str, parts)),
+            gpus=sum((Counter({part.pool: part.gpus}) for part in parts), Counter[str]()),
+            throughput=gang.speed(parts),
+        )
+        for parts in mixtures(gang, room)
+    ], None
+
+
+def _may_become(size: int, now: int, gang: ElasticGang | None) -> bool:
+    if size == now or gang is None:
+        return size == now
+    return gang.may_grow if size > now else gang.may_shrink
+
+
+def _sizes(job: Job, gang: ElasticGang | None, gpu_type: str) -> dict[int, float]:
+    """GPUs -> steps/s, of what it may have there; least sizes are those of all types."""
+    rate = job.throughput.get(gpu_type, 0.0)
+    if gang is None or rate <= 0:
+        return {job.gpus: rate}
+    by_size = gang.speeds.get(gpu_type, {})
+    return dict(by_size) if job.gpus in by_size else {}
+
+
+def _speed(job: Job, gang: ElasticGang | None, at: Placement) -> float:
+    rate = job.throughput.get(at.gpu_type, 0.0)
+    return (gang.speed(at.gpu_type, len(at.nodes)) or rate) if gang is not None and rate > 0 else rate
 
 
 def grant_multi_pool(question: Question) -> Draft:

@@ -2,9 +2,28 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
-from ballast_policies.gpus.shared import one_for_each_gpu
+T = TypeVar("T")
+
+
+def one_for_each_gpu(jobs: Iterable[T], shared_gpu: Callable[[T], str]) -> list[T]:
+    """The jobs without the second of two on one GPU; the first of them stands for both.
+
+    Args:
+        jobs: whatever says where a job runs.
+        shared_gpu: the node of the GPU that the job shares, or may share; empty: its GPUs are its own. Nodes
+            whose GPU is shared have one.
+    """
+    found, seen = [], set[str]()
+    for job in jobs:
+        node = shared_gpu(job)
+        if node and node in seen:
+            continue
+        seen.add(node)
+        found.append(job)
+    return found
 
 
 def own_domain(node: str) -> str:

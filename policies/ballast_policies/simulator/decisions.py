@@ -22,7 +22,7 @@ from ballast_policies.scheduling import (
     SolveRequest,
     decide,
 )
-from ballast_policies.scheduling.data_costs import at_placement
+from ballast_policies.scheduling.assignments import at_placement
 from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, SimulationError
 
 HOUR = 3600.0

@@ -20,7 +20,7 @@ from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGan
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.result import Counters, Result, summarise
 from ballast_policies.simulator.settings import SettingsError, SimulatedCluster, SimulationSettings
-from ballast_policies.simulator.workloads.workload import Workload
+from ballast_policies.simulator.workloads import Workload
 from ballast_policies.throughput.table import ThroughputTable
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from ballast_policies.accounting import cost, equal_share
 from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.simulator.settings import SimulatedCluster
-from ballast_policies.simulator.workloads.workload import TraceJob, WorkloadError
+from ballast_policies.simulator.workloads import TraceJob, WorkloadError
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
 REFERENCE_TYPE = "v100"

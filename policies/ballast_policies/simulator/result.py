@@ -7,7 +7,7 @@ import numpy as np
 
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.settings import SimulationSettings
-from ballast_policies.simulator.workloads.workload import Workload
+from ballast_policies.simulator.workloads import Workload
 
 HOUR = 3600.0
 PERCENTILES = (50, 75, 90, 95, 99)

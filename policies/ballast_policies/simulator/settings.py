@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 
 from ballast_policies.contract.limits import MOST_SECONDS
-from ballast_policies.simulator.workloads.workload import Workload
+from ballast_policies.simulator.workloads import Workload
 
 LIST_PRICES = {"v100": 2.48, "p100": 1.46, "k80": 0.45}
 """USD per GPU hour on demand at Google Cloud, us-central1, in 2020: the default prices."""

@@ -20,8 +20,8 @@ import numpy as np
 
 from ballast_policies.gpus.catalogue import speed_scales
 from ballast_policies.throughput.completion import Completed, complete
+from ballast_policies.throughput.speeds import Estimate
 from ballast_policies.throughput.table import JobType, ThroughputTable
-from ballast_policies.throughput.track import Estimate
 
 PRIOR_DEVIATION = 0.15
 """Relative deviation of a profiled rate: another machine, another version, other data."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ballast_policies.throughput.completion import complete
-from ballast_policies.throughput.speed_key import SpeedKey, Speeds
+from ballast_policies.throughput.speeds import SpeedKey, Speeds
 
 FIRST_GUESS = 0.6
 """Speed in a pair over that alone, before any pair has been measured on a GPU type: the mean over pairs of

@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable
 
 from ballast_policies.throughput.estimator import PRIOR_DEVIATION
-from ballast_policies.throughput.speed_key import SpeedKey, Speeds
-from ballast_policies.throughput.track import Estimate
+from ballast_policies.throughput.speeds import Estimate, SpeedKey, Speeds
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.values import Node, RoundSettings
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.settings import SimulatedCluster
-from ballast_policies.simulator.workloads.workload import TraceJob
+from ballast_policies.simulator.workloads import TraceJob
 from ballast_policies.throughput.table import JobType, ThroughputTable
 from hypothesis import example, given
 from hypothesis import strategies as st

@@ -9,7 +9,7 @@ from ballast_lab.gavel.fifo import Fifo
 from ballast_lab.gavel.gandiva import Gandiva
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.settings import SimulatedCluster
-from ballast_policies.simulator.workloads.workload import TraceJob
+from ballast_policies.simulator.workloads import TraceJob
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
 V100, P100 = 0, 1

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 from ballast_lab.gavel.job_table import PUBLISHED
-from ballast_policies.simulator.workloads.generate import continuous, static
-from ballast_policies.throughput.gavel_file import built_in_table
+from ballast_policies.simulator.workloads import continuous, static
+from ballast_policies.throughput.table import built_in_table
 
 
 def first(workload, count):

@@ -10,9 +10,8 @@ import pytest
 from ballast_lab.gavel.job_table import PUBLISHED
 from ballast_policies.simulator.result import HOUR
 from ballast_policies.simulator.settings import SimulatedCluster
-from ballast_policies.simulator.workloads.generate import static
-from ballast_policies.simulator.workloads.trace import read_trace
-from ballast_policies.throughput.gavel_file import built_in_table
+from ballast_policies.simulator.workloads import read_trace, static
+from ballast_policies.throughput.table import built_in_table
 
 from tests.support.simulations import simulation
 

@@ -6,7 +6,7 @@ import pytest
 from ballast_operator.errors import Conflict, Unavailable
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
 from ballast_operator.reconcile.reconciler import Requeue
-from ballast_policies.protocol.cause import Cause
+from ballast_policies.protocol.observed import Cause
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 from tests.operator.loops.simulated.world import Crash

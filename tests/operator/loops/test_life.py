@@ -12,7 +12,7 @@ from ballast_policies.contract import (
     ExitReason,
     TerminationMessage,
 )
-from ballast_policies.protocol.cause import Cause
+from ballast_policies.protocol.observed import Cause
 
 from tests.operator.loops.simulated.machines import end_pod
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, template

@@ -14,7 +14,7 @@ from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.pod import PodView
 from ballast_policies.contract import Ack, Proposal, Report, Stage
 from ballast_policies.protocol import Action
-from ballast_policies.protocol.cause import Cause
+from ballast_policies.protocol.observed import Cause
 from ballast_policies.rounds.values import Placement
 
 from tests.operator.views.builders import NOW, a_plan, a_spec, a_view

@@ -9,7 +9,7 @@ from ballast_operator.steps.failure import describe
 from ballast_operator.steps.stopping import begin_termination
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive, ExitCode, ExitReason, TerminationMessage
-from ballast_policies.protocol.cause import Cause
+from ballast_policies.protocol.observed import Cause
 
 from tests.operator.steps.contexts import (
     NOW,

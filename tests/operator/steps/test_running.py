@@ -17,7 +17,7 @@ from ballast_operator.steps.running import (
 from ballast_operator.views.assignment import GangPools, PoolInfo
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive, ExitReason, Stage, TerminationMessage
-from ballast_policies.protocol.cause import Cause
+from ballast_policies.protocol.observed import Cause
 
 from tests.operator.steps.contexts import (
     NOW,

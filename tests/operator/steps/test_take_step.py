@@ -18,7 +18,7 @@ from ballast_operator.steps.waiting import LOOK_AGAIN_SECONDS, decided
 from ballast_operator.views.assignment import Advice
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive
-from ballast_policies.protocol.cause import Cause
+from ballast_policies.protocol.observed import Cause
 
 from tests.operator.steps.contexts import (
     NOW,

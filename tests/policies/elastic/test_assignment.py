@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from ballast_policies.configuration import Configuration
+from ballast_policies.allocation.problem import Configuration
 from ballast_policies.elastic import assignment
 from ballast_policies.elastic.assignment import Option, best_assignment, sizes_of
 from ballast_policies.elastic.job import ElasticCluster

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from ballast_policies.configuration import Configuration
+from ballast_policies.allocation.problem import Configuration
 from ballast_policies.elastic.completion_time import (
     BASE,
     CompletionTime,

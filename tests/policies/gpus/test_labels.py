@@ -1,8 +1,7 @@
 """The GPU of a node from the labels of NVIDIA's and AMD's components."""
 
 import pytest
-from ballast_policies.gpus.catalogue import built_in_gpus, gpu_named
-from ballast_policies.gpus.labels import gpu_of_node
+from ballast_policies.gpus.catalogue import built_in_gpus, gpu_named, gpu_of_node
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from ballast_lab.gavel.shares import GAVEL_RULES
 from ballast_policies.simulator.settings import SettingsError, SimulatedCluster
-from ballast_policies.simulator.workloads.workload import TraceJob, Workload, WorkloadError
+from ballast_policies.simulator.workloads import TraceJob, Workload, WorkloadError
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
 from tests.support.simulations import ALL_RULES, simulation

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from ballast_policies.simulator.settings import SettingsError, SimulatedCluster
-from ballast_policies.simulator.workloads.workload import TraceJob, Workload
+from ballast_policies.simulator.workloads import TraceJob, Workload
 from ballast_policies.throughput.table import JobType, ThroughputTable
 from hypothesis import given
 from hypothesis import strategies as st

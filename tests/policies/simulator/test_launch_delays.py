@@ -2,7 +2,7 @@
 
 import pytest
 from ballast_policies.simulator.settings import SettingsError, SimulatedCluster
-from ballast_policies.simulator.workloads.workload import TraceJob, Workload
+from ballast_policies.simulator.workloads import TraceJob, Workload
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
 from tests.support.simulations import simulation

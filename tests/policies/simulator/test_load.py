@@ -5,10 +5,8 @@ import itertools
 import numpy as np
 import pytest
 from ballast_policies.simulator.settings import SimulatedCluster
-from ballast_policies.simulator.workloads.generate import continuous
-from ballast_policies.simulator.workloads.load import load_of
-from ballast_policies.throughput.gavel_file import built_in_table
-from ballast_policies.throughput.table import ThroughputTable
+from ballast_policies.simulator.workloads import continuous, load_of
+from ballast_policies.throughput.table import ThroughputTable, built_in_table
 from hypothesis import given
 from hypothesis import strategies as st
 

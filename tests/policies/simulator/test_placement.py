@@ -7,9 +7,8 @@ from ballast_lab.arrays.nodes import Nodes
 from ballast_policies.simulator.engine import node_sizes
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.settings import SettingsError, SimulatedCluster
-from ballast_policies.simulator.workloads.workload import TraceJob, Workload
-from ballast_policies.throughput.gavel_file import built_in_table
-from ballast_policies.throughput.table import JobType
+from ballast_policies.simulator.workloads import TraceJob, Workload
+from ballast_policies.throughput.table import JobType, built_in_table
 
 from tests.support.simulations import simulation
 

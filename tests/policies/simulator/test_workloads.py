@@ -4,11 +4,14 @@ import itertools
 from pathlib import Path
 
 import pytest
-from ballast_policies.simulator.workloads.generate import continuous, static
-from ballast_policies.simulator.workloads.trace import parse_trace, read_trace
-from ballast_policies.simulator.workloads.workload import WorkloadError
-from ballast_policies.throughput.gavel_file import built_in_table
-from ballast_policies.throughput.table import JobType
+from ballast_policies.simulator.workloads import (
+    WorkloadError,
+    continuous,
+    parse_trace,
+    read_trace,
+    static,
+)
+from ballast_policies.throughput.table import JobType, built_in_table
 
 LINE = "A3C\tpython3 main.py\trl\t--max-steps\t0\t1200\t1\t1\t-1.000000\t0\n"
 

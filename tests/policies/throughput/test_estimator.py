@@ -12,9 +12,8 @@ from ballast_policies.planning.step_time import predict_step_seconds
 from ballast_policies.throughput.by_size import PipelineShape, relative_speed, rounded
 from ballast_policies.throughput.completion import complete
 from ballast_policies.throughput.estimator import Estimator
-from ballast_policies.throughput.gavel_file import built_in_table
-from ballast_policies.throughput.table import JobType, ThroughputTable
-from ballast_policies.throughput.track import ALPHA, Estimate
+from ballast_policies.throughput.speeds import ALPHA, Estimate
+from ballast_policies.throughput.table import JobType, ThroughputTable, built_in_table
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,8 +4,7 @@ import gzip
 import json
 
 import pytest
-from ballast_policies.throughput.gavel_file import built_in_table, read_table
-from ballast_policies.throughput.table import JobType, ThroughputError
+from ballast_policies.throughput.table import JobType, ThroughputError, built_in_table, read_table
 
 TABLE = {"v100": {"('A3C', 1)": {"null": 2.5, "('A3C', 1)": [1.5, 1.5]}}}
 

@@ -12,7 +12,7 @@ from ballast_policies.rounds.divisions import best_parts
 from ballast_policies.rounds.gangs import MixedGang
 from ballast_policies.rounds.topology import TopologyRequest
 from ballast_policies.rounds.values import Node
-from ballast_policies.scheduling.node_sizes import NodeSizes
+from ballast_policies.scheduling.state import NodeSizes
 
 from ballast_operator.allocator.costs.data_prices import (
     left_out_for_data,

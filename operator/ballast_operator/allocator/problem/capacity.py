@@ -6,8 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.allocation.price_classes import PricedPool
-from ballast_policies.gpus.catalogue import gpu_named
-from ballast_policies.gpus.labels import AMD_PARTITION, AMD_PREFIXES, NVIDIA_PRODUCT, gpu_of_node
+from ballast_policies.gpus.catalogue import (
+    AMD_PARTITION,
+    AMD_PREFIXES,
+    NVIDIA_PRODUCT,
+    gpu_named,
+    gpu_of_node,
+)
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 from ballast_policies.rounds.topology import domains_of
 from ballast_policies.rounds.values import Node, own_domain

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.prices.hazard import Hazard, RestartCosts, checkpoint_interval
-from ballast_policies.protocol.cause import Cause
+from ballast_policies.protocol.observed import Cause
 
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.snapshot import Snapshot

@@ -5,7 +5,7 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence, Set
 
-from ballast_policies.protocol.cause import Cause
+from ballast_policies.protocol.observed import Cause
 from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling import ClusterState
 

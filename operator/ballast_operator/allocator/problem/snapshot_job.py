@@ -12,8 +12,7 @@ from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, Sh
 from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling import ClusterJob
 from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds
-from ballast_policies.throughput.speed_key import Speeds
-from ballast_policies.throughput.track import Estimate
+from ballast_policies.throughput.speeds import Estimate, Speeds
 
 from ballast_operator.allocator.costs.data_prices import usd_per_step
 from ballast_operator.allocator.faults import each_job

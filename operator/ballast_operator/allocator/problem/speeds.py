@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from ballast_policies.contract import Plan
-from ballast_policies.scheduling.node_sizes import NodeSizes
+from ballast_policies.scheduling.state import NodeSizes
 from ballast_policies.throughput.by_size import PipelineShape, relative_speed
 from ballast_policies.throughput.estimator import PRIOR_DEVIATION
-from ballast_policies.throughput.speed_key import SpeedKey
-from ballast_policies.throughput.track import Estimate
+from ballast_policies.throughput.speeds import Estimate, SpeedKey
 
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.kube.kinds import Key

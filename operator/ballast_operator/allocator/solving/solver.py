@@ -16,9 +16,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ballast_policies.allocation.greedy import greedy
 from ballast_policies.allocation.problem import Allocation, Problem
-from ballast_policies.allocation.registry import imports_of
+from ballast_policies.allocation.registry import greedy, imports_of
 from ballast_policies.scheduling import SolveRequest
 
 from ballast_operator.allocator.solving.solver_process import HEADER, encode, preparation

@@ -12,11 +12,10 @@ import numpy as np
 from ballast_policies.allocation.gang_sizes import MOST_LISTED, GangSizes
 from ballast_policies.allocation.generated import GENERATES, allocate_generated
 from ballast_policies.allocation.planned_gangs import PlannedGang
-from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
+from ballast_policies.allocation.problem import Allocation, Configuration, Problem, ProblemError
 from ballast_policies.allocation.registry import POLICIES, check_shares, find_policy
 from ballast_policies.allocation.registry import allocate as solve
 from ballast_policies.allocation.solvers.linear import SolverError
-from ballast_policies.configuration import Configuration
 from ballast_policies.contract import ContractError
 from ballast_policies.contract import errors as contract
 from ballast_policies.contract.decode import decode, parse_json

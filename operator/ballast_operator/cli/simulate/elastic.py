@@ -115,7 +115,7 @@ def simulate_elastic(options: Mapping[str, Any]) -> None:
     """
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.contract.errors import ContractError
-    from ballast_policies.elastic.registry import ELASTIC_POLICIES
+    from ballast_policies.elastic.completion_time import ELASTIC_POLICIES
     from ballast_policies.registry import RegistryError
     from ballast_policies.simulator.clock import SimulationError
     from ballast_policies.simulator.elastic.engine import simulate

@@ -12,7 +12,7 @@ import click
 from ballast_operator.cli.laboratory import from_lab
 
 if TYPE_CHECKING:
-    from ballast_policies.simulator.workloads.workload import Workload
+    from ballast_policies.simulator.workloads import Workload
     from ballast_policies.throughput.table import ThroughputTable
 
 Number = TypeVar("Number", int, float)
@@ -115,8 +115,7 @@ def table_of(throughputs: str) -> "ThroughputTable":
     Raises:
         ThroughputError: there is none.
     """
-    from ballast_policies.throughput.gavel_file import BUILT_IN, built_in_table, read_table
-    from ballast_policies.throughput.table import ThroughputError
+    from ballast_policies.throughput.table import BUILT_IN, ThroughputError, built_in_table, read_table
 
     if throughputs in BUILT_IN and not Path(throughputs).exists():
         return built_in_table(throughputs)
@@ -163,8 +162,7 @@ class WorkloadOptions:
         Raises:
             WorkloadError: the trace cannot be read, or a number is impossible.
         """
-        from ballast_policies.simulator.workloads.generate import DISTRIBUTED, continuous, static
-        from ballast_policies.simulator.workloads.trace import read_trace
+        from ballast_policies.simulator.workloads import DISTRIBUTED, continuous, read_trace, static
 
         if self.trace is not None:
             if self.generate is not None or self.static_jobs is not None:
@@ -232,7 +230,7 @@ def overload_warning(
     Raises:
         ThroughputError: the table does not know a job's type or a GPU type.
     """
-    from ballast_policies.simulator.workloads.load import load_of
+    from ballast_policies.simulator.workloads import load_of
 
     load = load_of(itertools.islice(workload.jobs, DRAWN), gpus, table, jobs_per_hour=rate)
     if load.least <= 1:

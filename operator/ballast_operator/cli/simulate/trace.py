@@ -108,7 +108,7 @@ def simulate_trace(options: Mapping[str, Any]) -> None:
     """
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.simulator.settings import SettingsError
-    from ballast_policies.simulator.workloads.workload import WorkloadError
+    from ballast_policies.simulator.workloads import WorkloadError
     from ballast_policies.throughput.table import ThroughputError
 
     if options["cluster"] is None:

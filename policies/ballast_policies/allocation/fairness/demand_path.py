@@ -19,8 +19,8 @@ from typing import Protocol
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers import linear
-from ballast_policies.allocation.start import WarmStart
 
 TOLERANCE = 1e-9
 """Relative tolerance: gap between bound and value, and by how much a demand may be missed."""

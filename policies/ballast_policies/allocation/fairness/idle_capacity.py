@@ -17,9 +17,9 @@ import numpy as np
 
 from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.solvers.dense_program import dot
-from ballast_policies.allocation.start import WarmStart
 
 IDLE = 1e-6
 """GPUs or fraction of time below which the rest is not distributed."""

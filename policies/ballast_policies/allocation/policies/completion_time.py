@@ -16,7 +16,7 @@ import numpy as np
 
 from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.configuration import Configuration
+from ballast_policies.allocation.problem import Configuration
 from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.elastic.completion_time import BASE, CompletionTime, hesrpt_weights, unit_of_speed
 from ballast_policies.elastic.job import LEAST_SECONDS, ElasticCluster, ElasticJob, JobState

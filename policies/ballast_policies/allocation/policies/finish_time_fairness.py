@@ -19,8 +19,8 @@ from ballast_policies.allocation.fairness.demand_path import max_feasible
 from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.isolated import isolated_shares
+from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers.linear import SolverError
-from ballast_policies.allocation.start import WarmStart
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -12,8 +12,8 @@ import numpy as np
 from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers import linear
-from ballast_policies.allocation.start import WarmStart
 
 
 def solve(instance: Instance, start: WarmStart | None = None) -> Answer:

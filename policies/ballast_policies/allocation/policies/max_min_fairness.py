@@ -15,7 +15,7 @@ import numpy as np
 from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.fairness.idle_capacity import raise_least_level
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.start import WarmStart
+from ballast_policies.allocation.problem import WarmStart
 
 
 def solve(instance: Instance, start: WarmStart | None = None) -> Answer:

@@ -36,8 +36,12 @@ from ballast_policies.allocation.columns import Columns
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers.job_classes import equal_rows
 from ballast_policies.allocation.solvers.methods import FAIR_PRICES, LEAST_PART, Size, Task, choose
-from ballast_policies.allocation.solvers.nash import NashShares, gap_per_weight, nash_shares
-from ballast_policies.allocation.solvers.nash_prices import nash_shares_by_prices
+from ballast_policies.allocation.solvers.nash import (
+    NashShares,
+    gap_per_weight,
+    nash_shares,
+    nash_shares_by_prices,
+)
 
 
 def solve(instance: Instance) -> Answer:

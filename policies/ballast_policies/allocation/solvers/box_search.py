@@ -16,6 +16,7 @@ import dataclasses
 
 import numpy as np
 
+from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers.best_response import (
     Response,
     balanced_prices,
@@ -39,7 +40,6 @@ from ballast_policies.allocation.solvers.dense_program import Rows, largest, str
 from ballast_policies.allocation.solvers.methods import ALL_COLUMNS, CHEAP_COLUMNS, PRICES, fell_back
 from ballast_policies.allocation.solvers.newton import FAR, FASTEST_SHRINK, GROW, newton_step, unlike
 from ballast_policies.allocation.solvers.open_jobs import CLOSED, JITTER, OpenJobs
-from ballast_policies.allocation.start import WarmStart
 
 MOST_COLUMNS = 6000
 """Columns in the LP of a sample, where that leaves FEWEST jobs."""

@@ -15,6 +15,7 @@ import dataclasses
 
 import numpy as np
 
+from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers.best_response import (
     Response,
     balanced_prices,
@@ -24,7 +25,6 @@ from ballast_policies.allocation.solvers.best_response import (
 from ballast_policies.allocation.solvers.box_search import BoxSearch
 from ballast_policies.allocation.solvers.crossover import CrossoverSolution, Priced, crossover
 from ballast_policies.allocation.solvers.dense_program import Rows, largest, stratified
-from ballast_policies.allocation.start import WarmStart
 
 FIRST_SAMPLE = 300
 """Jobs in the first LP, which has no prices to start from."""

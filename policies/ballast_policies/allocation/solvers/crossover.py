@@ -14,10 +14,10 @@ import dataclasses
 import highspy
 import numpy as np
 
+from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers.best_response import Response, bound_of, in_units_of_t, respond
 from ballast_policies.allocation.solvers.dense_program import Rows, least, taken
 from ballast_policies.allocation.solvers.simplex import optimum
-from ballast_policies.allocation.start import WarmStart
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -5,11 +5,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ballast_policies.configuration import Configuration
+from ballast_policies.allocation.problem import Configuration
 from ballast_policies.elastic.assignment import sizes_of
-from ballast_policies.elastic.completion_time import advanced, changed, seconds_left
+from ballast_policies.elastic.completion_time import ELASTIC_POLICIES, advanced, changed, seconds_left
 from ballast_policies.elastic.job import ElasticCluster, ElasticJob, JobState
-from ballast_policies.elastic.registry import ELASTIC_POLICIES
 from ballast_policies.simulator.clock import OnProgress, SimulationError, SimulationProgress
 from ballast_policies.simulator.elastic.workload_file import ElasticWorkload
 from ballast_policies.simulator.result import HOUR, PERCENTILES
@@ -135,7 +134,7 @@ def simulate(
 
     Args:
         workload: jobs and cluster.
-        policy: a name in :data:`~ballast_policies.elastic.registry.ELASTIC_POLICIES`.
+        policy: a name in :data:`~ballast_policies.elastic.completion_time.ELASTIC_POLICIES`.
         round_seconds: above 0.
         until: s; nothing is simulated from then on.
         progress: called after each stretch of rounds without a change.

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from ballast_policies.configuration import Configuration
+from ballast_policies.allocation.problem import Configuration
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.errors import ContractError, Problem, shown
 from ballast_policies.contract.limits import FILE, Limits

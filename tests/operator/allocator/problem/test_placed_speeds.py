@@ -7,7 +7,7 @@ from ballast_operator.allocator.problem.speeds import GangRequest
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.saved_state import SavedState, decode, encode
 from ballast_policies.rounds.values import Node
-from ballast_policies.scheduling.node_sizes import NodeSizes
+from ballast_policies.scheduling.state import NodeSizes
 
 from tests.operator.allocator.problem.test_throughput import a_report, config
 from tests.operator.views.builders import a_spec

@@ -6,7 +6,7 @@ from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_policies.allocation.policy import SpaceSharing, Surplus
 from ballast_policies.allocation.registry import POLICIES
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
-from ballast_policies.protocol.cause import Cause
+from ballast_policies.protocol.observed import Cause
 
 from tests.operator.loops.simulated.machines import end_pod, node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation

@@ -5,7 +5,7 @@ from ballast_operator.cli.live.explain import as_text
 from ballast_operator.kube.kinds import NODE, POD
 from ballast_operator.report.explanation import explanation
 from ballast_operator.report.overview import overview
-from ballast_policies.throughput.speed_key import SpeedKey
+from ballast_policies.throughput.speeds import SpeedKey
 
 from tests.operator.loops.mixed.two_pools import (
     PRICES,

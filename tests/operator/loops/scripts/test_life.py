@@ -3,7 +3,7 @@
 import pytest
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, POD
 from ballast_policies.contract import FINISHED_ANNOTATION
-from ballast_policies.protocol.cause import Cause
+from ballast_policies.protocol.observed import Cause
 
 from tests.operator.loops.simulated.machines import end_pod
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation

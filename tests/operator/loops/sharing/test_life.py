@@ -5,7 +5,7 @@ from ballast_operator.cli.live.explain import as_text
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_operator.report.explanation import explanation
 from ballast_operator.report.overview import overview
-from ballast_policies.throughput.speed_key import SpeedKey
+from ballast_policies.throughput.speeds import SpeedKey
 
 from tests.operator.loops.sharing.shared_nodes import one_job, sharing_cluster
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation

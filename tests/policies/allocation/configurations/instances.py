@@ -1,8 +1,7 @@
 """Random problems over configurations, in families named by what is special about them."""
 
 import numpy as np
-from ballast_policies.allocation.problem import Entity, Job, Problem
-from ballast_policies.configuration import Configuration
+from ballast_policies.allocation.problem import Configuration, Entity, Job, Problem
 
 FAMILIES = (
     "contended",

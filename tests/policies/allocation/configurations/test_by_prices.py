@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 from ballast_policies.allocation.own_share import own_share
-from ballast_policies.allocation.problem import Job, Problem
+from ballast_policies.allocation.problem import Configuration, Job, Problem
 from ballast_policies.allocation.registry import allocate, solve
 from ballast_policies.allocation.solvers import methods
-from ballast_policies.configuration import Configuration
 from scipy.optimize import linprog
 
 from tests.policies.allocation.families import ELASTIC as FAMILIES

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 from ballast_policies.allocation.gang_sizes import MOST_LISTED, MOST_SIZES, GangSizes
-from ballast_policies.allocation.problem import ProblemError
-from ballast_policies.configuration import Configuration
+from ballast_policies.allocation.problem import Configuration, ProblemError
 from ballast_policies.contract.errors import ContractError
 
 from tests.support.examples import first_daily

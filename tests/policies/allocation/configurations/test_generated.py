@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from ballast_policies.allocation.gang_sizes import GangSizes
 from ballast_policies.allocation.generated import GENERATES, allocate_generated
-from ballast_policies.allocation.problem import Job, Problem, ProblemError
+from ballast_policies.allocation.problem import Configuration, Job, Problem, ProblemError
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.configuration import Configuration
 
 from tests.policies.allocation.configurations.instances import FAMILIES, problem_of
 from tests.support.examples import first_daily

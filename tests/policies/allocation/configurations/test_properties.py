@@ -5,11 +5,9 @@ import pickle
 
 import numpy as np
 import pytest
-from ballast_policies.allocation.greedy import greedy
 from ballast_policies.allocation.price_classes import PriceClasses, PricedPool
-from ballast_policies.allocation.problem import Job, Pair, Problem, ProblemError
-from ballast_policies.allocation.registry import POLICIES, allocate
-from ballast_policies.configuration import Configuration
+from ballast_policies.allocation.problem import Configuration, Job, Pair, Problem, ProblemError
+from ballast_policies.allocation.registry import POLICIES, allocate, greedy
 from ballast_policies.contract import ContractError
 
 from tests.policies.allocation.configurations.instances import FAMILIES, problem_of

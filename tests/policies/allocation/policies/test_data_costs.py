@@ -5,9 +5,8 @@ import random
 
 import pytest
 from ballast_policies.allocation.price_classes import PriceClasses, PricedPool
-from ballast_policies.allocation.problem import Job, Problem, ProblemError
+from ballast_policies.allocation.problem import Configuration, Job, Problem, ProblemError
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.configuration import Configuration
 
 from tests.support.examples import first_daily
 

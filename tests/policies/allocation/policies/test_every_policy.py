@@ -4,10 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from ballast_policies.allocation.greedy import greedy
 from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.problem import Job, Problem, ProblemError
-from ballast_policies.allocation.registry import POLICIES, allocate
+from ballast_policies.allocation.registry import POLICIES, allocate, greedy
 from hypothesis import given
 from hypothesis import strategies as st
 

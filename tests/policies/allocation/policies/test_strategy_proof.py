@@ -6,8 +6,7 @@ from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.policies import strategy_proof
 from ballast_policies.allocation.registry import allocate, solve
 from ballast_policies.allocation.solvers import methods
-from ballast_policies.allocation.solvers.nash import gap_per_weight, nash_shares
-from ballast_policies.allocation.solvers.nash_prices import nash_shares_by_prices
+from ballast_policies.allocation.solvers.nash import gap_per_weight, nash_shares, nash_shares_by_prices
 
 from tests.policies.allocation.configurations.instances import problem_of
 from tests.policies.allocation.families import FAMILIES

@@ -6,9 +6,8 @@ import pickle
 import numpy as np
 import pytest
 from ballast_policies.allocation.instance import from_arrays
-from ballast_policies.allocation.problem import Job, Problem
+from ballast_policies.allocation.problem import Job, Problem, WarmStart
 from ballast_policies.allocation.registry import allocate, solve
-from ballast_policies.allocation.start import WarmStart
 
 from tests.policies.allocation.solvers.test_boxstep import cluster
 from tests.support.examples import first_fast

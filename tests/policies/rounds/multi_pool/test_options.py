@@ -8,7 +8,7 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayers, Pip
 from ballast_policies.rounds.divisions import best_parts
 from ballast_policies.rounds.gangs import MixedGang
 from ballast_policies.rounds.values import PoolPart
-from ballast_policies.throughput.speed_key import SpeedKey
+from ballast_policies.throughput.speeds import SpeedKey
 
 
 def a_gang(*, sizes=(4,), layers=12, held=(), kept=(), **changes):

@@ -5,7 +5,7 @@ import json
 import pytest
 from ballast_operator.cli.simulate.command import simulate as command
 from ballast_policies.contract.errors import ContractError
-from ballast_policies.elastic.registry import ELASTIC_POLICIES
+from ballast_policies.elastic.completion_time import ELASTIC_POLICIES
 from ballast_policies.simulator.elastic.engine import simulate
 from ballast_policies.simulator.elastic.workload_file import read_workload
 from click.testing import CliRunner
@@ -128,7 +128,10 @@ def test_requested_sizes_need_a_requested_number():
 
 def test_a_policy_of_another_distribution_is_simulated(tmp_path, monkeypatch):
     """Registered by an entry point, known to the command without a second edit."""
-    row = "from ballast_policies.elastic.registry import ELASTIC_POLICIES\nROW = ELASTIC_POLICIES['sia']\n"
+    row = (
+        "from ballast_policies.elastic.completion_time import ELASTIC_POLICIES as POLICIES\n"
+        "ROW = POLICIES['sia']\n"
+    )
     install(
         tmp_path, "acme-sizes", ELASTIC_POLICIES.group, {"acme.sizes": "acme_sizes:ROW"}, {"acme_sizes": row}
     )

@@ -15,8 +15,7 @@ from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.fairness.idle_capacity import raise_least_level
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.cost.min_cost import cheapest
-from ballast_policies.allocation.problem import ProblemError
-from ballast_policies.allocation.start import WarmStart
+from ballast_policies.allocation.problem import ProblemError, WarmStart
 
 
 def _usd_per_step(instance: Instance) -> np.ndarray:

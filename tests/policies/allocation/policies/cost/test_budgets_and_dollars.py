@@ -7,9 +7,8 @@ import random
 import cvxpy
 import numpy as np
 import pytest
-from ballast_policies.allocation.problem import Job, Problem, ProblemError
+from ballast_policies.allocation.problem import Configuration, Job, Problem, ProblemError
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.configuration import Configuration
 
 from tests.support.examples import in_proportion
 
