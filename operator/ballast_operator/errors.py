@@ -8,7 +8,7 @@
     ├── Rejected         the API server refused the content (HTTP 4xx): a retry cannot help
     │   ├── Forbidden    the operator's account lacks a right (HTTP 403 by RBAC): a person has to grant it
     │   ├── NotAllowed   a quota, an admission policy or a missing class forbids it now (other HTTP 403)
-    │   └── ActionRefused   what a job needs was refused, and it has no launch that could end for it
+    │   └── ActionRefused   what a job needs was refused, and no launch of it ends for it
     ├── HistoryError     history cannot be read or written: jobs do not notice
     │   └── RowsRefused  what is in its rows cannot be kept: a retry cannot help
     └── Unavailable      no answer in time, throttled or a server error: a retry may help
@@ -60,6 +60,11 @@ class Rejected(OperatorError):  # noqa: N818
 class Forbidden(Rejected):
     """The operator's account lacks the right."""
 
+    @property
+    def told(self) -> str:
+        """The error for a user, with what to change."""
+        return f"the operator lacks a right: {self}. To fix: grant it the rules of the chart's ClusterRole"
+
 
 class NotAllowed(Rejected):
     """The cluster does not allow the object now: a quota, Pod Security, a webhook, a missing PriorityClass.
@@ -69,7 +74,7 @@ class NotAllowed(Rejected):
 
 
 class ActionRefused(Rejected):
-    """What a pass does for a job was refused, and the job has no launch that could end for it."""
+    """What a pass does for a job was refused, and no launch of the job can or need end for it."""
 
 
 class Unavailable(OperatorError):  # noqa: N818

@@ -222,7 +222,6 @@ async def test_a_missing_policy_is_waited_for_by_the_operator_and_by_its_jobs():
     assert simulation.waits.lines() == []
 
 
-@pytest.mark.slow
 async def test_a_right_that_the_operator_lacks_is_a_condition_of_the_job_and_no_failure_of_it():
     """The job says what is lacking, waits longer than any backoff would, and runs once the right is there."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
@@ -236,11 +235,33 @@ async def test_a_right_that_the_operator_lacks_is_a_condition_of_the_job_and_no_
 
     simulation.cluster.create = no_pods
     await simulation.ticks(60)
-    condition = simulation.status("one").condition("Running")
-    assert 'cannot create resource "pods". To fix: grant' in condition.message
+    condition = simulation.status("one").condition("Reconciled")
+    assert not condition.is_true and 'cannot create resource "pods". To fix: grant' in condition.message
+    assert condition.message in simulation.explained("one")
     assert simulation.state("one") == "Starting"
     simulation.cluster.create = create
     await simulation.running("one")
+    assert simulation.status("one").is_true("Reconciled")
+
+
+async def test_a_right_that_the_operator_lacks_while_a_gang_trains_is_a_condition_of_the_job():
+    """The pods that a repack has released stay until the right is there; the gang trains on meanwhile."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    delete = simulation.cluster.delete
+
+    async def no_deletion(kind, *args, **how):
+        raise Forbidden('User "ballast" cannot delete resource "pods"')
+
+    simulation.cluster.delete = no_deletion
+    simulation.add_job("one", totalSteps=100_000, trainer={"shrink_at": 20})
+    await simulation.until(lambda: simulation.condition("one", "Reconciled") is not None)
+    condition = simulation.condition("one", "Reconciled")
+    assert (condition.is_true, condition.reason) == (False, "ActionRefused")
+    assert 'cannot delete resource "pods". To fix: grant' in condition.message
+    assert condition.message in simulation.explained("one")
+    simulation.cluster.delete = delete
+    await simulation.running("one")
+    assert (simulation.status("one").launches, len(simulation.pods("one"))) == (1, 1)
 
 
 async def test_it_is_served_at_addresses_of_both_families(monkeypatch):

@@ -133,10 +133,7 @@ class PodChecks:
         except (Conflict, NotFound):
             return None  # the launch will tell
         except Forbidden as error:
-            message = (
-                f"the operator lacks a right: {error}. To fix: grant it the rules of the chart's ClusterRole"
-            )
-            return Blocked(reason=JobReason.NOT_ALLOWED, message=message, may_pass=True)
+            return Blocked(reason=JobReason.NOT_ALLOWED, message=error.told, may_pass=True)
         except (NotAllowed, ServerInternalError) as error:
             if "service account" in str(error):
                 return None  # the namespace's default one is missing; the job has its own

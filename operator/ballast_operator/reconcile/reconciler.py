@@ -50,7 +50,7 @@ from ballast_operator.reconcile.surroundings import (
 )
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import JobCounter, StepResult, Surroundings
-from ballast_operator.steps.decide import decide, rbac_forbidden, refused
+from ballast_operator.steps.decide import decide, refused
 from ballast_operator.views.assignment import GangPools
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView, SuspendCause
@@ -167,8 +167,8 @@ class Reconciler:
                 await carry_out_all(self._cluster, self._observer.caches, view, result.actions, self._clock())
                 if result.grants_rights:
                     self._findings.rights_granted(view)
-            except Forbidden as error:
-                result = rbac_forbidden(view, str(error), now=self._clock())
+            except Forbidden as error:  # a person has to grant it: no launch ends for it
+                raise ActionRefused(error.told) from error
             except (Rejected, NameTaken, ServerInternalError) as error:
                 if isinstance(error, ServerInternalError) and not result.makes_pods:
                     raise  # it ends no gang that trains

@@ -7,6 +7,7 @@ from typing import Any
 
 from ballast_policies.contract import JOB_LABEL
 
+from ballast_operator.api.conditions import JobCondition
 from ballast_operator.api.policy_conditions import NO_POLICY
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import EVENT, JOB, POD, POLICY, Object
@@ -14,6 +15,9 @@ from ballast_operator.report.held import with_nodes
 
 LAST_EVENTS = 10
 """Events shown."""
+
+_OPERATORS = (JobCondition.RECONCILED, JobCondition.DECIDED)
+"""Conditions that are False where the operator cannot act on the job."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +83,14 @@ def explanation(
     status = job.get("status") or {}
     conditions = tuple(status.get("conditions") or ())
     reason, answer = _answer(status, conditions)
+    stuck = [c["message"] for c in conditions if c["type"] in _OPERATORS and c["status"] == "False"]
     ordered = sorted(events, key=lambda e: (e.get("lastTimestamp") or "", e["metadata"]["name"]))
     return Explanation(
         job=job["metadata"]["name"],
         namespace=job["metadata"].get("namespace", ""),
         state=status.get("state") or "New",
         reason=reason,
-        answer=answer,
+        answer="; ".join([answer, *stuck]),
         allocation=dict(status.get("allocation") or {}),
         decision=dict(status.get("lastDecision") or {}),
         progress=dict(status.get("progress") or {}),

@@ -89,9 +89,6 @@ from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.pod import PodView
 
-LACKS_RIGHT_SECONDS = 10.0
-"""Pause before a request that the operator has no right to is tried again."""
-
 
 def decide(
     view: JobView,
@@ -189,24 +186,6 @@ def refused(view: JobView, error: OperatorError, *, now: Time, settings: JobSett
     return begin_termination(
         context, Cause.USER_ERROR, f"the API server refused an object of the job: {error}"
     )
-
-
-def rbac_forbidden(view: JobView, message: str, *, now: Time) -> StepResult:
-    """The operator's account may not do what the job needs: it waits, and ``backoffLimit`` is not touched.
-
-    Nothing of what was decided is written; the same is decided and tried again.
-    """
-    allocation, status = view.status.allocation, view.status
-    if allocation is not None and not status.is_true(JobCondition.RUNNING):
-        status = status.with_condition(
-            JobCondition.RUNNING,
-            False,
-            JobReason.PODS_STARTING,
-            f"the operator lacks a right: {message}. To fix: grant it the rules of the chart's ClusterRole",
-            now=now,
-            generation=view.generation,
-        )
-    return StepResult(status=status, requeue_after_seconds=LACKS_RIGHT_SECONDS)
 
 
 def _last_deletions(view: JobView) -> tuple[DeletePod, ...]:

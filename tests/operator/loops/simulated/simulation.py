@@ -30,6 +30,7 @@ from ballast_operator.observation.observer import Observer
 from ballast_operator.reconcile.changes import Changes
 from ballast_operator.reconcile.reconciler import Reconciler
 from ballast_operator.report.costs import Costs, costs
+from ballast_operator.report.explanation import explanation
 from ballast_operator.settings import JobSettings, SolverSettings
 from ballast_operator.views.clock import show
 from ballast_operator.waits import Waits
@@ -359,6 +360,11 @@ class Simulation:
     def condition(self, name: str, kind: str) -> Any:
         """Of the job; None: it has none of the kind."""
         return self.status(name).condition(kind)
+
+    def explained(self, name: str) -> str:
+        """The job in one sentence, as ``ballast explain`` has it."""
+        (item,) = (each for each in self.world.items(JOB) if each["metadata"]["name"] == name)
+        return explanation(item, self.pods(name), [self.policy()], []).answer
 
     def plan(self, name: str) -> Plan:
         item = self.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name(name))
