@@ -38,6 +38,9 @@ def operator_rules() -> list[Rule]:
         # Whether the namespace of `--namespace` exists.
         _rule("", ("namespaces",), ("get",)),
         _rule("", ("pods",), ("get", *_WATCH, "create", "delete")),
+        # Whether the volumes of a job's pods can be there.
+        _rule("", ("persistentvolumeclaims",), ("get",)),
+        _rule("storage.k8s.io", ("storageclasses",), ("get",)),
         # A job's plan and Lease; the leader's Lease, which it updates, and its saved state.
         _rule("", ("configmaps",), (*_APPLY, *_WATCH)),
         _rule(_COORDINATION, ("leases",), (*_APPLY, *_WATCH, "update")),

@@ -51,6 +51,8 @@ CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
 SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
 EVENT = Kind("v1", "Event", "events")
 NAMESPACE = Kind("v1", "Namespace", "namespaces", namespaced=False)
+CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+STORAGE_CLASS = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 TOKEN_REVIEW = Kind("authentication.k8s.io/v1", "TokenReview", "tokenreviews", namespaced=False)
 SUBJECT_ACCESS_REVIEW = Kind(

@@ -1,16 +1,17 @@
 """Tries of a job's pods on the API server, before GPUs are reserved for them.
 
-The API server is asked by a dry run of the first pod: schema, defaults, quotas, Pod Security, webhooks. Jobs
-of a namespace with the same template share one answer, and at most a few are asked at a time: 5,000 jobs
-that wait cost a handful of requests.
+The API server is asked by a dry run of the first pod: schema, defaults, quotas, Pod Security, webhooks; and
+for the volume claims that the pod names. Jobs of a namespace with the same template share one answer, and at
+most a few are asked at a time: 5,000 jobs that wait cost a handful of requests.
 """
 
 import asyncio
+import functools
 import hashlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from ballast_policies.contract import (
     GPU_RESOURCE,
@@ -34,10 +35,10 @@ from ballast_operator.errors import (
     ServerInternalError,
 )
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, POD, POD_GROUP
+from ballast_operator.kube.kinds import CLAIM, CONFIG_MAP, LEASE, POD, POD_GROUP, STORAGE_CLASS
 from ballast_operator.kube.ownership import controlled_by, own_object
 from ballast_operator.settings import JobSettings
-from ballast_operator.views.clock import now as present
+from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.job import Blocked, JobView
 from ballast_operator.views.spec import JobSpec
 
@@ -52,6 +53,9 @@ AT_ONCE = 4
 
 _NODE = "not-chosen-yet"
 
+_PROVISIONING_ON = "volume.kubernetes.io/selected-node"
+"""On a claim: kube-scheduler has chosen the node of its first pod, and the volume is being made for it."""
+
 
 class PodChecks:
     """Answers about templates, each asked for once in a while; ``clock`` counts seconds."""
@@ -65,8 +69,8 @@ class PodChecks:
         self._answers: OrderedDict[tuple[str, ...], tuple[Blocked | None, float]] = OrderedDict()
         self._turns = asyncio.Semaphore(AT_ONCE)
 
-    async def why_blocked(self, view: JobView, gpu_resources: frozenset[str]) -> Blocked | None:
-        """Why no pod of the job can be made now; None: one can.
+    async def why_blocked(self, view: JobView, gpu_resources: frozenset[str], now: Time) -> Blocked | None:
+        """Why no pod of the job can be made, or run, now; None: one can.
 
         ``gpu_resources``: the extended resources that count as GPUs in the pools.
 
@@ -78,7 +82,10 @@ class PodChecks:
         problem = gpus_elsewhere(spec.template, resources, spec.gpus_per_pod)
         if problem:
             return Blocked(reason=JobReason.MISCONFIGURED, message=problem)
-        answer = await self._answer(view, spec, resources)
+        asked = _asked(view, spec, resources)
+        answer = await self._remembered(asked, lambda: self._ask(view, spec, resources, now))
+        if answer is None:
+            answer = await self._volumes(view, spec, now)
         return answer if answer is not None else await self._name_taken(view, spec)
 
     def forget(self, view: JobView, gpu_resources: frozenset[str]) -> None:
@@ -86,8 +93,10 @@ class PodChecks:
         if view.spec is not None:
             self._answers.pop(_asked(view, view.spec, _sorted(gpu_resources)), None)
 
-    async def _answer(self, view: JobView, spec: JobSpec, gpu_resources: Sequence[str]) -> Blocked | None:
-        asked = _asked(view, spec, gpu_resources)
+    async def _remembered(
+        self, asked: tuple[str, ...], ask: Callable[[], Awaitable[Blocked | None]], *, lasts: bool = True
+    ) -> Blocked | None:
+        """The answer to ``asked``; ``lasts``: one that nothing but an edit changes is kept for long."""
         known = self._answers.get(asked)
         if known is not None and self._clock() < known[1]:
             return known[0]
@@ -95,17 +104,17 @@ class PodChecks:
             known = self._answers.get(asked)  # while this job waited for its turn
             if known is not None and self._clock() < known[1]:
                 return known[0]
-            answer = await self._ask(view, spec, gpu_resources)
-        waits = answer is not None and answer.may_pass
-        self._answers[asked] = (
-            answer,
-            self._clock() + (self._settings.ask_again_seconds if waits else ANSWER_LASTS_SECONDS),
-        )
+            answer = await ask()
+        brief = not lasts or (answer is not None and answer.may_pass)
+        seconds = self._settings.ask_again_seconds if brief else ANSWER_LASTS_SECONDS
+        self._answers[asked] = (answer, self._clock() + seconds)
         while len(self._answers) > MOST_ANSWERS:
             self._answers.popitem(last=False)
         return answer
 
-    async def _ask(self, view: JobView, spec: JobSpec, gpu_resources: Sequence[str]) -> Blocked | None:
+    async def _ask(
+        self, view: JobView, spec: JobSpec, gpu_resources: Sequence[str], now: Time
+    ) -> Blocked | None:
         name = pod_name(view.name, view.status.launches + 1, 0)
         allocation = JobAllocation(
             launch=view.status.launches + 1,
@@ -116,7 +125,7 @@ class PodChecks:
             pods=(name,),
             nodes=(_NODE,),
             plan_id="",
-            since=present(),
+            since=now,
         )
         try:
             body = pod_object(view, spec, allocation, number=0, pod=name, gpu_resource=gpu_resources[0])
@@ -152,6 +161,72 @@ class PodChecks:
             return Blocked(reason=JobReason.NOT_ALLOWED, message=problem, may_pass=True)
         return None
 
+    async def _volumes(self, view: JobView, spec: JobSpec, now: Time) -> Blocked | None:
+        """The first volume that keeps each pod of the job from being scheduled, if any does."""
+        namespace = view.key[0]
+        for volume in (spec.template.get("spec") or {}).get("volumes") or ():
+            claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+            made = (volume.get("ephemeral") or {}).get("volumeClaimTemplate") or {}
+            name = (made.get("spec") or {}).get("storageClassName")
+            if claim:
+                asked = ("claim", namespace, claim)
+                ask = functools.partial(self._claim, namespace, claim, now)
+            elif name:
+                asked = ("class", namespace, name)
+                ask = functools.partial(self._class, f"volume {volume.get('name')}", name)
+            else:
+                continue
+            if answer := await self._remembered(asked, ask, lasts=False):
+                return answer
+        return None
+
+    async def _claim(self, namespace: str, name: str, now: Time) -> Blocked | None:
+        """Why no pod with the claim can be scheduled; None: one can, or that is not known.
+
+        One that is young is left to Kubernetes: most volumes are there within seconds. One whose volume is
+        made for its first pod is bound by the launch, which has to be tried.
+        """
+        what = f"volume claim {name}"
+        try:
+            claim = await self._cluster.get(CLAIM, namespace, name)
+        except NotFound:
+            return _waits_for(f"{what} is not there. To fix: create it, or name another one in spec.template")
+        except Forbidden:
+            return None
+        metadata, spec, phase = (
+            claim["metadata"],
+            claim.get("spec") or {},
+            (claim.get("status") or {}).get("phase"),
+        )
+        if metadata.get("deletionTimestamp"):
+            return _waits_for(f"{what} is being deleted. To fix: create it anew once it is gone")
+        if phase == "Lost":
+            return _waits_for(f"{what} has lost its volume. To fix: restore it, or name another claim")
+        age = (now - parse(metadata["creationTimestamp"])).total_seconds()
+        if phase == "Bound" or age < self._settings.bind_seconds:
+            return None
+        chosen = spec.get("storageClassName")
+        on = (metadata.get("annotations") or {}).get(_PROVISIONING_ON)
+        if on is None and chosen and not spec.get("volumeName"):
+            return await self._class(what, chosen, until_bound=True)
+        why = f"its volume is being made for node {on}" if on else "no volume has been bound to it"
+        return _waits_for(f"{what} is not bound: {why}. To fix: see kubectl describe pvc {name}")
+
+    async def _class(self, what: str, name: str, *, until_bound: bool = False) -> Blocked | None:
+        """Why no volume of the class can be made; None: one can, or that is not known.
+
+        ``until_bound``: nor is one made for its first pod.
+        """
+        try:
+            found = await self._cluster.get(STORAGE_CLASS, "", name)
+        except NotFound:
+            return _waits_for(f"{what}: there is no StorageClass {name}. To fix: create it, or use another")
+        except Forbidden:
+            return None
+        if not until_bound or found.get("volumeBindingMode") == "WaitForFirstConsumer":
+            return None
+        return _waits_for(f"{what} is not bound by StorageClass {name}. To fix: see kubectl describe pvc")
+
     async def _name_taken(self, view: JobView, spec: JobSpec) -> Blocked | None:
         """Whether what was in the way of the last launch still is."""
         running = view.status.condition(JobCondition.RUNNING)
@@ -173,6 +248,10 @@ class PodChecks:
             except NameTaken as error:
                 return Blocked(reason=JobReason.NAME_TAKEN, message=str(error), may_pass=True)
         return None
+
+
+def _waits_for(message: str) -> Blocked:
+    return Blocked(reason=JobReason.WAITING_FOR_VOLUMES, message=message, may_pass=True)
 
 
 def _sorted(gpu_resources: frozenset[str]) -> Sequence[str]:

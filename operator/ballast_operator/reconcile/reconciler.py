@@ -229,7 +229,8 @@ class Reconciler:
         """The job with what keeps its pods from being made, if anything does; None: it is gone."""
         if view.spec is None or view.deleting or view.status.finished or view.hold(self._clock()):
             return view
-        if self._findings.block(view, await self._checks.why_blocked(view, self._gpu_resources)):
+        why = await self._checks.why_blocked(view, self._gpu_resources, self._clock())
+        if self._findings.block(view, why):
             self._allocate()
         return self._observer.job(view.key)
 

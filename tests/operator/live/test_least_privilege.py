@@ -24,6 +24,8 @@ RARELY_USED: dict[Right, str] = {
     ("get", "", "serviceaccounts"): "the same of the account",
     ("get", RBAC, "roles"): "the same of the role",
     ("get", RBAC, "rolebindings"): "the same of its binding",
+    ("get", "", "persistentvolumeclaims"): "only where a job names one",
+    ("get", "storage.k8s.io", "storageclasses"): "of a claim that is not bound",
     ("list", "", "events"): "looked at where pods have not started within their time, for pulls of images",
     ("patch", "", "serviceaccounts"): "brought up to date where an older operator made it",
     ("patch", RBAC, "roles"): "brought up to date, e.g. when trainers need another right",

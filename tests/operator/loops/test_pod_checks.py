@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ballast_operator.errors import Forbidden, NotAllowed, Rejected, ServerInternalError
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POD, POLICY, Kind
+from ballast_operator.kube.kinds import CLAIM, CONFIG_MAP, JOB, NODE, POD, POLICY, STORAGE_CLASS, Kind
 from ballast_operator.reconcile.pod_checks import ANSWER_LASTS_SECONDS
 
 from tests.operator.loops.simulated.machines import node
@@ -318,3 +318,110 @@ async def test_a_webhook_that_fails_ends_no_gang_that_trains():
     simulation.world.admission = lambda kind, body: None
     await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
     assert simulation.status("one").launches == 1
+
+
+def claim(phase: str, *, old: bool = True, annotations: Any = None, **metadata: Any) -> dict[str, Any]:
+    """The volume claim ``data`` of class ``slow``; ``old``: it is there since yesterday."""
+    created = {"creationTimestamp": "2025-12-31T00:00:00Z"} if old else {}
+    return {
+        "metadata": {
+            "namespace": NAMESPACE,
+            "name": "data",
+            "annotations": annotations or {},
+            **created,
+            **metadata,
+        },
+        "spec": {"storageClassName": "slow"},
+        "status": {"phase": phase},
+    }
+
+
+def storage(mode: str) -> dict[str, Any]:
+    return {"metadata": {"name": "slow"}, "volumeBindingMode": mode}
+
+
+BEING_MADE = {"volume.kubernetes.io/selected-node": "fast-0"}
+NEVER_BOUND: dict[str, tuple[Any, Any, str]] = {
+    "no claim": (None, None, "volume claim data is not there"),
+    "lost": (claim("Lost"), None, "volume claim data has lost its volume"),
+    "on its way out": (
+        claim("Bound", deletionTimestamp="2026-01-01T00:00:00Z"),
+        None,
+        "volume claim data is being deleted",
+    ),
+    "no class": (claim("Pending"), None, "volume claim data: there is no StorageClass slow"),
+    "never provisioned": (
+        claim("Pending"),
+        storage("Immediate"),
+        "volume claim data is not bound by StorageClass slow",
+    ),
+    "never provisioned for its first pod": (
+        claim("Pending", annotations=BEING_MADE),
+        storage("WaitForFirstConsumer"),
+        "volume claim data is not bound: its volume is being made for node fast-0",
+    ),
+}
+WITH_CLAIM = template(volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
+
+
+@pytest.mark.parametrize(("found", "storage_class", "said"), NEVER_BOUND.values(), ids=NEVER_BOUND.keys())
+async def test_a_job_whose_volume_cannot_be_bound_waits_without_gpus(found, storage_class, said):
+    """The condition names the claim and why; another job has the GPUs; it runs once the volume is there."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    for kind, item in ((CLAIM, found), (STORAGE_CLASS, storage_class)):
+        if item is not None:
+            simulation.world.put(kind, item)
+    simulation.add_job("one", template=WITH_CLAIM)
+    simulation.add_job("two")
+    await simulation.until(lambda: simulation.state("two") == "Succeeded")
+    status = simulation.status("one")
+    assert (status.condition("Admitted").reason, status.launches) == ("WaitingForVolumes", 0)
+    assert said in status.condition("Admitted").message
+    simulation.world.drop(CLAIM, NAMESPACE, "data")
+    simulation.world.put(CLAIM, claim("Bound"))
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    assert simulation.status("one").restarts == {}
+
+
+@pytest.mark.parametrize(
+    ("found", "storage_class"),
+    [
+        (claim("Pending", old=False), storage("Immediate")),
+        (claim("Pending"), storage("WaitForFirstConsumer")),
+    ],
+    ids=["one that is new", "one that waits for its first pod"],
+)
+async def test_a_claim_that_may_be_bound_soon_is_launched_with(found, storage_class):
+    """Volumes are there within seconds, or only once a pod wants them."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.world.put(CLAIM, found)
+    simulation.world.put(STORAGE_CLASS, storage_class)
+    await simulation.run_job("one", template=WITH_CLAIM)
+    assert simulation.status("one").launches == 1
+
+
+async def test_a_volume_of_each_pod_needs_its_class():
+    """A generic ephemeral volume is a claim that exists only with its pod."""
+    volume = {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": {"storageClassName": "slow"}}}}
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.add_job("one", template=template(volumes=[volume]))
+    await simulation.ticks(5)
+    assert "volume scratch: there is no StorageClass slow" in simulation.condition("one", "Admitted").message
+    simulation.world.put(STORAGE_CLASS, storage("Immediate"))
+    await simulation.running("one")
+
+
+@pytest.mark.parametrize("kind", [CLAIM, STORAGE_CLASS])
+async def test_an_operator_that_may_not_read_volumes_launches_as_before(kind):
+    """Roles that an administrator wrote before this right was asked for still work."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.world.put(CLAIM, claim("Pending"))
+    read = simulation.cluster.get
+
+    async def refused(asked: Kind, namespace: str, name: str) -> Any:
+        if asked is kind:
+            raise Forbidden(f"cannot get {asked.plural}")
+        return await read(asked, namespace, name)
+
+    simulation.cluster.get = refused
+    await simulation.run_job("one", template=WITH_CLAIM)

@@ -13,7 +13,7 @@ from ballast_operator.steps.context import (
     apply_allocator_conditions,
     with_condition,
 )
-from ballast_operator.steps.decide import decide, rbac_forbidden, take_step
+from ballast_operator.steps.decide import decide, take_step
 from ballast_operator.steps.waiting import LOOK_AGAIN_SECONDS, decided
 from ballast_operator.views.assignment import Advice
 from ballast_operator.views.lease import LeaseView
@@ -21,7 +21,6 @@ from ballast_policies.contract import Ack, Directive
 from ballast_policies.protocol.observed import Cause
 
 from tests.operator.steps.contexts import (
-    NOW,
     PODS,
     a_context,
     a_pod,
@@ -89,13 +88,6 @@ def test_pods_that_a_deletion_is_to_leave_are_left():
     """By ``kubectl delete --cascade=orphan``."""
     view = dataclasses.replace(a_running_view(), deleting=True, orphans=True)
     assert step_of(view, assignment=release()).actions == ()
-
-
-def test_a_missing_right_is_waited_for_and_ends_nothing():
-    """Running says which right, and what grants it."""
-    result = rbac_forbidden(a_running_view(), "cannot create pods", now=NOW)
-    assert ending(result) is None and result.requeue_after_seconds == 10.0
-    assert "cannot create pods. To fix:" in result.status.condition("Running").message
 
 
 ON_TIME = Advice(
