@@ -66,6 +66,37 @@ seccompProfile:
   type: RuntimeDefault
 {{- end }}
 
+{{/* The operator's variables, as a list. */}}
+{{- define "ballast.environment" -}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+# Namespace of the leader's Lease.
+- name: BALLAST_NAMESPACE
+  valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+{{- with .Values.history }}
+{{- if and .enabled .postgresql.secret }}
+- name: BALLAST_HISTORY
+  valueFrom: {secretKeyRef: {name: {{ .postgresql.secret | quote }}, key: {{ .postgresql.key | quote }}}}
+{{- else if .enabled }}
+- {name: BALLAST_HISTORY, value: /var/lib/ballast/history.db}
+{{- end }}
+{{- end }}
+{{- if .Values.kueue.enabled }}
+- {name: BALLAST_KUEUE, value: "true"}
+{{- end }}
+# The solver's libraries would start a thread for each core of the node.
+- {name: OMP_NUM_THREADS, value: "1"}
+{{- range $name, $seconds := .Values.settings }}
+- {name: BALLAST_{{ $name }}, value: {{ $seconds | quote }}}
+{{- end }}
+{{- with include "ballast.trainerTemplate" . }}
+- {name: BALLAST_TRAINER_TEMPLATE, value: {{ . | quote }}}
+{{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
 {{/* A list of strings as the inside of a list in CEL. */}}
 {{- define "ballast.celStrings" -}}
 {{- range $index, $value := . }}{{ if $index }}, {{ end }}'{{ $value }}'{{ end }}

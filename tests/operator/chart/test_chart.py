@@ -268,6 +268,12 @@ def test_an_image_digest_wins_over_the_tag(chart: Any) -> None:
         ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "podLabels"),
         ({"podDisruptionBudget": {"minAvailable": "one"}}, "minAvailable"),
         ({"extraEnv": [{"name": "TZ", "value": 1}]}, "extraEnv"),
+        ({"extraEnv": [{"name": "OMP_NUM_THREADS", "value": "4"}]}, "OMP_NUM_THREADS is set already"),
+        (
+            {"settings": {"JOB_BIND_SECONDS": 9}, "extraEnv": [{"name": "BALLAST_JOB_BIND_SECONDS"}]},
+            "BALLAST_JOB_BIND_SECONDS is set already",
+        ),
+        ({"extraEnv": [{"name": "TZ"}, {"name": "TZ"}]}, "TZ is set already"),
         ({"affinity": {"podAntiAfinity": {}}}, "podAntiAfinity"),
         ({"admissionPolicies": {"namespaceSelector": {"team": "a"}}}, "team"),
         ({"networkPolicy": {"metricsFrom": [{}]}}, "metricsFrom"),
