@@ -27,7 +27,7 @@ from ballast_policies.protocol.moves import (
 )
 from ballast_policies.protocol.observed import Cause, Deadline, Observed, Phase
 
-from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.conditions import JobCondition, JobReason, JobState
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.errors import NameTaken, NotAllowed, OperatorError, ServerInternalError
 from ballast_operator.settings import JobSettings
@@ -85,7 +85,7 @@ from ballast_operator.steps.stopping import (
 )
 from ballast_operator.steps.waiting import launch, wait, with_size
 from ballast_operator.views.assignment import Assignment
-from ballast_operator.views.clock import Time
+from ballast_operator.views.clock import Time, show
 from ballast_operator.views.job import JobView
 from ballast_operator.views.pod import PodView
 
@@ -114,7 +114,7 @@ def decide(
     status = view.status.none_after(now + longest_pause, now).replace(observed_generation=view.generation)
     if status.allocation is not None and status.finished:  # by hand: the operator's end frees the GPUs
         status = status.without_end()
-    view = dataclasses.replace(view, status=status)
+    view = dataclasses.replace(view, status=_with_lost_conditions(status, now, view.generation))
     spec = view.launched_spec
     if spec is None:
         return StepResult(status=_misconfigured(view, now))
@@ -160,6 +160,28 @@ def _misconfigured(view: JobView, now: Time) -> TrainingJobStatus:
         now=now,
         generation=view.generation,
     )
+
+
+def _with_lost_conditions(status: TrainingJobStatus, now: Time, generation: int) -> TrainingJobStatus:
+    """The status with the conditions that others have taken out and that no later pass would set again."""
+
+    def told(kind: JobCondition, value: bool, reason: JobReason, message: str) -> TrainingJobStatus:
+        if status.condition(kind) is not None:
+            return status
+        return status.with_condition(kind, value, reason, message, now=now, generation=generation)
+
+    if status.allocation is not None:
+        decision = status.last_decision
+        why = (decision.why or decision.chosen) if decision is not None else ""
+        return told(JobCondition.ADMITTED, True, JobReason.ASSIGNED, why or "GPUs are assigned")
+    if status.finished_at is None:
+        return status
+    message = f"it ended at {show(status.finished_at)}"
+    if not status.finished:
+        end = JobCondition.SUCCEEDED if status.state is JobState.SUCCEEDED else JobCondition.FAILED
+        status = status.with_condition(end, True, JobReason.FINISHED, message, now=now, generation=generation)
+    status = told(JobCondition.ADMITTED, False, JobReason.FINISHED, message)
+    return told(JobCondition.RUNNING, False, JobReason.FINISHED, message)
 
 
 def refused(view: JobView, error: OperatorError, *, now: Time, settings: JobSettings) -> StepResult | None:

@@ -247,3 +247,29 @@ async def test_a_job_deleted_under_way_is_forgotten_and_its_gpus_serve_the_next(
     simulation.world.drop(JOB, NAMESPACE, "one")
     del simulation.trainers["one"]
     await simulation.until(lambda: simulation.state("two") == "Succeeded")
+
+
+IN_EACH_STATE = {
+    "Waiting": {"stages": (4, 4)},
+    "Suspended": {"suspend": True},
+    "Running": {"totalSteps": 100_000},
+    "Succeeded": {"totalSteps": 20},
+    "Failed": {"totalSteps": 100_000, "activeDeadlineSeconds": 10},
+}
+
+
+@pytest.mark.parametrize(("state", "spec"), IN_EACH_STATE.items(), ids=IN_EACH_STATE.keys())
+async def test_conditions_that_somebody_takes_out_come_back(state, spec):
+    """Each alone and all of them, without another change; a job that has ended is not launched again."""
+    simulation = cluster()
+    simulation.add_job("one", **spec)
+    await simulation.until(lambda: simulation.state("one") == state)
+    whole = simulation.status("one")
+    truth = {each.type: each.status for each in whole.conditions}
+    for kinds in (*({kind} for kind in truth), truth.keys()):
+        kept = [each for each in whole.to_dict()["conditions"] if each["type"] not in kinds]
+        simulation.world.patch(JOB, NAMESPACE, "one", {"status": {"conditions": kept}})
+        await simulation.ticks(3)
+        status = simulation.status("one")
+        assert {each.type: each.status for each in status.conditions} == truth, kinds
+        assert (simulation.state("one"), status.launches) == (state, whole.launches)
