@@ -390,7 +390,7 @@ class Unsents(Dataset):
     ("reason", "told"),
     [
         ("unable to allocate shared memory(shm) for file </x>", r"/dev/shm .*MiB.* To fix: a larger one"),
-        ("cannot pickle", "DataLoader worker"),
+        ("cannot pickle this", "cannot pickle this"),
     ],
 )
 def test_what_a_worker_cannot_send_ends_the_job(reason, told):

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
@@ -13,6 +12,7 @@ from multiprocessing.queues import Queue
 from typing import Any
 
 import torch
+from torch._utils import ExceptionWrapper
 
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.errors import ConfigurationError, DataError
@@ -135,7 +135,7 @@ def _undo_fork(number: int) -> None:
 
 
 def start_worker(also: Callable[[int], object] | None, number: int) -> None:
-    """Begin process ``number`` of a loader: it ends with its rank, and where it cannot send what it has read.
+    """Begin process ``number`` of a loader: it ends with its rank, and tells of what it cannot send.
 
     Args:
         also: what a user wants done, too.
@@ -147,8 +147,7 @@ def start_worker(also: Callable[[int], object] | None, number: int) -> None:
         end_with_parent(parent.pid)
     elif parent is not None:  # that of a server of forks, which lives as long as its forks do
         threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
-    # Python's own only prints the error, and the rank waits for ever.
-    Queue._on_queue_feeder_error = staticmethod(_end_unsent)  # type: ignore[attr-defined]
+    Queue._on_queue_feeder_error = _tell_unsent  # type: ignore[attr-defined]
     if also is not None:
         also(number)
 
@@ -158,12 +157,13 @@ def _end_after(parent: BaseProcess) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _end_unsent(error: Exception, batch: object) -> None:
-    sys.excepthook(type(error), error, error.__traceback__)
-    if is_of_shared_memory(error):
-        # As the kernel ends who writes to shared memory that is full.
-        os.kill(os.getpid(), signal.SIGBUS)
-    os._exit(1)
+def _tell_unsent(queue: Any, error: Exception, item: tuple[Any, ...]) -> None:
+    """Send the error in the place of a batch, where Python would only print it and the rank wait for ever."""
+    number, batch, *rest = item
+    if isinstance(batch, ExceptionWrapper):
+        os._exit(1)
+    told = ExceptionWrapper((type(error), error, error.__traceback__), "a process that reads the data")
+    queue.put((number, told, *rest))
 
 
 _SHARED_MEMORY = "/dev/shm"
@@ -171,7 +171,7 @@ _SHARED_MEMORY = "/dev/shm"
 
 def is_of_shared_memory(error: BaseException) -> bool:
     """Whether a loader's error is that the memory that its processes share is full."""
-    # Torch's message of a process that was killed is the cause of one that it ended.
+    # Torch's message of a process that a full one has killed is the cause of another.
     return any(
         isinstance(one, RuntimeError) and "shared memory" in str(one) for one in (error, error.__cause__)
     )
