@@ -172,12 +172,6 @@ PLANNER_RULES = tuple(
             "counts on each replica its whole state",
             "leave zeroStage out",
         ),
-        (
-            at("mixed_pools") == MixedPools.NEVER,
-            "mixed_pools",
-            "plans for GPUs of one pool",
-            "leave mixedPools out",
-        ),
     )
 )
 
@@ -278,6 +272,17 @@ class TrainingJobSpec(ApiModel, JobConfig):
         *PLANNER_RULES,
         Rule(
             condition=Cel(
+                "!has(self.planner) || self.mixedPools != 'Allowed' || size(self.planner.gpus) > 1",
+                lambda spec: (
+                    spec.planner is None or spec.mixed_pools is MixedPools.NEVER or len(spec.planner.gpus) > 1
+                ),
+            ),
+            field="mixed_pools",
+            reason="planner plans for several pools with GPUs of two types, and has one",
+            fix="add a type to planner.gpus, or leave mixedPools out",
+        ),
+        Rule(
+            condition=Cel(
                 "!has(self.planner) || !has(self.gpuTypes) || size(self.gpuTypes) == 0 || "
                 "self.planner.gpus.all(g, g.gpuType in self.gpuTypes)",
                 lambda spec: (
@@ -331,7 +336,8 @@ class TrainingJobSpec(ApiModel, JobConfig):
     """Each launch has the degrees whose predicted step is shortest on its GPUs and fits their memory, in
     place of ``parallelism.tensor``, ``data``, ``pipeline.microbatches`` and ``training.recompute``. Another
     number of GPUs, from ``minStages`` to ``maxStages`` times the stated ``tensor`` x ``data``, is another
-    launch. ``gpusPerPod``, unless stated, is the profiles' largest ``tensor``."""
+    launch, and so is another mix of two types (``mixedPools``). ``gpusPerPod``, unless stated, is the
+    profiles' largest ``tensor``."""
     topology: JobTopology | None = None
     """How near to each other its nodes are. Absent: on as few nodes as possible, of these in as few domains
     as possible. A change takes effect at the next launch."""

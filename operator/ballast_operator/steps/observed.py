@@ -245,7 +245,7 @@ def _offer(context: ReconcileContext) -> Offer | None:
         return None  # gpusPerPod was changed after the decision
     if allocation is None and nodes and placement is not None:
         spec, size = context.spec, len(nodes)
-        if not spec.suits(size) or (spec.plans and spec.degrees_on(placement.gpu_type, size) is None):
+        if not spec.suits(size) or (spec.plans and spec.degrees_on(placement.by_pool) is None):
             return None  # planner or the degrees were
     size = len(nodes) // per_pod
     same = allocation is not None and placement == allocation.placement

@@ -117,7 +117,7 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
     assignment = context.assignment
     assert assignment is not None and assignment.placement is not None
     placement = assignment.placement
-    degrees = context.spec.degrees_on(placement.gpu_type, len(placement.nodes))
+    degrees = context.spec.degrees_on(placement.by_pool)
     allocation = JobAllocation(
         launch=gang.launch,
         gpu_type=placement.gpu_type,

@@ -207,7 +207,7 @@ class JobView:
         allocation = self.status.allocation
         if self.spec is None or allocation is None:
             return False
-        has, planned = allocation.degrees, self.spec.degrees_on(allocation.gpu_type, allocation.gpus)
+        has, planned = allocation.degrees, self.spec.degrees_on(allocation.by_pool)
         if has is None or planned is None:
             return has is planned and not self.spec.plans
         predicted = {"step_seconds": planned.step_seconds, "memory_bytes": planned.memory_bytes}

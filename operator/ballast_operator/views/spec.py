@@ -9,8 +9,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from ballast_policies.allocation.planned_gangs import PlannedGang, TensorProfile
 from ballast_policies.contract import Stage
 from ballast_policies.contract.errors import ContractError, Problem
 from ballast_policies.contract.job.job import JobConfig
@@ -23,6 +21,8 @@ from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.schedules.registry import SCHEDULES
 from ballast_policies.planning.stages import first_stages, stage_placement, stages_over
 from ballast_policies.prices.egress import JobData
+from ballast_policies.rounds.gangs import TypesByRank
+from ballast_policies.rounds.values import PoolPart
 
 from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs import DataLocation, OnLimit, SpotUse
@@ -35,24 +35,7 @@ from ballast_operator.trainer_template import filled_in, trainer_template
 from ballast_operator.views.clock import Time
 from ballast_operator.views.node_constraints import NodeRequirements, read_requirements
 from ballast_operator.views.nodes import PodNeed, pod_requests
-
-MOST_SIZES = 32
-"""Sizes of a gang that are weighed against each other; of more than these, some in between are left out."""
-
-MOST_PLANNED = 500_000
-"""Of a job that is planned, GPU types x sizes x profiles x the square of its layers: a second of CPU."""
-
-MOST_CUT = 100_000_000
-"""Of such a job, stages that are cut times the square of the layers: two more seconds."""
-
-
-def thinned(sizes: Sequence[int], most: int = MOST_SIZES) -> list[int]:
-    """At most ``most`` of the sizes, two or more: the fewest, the most, and others at equal ratios."""
-    if len(sizes) <= most:
-        return list(sizes)
-    ratio = (sizes[-1] / sizes[0]) ** (1 / (most - 1))
-    aims = [sizes[0] * ratio**step for step in range(most)]
-    return sorted({min(sizes, key=lambda size: abs(size - aim)) for aim in aims})
+from ballast_operator.views.planned_degrees import DegreesQuestion, PlannedLaunch, planned_degrees
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +57,8 @@ class JobSpec:
         data: what it reads, and from where; None: that costs nothing.
         topology: how near to each other its nodes are; None: as policies have it.
         plans: GPU type -> GPUs -> how a launch there divides the work; empty: as ``config`` says.
+        mixes: GPUs of two types -> how a launch there does, in several pools.
+        gpu_speeds: GPU type -> its speed as the planner has it; empty: it does not plan.
     """
 
     config: JobConfig
@@ -98,6 +83,8 @@ class JobSpec:
     data: JobData | None = None
     topology: JobTopology | None = None
     plans: Mapping[str, Mapping[int, LaunchDegrees]] = dataclasses.field(default_factory=dict)
+    mixes: Mapping[TypesByRank, PlannedLaunch] = dataclasses.field(default_factory=dict)
+    gpu_speeds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def with_degrees(self, degrees: LaunchDegrees) -> "JobSpec":
         """The spec of a launch that divides the work so.
@@ -115,12 +102,15 @@ class JobSpec:
                 training=config.training.replace(recompute=degrees.recompute),
                 plan=PlanConfig(layers=degrees.layers),
             )
-            self._launched[degrees] = dataclasses.replace(self, config=config, plans={})
+            self._launched[degrees] = dataclasses.replace(self, config=config, plans={}, mixes={})
         return self._launched[degrees]
 
-    def degrees_on(self, gpu_type: str, gpus: int) -> LaunchDegrees | None:
-        """The plan of a launch on so many GPUs of a type; None: there is none."""
-        return self.plans.get(gpu_type, {}).get(gpus)
+    def degrees_on(self, parts: Sequence[PoolPart]) -> LaunchDegrees | None:
+        """The plan of a launch on GPUs of these pools, in their order; None: there is none."""
+        if len(parts) == 1:
+            return self.plans.get(parts[0].gpu_type, {}).get(parts[0].gpus)
+        mix = self.mixes.get(tuple((part.gpu_type, part.gpus) for part in parts))
+        return None if mix is None else mix.degrees
 
     @functools.cached_property
     def _launched(self) -> dict[LaunchDegrees, "JobSpec"]:
@@ -202,13 +192,18 @@ class JobSpec:
         """Positions of the pipeline of a gang with ``ranks`` ranks; with replicas, its stages."""
         return len(self.replicas) or max(1, ranks // self.ranks_per_position)
 
+    @functools.cached_property
+    def _planned_sizes(self) -> tuple[int, ...]:
+        alone = {gpus for by_size in self.plans.values() for gpus in by_size}
+        return tuple(sorted(alone | {sum(gpus for _, gpus in mix) for mix in self.mixes}))
+
     @property
     def largest_gang(self) -> int:
         """Most ranks: ``max_stages`` positions, or as many as have the layers for their stages."""
         if self.replicas:
             return sum(self.replicas)
         if self.plans:
-            return max(max(by_size) for by_size in self.plans.values())
+            return self._planned_sizes[-1]
         positions = self.max_stages
         if self.layers is not None:
             # A position alone has the whole model as one stage.
@@ -221,7 +216,7 @@ class JobSpec:
         if self.replicas:
             return sum(self.replicas)
         if self.plans:
-            return min(min(by_size) for by_size in self.plans.values())
+            return self._planned_sizes[0]
         step = self.ranks_together(self.gpus_per_pod)
         return -(-self.config.pipeline.min_stages * self.ranks_per_position // step) * step
 
@@ -261,7 +256,8 @@ class JobSpec:
             key: pipeline.get(key) for key in ("globalBatchSize", "microbatches", "schedule", "stagesPerRank")
         }
         parts = [self.config_fields["model"], batches, self.config_fields.get("dynamics")]
-        return _digest([*parts, {t: dict(of) for t, of in self.plans.items()}] if self.plans else parts)[:16]
+        planned = [[*self.plans.items()], [*self.mixes.items()]] if self.plans else []
+        return _digest([*parts, *planned])[:16]
 
     @functools.cached_property
     def variant(self) -> str:
@@ -343,7 +339,7 @@ class JobSpec:
         if ranks % self.gpus_per_pod:
             return False
         if self.plans:
-            return any(ranks in by_size for by_size in self.plans.values())
+            return ranks in self._planned_sizes
         if self.is_script:
             return True
         if self.replicas:
@@ -427,7 +423,7 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
 
 
 def _planned(spec: JobSpec, planner: PlannerConfig) -> JobSpec:
-    """The spec with a plan for each number of GPUs that the job may have of each type, if there is one.
+    """The spec with a plan for the GPUs that the job may have, if there is one.
 
     Speeds are as predicted where ``throughput`` does not state them: reports replace both.
 
@@ -439,89 +435,45 @@ def _planned(spec: JobSpec, planner: PlannerConfig) -> JobSpec:
         most = max(profile.tensor for profile in planner.profiles)
         config = config.replace(parallelism=pods.replace(gpus_per_pod=most))
         spec = dataclasses.replace(spec, config=config)
-    counts = [sum(layer.repeat for layer in profile.layers) for profile in planner.profiles]
-    most = MOST_PLANNED // (len(planner.gpus) * len(counts) * max(counts) ** 2)
-    if most < 2:
-        reason = (
-            f"{max(counts)} layers are too many for profiles: {len(counts)} and gpus: {len(planner.gpus)}"
-        )
-        raise ContractError(Problem("planner", f"{reason}. To fix: fewer of them, or state the degrees"))
-    whole = range(spec.smallest_gang, spec.largest_gang + 1, spec.gpus_per_pod)
-    sizes = tuple(thinned(whole, min(most, MOST_SIZES)))
-    try:
-        plans = _planned_degrees(planner, config.pipeline.global_batch_size, sizes)
-    except ContractError as error:
-        reason = "; ".join(problem.reason.partition(". To fix")[0] for problem in error.problems)
-        fix = "profiles of one model; other minStages, maxStages or globalBatchSize"
-        raise ContractError(Problem("planner", f"{reason}. To fix: {fix}")) from None
-    if spec.layers not in (None, counts[0]):
-        reason = f"it has {counts[0]} layers, model.layers is {spec.layers}. To fix: a profile of this model"
-        raise ContractError(Problem("planner.profiles[0].layers", reason))
-    if not plans:
-        what = (
-            "too many plans to try for the GPUs" if plans is None else "no plan fits the memory of its GPUs"
-        )
-        reason = f"{what}, {sizes[0]} to {sizes[-1]} of a type. To fix: other minStages and maxStages"
-        raise ContractError(Problem("planner", reason))
-    for gpu_type, by_size in plans.items():
-        for gpus, degrees in by_size.items():
-            try:
-                spec.with_degrees(degrees)
-            except ContractError as error:
-                where = f"planned on {gpus} x {gpu_type}: {degrees}"
-                reason = f"{where}; the trainer refuses it: {error}"
-                raise ContractError(Problem("planner", reason)) from None
-    stated = spec.throughput
+    question = DegreesQuestion(
+        planner=planner,
+        batch_size=config.pipeline.global_batch_size,
+        fewest=spec.smallest_gang,
+        most=spec.largest_gang,
+        per_pod=spec.gpus_per_pod,
+        mixes=spec.mixes_pools,
+    )
+    if spec.layers not in (None, question.layers):
+        reason = f"it has {question.layers} layers, model.layers is {spec.layers}"
+        fix = "To fix: a profile of this model"
+        raise ContractError(Problem("planner.profiles[0].layers", f"{reason}. {fix}"))
+    found = planned_degrees(question)
+    for gpus, planned in found.items():
+        try:
+            spec.with_degrees(planned.degrees)
+        except ContractError as error:
+            what = " + ".join(f"{count} x {gpu_type}" for gpu_type, count in gpus)
+            reason = f"planned on {what}: {planned.degrees}; the trainer refuses it: {error}"
+            raise ContractError(Problem("planner", reason)) from None
+    plans: dict[str, dict[int, LaunchDegrees]] = {gpu_type: {} for gpus in found for gpu_type, _ in gpus}
+    for ((gpu_type, count), *others), planned in found.items():
+        if not others:
+            plans[gpu_type][count] = planned.degrees
+    stated, sizes = spec.throughput, {*question.sizes, *(sum(count for _, count in gpus) for gpus in found)}
     throughput = {
         gpu_type: {
             gpus: stated.get(gpu_type, {}).get(gpus, 1 / by_size[gpus].step_seconds)
             if gpus in by_size
             else 0.0
-            for gpus in sizes
+            for gpus in sorted(sizes)
         }
         for gpu_type, by_size in plans.items()
     }
-    return dataclasses.replace(spec, gpu_types=tuple(plans), throughput=throughput, plans=plans)
-
-
-@functools.lru_cache(maxsize=256)
-def _planned_degrees(
-    planner: PlannerConfig, batch_size: int, sizes: tuple[int, ...]
-) -> Mapping[str, Mapping[int, LaunchDegrees]] | None:
-    """GPU type -> GPUs -> degrees, those without a plan left out; None: too many are to be tried.
-
-    Kept for the next edit of the job, and for others that differ elsewhere: it may take seconds.
-
-    Raises:
-        ContractError: nothing can be planned.
-    """
-    gang = PlannedGang(
-        profiles=tuple(
-            TensorProfile(tensor=each.tensor, microbatch_size=each.microbatch_size, layers=each.layers)
-            for each in planner.profiles
-        ),
-        speeds={gpu.gpu_type: gpu.speed for gpu in planner.gpus},
-        batch_size=batch_size,
-        sizes=sizes,
-        memory_bytes={gpu.gpu_type: gpu.memory_bytes for gpu in planner.gpus},
-        bandwidth=planner.bandwidth,
+    mixes = {gpus: planned for gpus, planned in found.items() if len(gpus) > 1}
+    speeds = {gpu.gpu_type: gpu.speed for gpu in planner.gpus}
+    return dataclasses.replace(
+        spec, gpu_types=tuple(plans), throughput=throughput, plans=plans, mixes=mixes, gpu_speeds=speeds
     )
-    listed = gang.listed(dict.fromkeys(gang.speeds, sizes[-1]), MOST_CUT)
-    if listed is None:
-        return None
-    plans: dict[str, dict[int, LaunchDegrees]] = {}
-    for one in listed:
-        (gpu_type, gpus), found = *one.gpus.items(), gang.plan_of(one)
-        plans.setdefault(gpu_type, {})[gpus] = LaunchDegrees(
-            tensor=found.degrees.tensor,
-            data=found.degrees.data,
-            microbatches=found.degrees.microbatches * found.degrees.data,
-            recompute=found.degrees.recompute,
-            layers=tuple(np.diff(found.cut.bounds).tolist()),
-            step_seconds=found.seconds,
-            memory_bytes=found.memory_bytes,
-        )
-    return plans
 
 
 def _data(data: DataLocation, total_steps: int) -> JobData:

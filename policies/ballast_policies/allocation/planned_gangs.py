@@ -32,8 +32,7 @@ from ballast_policies.contract.errors import ContractError, Problem
 from ballast_policies.contract.limits import MOST_MICROBATCHES
 from ballast_policies.planning.launch import UNLIMITED_BYTES, LaunchedPipeline, RankGpu, best_cut
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.planning.memory.need import MemoryNeed
-from ballast_policies.planning.memory.stage_bytes import ROUNDING
+from ballast_policies.planning.memory.stage_bytes import ROUNDING, stage_bytes
 from ballast_policies.planning.partition import Partition, sums_of
 from ballast_policies.planning.planners.best.placements import divisors
 from ballast_policies.planning.planners.cost_model import Degrees
@@ -71,9 +70,10 @@ class ShapePlan:
     form: PipelineForm
 
     @property
-    def memory_bytes(self) -> float:
-        """Of the fullest GPU; 0: not known."""
-        return MemoryNeed(self.layers, self.form, self.cut).least(self.cut.ranks)
+    def memory_bytes(self) -> tuple[float, ...]:
+        """That each stage takes of its GPUs."""
+        taken: list[float] = stage_bytes(self.layers, self.form).of_cut(self.cut).tolist()
+        return tuple(taken)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,7 +85,9 @@ class PlannedGang:
         speeds: GPU type -> speed relative to the profiles' GPU.
         batch_size: samples of a step.
         sizes: numbers of GPUs that it may have of a type.
+        part_sizes: those where it has several types; empty: ``sizes``.
         most_types: GPU types that it may have at once.
+        fewest_gpus, most_gpus: of all types together; None: any number.
         memory_bytes: GPU type -> bytes of a GPU; a type that is missing has no limit.
         bandwidth: bytes/s between GPUs; None: transfers are free.
 
@@ -97,7 +99,10 @@ class PlannedGang:
     speeds: Annotated[Mapping[str, _Positive], Field(min_length=1)]
     batch_size: _Count
     sizes: Annotated[tuple[_Count, ...], Field(min_length=1)]
+    part_sizes: tuple[_Count, ...] = ()
     most_types: _Count = 1
+    fewest_gpus: _Count = 1
+    most_gpus: _Count | None = None
     memory_bytes: Mapping[str, _Positive] = dataclasses.field(default_factory=dict)
     bandwidth: _Positive | None = None
 
@@ -123,8 +128,9 @@ class PlannedGang:
         for gpu_type in self.memory_bytes:
             if gpu_type not in self.speeds:
                 yield Problem(f"memory_bytes.{gpu_type}", "speeds does not have the type. To fix: add it")
-        types, count = len(self.speeds), len(set(self.sizes))
-        shapes = sum(math.comb(types, n) * count**n for n in range(1, min(types, self.most_types) + 1))
+        types, alone, parts = len(self.speeds), len(set(self.sizes)), len(set(self.part_sizes or self.sizes))
+        several = range(2, min(types, self.most_types) + 1)
+        shapes = types * alone + sum(math.comb(types, n) * parts**n for n in several)
         plans = len(divisors(self.batch_size)) ** 2 * len(self.profiles)
         if shapes * plans > MOST_PLANS:
             reason = f"{shapes:,} mixes of GPUs with about {plans:,} plans each are more than {MOST_PLANS:,}"
@@ -160,10 +166,15 @@ class _Search:
         self._types = sorted(gang.speeds, key=lambda t: -gang.speeds[t])
         self._speeds = np.array([gang.speeds[t] for t in self._types])
         self._memory = np.array([gang.memory_bytes.get(t, math.inf) for t in self._types])
-        self._sizes, self._most_types = tuple(sorted(set(gang.sizes))), min(gang.most_types, len(self._types))
+        alone = tuple(sorted(set(gang.sizes)))
+        parts = tuple(sorted(set(gang.part_sizes))) or alone
+        several = min(gang.most_types, len(self._types)) - 1
+        self._sizes = (alone, *(parts,) * several)
+        most = max(alone[-1], parts[-1] * (several + 1))
+        self._together = gang.fewest_gpus, min(most, gang.most_gpus or most)
         self._plans = _Plans(
             gang,
-            most=self._sizes[-1] * self._most_types,
+            most=self._together[1],
             limited=bool(np.isfinite(self._memory).any()),
         )
         self._most: tuple[int, ...] | None = None
@@ -217,7 +228,7 @@ class _Search:
         there = tuple(int(most.get(t, 0)) for t in self._types)
         if there != self._most:
             self._most, self._known = there, {}
-            self._gpus = _shapes(self._sizes, self._most_types, there)
+            self._gpus = _shapes(self._sizes, self._together, there)
             self._seconds = self._plans.least_seconds(self._gpus, self._speeds, self._memory)
             self._best, self._least = (
                 self._seconds.argmin(axis=1),
@@ -439,13 +450,20 @@ def _scaled(layers: LayerProfile, scale: float, *, recompute: bool) -> LayerProf
 
 
 @functools.lru_cache(maxsize=64)
-def _shapes(sizes: tuple[int, ...], most_types: int, there: tuple[int, ...]) -> np.ndarray:
-    """(shapes, k) numbers of GPUs of up to ``most_types`` types, each one of ``sizes`` and there."""
+def _shapes(
+    sizes: tuple[tuple[int, ...], ...], together: tuple[int, int], there: tuple[int, ...]
+) -> np.ndarray:
+    """(shapes, k) numbers of GPUs of one type, two, ..., each one of the ``sizes`` of so many, and there.
+
+    ``together``: fewest and most of all types.
+    """
     found = []
-    for types in range(1, most_types + 1):
+    for types, of_each in enumerate(sizes, start=1):
         for kinds in itertools.combinations(range(len(there)), types):
-            each = [[size for size in sizes if size <= there[kind]] for kind in kinds]
+            each = [[size for size in of_each if size <= there[kind]] for kind in kinds]
             for gpus in itertools.product(*each):
+                if not together[0] <= sum(gpus) <= together[1]:
+                    continue
                 row = [0] * len(there)
                 for kind, size in zip(kinds, gpus, strict=True):
                     row[kind] = size

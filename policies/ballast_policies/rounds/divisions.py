@@ -2,7 +2,7 @@
 
 For two pools and a size, as many GPUs as possible are of the faster type. Both orders are looked at: early
 stages keep more microbatches in flight, so the memory may fit in one order only. Only where no two pools
-hold the least size are there more than two parts: the fastest types first. A gang with a plan has the plan's
+hold the least size are there more than two parts: the fastest types first. A gang with plans has their
 types alone, each in one pool. Policies see a gang that no single
 pool can hold as a configuration for each mixture of types.
 """
@@ -25,7 +25,7 @@ REVERSED_GAIN = 0.01
 """Rank 0 is on the faster type, unless the other order wins at least this: cuts differ by a layer."""
 
 MOST_PLANNED = 64
-"""Choices of pools for the GPU types of a plan, where types are in several."""
+"""Choices of pools for the GPU types of a plan, where types are in several; of many plans a share each."""
 
 MOST_MIXTURES = 8
 """Divisions of a gang of which policies are told."""
@@ -48,11 +48,11 @@ def best_parts(
     """
     found: tuple[PoolPart, ...] = ()
     options = list(_options(gang, room))
-    if one_pool and not gang.planned:
+    if one_pool:
         options += [
             (PoolPart(pool=pool, gpu_type=gpu_type, gpus=size),)
             for pool, (gpu_type, gpus) in room.items()
-            for size in [size for size in gang.sizes if size <= gpus][-1:]
+            for size in [size for size in gang.sizes_in_one_pool(gpu_type) if size <= gpus][-1:]
         ]
     options = [o for o in options if sum(part.gpus for part in o) <= most]
     for parts in sorted(options, key=lambda parts: -_power(gang, parts)):
@@ -105,11 +105,15 @@ def _options(gang: MixedGang, room: Room) -> Iterator[tuple[PoolPart, ...]]:
         key=lambda one: (-gang.relative(one[1]), -one[2], one[0]),
     )
     if gang.planned:
-        of_type = (
-            [_part(one, gpus) for one in pools if one[1] == gpu_type and one[2] >= gpus][:MOST_POOLS]
-            for gpu_type, gpus in gang.planned
-        )
-        yield from itertools.islice(itertools.product(*of_type), MOST_PLANNED)
+        for planned in gang.planned:
+            if len(planned) == 1 or sum(gpus for _, gpus in planned) not in gang.sizes:
+                continue
+            of_type = (
+                [_part(one, gpus) for one in pools if one[1] == gpu_type and one[2] >= gpus][:MOST_POOLS]
+                for gpu_type, gpus in planned
+            )
+            most = max(4, MOST_PLANNED // len(gang.planned))
+            yield from itertools.islice(itertools.product(*of_type), most)
         return
     any_pair = False
     for fast, slow in itertools.combinations(pools[:MOST_POOLS], 2):
@@ -159,6 +163,7 @@ def _mixture(job: Job, gang: MixedGang) -> Job:
     # Where nothing is measured, the problem assumes other speeds than were estimated.
     fastest = max(gang.speeds, key=lambda gpu_type: gang.speeds[gpu_type])
     scale = job.throughput.get(fastest, 0.0) / gang.speeds[fastest] if gang.speeds[fastest] > 0 else 0.0
+    scale = 1.0 if gang.plans_degrees else scale
     found: dict[str, Configuration] = {}
     for parts in gang.mixtures:
         key, speed = speed_key(parts), gang.speed(parts) * scale

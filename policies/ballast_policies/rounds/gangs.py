@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.planning.launch import LaunchedPipeline, RankGpu, step_seconds
+from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.rounds.values import Colocation, Placement, PoolPart, stays
 from ballast_policies.throughput.paired import PairSpeeds
 from ballast_policies.throughput.speeds import SpeedKey
@@ -99,6 +100,18 @@ def speed_key(parts: Iterable[PoolPart]) -> SpeedKey:
     return SpeedKey.of_types((part.gpu_type, part.gpus) for part in parts)
 
 
+TypesByRank = tuple[tuple[str, int], ...]
+"""GPU types in the order of a gang's ranks, and GPUs of each."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSpeed:
+    """What a plan for some GPUs says; ``memory``: bytes of the fullest GPU of each part."""
+
+    steps_per_second: float
+    memory: tuple[float, ...]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MixedGang:
     """A gang that may run in several pools at once.
@@ -114,7 +127,8 @@ class MixedGang:
         memory: pool -> bytes of each GPU, where that is known.
         barred: groups of nodes (``Node.group``) on which it must not be started in several pools.
         per_pod: GPUs of each pod, which are on one node.
-        planned: GPU types in the order of its ranks, and GPUs of each, each in one pool; empty: any.
+        planned: GPUs that it may have, those of a type in one pool, and what is planned for them; None: its
+            stages alone. Empty: any.
         min_gain: part by which several pools must be faster than one.
         may_move: it runs, and may be stopped and started elsewhere now.
         may_shrink, may_grow: it runs in several pools, and may give GPUs back, or take more, live.
@@ -132,7 +146,7 @@ class MixedGang:
     memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
     barred: frozenset[str] = frozenset()
     per_pod: int = 1
-    planned: tuple[tuple[str, int], ...] = ()
+    planned: Mapping[TypesByRank, PlannedSpeed | None] = dataclasses.field(default_factory=dict)
     min_gain: float = 0.05
     may_move: bool = False
     may_shrink: bool = False
@@ -144,6 +158,18 @@ class MixedGang:
     def together(self) -> int:
         """GPUs that are in one pool: whole positions of the pipeline, in whole pods."""
         return math.lcm(self.pipeline.ranks_per_position, self.per_pod)
+
+    @property
+    def plans_degrees(self) -> bool:
+        """Whether each of the GPUs that it may have has a plan of its own, with a speed."""
+        return next(iter(self.planned.values()), None) is not None
+
+    def sizes_in_one_pool(self, gpu_type: str) -> list[int]:
+        """Sizes that it may have there, fewest first."""
+        if not self.planned:
+            return list(self.sizes)
+        alone = (gpus[0] for gpus in self.planned if len(gpus) == 1)
+        return sorted(count for kind, count in alone if kind == gpu_type)
 
     @property
     def smallest(self) -> "MixedGang":
@@ -158,12 +184,14 @@ class MixedGang:
     def speed(self, parts: Sequence[PoolPart]) -> float:
         """Steps/s of the gang in ``parts``, in this order: as measured, else as predicted; 0: it cannot.
 
-        The prediction scales the speed of ``base`` GPUs of the fastest type by the steps that the pipeline's
-        model gives both, each with its best stages.
+        The prediction is the plan's, or scales the speed of ``base`` GPUs of the fastest type by the steps
+        that the pipeline's model gives both, each with its best stages.
         """
-        if len(parts) > 1 and (known := self.measured.get(speed_key(parts))) is not None:
-            return known if self._seconds(parts) is not None else 0.0
         here = self._seconds(parts)
+        if len(parts) > 1 and (known := self.measured.get(speed_key(parts))) is not None:
+            return known if here is not None else 0.0
+        if self.plans_degrees:
+            return 0.0 if here is None else 1 / here
         at_base = step_seconds(self.pipeline, (RankGpu(speed=1.0),) * self._positions(self.base))
         if here is None or at_base is None or here <= 0:
             return 0.0
@@ -217,6 +245,13 @@ class MixedGang:
         return all(part.gpus % self.together == 0 for part in at.by_pool)
 
     def _seconds(self, parts: Sequence[PoolPart]) -> float | None:
+        if self.plans_degrees:
+            plan = self.planned.get(tuple((part.gpu_type, part.gpus) for part in parts))
+            if plan is None or plan.steps_per_second <= 0:
+                return None
+            limits = (self.memory.get(part.pool, math.inf) * ROUNDING for part in parts)
+            fits = all(taken <= limit for taken, limit in zip(plan.memory, limits, strict=True))
+            return 1 / plan.steps_per_second if fits else None
         ranks: list[RankGpu] = []
         for part in parts:
             relative = self.relative(part.gpu_type)

@@ -104,7 +104,7 @@ JOBS = table(
                 {"parallelism": {"data": 2, "zeroStage": 1}, "dynamics": []},
                 "its whole state",
             ),
-            ("mixedPools", {"mixedPools": "Allowed"}, "GPUs of one pool"),
+            ("mixedPools", {"mixedPools": "Allowed"}, "GPUs of two types, and has one"),
             ("planner.gpus", {"gpuTypes": ["p100"], "throughput": []}, "gpuTypes does not allow"),
         )
     ),

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from ballast_operator.views import spec as views_spec
+from ballast_operator.views import planned_degrees
 from ballast_operator.views.spec import read_spec
 from ballast_policies.allocation.planned_gangs import PlannedGang, TensorProfile
 from ballast_policies.contract.decode import decode
@@ -57,18 +57,19 @@ def a_job(planner: dict, **changes) -> dict:
     return {"metadata": {"name": "job", "namespace": "a", "uid": "u"}, "spec": spec}
 
 
-def best_of(planner: dict, kind: str, gpus: int):
+def best_of(planner: dict, gpus: dict[str, int]):
     """The planner's own answer for these GPUs alone; None: it has none."""
-    of_type = {gpu["gpuType"]: gpu for gpu in planner["gpus"]}[kind]
+    of_type = {gpu["gpuType"]: gpu for gpu in planner["gpus"] if gpu["gpuType"] in gpus}
     gang = PlannedGang(
         profiles=tuple(decode(TensorProfile, profile) for profile in planner["profiles"]),
-        speeds={kind: of_type["speed"]},
+        speeds={kind: gpu["speed"] for kind, gpu in of_type.items()},
         batch_size=BATCH,
-        sizes=(gpus,),
-        memory_bytes={kind: float(of_type["memory"][:-1]) * 1e9},
+        sizes=tuple(gpus.values()),
+        most_types=len(gpus),
+        memory_bytes={kind: float(gpu["memory"][:-1]) * 1e9 for kind, gpu in of_type.items()},
         bandwidth=planner["bandwidth"],
     )
-    listed = gang.listed({kind: gpus})
+    listed = [one for one in gang.listed(gpus) if dict(one.gpus) == gpus]
     return gang.plan_of(listed[0]) if listed else None
 
 
@@ -83,10 +84,10 @@ def test_each_size_has_the_plan_that_the_planner_makes_for_it_alone(seed):
     assert spec.gpus_per_pod == per_pod
     sizes = range(2, 9, per_pod)
     assert [size for size in range(1, 10) if spec.suits(size)] == [
-        size for size in sizes if any(best_of(planned, kind, size) for kind in TYPES)
+        size for size in sizes if any(best_of(planned, {kind: size}) for kind in TYPES)
     ]
     for kind, size in itertools.product(spec.plans, sizes):
-        best, degrees = best_of(planned, kind, size), spec.plans[kind].get(size)
+        best, degrees = best_of(planned, {kind: size}), spec.plans[kind].get(size)
         assert (best is None) == (degrees is None)
         assert spec.throughput[kind][size] == (0.0 if best is None else 1 / best.seconds)
         if best is None or degrees is None:
@@ -102,6 +103,38 @@ def test_each_size_has_the_plan_that_the_planner_makes_for_it_alone(seed):
         )
         each = config.pipeline.microbatches // config.parallelism.data
         assert (each, config.training.recompute) == (best.degrees.microbatches, best.degrees.recompute)
+
+
+@pytest.mark.parametrize("seed", first_daily(range(24), 6))
+def test_each_mix_has_the_plan_that_the_planner_makes_for_it_alone(seed):
+    """Of two types, in the order of their speeds; each type's bytes are those of its fullest stage."""
+    draw = np.random.default_rng(seed)
+    planned = planner(draw, int(draw.integers(4, 9)))
+    speeds = {gpu["gpuType"]: gpu["speed"] for gpu in planned["gpus"]}
+    spec, problem = read_spec(a_job(planned, mixedPools="Allowed"))
+    assert not problem
+    assert all(2 <= sum(gpus for _, gpus in mix) <= 8 and len(mix) == 2 for mix in spec.mixes)
+    fastest_first = sorted(TYPES, key=lambda kind: -speeds[kind])
+    parts = range(spec.gpus_per_pod, 8, spec.gpus_per_pod)
+    for counts in itertools.product(parts, parts):
+        mix = tuple(zip(fastest_first, counts, strict=True))
+        found, best = spec.mixes.get(mix), best_of(planned, dict(mix)) if sum(counts) <= 8 else None
+        assert (found is None) == (best is None)
+        if best is None or found is None:
+            continue
+        assert found.degrees.step_seconds == best.seconds
+        assert found.degrees.layers == tuple(np.diff(best.cut.bounds).tolist())
+        first = counts[0] // (best.degrees.tensor * best.degrees.data)
+        taken = best.memory_bytes
+        assert found.memory == (max(taken[:first]), max(taken[first:]))
+        memory = {gpu["gpuType"]: float(gpu["memory"][:-1]) * 1e9 for gpu in planned["gpus"]}
+        assert all(held <= memory[kind] for (kind, _), held in zip(mix, found.memory, strict=True))
+        launched = spec.with_degrees(found.degrees)
+        assert launched.ranks_per_position * launched.max_stages == sum(counts)
+        JobConfig.from_json(launched.config.to_json())
+    alone, _ = read_spec(a_job(planned))
+    assert not alone.mixes
+    assert all(spec.plans[kind].items() >= by_size.items() for kind, by_size in alone.plans.items())
 
 
 def test_jobs_with_other_degrees_are_of_another_kind():
@@ -162,7 +195,7 @@ def test_plans_are_tried_up_to_a_bound(monkeypatch):
     """One job does not keep the operator from the others; an edit elsewhere plans nothing again."""
     planned = planner(np.random.default_rng(1), 5)
     first, _ = read_spec(a_job(planned))
-    monkeypatch.setattr(views_spec, "MOST_CUT", 10)
+    monkeypatch.setattr(planned_degrees, "MOST_CUT", 10)
     again, _ = read_spec(a_job(planned, suspend=True))
     assert again.plans == first.plans
     spec, problem = read_spec(a_job({**planned, "bandwidth": 4e9}))

@@ -1,15 +1,17 @@
 """Which jobs some round of a policy can place, and with which sizes of their gangs."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.contract.job.reshaping import BalanceBy
 from ballast_policies.planning.launch import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.memory.need import MemoryNeed
+from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.prices.egress import DataPrices
 from ballast_policies.rounds.divisions import best_parts
-from ballast_policies.rounds.gangs import MixedGang
+from ballast_policies.rounds.gangs import MixedGang, PlannedSpeed, TypesByRank
 from ballast_policies.rounds.topology import TopologyRequest
 from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling.state import NodeSizes
@@ -41,7 +43,8 @@ from ballast_operator.api.training_job import JobTopology, can_mix
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import PodNeed
-from ballast_operator.views.spec import JobSpec, thinned
+from ballast_operator.views.planned_degrees import PlannedLaunch, thinned
+from ballast_operator.views.spec import JobSpec
 
 LACK_OF_ROOM = (JobReason.EXCEEDS_CAPACITY, JobReason.EXCEEDS_MEMORY)
 """Refusals of a gang that several pools together may have room for."""
@@ -358,8 +361,8 @@ def mixed_room(
     assert spec is not None
     if not spec.mixes_pools or spec.layers is None:
         return None
-    least = spec.memory_per_gpu
-    shut = closed | {pool for pool in may_use if least is not None and not memory.fits(pool, 1)}
+    least = (spec.memory_per_gpu or 0.0) / ROUNDING
+    shut = closed | {pool for pool in may_use if memory.pools.get(pool, least) < least}
     types = capacity.types
     held = view.running_allocation
     own = {part.pool for part in held.by_pool} if held is not None else set[str]()
@@ -367,15 +370,58 @@ def mixed_room(
     barred |= {n.taints for n in capacity.nodes if n.pool in shut - own and n.gpu_type in open_types}
     open_nodes = [node for node in capacity.nodes if node.gpu_type in open_types]
     usable = usable_by_pool(open_nodes, barred, spec.gpus_per_pod)
-    together = spec.ranks_together(spec.gpus_per_pod)
+    together = spec.gpus_per_pod if spec.plans else spec.ranks_together(spec.gpus_per_pod)
     room = {pool: usable[pool] // together * together for pool in may_use}
     gpus = {pool: (types[pool], count) for pool, count in room.items() if count > 0}
     total = sum(count for _, count in gpus.values())
     fewest = max(spec.smallest_gang, 2 * together)
     sizes = [size for size in range(fewest, min(most_gpus(view), total) + 1) if spec.suits(size)]
+    if spec.plans:
+        sizes = _planned_sizes(spec, gpus, memory)
     if len(gpus) < 2 or not sizes:
         return None
     return MixedRoom(gpus=gpus, sizes=tuple(thinned(sizes if spec.grow else sizes[-1:])), barred=barred)
+
+
+def _planned_sizes(spec: JobSpec, room: Mapping[str, tuple[str, int]], memory: GangMemory) -> list[int]:
+    """Sizes of the mixes of which each type is in a pool with the GPUs and the memory for it."""
+    pools = [(gpu_type, gpus, memory.pools.get(pool, math.inf)) for pool, (gpu_type, gpus) in room.items()]
+    found = {
+        sum(count for _, count in mix)
+        for mix, planned in spec.mixes.items()
+        if all(
+            any(kind == gpu_type and gpus >= count and taken <= has * ROUNDING for kind, gpus, has in pools)
+            for (gpu_type, count), taken in zip(mix, planned.memory, strict=True)
+        )
+    }
+    return sorted(found)
+
+
+def planned_gpus(
+    spec: JobSpec, rates: Mapping[str, float], gpus: int
+) -> dict[TypesByRank, PlannedSpeed | None]:
+    """What is planned for the GPUs that a job may have in several pools, or instead of them; empty: nothing.
+
+    ``rates``: GPU type -> steps/s of ``gpus`` of it, as estimated: other GPUs are as much faster or slower
+    than planned as the slowest of their types.
+    """
+    if not spec.plans:
+        return {spec.planned_gpus: None} if spec.planned_gpus else {}
+    plans = {gpu_type: by_size[gpus] for gpu_type, by_size in spec.plans.items() if gpus in by_size}
+    known = {gpu_type: rates.get(gpu_type, 0.0) * degrees.step_seconds for gpu_type, degrees in plans.items()}
+    every = {
+        ((kind, n),): PlannedLaunch.of(degrees)
+        for kind, by in spec.plans.items()
+        for n, degrees in by.items()
+    }
+    return {
+        at: PlannedSpeed(
+            steps_per_second=min((known[t] for t, _ in at if known.get(t)), default=1.0)
+            / planned.degrees.step_seconds,
+            memory=planned.memory,
+        )
+        for at, planned in (every | dict(spec.mixes)).items()
+    }
 
 
 def over_all_pools(refusal: Refusal, spec: JobSpec, room: Mapping[str, int]) -> Refusal:
@@ -417,7 +463,7 @@ def launched_pipeline(spec: JobSpec, layers: MeasuredLayers | None) -> LaunchedP
         layers=known,
         count=spec.layers or 1,
         form=spec.pipeline_form(),
-        ranks_per_position=spec.ranks_per_position,
+        ranks_per_position=1 if spec.plans else spec.ranks_per_position,
         cut=spec.planned_cut,
     )
 
@@ -438,6 +484,6 @@ def holds(spec: JobSpec, room: MixedRoom, memory: GangMemory) -> bool:
         base=spec.ranks_per_position,
         memory=within_limit(spec, memory.pools),
         per_pod=spec.gpus_per_pod,
-        planned=spec.planned_gpus,
+        planned=planned_gpus(spec, {}, 0),
     )
     return bool(best_parts(gang, room.gpus))

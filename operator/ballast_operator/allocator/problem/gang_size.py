@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ballast_policies.planning.memory.need import MemoryNeed
@@ -11,7 +12,8 @@ from ballast_policies.planning.schedules.registry import SCHEDULES
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.job import JobView
-from ballast_operator.views.spec import JobSpec, thinned
+from ballast_operator.views.planned_degrees import thinned
+from ballast_operator.views.spec import JobSpec
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,24 +56,29 @@ class GangMemory:
     types: Mapping[str, str]
 
     def least(self, pool: str, gpus: int) -> float:
-        """Bytes that a gang of ``gpus`` takes of the fullest GPU of the pool; 0: not known."""
+        """Bytes that a gang of ``gpus`` takes of the fullest GPU of the pool; 0: not known.
+
+        Infinite where no plan of the job is for these GPUs.
+        """
+        planned = self.spec.plans.get(self.types[pool], {}).get(gpus)
+        if self.spec.plans and planned is None:
+            return math.inf
         if self.spec.memory_per_gpu is not None:
             return self.spec.memory_per_gpu
-        if self.spec.plans:
-            planned = self.spec.degrees_on(self.types[pool], gpus)
-            return 0.0 if planned is None else planned.memory_bytes
+        if planned is not None:
+            return planned.memory_bytes
         return 0.0 if self.need is None else self.need.least(self.spec.positions(gpus))
 
     def fits(self, pool: str, gpus: int) -> bool:
         """Whether a gang of ``gpus`` fits the GPUs of the pool; where something is not known, it does."""
-        has = self.pools.get(pool)
-        return has is None or self.least(pool, gpus) <= has * ROUNDING
+        least = self.least(pool, gpus)
+        return least < math.inf and least <= self.pools.get(pool, math.inf) * ROUNDING
 
     @property
     def limits(self) -> bool:
         """Whether memory may keep the job from a pool at all."""
         spec = self.spec
-        return bool(self.pools) and bool(spec.memory_per_gpu is not None or spec.plans or self.need)
+        return bool(spec.plans) or (bool(self.pools) and bool(spec.memory_per_gpu is not None or self.need))
 
     def too_small(self, pools: Iterable[str], gpus: int) -> frozenset[str]:
         """Those of the pools that a gang of ``gpus`` does not fit."""
@@ -79,6 +86,10 @@ class GangMemory:
 
     def shortfall(self, gpus: int, allowed: Sequence[str], wide: Sequence[str]) -> str:
         """What a gang of ``gpus`` needs, and what the ``allowed`` pools have; ``wide`` ones have the GPUs."""
+        if all(self.least(pool, gpus) == math.inf for pool in wide):
+            types = ", ".join(sorted({self.types[pool] for pool in wide}))
+            return f"no plan is for {gpus} x {types}. To fix: other planner.gpus, minStages or maxStages"
+        wide = [pool for pool in wide if self.least(pool, gpus) < math.inf]
         known = {pool: self.pools[pool] for pool in allowed if pool in self.pools}
         largest = max(known.values())
         if self.spec.memory_per_gpu is not None:
@@ -108,7 +119,7 @@ class GangMemory:
 
     def left_out(self, pools: Iterable[str], gpus: int) -> str:
         """Which of the pools a gang of ``gpus`` is not offered, as text; empty: it fits all."""
-        small = sorted(self.too_small(pools, gpus))
+        small = sorted(pool for pool in self.too_small(pools, gpus) if self.least(pool, gpus) < math.inf)
         if not small:
             return ""
         least = min(self.least(pool, gpus) for pool in small)
@@ -174,8 +185,8 @@ def gang_sizes(view: JobView, room: Room, allowed: Sequence[str], largest: int) 
         return (largest,)
     fewest = max(1, min(spec.smallest_gang, largest))
     suiting = [size for size in range(fewest, largest + 1) if spec.suits(size)]
-    if held is None:
-        sizes = [size for size in suiting if room.holds(size)] or [largest]
+    if held is None or spec.plans:  # another size is another launch, wherever that is
+        sizes = [size for size in suiting if room.holds(size)] or [largest if held is None else held.gpus]
     else:  # it shrinks no further than fits where it is
         sizes = [size for size in suiting if room.memory.fits(held.pool, size)] or [held.gpus]
     sizes = thinned(sizes[next(_runnable(spec, sizes, allowed), 0) :])

@@ -19,6 +19,7 @@ from ballast_operator.allocator.faults import each_job
 from ballast_operator.allocator.problem.admission import (
     Admitted,
     launched_pipeline,
+    planned_gpus,
     sizes_that_fit,
     within_limit,
 )
@@ -268,11 +269,13 @@ def mixed_gang(
     view, room, spec, allocation = one.view, one.mixed, one.spec, one.view.running_allocation
     if room is None:
         return None
-    resizes = allocation is not None and bool(allocation.parts) and may_change_size(view)
+    resizes = allocation is not None and bool(allocation.parts) and may_change_size(view) and not spec.plans
+    rates = {gpu_type: speeds[gpu_type].steps_per_second for gpu_type in room.gpu_types}
+    planned = planned_gpus(spec, rates, one.gpus)
     gang = MixedGang(
         pipeline=launched_pipeline(spec, measurements.profiles.layers(view.key, spec)),
         sizes=room.sizes,
-        speeds={gpu_type: speeds[gpu_type].steps_per_second for gpu_type in room.gpu_types},
+        speeds={gpu_type: spec.gpu_speeds.get(gpu_type, rate) for gpu_type, rate in rates.items()},
         base=one.gpus,
         fits_one_pool=one.fits_one_pool,
         measured={
@@ -283,7 +286,7 @@ def mixed_gang(
         memory=within_limit(spec, capacity.memory),
         barred=room.barred,
         per_pod=spec.gpus_per_pod,
-        planned=spec.planned_gpus,
+        planned=planned,
         min_gain=spec.config.rebalance.min_gain,
         may_move=may_move(view) and not view.leaving and allocation is not None,
         may_shrink=resizes,

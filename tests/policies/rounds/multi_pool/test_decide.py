@@ -249,7 +249,7 @@ def test_a_gang_that_waits_for_one_pool_starts_in_two_on_what_another_gives_back
 
 
 @pytest.mark.parametrize(
-    "gang", [elastic(may_shrink=False), elastic(planned=(("fast", 2), ("slow", 3))), elastic(5)]
+    "gang", [elastic(may_shrink=False), elastic(planned={(("fast", 2), ("slow", 3)): None}), elastic(5)]
 )
 def test_it_keeps_what_it_cannot_give_back_live(gang):
     question = grown_question(

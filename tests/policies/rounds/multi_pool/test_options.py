@@ -71,7 +71,7 @@ def test_a_position_is_in_one_pool():
 
 def test_a_plan_allows_its_own_division_alone():
     """In its order, each type in one pool that has the GPUs; one pool alone is none."""
-    gang = a_gang(planned=(("slow", 3), ("fast", 1)))
+    gang = a_gang(planned={(("slow", 3), ("fast", 1)): None})
     room = {"fast": ("fast", 4), "few": ("slow", 2), "slow": ("slow", 6)}
     assert best_parts(gang, room, one_pool=True) == (part("slow", 3), part("fast", 1))
     assert best_parts(gang, {"fast": ("fast", 4), "few": ("slow", 2)}, one_pool=True) == ()

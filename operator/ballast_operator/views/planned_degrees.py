@@ -1,0 +1,173 @@
+"""The degrees of a job with ``planner`` on the GPUs that it may have: what the planner answers."""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from ballast_policies.allocation.planned_gangs import MOST_PLANS, PlannedGang, ShapePlan, TensorProfile
+from ballast_policies.contract.errors import ContractError, Problem
+from ballast_policies.planning.planners.best.placements import divisors
+from ballast_policies.rounds.gangs import TypesByRank
+
+from ballast_operator.api.job_allocation import LaunchDegrees
+from ballast_operator.api.training_job import PlannerConfig
+
+MOST_SIZES = 32
+"""Sizes of a gang that are weighed against each other; of more than these, some in between are left out."""
+
+MOST_MIXES = 256
+"""GPUs of two types that a job is planned for; of more than these, some in between are left out."""
+
+MOST_PLANNED = 500_000
+"""Of a job that is planned, GPU types x sizes x profiles x the square of its layers: a second of CPU."""
+
+MOST_CUT = 100_000_000
+"""Of such a job, stages that are cut times the square of the layers: two more seconds."""
+
+
+def thinned(sizes: Sequence[int], most: int = MOST_SIZES) -> list[int]:
+    """At most ``most`` of the sizes, two or more: the fewest, the most, and others at equal ratios."""
+    if len(sizes) <= most:
+        return list(sizes)
+    ratio = (sizes[-1] / sizes[0]) ** (1 / (most - 1))
+    aims = [sizes[0] * ratio**step for step in range(most)]
+    return sorted({min(sizes, key=lambda size: abs(size - aim)) for aim in aims})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLaunch:
+    """How a launch on some GPUs divides the work; ``memory``: bytes of the fullest GPU of each type."""
+
+    degrees: LaunchDegrees
+    memory: tuple[float, ...]
+
+    @classmethod
+    def of(cls, degrees: LaunchDegrees) -> "PlannedLaunch":
+        """On GPUs of one type."""
+        return cls(degrees=degrees, memory=(degrees.memory_bytes,))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DegreesQuestion:
+    """What the degrees of a job are planned from.
+
+    Attributes:
+        batch_size: samples of a step.
+        fewest, most: GPUs that it may have, in pods of ``per_pod``.
+        mixes: also of two types at once.
+    """
+
+    planner: PlannerConfig
+    batch_size: int
+    fewest: int
+    most: int
+    per_pod: int
+    mixes: bool
+
+    @functools.cached_property
+    def layers(self) -> int:
+        """Of the model, as its first profile has them."""
+        return sum(layer.repeat for layer in self.planner.profiles[0].layers)
+
+    @functools.cached_property
+    def _most_shapes(self) -> int:
+        """For how many GPUs it may be planned.
+
+        Raises:
+            ContractError: for too few.
+        """
+        profiles, types = self.planner.profiles, len(self.planner.gpus)
+        layers = max(sum(layer.repeat for layer in profile.layers) for profile in profiles)
+        most, least = MOST_PLANNED // (len(profiles) * layers**2), 2 * types * (1 + self.mixes)
+        if most < least:
+            what = f"profiles: {len(profiles)} and gpus: {types}"
+            reason = f"{layers} layers are too many for {what}{' with mixedPools' if self.mixes else ''}"
+            raise ContractError(Problem("planner", f"{reason}. To fix: fewer of them, or state the degrees"))
+        plans = len(divisors(self.batch_size)) ** 2 * len(profiles)
+        return max(least, min(most, MOST_PLANS // plans))
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of GPUs of one type alone.
+
+        Raises:
+            ContractError: there are too many layers for them.
+        """
+        most = self._most_shapes // (len(self.planner.gpus) * (1 + self.mixes))
+        whole = range(self.fewest, self.most + 1, self.per_pod)
+        return tuple(thinned(whole, min(most, MOST_SIZES)))
+
+    @functools.cached_property
+    def parts(self) -> tuple[int, ...]:
+        """Numbers of GPUs of each of two types.
+
+        Raises:
+            ContractError: there are too many layers for them.
+        """
+        if not self.mixes:
+            return ()
+        # Half of the pairs are more GPUs than it may have.
+        most = min(self._most_shapes // 2, 2 * MOST_MIXES) // math.comb(len(self.planner.gpus), 2)
+        whole = range(self.per_pod, self.most + 1 - self.per_pod, self.per_pod)
+        return tuple(thinned(whole, max(2, math.isqrt(most))))
+
+
+@functools.lru_cache(maxsize=256)
+def planned_degrees(question: DegreesQuestion) -> Mapping[TypesByRank, PlannedLaunch]:
+    """GPUs -> how a launch there divides the work; those without a plan are left out.
+
+    Kept for the next edit of the job, and for others that differ elsewhere: it may take seconds.
+
+    Raises:
+        ContractError: nothing can be planned.
+    """
+    planner, sizes = question.planner, question.sizes
+    try:
+        gang = PlannedGang(
+            profiles=tuple(
+                TensorProfile(tensor=each.tensor, microbatch_size=each.microbatch_size, layers=each.layers)
+                for each in planner.profiles
+            ),
+            speeds={gpu.gpu_type: gpu.speed for gpu in planner.gpus},
+            batch_size=question.batch_size,
+            sizes=sizes,
+            part_sizes=question.parts,
+            most_types=1 + question.mixes,
+            fewest_gpus=question.fewest,
+            most_gpus=question.most,
+            memory_bytes={gpu.gpu_type: gpu.memory_bytes for gpu in planner.gpus},
+            bandwidth=planner.bandwidth,
+        )
+    except ContractError as error:
+        reason = "; ".join(problem.reason.partition(". To fix")[0] for problem in error.problems)
+        fix = "profiles of one model; other minStages, maxStages or globalBatchSize"
+        raise ContractError(Problem("planner", f"{reason}. To fix: {fix}")) from None
+    listed = gang.listed(dict.fromkeys(gang.speeds, question.most), MOST_CUT)
+    if not listed:
+        what = (
+            "too many plans to try for the GPUs" if listed is None else "no plan fits the memory of its GPUs"
+        )
+        reason = f"{what}, {sizes[0]} to {sizes[-1]} of a type. To fix: other minStages and maxStages"
+        raise ContractError(Problem("planner", reason))
+    return {tuple(one.gpus.items()): _launch(tuple(one.gpus.items()), gang.plan_of(one)) for one in listed}
+
+
+def _launch(gpus: TypesByRank, found: ShapePlan) -> PlannedLaunch:
+    degrees, taken = found.degrees, found.memory_bytes
+    stages = (count // (degrees.tensor * degrees.data) for _, count in gpus)
+    ends = itertools.accumulate(stages, initial=0)
+    return PlannedLaunch(
+        degrees=LaunchDegrees(
+            tensor=degrees.tensor,
+            data=degrees.data,
+            microbatches=degrees.microbatches * degrees.data,
+            recompute=degrees.recompute,
+            layers=tuple(np.diff(found.cut.bounds).tolist()),
+            step_seconds=found.seconds,
+            memory_bytes=max(taken),
+        ),
+        memory=tuple(max(taken[first:end]) for first, end in itertools.pairwise(ends)),
+    )

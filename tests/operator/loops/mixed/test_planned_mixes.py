@@ -1,0 +1,125 @@
+"""Jobs with ``planner`` in several pools: each mix of GPUs has the degrees that are planned for it."""
+
+import json
+
+from ballast_operator.cli.live.explain import as_text
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD
+from ballast_operator.report.explanation import explanation
+from ballast_operator.views.spec import read_spec
+from ballast_policies.contract.job.job import JobConfig
+
+from tests.operator.loops.mixed.two_pools import parts_of, two_pools
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+
+LAYER = {"repeat": 12, "forwardSeconds": 0.01, "backwardSeconds": 0.02, "heldBytes": 4e8, "weightBytes": 1e8}
+HALF = {**LAYER, "forwardSeconds": 0.006, "backwardSeconds": 0.012, "heldBytes": 2e8}
+
+
+def planner(*, fast="6G", slow="6G", tensor=False) -> dict:
+    profiles = [{"layers": [{**LAYER, "outputBytes": 1e6}]}]
+    return {
+        "profiles": [*profiles, {"tensor": 2, "layers": [{**HALF, "outputBytes": 1e6}]}][: 1 + tensor],
+        "gpus": [
+            {"gpuType": "slow", "speed": 1.0, "memory": slow},
+            {"gpuType": "fast", "speed": 4.0, "memory": fast},
+        ],
+        "bandwidth": 1e11,
+    }
+
+
+def add_planned(simulation: Simulation, *, stages=(4, 4), **spec) -> None:
+    simulation.add_job(
+        "wide",
+        stages=stages,
+        trainer={"pace": 1},
+        **{
+            "model": {"name": "gpt", "layers": 12},
+            "mixedPools": "Allowed",
+            "totalSteps": 100_000,
+            "repack": {"enabled": False},
+            "planner": planner(),
+            **spec,
+        },
+    )
+
+
+def launched(simulation: Simulation) -> JobConfig:
+    """What the ranks read."""
+    found = simulation.world.get(CONFIG_MAP, NAMESPACE, "wide-plan")
+    return JobConfig.from_json(found["data"]["config.json"])
+
+
+def has_the_degrees_of(simulation: Simulation, *gpus: tuple[str, int]) -> None:
+    """The status, the trainer's configuration and its first stages are those planned for these GPUs."""
+    spec, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "wide"))
+    planned = spec.mixes[gpus].degrees
+    config, allocation = launched(simulation), simulation.status("wide").allocation
+    assert allocation.degrees == planned
+    assert (config.parallelism.tensor, config.parallelism.data) == (planned.tensor, planned.data)
+    assert config.plan.layers == planned.layers
+    cut = sorted(simulation.plan("wide").stages, key=lambda stage: stage.first_layer)
+    assert tuple(stage.end_layer - stage.first_layer for stage in cut) == planned.layers
+    assert str(planned) in simulation.condition("wide", "Admitted").message
+
+
+async def test_a_gang_that_no_pool_holds_has_the_degrees_of_its_mix():
+    """The fast GPUs first, with the layers that the planner gives them; ``ballast explain`` names both."""
+    simulation = two_pools()
+    add_planned(simulation)
+    await simulation.running("wide")
+    assert parts_of(simulation) == ["2 x fast of pool fast", "2 x slow of pool slow"]
+    has_the_degrees_of(simulation, ("fast", 2), ("slow", 2))
+    item, pods = simulation.world.get(JOB, NAMESPACE, "wide"), simulation.world.items(POD)
+    text = as_text(explanation(json.loads(json.dumps(item)), pods, [], []))
+    assert f"planned  {simulation.status('wide').allocation.degrees}" in text
+    assert "2 x fast of pool fast and 2 x slow of pool slow" in text
+
+
+async def test_a_mix_may_have_tensor_and_data_degrees():
+    """Which ranks of a stage are on GPUs of one type: a layer's halves fit, and no layer does."""
+    simulation = two_pools(fast=4, slow=4)
+    add_planned(simulation, stages=(8, 8), planner=planner(fast="1700M", slow="900M", tensor=True))
+    await simulation.running("wide")
+    has_the_degrees_of(simulation, ("fast", 4), ("slow", 4))
+    degrees = simulation.status("wide").allocation.degrees
+    assert degrees.tensor * degrees.data > 1
+    assert sorted(parts_of(simulation)) == ["4 x fast of pool fast", "4 x slow of pool slow"]
+
+
+async def test_a_mix_whose_plan_does_not_fit_a_pools_memory_is_not_launched():
+    """``planner.gpus`` states more than the pool has; once it has as much, the gang starts."""
+    simulation = two_pools(pools={"slow": {"memoryPerGpu": "100M"}})
+    add_planned(simulation)
+    await simulation.ticks(5)
+    admitted = simulation.condition("wide", "Admitted")
+    assert (admitted.reason, simulation.status("wide").launches) == ("ExceedsCapacity", 0)
+    assert "To fix: " in admitted.message
+    with simulation.changed_pools() as changed:
+        changed["slow"]["memoryPerGpu"] = "6G"
+    await simulation.running("wide")
+    has_the_degrees_of(simulation, ("fast", 2), ("slow", 2))
+
+
+async def test_a_gang_starts_on_the_mix_that_is_planned_to_be_the_fastest():
+    """Of those for which there is room, whatever a pool alone has."""
+    simulation = two_pools(fast=2, slow=4, roundSeconds=30)
+    add_planned(simulation, stages=(2, 6))
+    await simulation.running("wide")
+    gpus = simulation.status("wide").allocation.placement.by_pool
+    spec, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "wide"))
+    mixes = {at: 1 / planned.degrees.step_seconds for at, planned in spec.mixes.items()}
+    room = {"fast": 2, "slow": 4}
+    best = max((at for at in mixes if all(count <= room[kind] for kind, count in at)), key=mixes.__getitem__)
+    assert tuple((part.gpu_type, part.gpus) for part in gpus) == best
+    has_the_degrees_of(simulation, *best)
+
+
+async def test_a_planner_of_one_type_is_refused_several_pools():
+    simulation = two_pools()
+    one = planner()
+    add_planned(simulation, planner={**one, "gpus": one["gpus"][:1]})
+    await simulation.ticks(2)
+    assert (
+        "planner plans for several pools with GPUs of two types"
+        in simulation.condition("wide", "Admitted").message
+    )
