@@ -1,7 +1,9 @@
 """Ranks that join wait until they are called, and the others never wait for one that has ended."""
 
 import math
+import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -14,9 +16,9 @@ from ballast_trainer.distributed.joining import (
     new_ranks_ready,
     wait_until_called,
 )
-from ballast_trainer.distributed.process_group import World, told_once
+from ballast_trainer.distributed.process_group import World, reach_store, told_once
 from ballast_trainer.distributed.stopping import StopSignal
-from ballast_trainer.errors import Stopped
+from ballast_trainer.errors import PeerLost, Stopped
 from ballast_trainer.loop.plan_following import PlanFollower
 
 from tests.support.plans import local_plan
@@ -119,3 +121,24 @@ def test_all_ranks_train_with_the_configuration_of_rank_0():
     store, before, after = dist.HashStore(), {"totalSteps": 9}, {"totalSteps": 9, "rebalance": {}}
     assert told_once(store, "config", before, tells=True) == before
     assert told_once(store, "config", after, tells=False) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [False, True])
+def test_a_store_that_accepts_and_does_not_answer_is_not_waited_for_longer_than_a_rank(told):
+    """Torch would wait for ever; a rank that is told to stop leaves at once."""
+    stop = StopSignal()
+
+    def tell():
+        # The first looks whether anybody listens.
+        with server.accept()[0], server.accept()[0]:
+            stop.received = told
+            ended.wait(WAIT_SECONDS)
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+        ended, port = threading.Event(), server.getsockname()[1]
+        pool.submit(tell)
+        ends = pytest.raises(Stopped) if told else pytest.raises(PeerLost, match=r"not answer on.*To fix: ")
+        with ends:
+            reach_store("127.0.0.1", port, WAIT_SECONDS if told else 1.0, stop)
+        ended.set()

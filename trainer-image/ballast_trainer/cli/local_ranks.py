@@ -31,6 +31,7 @@ _REFUSED_SECONDS = 2.0
 """The same where one of them has refused the configuration."""
 
 _STORE_SECONDS = 120.0
+"""How long the process that serves the ranks' store may take to listen on this machine."""
 _LOOKS_FOR_HUNG = 20
 """Looks for ranks that have ended between two for ranks that hang."""
 _ENDED_WELL = (ExitCode.OK, ExitCode.STOPPED)

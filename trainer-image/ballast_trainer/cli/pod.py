@@ -40,8 +40,6 @@ from ballast_trainer.warm_start import start_warm
 logger = logging.getLogger("ballast_trainer.pod")
 
 PLAN_POLL_SECONDS = 0.2
-STORE_WAIT_SECONDS = 120.0
-"""How long ranks wait for rank 0's store: pods of a gang need not start together."""
 TERMINATION_LOG = Path("/dev/termination-log")
 TERMINATION_LOG_ENV = "BALLAST_TERMINATION_LOG"
 METRICS_PORT_ENV = "BALLAST_METRICS_PORT"
@@ -173,12 +171,14 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
     rank = plan.rank_of(process)
     host = plan.ranks[0].address
     job.check_ranks(len(plan.ranks))
+    # Pods of a gang need not start together.
+    seconds = job.config.training.comm_timeout_seconds
     if rank == 0 and not restarts:
         job = job.with_ties()
     if rank == 0 and not outlives:
-        store = serve_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS)
+        store = serve_store(host, RENDEZVOUS_PORT, seconds)
     else:
-        store = reach_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS, stop)
+        store = reach_store(host, RENDEZVOUS_PORT, seconds, stop)
     key = f"config/launch-{plan.launch}"
     shared = told_once(store, key, value, tells=rank == 0)
     if shared != value:
@@ -186,7 +186,7 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
         job = ValidatedJob.from_mapping(shared, unknown="ignore")
 
     def store_of(plan: Plan) -> Any:
-        store = reach_store(plan.ranks[0].address, RENDEZVOUS_PORT, STORE_WAIT_SECONDS, stop)
+        store = reach_store(plan.ranks[0].address, RENDEZVOUS_PORT, seconds, stop)
         told_once(store, key, shared, tells=True)
         return store
 

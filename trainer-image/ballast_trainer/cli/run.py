@@ -25,7 +25,6 @@ from ballast_trainer.reporting.console import ProgressLine
 
 logger = logging.getLogger("ballast_trainer.run")
 
-STORE_WAIT_SECONDS = 120.0
 _SAID_ONCE = {ExitReason.CONFIGURATION: ExitCode.USAGE, ExitReason.STOPPED: ExitCode.STOPPED}
 """Ends before the first step that all local ranks share."""
 
@@ -87,10 +86,10 @@ def _restarts(config: Mapping[str, Any], *, follows_plans: bool) -> int | None:
     return 0 if pods or follows_plans else RANK_RESTARTS
 
 
-def _open_store(launched: LaunchedRank, stop: StopSignal) -> Any:
+def _open_store(launched: LaunchedRank, stop: StopSignal, seconds: float) -> Any:
     """The store under torchrun (the agent's) or of local ranks, under the attempt's prefix.
 
-    Rank 0 serves that of local ranks, unless these go on without it.
+    Rank 0 serves that of local ranks, unless these go on without it. ``seconds``: how long the others wait.
     """
     import torch.distributed as dist
 
@@ -99,7 +98,7 @@ def _open_store(launched: LaunchedRank, stop: StopSignal) -> Any:
     agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or launched.store_outlives
     if launched.rank == 0 and not agent_serves:
         try:
-            store = serve_store(launched.address, launched.port, STORE_WAIT_SECONDS)
+            store = serve_store(launched.address, launched.port, seconds)
         except OSError as error:
             reason = (
                 f"rank 0 cannot listen on {launched.address}:{launched.port}: {error}. "
@@ -107,7 +106,7 @@ def _open_store(launched: LaunchedRank, stop: StopSignal) -> Any:
             )
             raise ConfigurationError("MASTER_PORT", reason) from error
     else:
-        store = reach_store(launched.address, launched.port, STORE_WAIT_SECONDS, stop)
+        store = reach_store(launched.address, launched.port, seconds, stop)
     # A restarted attempt must not read the addresses that the last one left in the agent's store.
     return dist.PrefixStore(attempt_prefix(), store)
 
@@ -141,7 +140,7 @@ def _run(
         job = job.with_ties()
     plan = _local_plan(ranks, job.config.parallelism.ranks_per_pod)
     process = plan.ranks[rank].process
-    store = _open_store(launched, stop) if ranks > 1 else None
+    store = _open_store(launched, stop, job.config.training.comm_timeout_seconds) if ranks > 1 else None
     if launched.restarts:
         process = f"{process}.{launched.restarts}"
         plan = wait_for_growth(store, process, stop)

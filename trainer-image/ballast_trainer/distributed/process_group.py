@@ -13,8 +13,10 @@ import os
 import re
 import resource
 import socket
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -210,21 +212,44 @@ def reach_store(
         PeerLost: rank 0 does not answer in time.
         Stopped: SIGTERM came while waiting; torch itself would keep waiting.
     """
+    connecting: Future[dist.TCPStore] | None = None
     deadline = time.monotonic() + timeout_seconds
-    while not _listens(address, port):
+    while connecting is None or not connecting.done():
         if stop is not None and stop.received:
             raise Stopped("told to stop before the first step; nothing to save")
         if time.monotonic() > deadline:
-            raise PeerLost(f"rank 0 does not listen on {address}:{port} after {timeout_seconds:.0f} s")
+            does = "listen" if connecting is None else "answer"
+            raise PeerLost(
+                f"rank 0 does not {does} on {address}:{port} after {timeout_seconds:g} s. To fix: what rank 0"
+                " says, the network between, or a larger training.commTimeoutSeconds"
+            )
+        if connecting is None and _listens(address, port):
+            connecting = _connecting(address, port, timeout_seconds)
         time.sleep(_STORE_POLL_SECONDS)
     with peer_failures():
-        return dist.TCPStore(
-            address,
-            port,
-            is_master=False,
-            timeout=datetime.timedelta(seconds=timeout_seconds),
-            wait_for_workers=False,
-        )
+        return connecting.result()
+
+
+def _connecting(address: str, port: int, timeout_seconds: float) -> "Future[dist.TCPStore]":
+    """The store, once it has answered; a thread waits: for one that only accepts torch waits for ever."""
+    found: Future[dist.TCPStore] = Future()
+
+    def connect() -> None:
+        try:
+            store = dist.TCPStore(
+                address,
+                port,
+                is_master=False,
+                timeout=datetime.timedelta(seconds=timeout_seconds),
+                wait_for_workers=False,
+            )
+        except Exception as error:
+            found.set_exception(error)
+        else:
+            found.set_result(store)
+
+    threading.Thread(target=connect, daemon=True).start()
+    return found
 
 
 def told_once(store: Any, key: str, value: Any, *, tells: bool) -> Any:
