@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
+import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -25,7 +27,10 @@ from ballast.client import (
 )
 from ballast.client.connection import Connection, read_json
 from ballast.client.logs import Follower, Pod, merged
+from ballast_operator.cli.live.connection import cluster_errors
 from ballast_operator.cli.main import main
+from ballast_operator.errors import Unreachable
+from click import ClickException
 from click.testing import CliRunner
 
 pytestmark = pytest.mark.slow
@@ -448,3 +453,90 @@ def test_importing_the_client_brings_no_operator():
         "ballast_operator",
         "ballast_policies",
     }
+
+
+class Paged(Connection):
+    """5,000 jobs; a page of more than ``in_time`` of them does not come in time."""
+
+    def __init__(self, in_time=500):
+        super().__init__(None, 1)
+        self.in_time, self.asked, self.read = in_time, [], 0
+
+    async def request(self, verb, path, *, query=None, **_):
+        first, limit = int(query.get("continue") or 0), int(query["limit"])
+        self.asked.append(limit)
+        if limit > self.in_time:
+            raise NotConnected(f"no answer to {path} in 1 s") from TimeoutError()
+        numbers = range(first, min(first + limit, 5000))
+        self.read += len(numbers)
+        more = str(first + limit) if first + limit < 5000 else ""
+        items = [{"metadata": {"name": f"job-{number:04}"}} for number in numbers]
+        return {"items": items, "metadata": {"continue": more}}
+
+
+def listed(connection, **how):
+    client = AsyncClient()
+    client.connection = connection
+    return asyncio.run(client.list(**how))
+
+
+@pytest.mark.parametrize(
+    ("how", "asked", "read"),
+    [
+        ({"limit": 500}, [500, 1], 501),
+        ({"limit": 20}, [21], 21),
+        ({"limit": 0}, [500] * 10, 5000),
+        ({"limit": 20, "states": ("New",)}, [500], 500),
+    ],
+    ids=str,
+)
+def test_no_more_jobs_are_read_than_are_asked_for_and_one(how, asked, read):
+    """By the last it is known whether there are others; where states are chosen, any page may have some."""
+    connection = Paged()
+    found = listed(connection, **how)
+    assert (connection.asked, connection.read) == (asked, read)
+    assert len(found) == (how["limit"] or 5000) and found.more == bool(how["limit"])
+
+
+def test_where_a_page_does_not_come_in_time_smaller_ones_are_asked_for():
+    """None is read twice, none is left out; where the smallest does not come either, that is told."""
+    connection = Paged(in_time=100)
+    found = listed(connection, limit=0)
+    assert len({job.name for job in found}) == 5000 == connection.read
+    assert connection.asked[:2] == [500, 125] and set(connection.asked[2:]) == {31}
+    never = Paged(in_time=0)
+    with pytest.raises(NotConnected, match="in 1 s"):
+        listed(never)
+    assert never.asked == [500, 125, 31, 25]
+
+
+def test_a_server_that_does_not_answer_is_told_with_what_to_do(tmp_path):
+    """After how long, and that less could be asked for."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = kubeconfig(tmp_path, silent.getsockname()[1])
+        with Client(where, timeout=0.05) as client, pytest.raises(NotConnected) as caught:
+            client.get("one")
+    assert "no answer to /apis/" in str(caught.value)
+    assert "in 0.05 s. To fix: check the connection; of a busy API server ask for less" in str(caught.value)
+    with pytest.raises(ClickException, match=r"To fix: .* ask for less"), cluster_errors():
+        raise Unreachable("list /apis: no answer in 10 s") from TimeoutError()
+
+
+def test_a_bundle_says_where_it_has_not_everything(answers, tmp_path, monkeypatch):
+    """Of a list with more objects than are kept, the first ones."""
+    monkeypatch.setattr("ballast_operator.cli.live.bundle.MOST_ITEMS", 2)
+    jobs = {"items": [{"metadata": {"namespace": "n", "name": f"job-{number}"}} for number in range(4)]}
+
+    def said(path):
+        if path == "/version":
+            return b"{}", 200
+        listed = path.startswith("/apis/ballast.dev/v1alpha1/trainingjobs")
+        return (json.dumps(jobs).encode(), 200) if listed else (b"{}", 404)
+
+    file = tmp_path / "b.tar.gz"
+    done = CliRunner().invoke(main, ["support-bundle", "--file", str(file), "--kubeconfig", answers(said)])
+    assert done.exit_code == 0, (done.output, done.exception)
+    with tarfile.open(file) as archive:
+        parts = {Path(part.name).name: archive.extractfile(part).read() for part in archive}
+    assert len(json.loads(parts["trainingjobs.json"])) == 2
+    assert parts["trainingjobs.error.txt"] == b"trainingjobs.json has the first 2 alone"

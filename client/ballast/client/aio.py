@@ -102,7 +102,8 @@ class AsyncClient:
             limit: at most so many; 0: all.
         """
         found: list[Job] = []
-        async with aclosing(self.connection.items(self._path(namespace))) as items:
+        most = limit + 1 if limit and not states and team is None else 0  # the last: are there more?
+        async with aclosing(self.connection.items(self._path(namespace), most=most)) as items:
             async for item in items:
                 job = Job({"apiVersion": API_VERSION, "kind": "TrainingJob", **item})
                 if (not states or job.state in states) and team in (None, job.team):

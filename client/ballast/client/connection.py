@@ -40,8 +40,8 @@ MOST_LINE = 2**22
 MOST_LEVELS = 100
 """Of an answer, with the levels of the list and the object around a value."""
 
-MOST_OF_A_PAGE = 500
-"""Items of a list that are asked for at a time."""
+MOST_OF_A_PAGE, LEAST_OF_A_PAGE = 500, 25
+"""Items of a list that are asked for at a time; the fewest, where the API server is slow."""
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -159,25 +159,34 @@ class Connection:
         try:
             return read_json(await answer.read(), path)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise _unreachable(path, error) from error
+            raise self._unreachable(path, error) from error
 
-    async def items(self, path: str, query: Mapping[str, str] | None = None) -> AsyncGenerator[Any, None]:
-        """The items of a list, asked for in pages.
+    async def items(
+        self, path: str, query: Mapping[str, str] | None = None, *, most: int = 0
+    ) -> AsyncGenerator[Any, None]:
+        """The items of a list, asked for in pages: in smaller ones where one does not come in time.
 
         Args:
             path: of the API server.
             query: options, as a labelSelector.
+            most: so many at most; 0: all.
 
         Raises:
             BallastError: it was refused, or there was none.
         """
-        asked = {**(query or {}), "limit": str(MOST_OF_A_PAGE)}
+        asked, size, read = dict(query or {}), MOST_OF_A_PAGE, 0
         while True:
-            page = await self.request("get", path, query=asked)
+            limit = min(size, most - read) if most else size
+            try:
+                page = await self.request("get", path, query={**asked, "limit": str(limit)})
+            except NotConnected as error:
+                size = smaller_page(size, error)
+                continue
             for item in page.get("items") or ():
                 yield item
+                read += 1
             asked["continue"] = (page.get("metadata") or {}).get("continue") or ""
-            if not asked["continue"]:
+            if not asked["continue"] or (most and read >= most):
                 return
 
     async def lines(
@@ -207,7 +216,7 @@ class Connection:
             if rest:
                 yield rest
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise _unreachable(path, error) from error
+            raise self._unreachable(path, error) from error
         finally:
             answer.close()
 
@@ -237,16 +246,31 @@ class Connection:
         except DynamicApiError as error:
             raise _translated(path, error) from error
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise _unreachable(path, error) from error
+            raise self._unreachable(path, error) from error
         except ValueError as error:  # NaN in a body, or an address that is none
             raise Refused(f"{path}: {error}") from error
 
+    def _unreachable(self, path: str, error: Exception) -> NotConnected:
+        if isinstance(error, TimeoutError):
+            return NotConnected(
+                f"no answer to {path} in {self._timeout:g} s. To fix: check the connection; of a busy API "
+                "server ask for less (one namespace), or later"
+            )
+        return NotConnected(
+            f"no answer to {path}: {type(error).__name__} {error}. "
+            "To fix: check the kubeconfig and the connection"
+        )
 
-def _unreachable(path: str, error: Exception) -> NotConnected:
-    return NotConnected(
-        f"no answer to {path}: {type(error).__name__} {error}. "
-        "To fix: check the kubeconfig and the connection"
-    )
+
+def smaller_page(size: int, error: Exception) -> int:
+    """How many items to ask for after a page of ``size`` has failed, where it did not come in time.
+
+    Raises:
+        Exception: ``error``: of another cause, or of the smallest page.
+    """
+    if not isinstance(error.__cause__, TimeoutError) or size <= LEAST_OF_A_PAGE:
+        raise error
+    return max(LEAST_OF_A_PAGE, size // 4)
 
 
 def _translated(path: str, error: Any) -> BallastError:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import aiohttp
-from ballast.client.connection import MOST_LEVELS, configuration, shallow
+from ballast.client.connection import MOST_LEVELS, MOST_OF_A_PAGE, configuration, shallow, smaller_page
 from ballast_policies.contract.limits import nested_deeper
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio.dynamic import DynamicClient
@@ -125,7 +125,7 @@ class Cluster:
         self, kind: Kind, *, namespace: str = "", label_selector: str = "", field_selector: str = ""
     ) -> tuple[Objects, int]:
         """All objects of a kind, and the resourceVersion of the list; read in pages."""
-        return await self._list(kind, namespace, label_selector, fields=field_selector, most=500)
+        return await self._list(kind, namespace, label_selector, fields=field_selector, most=MOST_OF_A_PAGE)
 
     async def list_metadata(
         self, kind: Kind, *, namespace: str = "", label_selector: str = ""
@@ -151,22 +151,29 @@ class Cluster:
         namespace: str = "",
         label_selector: str = "",
         field_selector: str = "",
-        most: int = 500,
+        most: int = MOST_OF_A_PAGE,
         accept: str = "",
     ) -> AsyncIterator[tuple[Objects, str]]:
         """(objects, resourceVersion of the list) page by page, of at most ``most`` objects.
 
+        Where a page does not come in time, smaller ones are asked for.
+
         Raises:
             OperatorError: the list was refused, or what was answered is none.
         """
-        path, query = kind.path(namespace), {"limit": str(most)}
+        path, query = kind.path(namespace), dict[str, str]()
         if label_selector:
             query["labelSelector"] = label_selector
         if field_selector:
             query["fieldSelector"] = field_selector
         names = {"apiVersion": kind.api_version, "kind": kind.kind}
         while True:
-            page = await self._request("list", kind, path, query=query, accept=accept)
+            query["limit"] = str(most)
+            try:
+                page = await self._request("list", kind, path, query=query, accept=accept)
+            except Unreachable as error:
+                most = smaller_page(most, error)
+                continue
             try:
                 version, more = page["metadata"]["resourceVersion"], page["metadata"].get("continue")
                 items = [{**item, **names} if isinstance(item, dict) else item for item in page["items"]]
@@ -335,7 +342,9 @@ class Cluster:
             self.on_answer(verb, kind, failed)
             raise failed from error
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            failed = Unreachable(f"{verb} {path}: {type(error).__name__} {error}")
+            late = isinstance(error, TimeoutError)
+            what = f"no answer in {self.request_seconds:g} s" if late else f"{type(error).__name__} {error}"
+            failed = Unreachable(f"{verb} {path}: {what}")
             self.on_answer(verb, kind, failed)
             raise failed from error
         except ValueError as error:  # the answer is no JSON, e.g. a page of a load balancer, or torn

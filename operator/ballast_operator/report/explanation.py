@@ -70,10 +70,9 @@ async def explain_job(cluster: Cluster, namespace: str, name: str) -> Explanatio
     job = await cluster.get(JOB, namespace, name)
     pods, _ = await cluster.list(POD, namespace=namespace, label_selector=f"{JOB_LABEL}={name}")
     policies, _ = await cluster.list(POLICY)
-    events, _ = await cluster.list(EVENT, namespace=namespace)
-    return explanation(
-        job, pods, policies, [e for e in events if e["involvedObject"].get("uid") == job["metadata"]["uid"]]
-    )
+    of_job = f"involvedObject.uid={job['metadata']['uid']}"
+    events, _ = await cluster.list(EVENT, namespace=namespace, field_selector=of_job)
+    return explanation(job, pods, policies, events)
 
 
 def explanation(

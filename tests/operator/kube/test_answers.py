@@ -10,6 +10,7 @@ from ballast_operator.errors import (
     Rejected,
     ServerInternalError,
     Unavailable,
+    Unreachable,
 )
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, LEASE
@@ -112,3 +113,28 @@ async def test_what_an_older_definition_drops_of_a_status_is_told(answering):
     del status["plan"], conditions[0]["reason"]
     await cluster.write_status(JOB, body)
     assert len(told) == 1
+
+
+async def test_where_a_page_does_not_come_in_time_smaller_ones_are_asked_for(monkeypatch):
+    """So that an operator starts at a slow API server, too. A refused connection is not asked again."""
+    asked, fails = [], TimeoutError
+
+    async def request(self, verb, kind, path, *, query, accept):
+        first, limit = int(query.get("continue") or 0), int(query["limit"])
+        asked.append(limit)
+        if limit > 100:
+            raise Unreachable(f"{verb} {path}") from fails()
+        items = [{"metadata": {"name": f"job-{number}"}} for number in range(first, min(first + limit, 400))]
+        more = str(first + limit) if first + limit < 400 else ""
+        return {"metadata": {"resourceVersion": "1", "continue": more}, "items": items}
+
+    monkeypatch.setattr(Cluster, "_request", request)
+    async with Cluster(client.ApiClient(client.Configuration()), request_seconds=1.0) as cluster:
+        items, _ = await cluster.list(JOB)
+        assert len({item["metadata"]["name"] for item in items}) == len(items) == 400
+        assert asked[:2] == [500, 125] and set(asked[2:]) == {31}
+        fails = ConnectionRefusedError
+        del asked[:]
+        with pytest.raises(Unreachable):
+            await cluster.list(JOB)
+        assert asked == [500]

@@ -84,7 +84,10 @@ async def _collect(kubeconfig: str | None, namespace: str) -> dict[str, bytes]:
         where["operator-deployments"] = f"/apis/apps/v1/namespaces/{namespace}/deployments"
         for name, path in where.items():
             try:
-                parts[f"{name}.json"] = _json(without_secrets(await _list(client, path)))
+                found = await _list(client, path)
+                if len(found) > MOST_ITEMS:
+                    parts[f"{name}.error.txt"] = f"{name}.json has the first {MOST_ITEMS} alone".encode()
+                parts[f"{name}.json"] = _json(without_secrets(found[:MOST_ITEMS]))
             except BallastError as error:
                 parts[f"{name}.error.txt"] = str(error).encode()
         parts |= await _logs(client, namespace)
@@ -92,15 +95,10 @@ async def _collect(kubeconfig: str | None, namespace: str) -> dict[str, bytes]:
 
 
 async def _list(client: "AsyncClient", path: str) -> list[Any]:
+    """The first items of a list, one more than are kept where there are more."""
     path, _, selector = path.partition("?labelSelector=")
-    found: list[Any] = []
     query = {"labelSelector": selector} if selector else {}
-    async with contextlib.aclosing(client.connection.items(path, query)) as items:
-        async for item in items:
-            found.append(item)
-            if len(found) == MOST_ITEMS:
-                break
-    return found
+    return [item async for item in client.connection.items(path, query, most=MOST_ITEMS + 1)]
 
 
 def without_secrets(value: Any) -> Any:

@@ -1,13 +1,19 @@
 """The cluster that a command looks at: its option, and what is said where it cannot be reached."""
 
+import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ballast_operator.cli.option_names import printable
+
+if TYPE_CHECKING:
+    from ballast_operator.kube.caches import Caches
+    from ballast_operator.kube.client import Cluster
 
 
 def _of_local_cluster(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
@@ -52,10 +58,36 @@ def cluster_errors() -> Iterator[None]:
         raise click.ClickException(f"{error}. To fix: {fix}") from error
     except OperatorError as error:
         fix = "give --kubeconfig, or check the connection"
-        if isinstance(error, Forbidden):
+        if isinstance(error.__cause__, TimeoutError):
+            fix = "check the connection; of a busy API server ask for less (one namespace), or later"
+        elif isinstance(error, Forbidden):
             fix = "ask for the right, or name a namespace where you have it"
         elif isinstance(error, NotFound):
             fix = "install Ballast's custom resource definitions (`ballast crds`)"
         elif "HTTP 401" in str(error):
             fix = "log in again, or give another kubeconfig"
         raise click.ClickException(printable(f"{error}. To fix: {fix}")) from error
+
+
+@contextlib.asynccontextmanager
+async def followed(cluster: "Cluster", caches: "Caches", namespace: str = "") -> AsyncIterator[None]:
+    """Within it, ``caches`` have the jobs of a namespace (empty: of all) and the policies, by watches.
+
+    Raises:
+        OperatorError: of the first lists.
+    """
+    from ballast_operator.kube.kinds import JOB, POLICY
+    from ballast_operator.kube.reflector import Reflector, where
+
+    for kind in (JOB, POLICY):
+        items, version = await cluster.list(kind, **where(kind, namespace))
+        caches.listed(kind, items, version)
+    watches = [
+        asyncio.create_task(Reflector(caches, cluster, kind, namespace).run()) for kind in (JOB, POLICY)
+    ]
+    try:
+        yield
+    finally:
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)

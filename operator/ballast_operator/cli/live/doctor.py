@@ -338,9 +338,8 @@ async def _lacking(
 
 async def _storage(client: "AsyncClient") -> list[Finding]:
     """The claims that jobs name, and whether several nodes can mount them."""
-    jobs = await _items(client, "/apis/ballast.dev/v1alpha1/trainingjobs")
     wanted: dict[tuple[str, str], int] = {}
-    for job in jobs:
+    async for job in client.connection.items("/apis/ballast.dev/v1alpha1/trainingjobs"):
         spec = job.get("spec") or {}
         most = int((spec.get("pipeline") or {}).get("maxStages") or 1)
         pod = (spec.get("template") or {}).get("spec") or {}

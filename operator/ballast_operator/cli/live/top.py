@@ -8,7 +8,7 @@ import click
 from rich.text import Text
 
 from ballast_operator.api.policy_conditions import NO_POLICY
-from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
+from ballast_operator.cli.live.connection import cluster_errors, followed, kubeconfig_option
 from ballast_operator.cli.option_names import Number, printable
 from ballast_operator.cli.text_table import WIDE_COLUMNS, stacked, text_table
 
@@ -40,25 +40,31 @@ async def _show(namespace: str, kubeconfig: str | None, once: bool, every: float
     from rich.console import Console
     from rich.live import Live
 
+    from ballast_operator.kube.caches import Caches
     from ballast_operator.kube.client import connect, is_missing, missing
-    from ballast_operator.report.overview import read_overview
+    from ballast_operator.kube.kinds import JOB, POLICY
+    from ballast_operator.report.overview import overview, read_overview
 
     async with await connect(kubeconfig) as cluster:
         if namespace and await is_missing(cluster, namespace):
             raise click.ClickException(missing(namespace))
-        if output == "json":
-            while True:
-                click.echo((await read_overview(cluster, namespace)).to_json())
-                if once:
-                    return
-                await asyncio.sleep(every)
         if once:
-            Console().print(Tables(await read_overview(cluster, namespace)))
+            seen = await read_overview(cluster, namespace)
+            if output == "json":
+                click.echo(seen.to_json())
+            else:
+                Console().print(Tables(seen))
             return
-        with Live(Tables(await read_overview(cluster, namespace)), screen=False) as live:
-            while True:
-                await asyncio.sleep(every)
-                live.update(Tables(await read_overview(cluster, namespace)))
+        caches = Caches()
+        async with followed(cluster, caches, namespace):
+            with contextlib.nullcontext() if output == "json" else Live(screen=False) as live:
+                while True:
+                    seen = overview(list(caches[JOB]), list(caches[POLICY]))
+                    if live is None:
+                        click.echo(seen.to_json())
+                    else:
+                        live.update(Tables(seen, most=live.console.height))
+                    await asyncio.sleep(every)
 
 
 _POOL = ("pool", "GPU type", "nodes", "GPUs held")
@@ -66,10 +72,15 @@ _FIGURES = ("state", "GPUs", "step", "steps/s", "loss", "imbalance", "restarts",
 
 
 class Tables:
-    """An overview that is laid out for the width at which it is printed."""
+    """An overview that is laid out for the width at which it is printed.
 
-    def __init__(self, seen: "Overview") -> None:
-        self._seen = seen
+    ``most``: so many jobs, those that hold GPUs first where there are more; None: all.
+    """
+
+    def __init__(self, seen: "Overview", *, most: int | None = None) -> None:
+        self._seen, self._jobs = seen, seen.jobs
+        if most is not None and len(seen.jobs) > most:
+            self._jobs = tuple(sorted(seen.jobs, key=lambda job: not job.gpus)[:most])
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
         """Policies, pools, jobs; where a job is more than one line, reasons have their own table."""
@@ -80,8 +91,10 @@ class Tables:
             yield Text(printable(f"ClusterPolicy {line}"))
         pools = [(p.pool, p.gpu_type, str(p.nodes), f"{p.held} of {p.gpus}") for p in seen.pools]
         yield text_table("Pools", _POOL, pools, breaks=_POOL[:2], left=len(_POOL))
-        title = "Jobs (speeds marked * are emulated)" if any(job.emulated for job in seen.jobs) else "Jobs"
-        jobs = [(f"{job.namespace}/{job.job}", _figures(job), job.why) for job in seen.jobs]
+        few = f", {len(self._jobs)} of {len(seen.jobs)}" if len(self._jobs) < len(seen.jobs) else ""
+        emulated = any(job.emulated for job in self._jobs)
+        title = f"Jobs{few}" + (" (speeds marked * are emulated)" if emulated else "")
+        jobs = [(f"{job.namespace}/{job.job}", _figures(job), job.why) for job in self._jobs]
         if options.max_width >= WIDE_COLUMNS:
             wide = ("job", *_FIGURES, "why")
             rows = [(name, *figures, why) for name, figures, why in jobs]

@@ -11,18 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
+from ballast_operator.cli.live.connection import cluster_errors, followed, kubeconfig_option
 
 if TYPE_CHECKING:
-    from ballast_operator.kube.caches import Caches
-    from ballast_operator.kube.client import Cluster
     from ballast_operator.page.server import Page
 
 LARGEST_RESULT = 256 * 2**20
 """Bytes of a simulation's result."""
-
-LIST_SECONDS = 5.0
-"""How often ``--direct`` lists jobs."""
 
 
 @click.command()
@@ -112,30 +107,9 @@ async def _directly(kubeconfig: str | None, port: int, opens: bool) -> None:
     async with await connect(kubeconfig) as cluster:
         caches, access = Caches(), OneKey()
         recent = Recent(caches, clock=time.time)
-        await _list(cluster, caches)
-        page = Page(caches, recent, access, title=cluster.configuration.host)
-        listing = asyncio.create_task(_keep_listing(cluster, caches))
-        try:
+        async with followed(cluster, caches):
+            page = Page(caches, recent, access, title=cluster.configuration.host)
             await _serve(page, access.key, port, opens)
-        finally:
-            listing.cancel()
-
-
-async def _list(cluster: "Cluster", caches: "Caches") -> None:
-    from ballast_operator.kube.kinds import JOB, POLICY
-
-    for kind in (JOB, POLICY):
-        items, version = await cluster.list(kind)
-        caches.listed(kind, items, int(version))
-
-
-async def _keep_listing(cluster: "Cluster", caches: "Caches") -> None:
-    from ballast_operator.errors import OperatorError
-
-    while True:
-        await asyncio.sleep(LIST_SECONDS)
-        with contextlib.suppress(OperatorError):  # what was seen last stays
-            await _list(cluster, caches)
 
 
 def _forward(namespace: str, service: str, kubeconfig: str | None, port: int, opens: bool) -> None:

@@ -85,6 +85,18 @@ def test_a_short_job_is_one_row_in_a_wide_terminal():
     assert "4 x v100" in row and "its share is 57 %" in row
 
 
+@pytest.mark.parametrize("width", [80, 180])
+def test_of_more_jobs_than_fit_those_that_hold_gpus_are_laid_out(width):
+    """A terminal shows no others; the title says how many there are."""
+    jobs = tuple(job(job=f"job-{number:04}", gpus=number // 4995, why="") for number in range(5000))
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(Tables(Overview(policies=(), pools=(), jobs=jobs), most=7))
+    text = console.file.getvalue()
+    assert "7 of 5000" in text
+    shown = [number for number in range(5000) if f"job-{number:04}" in cells(text)]
+    assert shown == [0, 1, *range(4995, 5000)]
+
+
 def test_brackets_in_messages_are_text():
     """A message is never taken for the markup of the terminal library."""
     text = printed(

@@ -1,6 +1,7 @@
 """A job's budget and deadline: what is said at once, and what happens when they are reached."""
 
 import pytest
+from ballast_operator.kube.kinds import EVENT
 from ballast_operator.report.explanation import explain_job
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, at
@@ -95,7 +96,19 @@ async def test_at_once_the_job_says_what_its_budget_and_deadline_would_need():
     assert "cost 72 and take 60 min on 2 x fast of pool fast at the cheapest before" in budget.message
     assert "raise spec.budget to about 76" in budget.message
     assert (deadline.status, deadline.reason) == ("False", "DeadlineWithinReach")
+    read, listing = [], simulation.cluster.list
+
+    async def counted(kind, **how):
+        items, version = await listing(kind, **how)
+        read.extend(items if kind is EVENT else [])
+        return items, version
+
+    for number in range(20):
+        other = {"metadata": {"namespace": NAMESPACE, "name": f"e{number}"}, "reason": "Pulled"}
+        simulation.world.put(EVENT, {**other, "involvedObject": {"uid": f"u{number}"}})
+    simulation.cluster.list = counted
     found = await explain_job(simulation.cluster, NAMESPACE, "one")
+    assert found.events and len(read) == len(found.events)  # and none of the namespace's others
     assert {"BudgetTooSmall", "DeadlineWithinReach"} <= {c["reason"] for c in found.conditions}
 
 

@@ -1,0 +1,84 @@
+"""Commands that go on looking at a cluster read it once, and then what changes."""
+
+import asyncio
+import json
+
+import pytest
+from ballast_operator.cli.live import top
+from ballast_operator.errors import NotFound
+from ballast_operator.kube import client
+from ballast_operator.kube.kinds import JOB, NAMESPACE, POLICY
+
+
+class Served:
+    """An API server with three jobs, one of which changes once it is watched."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        pass
+
+    async def get(self, kind, namespace, name):
+        assert kind is NAMESPACE
+        if name != "team":
+            raise NotFound(name)
+        return {}
+
+    async def list(self, kind, *, namespace="", label_selector=""):
+        self.asked.append(("list", kind.plural, namespace))
+        return [job(number) for number in range(3)] if kind is JOB else [], 7
+
+    async def watch(self, kind, version, *, namespace="", label_selector=""):
+        self.asked.append(("watch", kind.plural, namespace))
+        assert version == "7"
+        if kind is JOB:
+            yield json.dumps({"type": "MODIFIED", "object": job(1, "Running", version="8")}).encode()
+        await asyncio.Event().wait()
+
+
+def job(number, state="Waiting", version="1"):
+    return {
+        "apiVersion": JOB.api_version,
+        "kind": JOB.kind,
+        "metadata": {
+            "name": f"job-{number}",
+            "namespace": "team",
+            "uid": f"uid-{number}",
+            "resourceVersion": version,
+        },
+        "spec": {"totalSteps": 5},
+        "status": {"state": state},
+    }
+
+
+@pytest.mark.parametrize("namespace", ["", "team"])
+async def test_top_lists_once_and_watches_then(monkeypatch, namespace):
+    """However often it looks: a list of thousands of jobs each second is felt by everybody else."""
+    served, looks = Served(), []
+
+    async def connect(kubeconfig):
+        return served
+
+    class EnoughError(Exception):
+        pass
+
+    def seen(line):
+        looks.append({row["job"]: row["state"] for row in json.loads(line)["jobs"]})
+        if looks[-1]["job-1"] == "Running" and len(looks) > 5:
+            raise EnoughError
+
+    monkeypatch.setattr(client, "connect", connect)
+    monkeypatch.setattr(top.click, "echo", seen)
+    with pytest.raises(EnoughError):
+        await top._show(namespace, None, False, 0.001, "json")
+    assert looks[0] == {"job-0": "Waiting", "job-1": "Waiting", "job-2": "Waiting"}
+    assert sorted(served.asked) == [
+        ("list", POLICY.plural, ""),
+        ("list", JOB.plural, namespace),
+        ("watch", POLICY.plural, ""),
+        ("watch", JOB.plural, namespace),
+    ]
