@@ -21,6 +21,7 @@ from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, QUEUE_LABEL, JobView
 from ballast_operator.views.lease import LeaseReader, LeaseView
 from ballast_operator.views.nodes import NodeView, is_ours, read_node
+from ballast_operator.views.notices import NODE_DELETED
 from ballast_operator.views.pod import PodView, read_pod
 
 
@@ -288,8 +289,11 @@ class Observer:
     def _pod(self, item: Object) -> PodView:
         name = (item.get("spec") or {}).get("nodeName", "")
         node = self.node(name) if name else None
-        ready = not name or (node is not None and node.ready)
-        return read_pod(item, node_ready=ready, leaving=node.leaving if node is not None else None)
+        if name and node is None:
+            return read_pod(item, node_ready=False, leaving=NODE_DELETED)
+        return read_pod(
+            item, node_ready=node is None or node.ready, leaving=None if node is None else node.leaving
+        )
 
     def _lease(self, key: Key, uid: str) -> LeaseView | None:
         item = self.caches[LEASE].get((key[0], lease_name(key[1])))

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from ballast_policies.contract import Directive
+from ballast_policies.contract import Directive, ExitReason
 from ballast_policies.protocol.moves import End, Why
 
 from ballast_operator.api.conditions import some_of
@@ -49,6 +49,14 @@ def describe(pod: PodView) -> str:
     return f"pod {pod.name} ended{code}" + (f" ({reason})" if reason else "") + (f": {said}" if said else "")
 
 
+def _led(context: ReconcileContext, *pods: str) -> str:
+    """Why the others do not go on in place without pods that were told to go, though they may; as text."""
+    plan = context.view.launched_plan
+    if plan is None or plan.pods[0] not in pods or not context.view.resizable:
+        return ""
+    return "; rank 0 hosts the rendezvous, so the others do not go on in place without its pod"
+
+
 def why_it_ends(context: ReconcileContext, end: End) -> str:
     """Why a launch has to end, with numbers and names."""
     view, settings = context.view, context.settings
@@ -82,12 +90,14 @@ def why_it_ends(context: ReconcileContext, end: End) -> str:
             (pod,) = pods
             if pod.lost_peer:
                 return f"{describe(pod)}; no other rank is to blame"
+            if pod.message is not None and pod.message.reason is ExitReason.STOPPED:
+                return describe(pod) + _led(context, pod.name)
             return describe(pod) if pod.node_ready else f"node {pod.node} is lost; {describe(pod)}"
         case Why.POD_DELETED:
             dead = ", ".join(sorted({pod.node for pod in pods if not pod.node_ready}))
             if dead:
                 return f"node {dead} is lost: it is not ready, and pod {', '.join(end.pods)} is being deleted"
-            return f"pod {', '.join(end.pods)} is being deleted by someone else"
+            return f"pod {', '.join(end.pods)} is being deleted by someone else" + _led(context, *end.pods)
         case Why.POD_MISSING:
             return lost_text(context, end.pods)
         case Why.NODE_SILENT:

@@ -142,6 +142,11 @@ def evicted(deletion: str | None, reason: str) -> Leaving:
     return Leaving(by=f"eviction{f' ({reason})' if reason else ''}", seconds=30.0, at=_time(deletion))
 
 
+NODE_DELETED = Leaving(by="deletion of its Node object", seconds=40.0)
+"""Of pods that are bound to a node which is not there: they may run on, and Kubernetes deletes them so long
+after (the quarantine of kube-controller-manager's ``podgc``) unless the node comes back."""
+
+
 def deleted(deletion: str | None) -> Leaving | None:
     """Of a pod that is being deleted, by whomever; None: it is not. ``deletion``: when its grace ends."""
     return Leaving(by="deletion of a pod", at=_time(deletion)) if deletion else None

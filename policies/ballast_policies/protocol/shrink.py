@@ -38,8 +38,8 @@ def pods_after_drain(
 
 
 def shrink_for_drain(seen: Observed, plan: WrittenPlan) -> Move:
-    """Shrink onto the survivors, if there are some; else train on while there is time."""
-    if are_left(seen, plan, seen.leaving):
+    """Shrink onto the survivors, if rank 0 is one of them; else train on while there is time."""
+    if plan.pods[0] in seen.survivors and are_left(seen, plan, seen.leaving):
         return WritePlan(seen.next_epoch, Directive.SHRINK, seen.survivors)
     return Wait(WaitFor.TRAINER, Deadline.NOTICE)
 

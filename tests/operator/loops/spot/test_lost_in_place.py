@@ -76,6 +76,7 @@ async def test_a_gang_goes_on_without_a_lost_pod_and_grows_again(lose, words, lo
     if lost == 0 and lose is delete_soon:
         await simulation.until(lambda: simulation.status("a").restarts, ticks=60)
         assert simulation.status("a").lost_steps == 0
+        assert "rank 0 hosts the rendezvous" in simulation.condition("a", "Running").message
         return
     await simulation.until(lambda: simulation.plan("a").directive is Directive.SHRINK, ticks=60)
     told = simulation.plan("a")

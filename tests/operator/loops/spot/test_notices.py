@@ -197,3 +197,58 @@ async def test_a_script_is_stopped_before_its_node_goes_and_started_elsewhere():
     mark(simulation, on, ITN)
     await simulation.until(lambda: simulation.nodes("a") == {"n0", "n1"} - {on}, ticks=30)
     assert simulation.status("a").restarts == {"NodeLeaving": 1}
+
+
+async def node_deleted(simulation, number, *, silent=False):
+    """The Node object under a rank goes; its pods run on, unless ``silent``, until they are deleted, too."""
+    going = node_of_rank(simulation, number)
+    item = simulation.world.get(NODE, "", going)
+    pods = [pod["metadata"]["name"] for pod in simulation.pods("a") if pod["spec"]["nodeName"] == going]
+    simulation.world.drop(NODE, "", going)
+    simulation.trainers["a"].silent = silent
+    for _ in range(60):
+        await simulation.tick()
+        yield item
+    for pod in pods:
+        simulation.world.drop(POD, NAMESPACE, pod)
+    simulation.trainers["a"].silent = False
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("copies", [0, 1])
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("stages", [(1, 4), (4, 4)], ids=["elastic", "rigid"])
+async def test_the_deletion_of_a_node_object_is_a_notice(stages, number, copies, silent):
+    """Pods there run on until Kubernetes deletes them: ranks that train leave first, and no step is lost."""
+    simulation = Simulation(nodes={**FOUR_NODES, "n4": ("spot", 1)})
+    checkpoint = {"path": "/checkpoints", "inMemoryEverySteps": copies}
+    await simulation.run_job("a", stages=stages, totalSteps=1_000_000, checkpoint=checkpoint)
+    told = set()
+    async for _ in node_deleted(simulation, number, silent=silent):
+        status = simulation.status("a")
+        told |= {c.message for c in status.conditions if c.type == "NodesStay"}
+        plan = simulation.plan("a")
+        if copies and plan.directive is Directive.SHRINK:
+            simulation.trainers["a"].silent = False  # those that are left have what they need
+        # While rank 0 trains, it leads every change of size.
+        assert silent or plan.launch != 1 or plan.pods[0] == "a-1-0"
+    await simulation.until(lambda: simulation.state("a") == "Running", ticks=60)
+    status = simulation.status("a")
+    assert any("by deletion of its Node object" in text for text in told)
+    assert set(status.restarts) <= {"NodeLeaving", "NodeLost"}
+    if not silent:
+        assert status.lost_steps == 0
+        assert status.launches == (1 if stages == (1, 4) and (number or copies) else 2)
+
+
+async def test_a_node_that_registers_again_has_been_no_loss():
+    """A kubelet that is started again makes its Node object anew: the gang trains on, told that it stays."""
+    simulation = Simulation(nodes=FOUR_NODES)
+    await simulation.run_job("a", stages=(4, 4), totalSteps=1_000_000)
+    item = await anext(node_deleted(simulation, 2))
+    assert not simulation.status("a").is_true("NodesStay")
+    simulation.world.put(NODE, item)
+    await simulation.ticks(60)
+    status = simulation.status("a")
+    assert (status.launches, dict(status.restarts)) == (1, {})
+    assert status.is_true("NodesStay")
