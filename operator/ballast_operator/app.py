@@ -37,6 +37,7 @@ from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.settings import Settings
 from ballast_operator.tasks import LoopThread, keep_running
 from ballast_operator.term import LeaderTerm
+from ballast_operator.views.spec import read_spec_text
 from ballast_operator.waits import WaitReason, Waits
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ class Operator:
             LoopThread("lease-and-pages") as side,
             await connect(self._options.kubeconfig, request_seconds=limit) as cluster,
             Solver(self._settings.solver) as solver,
+            Solver(self._settings.solver) as planner,  # what users state must not delay an allocation
         ):
             own = await side.run(connect(self._options.kubeconfig, request_seconds=limit))
             leadership = self._leadership(own)
@@ -140,9 +142,12 @@ class Operator:
             )
             page = contextlib.AsyncExitStack()
             await self._remember(page, informers.caches, lambda: leadership.leads)
-            decoded = DecodedJobs(informers.caches)
+            decoded = DecodedJobs(
+                informers.caches, lambda name, text: planner.answer(read_spec_text, (name, text))
+            )
             decoding = keep_running("decoding", decoded.run, metrics=self._metrics)
-            parts = (self.waits.run(), self._beat(), decoding, solver.warm_up())
+            planning = keep_running("planning", decoded.plan, metrics=self._metrics)
+            parts = (self.waits.run(), self._beat(), decoding, planning, solver.warm_up())
             background = [asyncio.create_task(part) for part in parts]
             try:
                 await self._lead(cluster, leadership, informers, decoded, solver, side)

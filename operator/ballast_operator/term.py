@@ -61,6 +61,7 @@ class LeaderTerm:
     ) -> None:
         self._informers = informers
         self._caches = informers.caches
+        self._decoded = decoded
         self._observer = Observer(self._caches, decoded)
         self._settings = settings
         self._metrics = metrics = informers.metrics
@@ -115,6 +116,7 @@ class LeaderTerm:
         await self._informers.refresh()
         self._reconciler.has_pod_groups = await self._cluster.serves(POD_GROUP)
         self._caches.listen(self._changes.changed)
+        self._decoded.listeners.append(self._changes.planned)
         self._throttle.request()
         parts: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("allocator", self._allocator.run),

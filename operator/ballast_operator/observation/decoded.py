@@ -2,6 +2,8 @@
 
 They are functions of the stored object and of nothing else, so a follower makes them ahead of its takeover.
 Jobs whose specs are the same text share one value: the runs of an experiment differ by their names alone.
+Specs with ``planner`` take longer, up to seconds: they are read in another process, and their jobs wait, or
+go on as they are.
 """
 
 import asyncio
@@ -9,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import time
+from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
 
 from ballast_operator.api import meta
@@ -16,16 +19,32 @@ from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, Key, Kind, Object, key_of
-from ballast_operator.views.spec import JobSpec, read_spec
+from ballast_operator.views.spec import BEING_PLANNED, JobSpec, read_spec, spec_until_planned
 
 SLICE_SECONDS = 0.02
 """How long the event loop decodes ahead before others have their turn."""
 
 
-class DecodedJobs:
-    """The jobs of ``caches``, decoded when asked for, or ahead of that while :meth:`run` runs."""
+MOST_TRIES = 3
+"""Of a plan, where the process ends that makes it."""
 
-    def __init__(self, caches: Caches) -> None:
+ReadPlanned = Callable[[str, str], Awaitable[tuple[JobSpec | None, str]]]
+"""(name, spec as JSON) -> as ``read_spec``."""
+
+
+class DecodedJobs:
+    """The jobs of ``caches``, decoded when asked for, or ahead of that while :meth:`run` runs.
+
+    Attributes:
+        listeners: hear of jobs whose degrees have been planned.
+    """
+
+    def __init__(self, caches: Caches, read_planned: ReadPlanned | None = None) -> None:
+        """``read_planned``: reads specs with ``planner`` elsewhere, while :meth:`plan` runs; None: here."""
+        self.listeners: list[Callable[[Key], None]] = []
+        self._read_planned = read_planned
+        self._to_plan: dict[Key, int] = {}
+        self._asked = asyncio.Event()
         self._caches = caches
         self._specs: dict[Key, tuple[tuple[str, int], tuple[JobSpec | None, str]]] = {}
         self._statuses: dict[Key, tuple[tuple[str, str | None], TrainingJobStatus]] = {}
@@ -39,7 +58,8 @@ class DecodedJobs:
         version = (item["metadata"]["uid"], item["metadata"].get("generation", 0))
         known = self._specs.get(key)
         if known is None or known[0] != version:
-            known = (version, self._read_spec(item))
+            before = known[1][0] if known is not None and known[0][0] == version[0] else None
+            known = (version, self._read_spec(key, item, before))
             self._specs[key] = known
         return known[1]
 
@@ -56,18 +76,58 @@ class DecodedJobs:
             self._statuses[key] = known
         return known[1]
 
-    def _read_spec(self, item: Object) -> tuple[JobSpec | None, str]:
+    def _read_spec(self, key: Key, item: Object, before: JobSpec | None) -> tuple[JobSpec | None, str]:
         name, text = item["metadata"]["name"], json.dumps(item.get("spec"))
+        self._to_plan.pop(key, None)
         if not meta.is_job_name(name) or name == meta.LEADER_LEASE:
             return read_spec(item)  # refused for its name
-        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        known = self._shared.get(digest)
+        known = self._shared.get(_digest(text))
         if known is not None:
             return known, ""
-        spec, problem = read_spec(item)
-        if spec is not None:
-            self._shared[digest] = spec
-        return spec, problem
+        if self._read_planned is not None and (item.get("spec") or {}).get("planner"):
+            spec = before or spec_until_planned(item, self.status(key, item).allocation)
+            self._to_plan[key] = 0
+            self._asked.set()
+            return spec, "" if spec is not None else BEING_PLANNED
+        return self._share(text, read_spec(item))
+
+    def _share(self, text: str, found: tuple[JobSpec | None, str]) -> tuple[JobSpec | None, str]:
+        if found[0] is not None:
+            self._shared[_digest(text)] = found[0]
+        return found
+
+    async def plan(self) -> None:
+        """Have what is to be planned read, jobs that hold GPUs or were edited first, until cancelled."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            while self._to_plan:
+                used = (key for key in self._to_plan if self._specs[key][1][0] is not None)
+                await self._plan(next(used, None) or next(iter(self._to_plan)))
+
+    async def _plan(self, key: Key) -> None:
+        assert self._read_planned is not None
+        tries, version, item = self._to_plan.pop(key) + 1, self._specs[key][0], self._caches[JOB].get(key)
+        if item is None:
+            return
+        text = json.dumps(item.get("spec"))
+        found: tuple[JobSpec | None, str]
+        try:
+            found = await self._read_planned(item["metadata"]["name"], text)
+        except TimeoutError:
+            found = None, "spec.planner: planning takes too long. To fix: fewer profiles, gpus or layers"
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and tries < MOST_TRIES and self._still(key, version):
+                self._to_plan[key] = tries
+                return
+            found = None, f"spec.planner: it cannot be planned: {error}. To fix: other profiles or gpus"
+        if self._still(key, version):  # else it was edited or deleted meanwhile
+            self._specs[key] = version, self._share(text, found)
+            for hear in self.listeners:
+                hear(key)
+
+    def _still(self, key: Key, version: tuple[str, int]) -> bool:
+        return key in self._specs and self._specs[key][0] == version
 
     async def run(self) -> None:
         """Decode what is new, a slice at a time, until cancelled."""
@@ -96,5 +156,9 @@ class DecodedJobs:
             self._arrived.set()
         elif old is not None:
             key = key_of(old)
-            for kept in (self._specs, self._statuses, self._waiting):
+            for kept in (self._specs, self._statuses, self._waiting, self._to_plan):
                 kept.pop(key, None)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()

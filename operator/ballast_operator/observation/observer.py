@@ -142,6 +142,7 @@ class Observer:
         self._told: dict[Key, str] = {}
         self.gpu_holders = GpuHolders(self.status, self.findings.reservations)
         caches.store_listeners.append(self._invalidate)
+        self._decoded.listeners.append(self._planned)
         for kind, store in caches.stores.items():
             for item in store:
                 self._invalidate(kind, None, item)
@@ -211,6 +212,9 @@ class Observer:
         self._leases.pop(key, None)
         self._plans.pop(key, None)
         self._told.pop(key, None)
+
+    def _planned(self, key: Key) -> None:
+        self._views.pop(key, None)
 
     def _invalidate(self, kind: Kind, old: Object | None, new: Object | None) -> None:
         """Drop the views that a change makes out of date."""

@@ -174,6 +174,11 @@ class Changes:
                 self._allocate()
                 self._queue.add(key, lane=self.lane(key))
 
+    def planned(self, key: Key) -> None:
+        """The job's degrees have been planned: as an edit."""
+        self._allocate()
+        self._queue.add(key, lane=self.lane(key))
+
     def _new(self, key: Key) -> JobView | None:
         """The job, if there is nothing to do for it before a decision on it."""
         status = self._observer.status(key)

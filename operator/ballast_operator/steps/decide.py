@@ -88,6 +88,10 @@ from ballast_operator.views.assignment import Assignment
 from ballast_operator.views.clock import Time, show
 from ballast_operator.views.job import JobView
 from ballast_operator.views.pod import PodView
+from ballast_operator.views.spec import BEING_PLANNED
+
+PLANNED_SOON_SECONDS = 2.0
+"""A new job is told only after this long that its degrees are being planned."""
 
 
 def decide(
@@ -117,7 +121,10 @@ def decide(
     view = dataclasses.replace(view, status=_with_lost_conditions(status, now, view.generation))
     spec = view.launched_spec
     if spec is None:
-        return StepResult(status=_misconfigured(view, now))
+        age = math.inf if view.created is None else (now - view.created).total_seconds()
+        soon = view.spec_problem == BEING_PLANNED and 0 <= age < PLANNED_SOON_SECONDS
+        again = PLANNED_SOON_SECONDS if soon else None
+        return StepResult(status=_without_spec(view, now), write_later=soon, requeue_after_seconds=again)
     if view.blocked is not None and view.status.allocation is None:
         assignment = Assignment(
             action=protocol.Action.RELEASE,
@@ -151,11 +158,12 @@ def decide(
     return dataclasses.replace(result, requeue_after_seconds=limit if again is None else min(again, limit))
 
 
-def _misconfigured(view: JobView, now: Time) -> TrainingJobStatus:
+def _without_spec(view: JobView, now: Time) -> TrainingJobStatus:
+    planned = view.spec_problem == BEING_PLANNED
     return view.status.with_condition(
         JobCondition.ADMITTED,
         False,
-        JobReason.MISCONFIGURED,
+        JobReason.PENDING if planned else JobReason.MISCONFIGURED,
         view.spec_problem,
         now=now,
         generation=view.generation,

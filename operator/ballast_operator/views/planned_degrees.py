@@ -37,7 +37,7 @@ def thinned(sizes: Sequence[int], most: int = MOST_SIZES) -> list[int]:
     return sorted({min(sizes, key=lambda size: abs(size - aim)) for aim in aims})
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class PlannedLaunch:
     """How a launch on some GPUs divides the work; ``memory``: bytes of the fullest GPU of each type."""
 

@@ -26,7 +26,7 @@ from ballast_policies.rounds.values import PoolPart
 
 from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs import DataLocation, OnLimit, SpotUse
-from ballast_operator.api.job_allocation import LaunchDegrees
+from ballast_operator.api.job_allocation import JobAllocation, LaunchDegrees
 from ballast_operator.api.node_pool import SharesGpu
 from ballast_operator.api.read import InvalidObject, read_training_job
 from ballast_operator.api.training_job import JobTopology, MixedPools, PlannerConfig, TrainingJobSpec
@@ -36,6 +36,9 @@ from ballast_operator.views.clock import Time
 from ballast_operator.views.node_constraints import NodeRequirements, read_requirements
 from ballast_operator.views.nodes import PodNeed, pod_requests
 from ballast_operator.views.planned_degrees import DegreesQuestion, PlannedLaunch, planned_degrees
+
+BEING_PLANNED = "its degrees are being planned"
+"""Why a spec cannot be used yet."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -366,6 +369,33 @@ def read_spec(item: Object) -> tuple[JobSpec | None, str]:
         return None, "; ".join(str(problem.below("spec")) for problem in error.problems)
 
 
+def read_spec_text(question: tuple[str, str]) -> tuple[JobSpec | None, str]:
+    """As :func:`read_spec`, of a job's name and its spec as JSON."""
+    name, text = question
+    return read_spec({"metadata": {"name": name, "namespace": "", "uid": ""}, "spec": json.loads(text)})
+
+
+def spec_until_planned(item: Object, allocation: JobAllocation | None) -> JobSpec | None:
+    """The spec of a job whose ``planner`` has not answered yet: of the GPUs that it holds, as launched.
+
+    None: it holds none, or cannot be read without its planner.
+    """
+    if allocation is None:
+        return None
+    given = {name: value for name, value in item["spec"].items() if name not in ("planner", "throughput")}
+    spec, _ = read_spec({**item, "spec": given})
+    if spec is None or allocation.degrees is None:
+        return spec
+    pods = spec.config.parallelism.replace(gpus_per_pod=allocation.gpus_per_pod)
+    gpus = tuple((part.gpu_type, part.gpus) for part in allocation.by_pool)
+    planned = PlannedLaunch(allocation.degrees, (allocation.degrees.memory_bytes,) * len(gpus))
+    try:
+        spec = dataclasses.replace(spec, config=spec.config.replace(parallelism=pods))
+        return _with_plans(spec, {gpus: planned}, (), {})
+    except ContractError:
+        return None
+
+
 def spec_of_launch(plan_config: str, team: str) -> JobSpec:
     """What a job was launched with, as far as its plan's ConfigMap says; it never fails for good.
 
@@ -447,7 +477,27 @@ def _planned(spec: JobSpec, planner: PlannerConfig) -> JobSpec:
         reason = f"it has {question.layers} layers, model.layers is {spec.layers}"
         fix = "To fix: a profile of this model"
         raise ContractError(Problem("planner.profiles[0].layers", f"{reason}. {fix}"))
-    found = planned_degrees(question)
+    speeds = {gpu.gpu_type: gpu.speed for gpu in planner.gpus}
+    return _with_plans(spec, planned_degrees(question), question.sizes, speeds)
+
+
+def _with_plans(
+    spec: JobSpec,
+    found: Mapping[TypesByRank, PlannedLaunch],
+    sizes: Sequence[int],
+    speeds: Mapping[str, float],
+) -> JobSpec:
+    """The spec with these plans.
+
+    Args:
+        spec: without them.
+        found: GPUs -> how a launch there divides the work.
+        sizes: numbers of GPUs of one type that were asked for.
+        speeds: as the planner has them.
+
+    Raises:
+        ContractError: the trainer does not run what is planned.
+    """
     for gpus, planned in found.items():
         try:
             spec.with_degrees(planned.degrees)
@@ -459,18 +509,17 @@ def _planned(spec: JobSpec, planner: PlannerConfig) -> JobSpec:
     for ((gpu_type, count), *others), planned in found.items():
         if not others:
             plans[gpu_type][count] = planned.degrees
-    stated, sizes = spec.throughput, {*question.sizes, *(sum(count for _, count in gpus) for gpus in found)}
+    stated, every = spec.throughput, {*sizes, *(sum(count for _, count in gpus) for gpus in found)}
     throughput = {
         gpu_type: {
             gpus: stated.get(gpu_type, {}).get(gpus, 1 / by_size[gpus].step_seconds)
             if gpus in by_size
             else 0.0
-            for gpus in sorted(sizes)
+            for gpus in sorted(every)
         }
         for gpu_type, by_size in plans.items()
     }
     mixes = {gpus: planned for gpus, planned in found.items() if len(gpus) > 1}
-    speeds = {gpu.gpu_type: gpu.speed for gpu in planner.gpus}
     return dataclasses.replace(
         spec, gpu_types=tuple(plans), throughput=throughput, plans=plans, mixes=mixes, gpu_speeds=speeds
     )

@@ -13,8 +13,8 @@ import logging
 import pickle
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from ballast_policies.allocation.problem import Allocation, Problem
 from ballast_policies.allocation.registry import greedy, imports_of
@@ -27,6 +27,9 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.settings import SolverSettings
 
 logger = logging.getLogger(__name__)
+
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 COMMAND = (sys.executable, "-m", "ballast_operator.allocator.solving.solver_process")
 
@@ -154,6 +157,34 @@ class Solver:
                 message=f"{policy}: objective {value.objective:.6g} in {seconds:.3f} s by {value.solver}"
                 + "".join(f"; {line}" for line in value.fallbacks),
             )
+
+    async def answer(self, function: Callable[[Q], A], question: Q) -> A:
+        """What ``function``, of a module, says to ``question`` in the process.
+
+        Raises:
+            TimeoutError: it took longer than an allocation may.
+            OSError: the process has ended, or does not start; the next question starts another.
+            ValueError: the function raised an error.
+        """
+        async with self._lock:
+            limits, module = self._settings, function.__module__
+            try:
+                async with asyncio.timeout(limits.start_seconds):
+                    process = await self._started()
+                    if module not in self._imported:
+                        await self._ask(process, preparation(module), limits.start_seconds)
+                        self._imported.add(module)
+                kind, value = await self._ask(process, (function, question, {}), limits.limit_seconds)
+            except _ProcessDied as error:
+                await self.kill()
+                raise OSError(f"the process died ({error})") from None
+            except (asyncio.CancelledError, TimeoutError, OSError):
+                await self.kill()  # its answer must not be taken for that of the next question
+                raise
+        if kind != "ok":
+            raise ValueError(value)
+        found: A = value
+        return found
 
     async def kill(self) -> None:
         """End the process, now."""

@@ -1,8 +1,9 @@
-"""The solver's own process: reads problems from standard input, writes allocations to standard output.
+"""The solver's own process: reads questions from standard input, writes answers to standard output.
 
 Run as ``python -m ballast_operator.allocator.solving.solver_process``, by ``solver.py`` beside it only; both
 ends are the same release, so frames are pickles: eight bytes of length, then the value. The first frame out
-is ``"ready"``; then one answer a question, ``("ok", Allocation)`` or ``("error", text)``.
+is ``"ready"``; then one answer a question, ``("ok", Allocation)`` or ``("error", text)``. A question is a
+problem with its policy, or a function with its argument, which is called: its answer is the value.
 The last answer of each policy is kept: the next question is much like it, and is answered sooner from there.
 A policy named ``module:function`` is imported and called here, never in the operator's own process.
 """
@@ -14,6 +15,7 @@ import os
 import pickle
 import struct
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
@@ -54,6 +56,10 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
             answers.write(encode(_prepared(problem)))
             answers.flush()
             continue
+        if callable(policy):
+            answers.write(_called(policy, problem))
+            answers.flush()
+            continue
         try:
             asked = (policy, repr(options))
             found = allocate(policy, problem, warm=last.get(asked), **options)
@@ -64,6 +70,13 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
             answer = ("error", f"{type(error).__name__}: {error}")
         answers.write(encode(answer))
         answers.flush()
+
+
+def _called(function: Callable[[Any], Any], argument: Any) -> bytes:
+    try:
+        return encode(("ok", function(argument)))
+    except Exception as error:  # of what users wrote, nested however deep: the next question comes
+        return encode(("error", f"{type(error).__name__}: {error}"))
 
 
 def _prepared(modules: tuple[str, ...]) -> tuple[str, Any]:

@@ -2,19 +2,24 @@
 
 import dataclasses
 import io
+import json
+import os
 import pickle
 import signal
 import sys
+import time
 
 import pytest
 from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.allocator.solving.solver_process import HEADER, encode, serve
 from ballast_operator.api.policy_conditions import PolicyReason
 from ballast_operator.settings import SolverSettings
+from ballast_operator.views.spec import read_spec_text
 from ballast_policies.allocation import registry
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate
 
+from tests.operator.loops.simulated.simulation import job
 from tests.support.waiting import WAIT_SECONDS
 
 PROBLEM = Problem(
@@ -193,3 +198,22 @@ async def test_an_unknown_policy_is_a_solver_error_with_its_name():
     assert refused.health is PolicyReason.SOLVER_ANSWERS
     assert "max-max-unfairness" in refused.message
     assert good.outcome is PolicyReason.OPTIMAL
+
+
+@pytest.mark.processes
+async def test_a_function_is_called_there_and_a_late_or_dead_process_is_replaced():
+    """A spec with a planner, nested deeper than a parser can follow, an end of the process, and the limit."""
+    given = {**job("one")["spec"], "planner": {"profiles": "\U0010ffff"}}
+    async with Solver(PATIENT) as solver:
+        assert await solver.answer(read_spec_text, ("one", json.dumps(given))) == read_spec_text(
+            ("one", json.dumps(given))
+        )
+        with pytest.raises(ValueError, match="RecursionError"):
+            await solver.answer(read_spec_text, ("one", "[" * 100_000))
+        with pytest.raises(OSError, match="exit code 7"):
+            await solver.answer(os._exit, 7)
+        assert (await solver.answer(len, "four"), await solver.answer(len, "")) == (4, 0)
+    async with Solver(SolverSettings(limit_seconds=0.01, start_seconds=WAIT_SECONDS)) as solver:
+        with pytest.raises(TimeoutError):
+            await solver.answer(time.sleep, WAIT_SECONDS)
+        assert solver._process is None

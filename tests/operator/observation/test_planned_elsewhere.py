@@ -1,0 +1,143 @@
+"""Specs with ``planner`` are read beside the event loop: their jobs wait in words, or go on as they are."""
+
+import asyncio
+import functools
+
+import pytest
+from ballast_operator.kube.kinds import JOB
+from ballast_operator.observation.decoded import MOST_TRIES, DecodedJobs
+from ballast_operator.views.spec import BEING_PLANNED, read_spec_text
+
+from tests.operator.loops.simulated import simulation as simulated
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+
+LAYER = {"repeat": 8, "forwardSeconds": 0.01, "backwardSeconds": 0.02, "heldBytes": 1e8}
+PLANNED = {
+    "totalSteps": 100_000,
+    "stages": (4, 4),
+    "model": {"name": "gpt", "layers": 8},
+    "repack": {"enabled": False},
+    "planner": {"profiles": [{"layers": [LAYER]}], "gpus": [{"gpuType": "fast"}]},
+}
+
+
+class Elsewhere:
+    """Answers when it is let; ``errors``: are raised first, one a question."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors, self.asked = list(errors), list[str]()
+        self.let = asyncio.Event()
+
+    async def read(self, name: str, text: str):
+        self.asked.append(name)
+        await self.let.wait()
+        if self.errors:
+            raise self.errors.pop(0)
+        return read_spec_text((name, text))
+
+
+@pytest.fixture
+async def planned_by(monkeypatch):
+    """A cluster whose operators have jobs planned by what is given."""
+    tasks = []
+
+    def started(elsewhere: Elsewhere) -> Simulation:
+        monkeypatch.setattr(simulated, "DecodedJobs", functools.partial(_decoding, elsewhere, tasks))
+        return Simulation(nodes={"a": ("fast", 8)}, roundSeconds=30)
+
+    yield started
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _decoding(elsewhere: Elsewhere, tasks: list, caches) -> DecodedJobs:
+    decoded = DecodedJobs(caches, elsewhere.read)
+    tasks.append(asyncio.create_task(decoded.plan()))
+    return decoded
+
+
+def admitted(simulation: Simulation) -> tuple[str, str]:
+    """(reason, message) of the job ``one``."""
+    found = simulation.condition("one", "Admitted")
+    return ("", "") if found is None else (found.reason, found.message)
+
+
+async def test_a_job_waits_until_its_degrees_are_planned_and_says_so(planned_by):
+    """Others start meanwhile."""
+    elsewhere = Elsewhere()
+    simulation = planned_by(elsewhere)
+    simulation.add_job("one", **PLANNED)
+    simulation.add_job("other", stages=(2, 2), totalSteps=100_000)
+    await simulation.running("other")
+    assert admitted(simulation) == ("Pending", BEING_PLANNED)
+    assert simulation.status("one").allocation is None
+    elsewhere.let.set()
+    await simulation.running("one")
+    assert simulation.status("one").allocation.degrees is not None
+    assert elsewhere.asked == ["one"]
+
+
+async def test_a_running_job_goes_on_while_an_edit_or_a_new_operator_plans(planned_by):
+    """Its degrees, size and launch stay; then the edit counts."""
+    elsewhere = Elsewhere()
+    elsewhere.let.set()
+    simulation = planned_by(elsewhere)
+    simulation.add_job("one", **PLANNED)
+    await simulation.running("one")
+    before = simulation.status("one").allocation
+    for change in (lambda: simulation.change("one", suspend=True), simulation.start_operator):
+        elsewhere.let.clear()
+        change()
+        await simulation.ticks(20)
+        status = simulation.status("one")
+        assert (status.launches, status.allocation.degrees) == (1, before.degrees)
+        assert status.allocation.ending is None and simulation.state("one") == "Running"
+        if change is not simulation.start_operator:
+            simulation.change("one", suspend=False)
+        elsewhere.let.set()
+        await simulation.ticks(5)
+    assert simulation.status("one").launches == 1
+    simulation.change("one", suspend=True)
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
+
+
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [
+        ([TimeoutError()], "spec.planner: planning takes too long. To fix: "),
+        ([OSError("the process died")] * MOST_TRIES, "cannot be planned: the process died. To fix: "),
+        ([ValueError("RecursionError: deep")], "cannot be planned: RecursionError: deep. To fix: "),
+    ],
+)
+async def test_what_cannot_be_planned_is_told_on_the_job_alone(planned_by, errors, said):
+    elsewhere = Elsewhere(*errors)
+    elsewhere.let.set()
+    simulation = planned_by(elsewhere)
+    simulation.add_job("one", **PLANNED)
+    await simulation.until(lambda: said in admitted(simulation)[1])
+    assert admitted(simulation)[0] == "Misconfigured"
+    simulation.add_job("next", **PLANNED)
+    await simulation.running("next")
+
+
+async def test_a_process_that_died_once_is_asked_again(planned_by):
+    elsewhere = Elsewhere(OSError("the process died"))
+    elsewhere.let.set()
+    simulation = planned_by(elsewhere)
+    simulation.add_job("one", **PLANNED)
+    await simulation.running("one")
+    assert elsewhere.asked == ["one"] * 2
+
+
+async def test_a_job_that_is_edited_or_deleted_meanwhile_has_its_newest_plan_alone(planned_by):
+    elsewhere = Elsewhere()
+    simulation = planned_by(elsewhere)
+    simulation.add_job("gone", **PLANNED)
+    simulation.add_job("one", **PLANNED)
+    await simulation.ticks(3)
+    simulation.world.drop(JOB, NAMESPACE, "gone")
+    simulation.change("one", planner={**PLANNED["planner"], "gpus": [{"gpuType": "slow"}]})
+    await simulation.ticks(3)
+    elsewhere.let.set()
+    await simulation.until(lambda: admitted(simulation)[0] == "NoMatchingGpuType")
