@@ -7,17 +7,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 from ballast_operator.allocator.allocator import Allocator
 from ballast_operator.allocator.costs.cloud_prices import CloudPrices
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
+from ballast_operator.allocator.gauges import set_job_gauges
 from ballast_operator.allocator.policy_status import PolicyReporter
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.allocator.throttle import DecisionThrottle
-from ballast_operator.api.conditions import JobCondition, JobReason, JobState
 from ballast_operator.errors import OperatorError
 from ballast_operator.history.writer import HistoryWriter
 from ballast_operator.kube.caches import WATCHED
@@ -25,7 +25,6 @@ from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.informers import Informers
 from ballast_operator.kube.kinds import EVENT, NODE, POD_GROUP, ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Key, Kind
 from ballast_operator.kube.queue import KeyQueue, Lane
-from ballast_operator.metrics import replace_series
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
@@ -161,18 +160,7 @@ class LeaderTerm:
     async def _gauges(self) -> None:
         while True:
             moment = time.monotonic()
-            states = Counter(view.status.summary_state for view in self._observer.jobs())
-            unfinished = sum(not view.status.finished for view in self._observer.jobs())
-            for state in JobState:
-                self._metrics.jobs.labels(state).set(states[state])
-            reasons = Counter(
-                admitted.reason
-                for view in self._observer.jobs()
-                if view.status.summary_state is JobState.WAITING
-                and (admitted := view.status.condition(JobCondition.ADMITTED)) is not None
-            )
-            kinds = {JobReason.WAITING_FOR_CAPACITY, *reasons}
-            replace_series(self._metrics.jobs_waiting, {(str(reason),): reasons[reason] for reason in kinds})
+            unfinished = set_job_gauges(self._metrics, self._observer.jobs())
             self._metrics.jobs_failing.set(self._worker.failing)
             recent = sum(1 for at in self._writes if moment - at < 60)
             self._metrics.writes_per_job.set(recent / unfinished if unfinished else 0)

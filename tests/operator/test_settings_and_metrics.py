@@ -1,6 +1,10 @@
 """Settings from the environment, and metrics with bounded labels."""
 
+from types import SimpleNamespace
+
 import pytest
+from ballast_operator.allocator.gauges import set_job_gauges
+from ballast_operator.api.conditions import JobState
 from ballast_operator.metrics import Metrics, replace_series
 from ballast_operator.settings import from_environment
 
@@ -75,3 +79,39 @@ def test_a_scrape_while_a_gauge_is_set_misses_no_series_that_stays():
     replace_series(gauge, Scraped({("new",): 4, ("stays",): 3}))
     assert [scraped["stays"] for scraped in seen] == [2, 2]
     assert series() == {"stays": 3, "new": 4}
+
+
+def test_jobs_are_counted_by_looking_at_each_status_once():
+    """They are counted every few seconds, thousands of them."""
+    looked = []
+
+    class Status:
+        def __init__(self, state, reason):
+            self.state, self.reason = state, reason
+
+        @property
+        def summary_state(self):
+            looked.append(self)
+            return self.state
+
+        def condition(self, kind):
+            return SimpleNamespace(reason=self.reason) if kind == "Admitted" and self.reason else None
+
+    statuses = [
+        *(Status(JobState.WAITING, "Queued") for _ in range(5)),
+        Status(JobState.WAITING, ""),
+        Status(JobState.RUNNING, "Assigned"),
+        Status(JobState.SUCCEEDED, "Done"),
+        Status(JobState.FAILED, "UserError"),
+    ]
+    metrics = Metrics()
+    assert set_job_gauges(metrics, [SimpleNamespace(status=status) for status in statuses]) == 7
+    assert looked == statuses
+
+    def value(name, **labels):
+        return metrics.registry.get_sample_value(name, labels)
+
+    assert value("ballast_jobs", state="Waiting") == 6 and value("ballast_jobs", state="Running") == 1
+    assert value("ballast_jobs_waiting", reason="Queued") == 5
+    assert value("ballast_jobs_waiting", reason="WaitingForCapacity") == 0
+    assert value("ballast_jobs_waiting", reason="Assigned") is None

@@ -10,6 +10,7 @@ from ballast_operator.allocator.costs.bill import brought_up_to
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
+from ballast_operator.api.conditions import JobCondition, JobReason, JobState
 from ballast_operator.api.training_job_status import WASTE
 from ballast_operator.metrics import Metrics, replace_series
 from ballast_operator.report.paid import team_costs
@@ -46,6 +47,21 @@ def set_gauges(
         if placement is not None and fastest > 0:
             effective += snapshot.by_name[job.name].speed(placement) / fastest
     metrics.effective_throughput.set(effective)
+
+
+def set_job_gauges(metrics: Metrics, jobs: Sequence[JobView]) -> int:
+    """Jobs by state, and waiting ones by reason; returns how many have not ended."""
+    states, reasons = Counter[JobState](), Counter[str]()
+    for view in jobs:
+        state = view.status.summary_state
+        states[state] += 1
+        if state is JobState.WAITING and (admitted := view.status.condition(JobCondition.ADMITTED)):
+            reasons[admitted.reason] += 1
+    for state in JobState:
+        metrics.jobs.labels(state).set(states[state])
+    kinds = {JobReason.WAITING_FOR_CAPACITY, *reasons}
+    replace_series(metrics.jobs_waiting, {(str(reason),): reasons[reason] for reason in kinds})
+    return len(jobs) - states[JobState.SUCCEEDED] - states[JobState.FAILED]
 
 
 NO_TEAM = "none"

@@ -16,7 +16,7 @@ from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ballast_operator.errors import HistoryError, OperatorError
+from ballast_operator.errors import Forbidden, HistoryError, OperatorError
 from ballast_operator.history.recent import Recent
 from ballast_operator.history.recording import JobRecord
 from ballast_operator.kube.caches import Caches
@@ -150,6 +150,13 @@ class Page:
             answer.headers["Retry-After"] = "5"
         except HistoryError as error:
             answer = self._failed(request, 503, str(error))
+        except Forbidden as error:
+            logger.warning("page: %s", error)
+            text = (
+                "the operator may not ask the API server who you are and what you may see. To fix: grant its "
+                "account to create tokenreviews and subjectaccessreviews, as the chart does with ui.enabled"
+            )
+            answer = self._failed(request, 503, text)
         except OperatorError as error:
             logger.warning("page: %s", error)
             text = "the API server did not answer, so it is not known what you may see. To fix: try again"
@@ -182,7 +189,8 @@ class Page:
         request[PERSON] = person
         return await handler(request)
 
-    async def _view(self, request: web.Request) -> screens.View:
+    async def _view(self, request: web.Request, *, of: str = "") -> screens.View:
+        """What may be seen, of namespace ``of`` alone where it is given."""
         now = self._clock()
         if self._seen is None or not 0 <= now - self._seen.at < LOOK_SECONDS:
             self._recent.work_out()
@@ -191,7 +199,9 @@ class Page:
         return screens.View(
             seen=seen,
             recent=self._recent,
-            namespaces=await self._access.namespaces(person, seen.namespaces),
+            namespaces=await self._access.namespaces(
+                person, seen.namespaces & {of} if of else seen.namespaces
+            ),
             policies=await self._access.sees_policies(person),
         )
 
@@ -214,7 +224,8 @@ class Page:
         Raises:
             web.HTTPNotFound: there is none that the person may see; which of both is not said.
         """
-        view, named = await self._view(request), request.match_info
+        named = request.match_info
+        view = await self._view(request, of=named["namespace"])
         item = view.job((named["namespace"], named["name"]))
         if item is None:
             text = f"there is no job {named['namespace']}/{named['name']}, or you may not see it"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from ballast_operator.api.rbac import page_rules
+from ballast_operator.errors import Forbidden
 from ballast_operator.kube.client import connect
 from ballast_operator.kube.kinds import SUBJECT_ACCESS_REVIEW, TOKEN_REVIEW
 from ballast_operator.page.access import (
@@ -222,6 +223,44 @@ def nowhere(tmp_path: Path) -> Path:
     path = tmp_path / "away"
     path.write_text(yaml.safe_dump(content))
     return path
+
+
+async def test_an_operator_without_the_right_to_ask_says_which_and_not_that_there_was_no_answer() -> None:
+    """Its account is not told to whom it has not let in."""
+
+    async def ask(kind: Any, body: Any) -> Any:
+        raise Forbidden('HTTP 403 User "system:serviceaccount:a:b" cannot create resource "tokenreviews"')
+
+    world = World(Reviews(ask, clock=lambda: 0.0))
+    asked = {"Authorization": "Bearer good"}
+    async with looked_at(world, login=False) as page, page.get("/jobs", headers=asked) as answer:
+        assert answer.status == 503
+        said = plain(await answer.text())
+    assert "To fix: grant its account to create tokenreviews and subjectaccessreviews" in said
+    assert "serviceaccount:a:b" not in said
+
+
+async def test_a_screen_of_one_job_asks_of_one_namespace() -> None:
+    """However many there are; the list asks of each, once a minute."""
+    server = Server()
+    server.allowed = {("trainingjobs", "ns-007")}
+    world = World(Reviews(server.ask, clock=lambda: 0.0))
+    for number in range(200):
+        world.job(f"ns-{number:03}", "one", runs())
+    headers = {"Authorization": "Bearer good"}
+
+    async def reviews(path: str, status: int = 200) -> int:
+        before = len(server.asked)
+        async with page.get(path, headers=headers) as answer:
+            assert answer.status == status
+        return len(server.asked) - before
+
+    async with looked_at(world, login=False) as page:
+        assert await reviews("/jobs/ns-007/one") == 4  # the token, all namespaces, its own, and policies
+        assert await reviews("/jobs/ns-007/one/curves.json") == await reviews("/jobs/ns-007/one/yaml") == 0
+        assert await reviews("/jobs/ns-008/one", 404) == 1
+        assert await reviews("/jobs") == 198
+        assert await reviews("/") == 0
 
 
 async def test_an_api_server_that_does_not_answer_lets_nobody_in(nowhere: Path) -> None:
