@@ -24,6 +24,7 @@ from ballast_trainer.tensor_parallel.parallel_pair import pairs
 from tests.support.gang import forks
 from tests.support.plans import local_plan
 from tests.support.waiting import WAIT_SECONDS
+from tests.trainer.models import families
 
 DIM, HEADS = 24, 12
 
@@ -75,10 +76,21 @@ def held_layers(model, bounds, rank):
     return layers
 
 
-def whole_block(dropout):
-    """A block with the same weights on every rank, and two microbatches."""
+def whole_block(kind):
+    """A block with the same weights on every rank, and two microbatches.
+
+    Args:
+        kind: dropout of our block, or a family of transformers.
+    """
     torch.manual_seed(3)
-    block = Block(DIM, HEADS, dropout)
+    if isinstance(kind, float):
+        block = Block(DIM, HEADS, kind)
+    else:
+        from ballast_trainer.models.hugging_face import from_config
+
+        sizes = {"hidden_size": DIM, "num_attention_heads": 2 * HEADS, "num_key_value_heads": HEADS}
+        arguments = families.arguments(kind) | sizes
+        block = from_config(**arguments).build_layer(1)
     values = [torch.randn(2, 6, DIM) for _ in range(2)]
     return block, values
 
@@ -106,9 +118,9 @@ def block_gradients(world, block):
     return found
 
 
-def step_of_a_block(world, fractions, dropout):
+def step_of_a_block(world, fractions, kind):
     """One step of a tensor-parallel block in which ranks hand over ``fractions`` of their work."""
-    block, values = whole_block(dropout)
+    block, values = whole_block(kind)
     block = split_layer(block, world.tensor)
     held = [pairs([block])]
     world.tensor.calls.clear()

@@ -4,10 +4,13 @@ import pytest
 import torch
 from ballast_policies.contract import Stage
 from ballast_trainer.channel.base import DirectoryChannel
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.seeding import host_seeded
 from ballast_trainer.tensor_parallel.layers import split_layer
+from ballast_trainer.tensor_parallel.parallel_pair import pairs
+from ballast_trainer.tensor_parallel.product import IMPUTATIONS, ColumnSelection
 
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
@@ -19,6 +22,15 @@ from tests.trainer.tensor_parallel.ranks import on_ranks
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("transformers")
+
+
+class Alone(Axis):
+    """A tensor group from whose other rank nothing comes."""
+
+    def all_reduce(self, tensor, *, largest=False):
+        """Nothing is added."""
+        return tensor
+
 
 MIXTURE = "mixtral with its routers' loss"
 
@@ -122,12 +134,75 @@ def test_a_family_that_cannot_be_cut_is_refused_by_name(name, change, words):
     assert caught.value.field == "parallelism.tensor"
 
 
-def test_a_policy_for_stragglers_of_layers_without_pairs_is_refused():
-    """It would do nothing."""
-    config = job("llama", parallelism={"tensor": 2, "stragglers": {"policy": "resize"}})
-    with pytest.raises(ConfigurationError, match="without pairs of products") as caught:
+@pytest.mark.parametrize("policy", ["resize", "migrate"])
+def test_a_policy_for_stragglers_of_layers_without_pairs_is_refused_by_name(policy):
+    """It would do nothing: gate and up, and query, key and value, are one gathered matrix each."""
+    config = job("phi3", parallelism={"tensor": 2, "stragglers": {"policy": policy}})
+    with pytest.raises(ConfigurationError, match=r"Phi3DecoderLayer .*without pairs of products") as caught:
         ValidatedJob.from_mapping(config)
     assert caught.value.field == "parallelism.stragglers.policy"
+
+
+def test_units_of_a_layer_that_insists_on_their_number_are_not_handed_over(monkeypatch):
+    """Refused by name before any rank starts; columns may be left out."""
+    from transformers.models.llama import modeling_llama
+
+    def forward(self, value):
+        between = self.act_fn(self.gate_proj(value)) * self.up_proj(value)
+        return self.down_proj(between.view(*value.shape[:-1], len(self.gate_proj.weight)))
+
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", forward)
+    config = job("llama", parallelism={"tensor": 2, "stragglers": {"policy": "semi"}})
+    with pytest.raises(
+        ConfigurationError, match=r"LlamaDecoderLayer, with units handed over, .*resize"
+    ) as caught:
+        ValidatedJob.from_mapping(config)
+    assert caught.value.field == "parallelism.stragglers.policy"
+    config["parallelism"]["stragglers"]["policy"] = "resize"
+    ValidatedJob.from_mapping(config)
+
+
+@pytest.mark.parametrize("imputation", IMPUTATIONS)
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "phi"])
+def test_products_of_a_family_leave_out_columns_and_impute_their_gradients(name, imputation):
+    """Y = X[:, K] W[:, K]^T and dW[:, K] = dY^T X[:, K] (section III-A); what is left out is imputed."""
+    from ballast_trainer.models.hugging_face import from_config
+
+    with host_seeded(0):
+        layer = from_config(**families.arguments(name)).build_layer(1)
+    cut = [one for pair in pairs([split_layer(layer, Alone(ranks=(0, 1)))]) for one in pair.linears]
+    assert len(cut) == {"llama": 7, "gpt_neox": 4, "phi": 6}[name]
+    seen, last = {}, {}
+
+    def note(linear, given, output):
+        seen[linear] = [given[0].detach(), output.detach()]
+        output.register_hook(seen[linear].append)
+
+    for linear in cut:
+        linear.register_forward_hook(note)
+    for step in range(2):
+        for linear in cut:
+            columns = linear.weight.shape[1]
+            # At first others than those that are left out later.
+            kept = torch.arange(step, columns - 2 + step)
+            before = {} if linear.selection is None else linear.selection.last
+            linear.selection = ColumnSelection(columns=columns, kept=kept, imputation=imputation, last=before)
+            linear.weight.grad = None
+        layer(torch.randn(2, 6, 32)).square().sum().backward()
+        for linear, (value, output, gradient) in seen.items():
+            kept = linear.selection.kept
+            bias = 0 if linear.bias is None else linear.bias
+            torch.testing.assert_close(output, value[..., kept] @ linear.weight[:, kept].t() + bias)
+            expected = torch.einsum("bso,bsi->oi", gradient, value[..., kept])
+            whole = torch.zeros_like(linear.weight)
+            if imputation == "average":
+                whole += expected.mean(1, keepdim=True)
+            elif imputation == "same" and step:
+                whole = last[linear].clone()
+            whole[:, kept] = expected
+            torch.testing.assert_close(linear.weight.grad, whole, rtol=1e-4, atol=1e-5)
+            last[linear] = torch.zeros_like(whole)
+            last[linear][:, kept] = expected
 
 
 def test_a_plan_that_does_not_fit_its_layer_is_refused(monkeypatch):

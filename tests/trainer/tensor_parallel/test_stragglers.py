@@ -1,5 +1,6 @@
 """A tensor group with a rank that is late: found, and relieved; the lateness is emulated."""
 
+import functools
 import itertools
 import json
 from types import SimpleNamespace
@@ -8,26 +9,42 @@ import pytest
 import torch
 import yaml
 from ballast_policies.contract.job.parallelism import Imputation, Selection, StragglerPolicy, StragglersConfig
+from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.gpu_emulation import emulated_speed
 from ballast_trainer.models.gpt import Block
 from ballast_trainer.tensor_parallel.layers import split_layer
-from ballast_trainer.tensor_parallel.parallel_pair import pairs
+from ballast_trainer.tensor_parallel.parallel_pair import computing_whole, pairs
 from ballast_trainer.tensor_parallel.product import GemmTimer
 from ballast_trainer.tensor_parallel.straggler_mitigation import ColumnImportance, StragglerMitigation
 
+from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
+from tests.support.one_process import train_here
 from tests.support.ports import free_port
+from tests.trainer.models import families
 
 SLOW_RANK, SLOW = 1, 8.0
 
 
-def short(config):
+def short(config, family):
     # Of much smaller products, what it takes to relieve a rank is more than what is won.
-    config["model"] = {"name": "gpt", "layers": 4, "args": {"dim": 192, "heads": 8, "context": 64}}
     config["pipeline"] = {"microbatches": 2, "globalBatchSize": 8}
+    if family == "gpt":
+        config["model"] = {"name": "gpt", "layers": 4, "args": {"dim": 192, "heads": 8, "context": 64}}
+        return config
+    pytest.importorskip("transformers")
+    sizes = {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 2, "num_attention_heads": 8}
+    sizes |= {"num_key_value_heads": 4, "head_dim": 24, "vocab_size": 256}
+    arguments = families.arguments(family) | sizes
+    config["model"] = {"name": "ballast_trainer.models.hugging_face:from_config", "args": arguments}
+    config["data"] = {"name": "tests.trainer.tensor_parallel.test_stragglers:text"}
     return config
+
+
+def text():
+    return functools.partial(text_batch, context=64)
 
 
 def with_stragglers(config, **stragglers):
@@ -59,24 +76,33 @@ def late_group(pods):
 
 
 @pytest.mark.processes
-def test_a_late_rank_is_found_and_its_work_moves_without_loss(
-    late_group, small_config, single_process_losses
-):
-    """Policy migrate: the slow rank hands over most of its work, and the curve stays to 1e-5."""
-    config = short(small_config(totalSteps=10))
-    expected = single_process_losses(config)
+@pytest.mark.parametrize("family", first_daily(["llama", "gpt"]))
+def test_a_late_rank_is_found_and_its_work_moves_without_loss(late_group, small_config, tmp_path, family):
+    """Policy migrate: the slow rank hands over most of its work; curve and weights are one process's."""
+    config, files = short(small_config(totalSteps=10), family), {}
+    for name in ("alone", "cut"):
+        files[name] = tmp_path / f"{name}.pt"
+        config["checkpoint"] = {"path": str(tmp_path / name), "everySteps": 10}
+        config["export"] = {"path": str(files[name]), "format": "torch"}
+        if name == "alone":
+            expected = train_here(config).losses
     running = late_group(with_stragglers(config, policy="migrate"))
     found = running.events("workload")[0]
     assert found["late"] == [SLOW_RANK]
     assert found["migrated"][SLOW_RANK] > 0.5
     assert found["migrated"][0] == 0 == max(found["left_out"])
     assert_same_curve(running.losses(), expected)
+    weights, whole = torch.load(files["cut"]), torch.load(files["alone"])
+    assert weights.keys() == whole.keys()
+    for name, value in whole.items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.processes
-def test_a_late_rank_leaves_columns_out(late_group, small_config, single_process_losses):
+@pytest.mark.parametrize("family", first_daily(["llama", "gpt"]))
+def test_a_late_rank_leaves_columns_out(late_group, small_config, single_process_losses, family):
     """Policy resize: only the late rank's products get smaller; the loss is another one, and still falls."""
-    config = short(small_config(totalSteps=10))
+    config = short(small_config(totalSteps=10), family)
     expected = single_process_losses(config)
     running = late_group(with_stragglers(config, policy="resize", epochSteps=3))
     found = running.events("workload")[0]
@@ -231,7 +257,9 @@ def test_a_layer_that_arrives_is_resized_at_once_and_the_decision_is_made_again(
     # The late rank's step is a second longer with the second layer, whatever is left out.
     for mitigation, held in steps([2.0] * 3 + [1.6] * 2 + [3.0] * 6, held=lambda step: 1 + (step >= 5)):
         acted.append(mitigation.decision is not None and mitigation.decision.acts)
-        resized.append([all(pair.selections for pair in pairs([layer.module])) for layer in held])
+        resized.append(
+            [all(one.selection for pair in pairs([layer.module]) for one in pair.linears) for layer in held]
+        )
     assert resized[3:6] == [[True], [True], [True, True]]
     assert all(acted[3:]), "three seconds with two layers are no sign that it was in vain"
     assert len(exchanges) == 2 and mitigation.wants_exchange, "the decision about both layers is judged, too"
@@ -244,18 +272,29 @@ def test_a_column_left_out_from_now_on_has_the_gradient_of_the_step_before(imput
     chosen = {"epoch_steps": 5, "selection": Selection.RANDOM, "imputation": imputation}
     kept, gradients = [], []
     for _, (layer,) in steps([2.0] * 3 + [1.6] * 3, **chosen):
-        inner = next(iter(pairs([layer.module])))
-        if inner.inner.weight.grad is not None:
-            gradients.append(inner.inner.weight.grad.clone())
-        inner.inner.weight.grad = None
-        if inner.selections:
-            kept.append(set(inner.selections["inner"].kept.tolist()))
-        last = inner.inner.weight
+        inner = pairs([layer.module])[0].linears[0]
+        if inner.weight.grad is not None:
+            gradients.append(inner.weight.grad.clone())
+        inner.weight.grad = None
+        if inner.selection:
+            kept.append(set(inner.selection.kept.tolist()))
+        last = inner.weight
     gradients.append(last.grad)
     left_out_now = sorted(kept[-2] - kept[-1])
     assert left_out_now, "other columns are chosen"
     before, after = (gradient[:, left_out_now] for gradient in gradients[-2:])
     torch.testing.assert_close(after, before if imputation is Imputation.SAME else torch.zeros_like(after))
+
+
+@pytest.mark.usefixtures("ticking")
+def test_an_evaluation_computes_all_columns_and_the_step_after_it_leaves_out_those_of_before():
+    """Not only from the next epoch on."""
+    *_, (_, (layer,)) = steps([2.0] * 3 + [1.6] * 2)
+    (pair, *_) = pairs([layer.module])
+    before = [one.selection for one in pair.linears]
+    with computing_whole([layer.module]):
+        assert [one.selection for one in pair.linears] == [None, None]
+    assert all(before) and [one.selection for one in pair.linears] == before
 
 
 def test_an_emulated_straggler_is_slow_in_its_products_alone():

@@ -41,6 +41,15 @@ class Slicing:
         cut = [part.chunk(self.blocks, self.dim) for part in parts]
         return torch.cat([row[block] for block in range(self.blocks) for row in cut], self.dim)
 
+    def by_unit(self, part: torch.Tensor, units: int) -> torch.Tensor:
+        """A view of a part with ``dim`` as three, [blocks, units, width]; the units are ``dim + 1``."""
+        view: torch.Tensor = part.unflatten(self.dim, (self.blocks, units, -1))
+        return view
+
+    def joined(self, by_unit: torch.Tensor) -> torch.Tensor:
+        """The reverse of :meth:`by_unit`."""
+        return by_unit.flatten(self.dim, self.dim + 2)
+
 
 class SlicedModule(nn.Module):
     """A module some of whose parameters are parts of the whole ones; or any that has its attributes.

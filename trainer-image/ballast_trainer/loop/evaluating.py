@@ -29,7 +29,7 @@ from ballast_trainer.models.loss_weights import one_number, weighted, weights_of
 from ballast_trainer.models.protocol import Metric
 from ballast_trainer.pipeline.executor.links import Link, link_groups
 from ballast_trainer.seeding import mixed_key, seed_layer
-from ballast_trainer.tensor_parallel.parallel_pair import pairs
+from ballast_trainer.tensor_parallel.parallel_pair import computing_whole
 from ballast_trainer.trees import Tree, chunks, flatten, tensors_of, unflatten
 
 _EVALUATION = 0xE7A1
@@ -286,10 +286,7 @@ class Evaluator:
         modules = [layer.module for layer in self._model.layers]
         running = CURRENT_FORWARD.step, CURRENT_FORWARD.microbatch
         try:
-            with evaluating(modules, self._model.device):
-                for pair in pairs(modules):
-                    # All columns, each by its own rank, whatever the last step has left out or handed over.
-                    pair.selections, pair.handed_over, pair.helped = {}, 0, ()
+            with evaluating(modules, self._model.device), computing_whole(modules):
                 yield
         except Exception as error:
             error.add_note(EVALUATION_NOTE)

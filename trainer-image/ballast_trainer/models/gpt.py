@@ -48,11 +48,16 @@ class Attention(nn.Module):
         """[B, S, D] -> [B, S, D]."""
         size, length = hidden.shape[:2]
         q, k, v = self.qkv(hidden).view(size, length, 3, -1, self.head_dim).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0
-        )
+        mixed = self.attend(q, k, v)
         projected: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(size, length, -1))
         return projected
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values [B, H, S, head_dim] -> [B, H, S, head_dim], of any heads."""
+        mixed: torch.Tensor = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0
+        )
+        return mixed
 
 
 class Mlp(nn.Module):

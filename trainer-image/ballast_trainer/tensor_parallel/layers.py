@@ -6,81 +6,56 @@ but saves nothing.
 """
 
 import functools
-from typing import Any
 
 import torch
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.job.parallelism import StragglerPolicy
 from torch import nn
-from torch.nn import functional
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.slicing import slicings
+from ballast_trainer.models.blocks import set_submodule
 from ballast_trainer.models.gpt import Attention, Block, Mlp
 from ballast_trainer.models.hugging_face import DecoderLayer, RoutedLayer
 from ballast_trainer.models.protocol import Model, buildable
-from ballast_trainer.tensor_parallel.parallel_pair import (
-    ColumnLinear,
-    ParallelPair,
-    RowLinear,
-    Units,
-    pairs,
-)
+from ballast_trainer.tensor_parallel.parallel_pair import ColumnLinear, ParallelPair, RowLinear, pairs
 from ballast_trainer.tensor_parallel.transformers_plan import check_cut_layer, cut_by_plan, kind_of_layer
 
 
-class ParallelMlp(ParallelPair):
-    """This rank's inner units of two linear maps with a GELU between."""
-
-    names = "up", "down"
-
-    def __init__(self, whole: Mlp, axis: Axis) -> None:
-        up, down = ColumnLinear(whole.up, axis), RowLinear(whole.down, axis)
-        super().__init__(axis, units=up.weight.shape[0])
-        self.up, self.down = up, down
-
-    def mix(self, between: torch.Tensor, units: Units, drawn: Any) -> torch.Tensor:
-        """GELU."""
-        return functional.gelu(between)
-
-
-class ParallelAttention(ParallelPair):
+class CutAttention(Attention):
     """This rank's heads of causal self-attention."""
 
-    names = "qkv", "out"
-
     def __init__(self, whole: Attention, axis: Axis) -> None:
+        """Take them.
+
+        Raises:
+            ValueError: they do not divide.
+        """
+        nn.Module.__init__(self)
         if whole.heads % axis.size:
             raise ValueError(f"{whole.heads} heads do not divide over {axis.size} tensor ranks")
-        super().__init__(axis, units=whole.heads // axis.size, blocks=3)
-        self.heads = whole.heads
-        self.dropout = whole.dropout
-        self.qkv, self.out = ColumnLinear(whole.qkv, axis, blocks=3), RowLinear(whole.out, axis)
+        self.heads, self.head_dim, self.dropout = whole.heads, whole.head_dim, whole.dropout
+        qkv, out = ColumnLinear(whole.qkv, axis, blocks=3), RowLinear(whole.out, axis)
+        self.add_module("qkv", qkv)
+        self.add_module("out", out)
+        self._pair = ParallelPair([qkv], out, units=whole.heads // axis.size)
 
-    def draw(self, value: torch.Tensor) -> torch.Tensor | None:
-        """Dropout of the attention of all heads, [B, H, S, S]: 0 or 1 / (1 - p).
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Attention of these heads, with dropout drawn for all.
 
         Each rank draws for all heads and uses its own.  So the masks, and every later draw of the
         layer, are those of the whole model in one process on the CPU.
         """
         if not (self.training and self.dropout > 0):
-            return None
-        size, length, _ = value.shape
-        kept = torch.empty(size, self.heads, length, length, device=value.device)
-        return kept.bernoulli_(1 - self.dropout).div_(1 - self.dropout)
-
-    def mix(self, between: torch.Tensor, units: Units, drawn: Any) -> torch.Tensor:
-        """Attention of the heads: [B, S, 3 x heads x width] -> [B, S, heads x width]."""
-        size, length, _ = between.shape
-        q, k, v = between.view(size, length, 3, units.count, -1).permute(2, 0, 3, 1, 4)
-        if drawn is None:
-            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        else:
-            later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-            scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(later, -torch.inf)
-            kept = drawn[:, units.first : units.first + units.count].to(q.dtype)
-            mixed = (scores.softmax(-1) * kept) @ v
-        return mixed.transpose(1, 2).reshape(size, length, -1)
+            return super().attend(q, k, v)
+        size, _, length, _ = q.shape
+        kept = torch.empty(size, self.heads, length, length, device=q.device)
+        kept = kept.bernoulli_(1 - self.dropout).div_(1 - self.dropout)[:, self._pair.unit_numbers()]
+        later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+        scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(later, -torch.inf)
+        mixed: torch.Tensor = (scores.softmax(-1) * kept.to(q.dtype)) @ v
+        return mixed
 
 
 @functools.singledispatch
@@ -92,8 +67,11 @@ def split_layer_type(module: nn.Module, axis: Axis) -> nn.Module:
 @split_layer_type.register
 def _split_block(module: Block, axis: Axis) -> nn.Module:
     assert isinstance(module.attention, Attention) and isinstance(module.mlp, Mlp)
-    module.attention = ParallelAttention(module.attention, axis)
-    module.mlp = ParallelMlp(module.mlp, axis)
+    module.attention = CutAttention(module.attention, axis)
+    up, down = ColumnLinear(module.mlp.up, axis), RowLinear(module.mlp.down, axis)
+    ParallelPair([up], down, units=up.weight.shape[0])
+    set_submodule(module, "mlp.up", up)
+    set_submodule(module, "mlp.down", down)
     return module
 
 
@@ -124,7 +102,10 @@ def check_tensor_parallel(model: Model, config: JobConfig) -> None:
     size = config.parallelism.tensor
     if size == 1:
         return
+    policy = config.parallelism.stragglers.policy
+    migrates = policy in {StragglerPolicy.MIGRATE, StragglerPolicy.SEMI}
     axis, found, tried = Axis(ranks=tuple(range(size))), False, set()
+    relieved, without = policy == StragglerPolicy.NONE, set()
     with torch.random.fork_rng():
         for index in range(model.layer_count):
             kept = None if model.kept_layer is None else model.kept_layer(index)
@@ -133,28 +114,31 @@ def check_tensor_parallel(model: Model, config: JobConfig) -> None:
                 continue
             tried.add(kind)
             module = buildable(model, index)
+            field, value = "parallelism.tensor", str(size)
             try:
                 if kind is not None:
                     check_cut_layer(module, size)
+                    if migrates:
+                        field, value = "parallelism.stragglers.policy", policy
+                        check_cut_layer(module, size, migrates=True)
                 split = split_layer(module, axis)
             except ValueError as error:
                 fix = "" if "To fix" in str(error) else ". To fix: a divisor of it, or 1"
-                raise ConfigurationError(
-                    "parallelism.tensor", f"{size}: layer {index}: {error}{fix}"
-                ) from error
+                raise ConfigurationError(field, f"{value}: layer {index}: {error}{fix}") from error
             if not slicings(split):
                 continue
             found = True
-            policy = config.parallelism.stragglers.policy
-            if policy != "none" and not pairs([split]):
-                raise ConfigurationError(
-                    "parallelism.stragglers.policy",
-                    f"{policy}: layer {index} of {config.model_name!r} is cut without pairs of products "
-                    "(ParallelPair), whose units could be left out or handed over. To fix: none",
-                )
+            relieved = relieved or bool(pairs([split]))
+            without.add((type(module) if kind is None else kind[0]).__name__)
     if not found:
         raise ConfigurationError(
             "parallelism.tensor",
             f"no layer of {config.model_name!r} can be cut. To fix: set it to 1, or register your layers "
             "with ballast_trainer.tensor_parallel.layers.split_layer_type",
+        )
+    if not relieved:
+        raise ConfigurationError(
+            "parallelism.stragglers.policy",
+            f"{policy}: {', '.join(sorted(without))} of {config.model_name!r}: cut without pairs of products "
+            "(ParallelPair), whose columns could be left out or units handed over. To fix: none",
         )

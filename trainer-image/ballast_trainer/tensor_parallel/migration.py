@@ -22,9 +22,7 @@ from ballast_trainer.tensor_parallel.parallel_pair import ParallelPair, Units
 
 def numbers_per_unit(pair: ParallelPair) -> int:
     """Weights of one unit of a pair, biases included."""
-    inner, outer = pair.inner, pair.outer
-    biases = 0 if inner.bias is None else inner.bias.numel()
-    return (inner.weight.numel() + biases + outer.weight.numel()) // pair.units
+    return sum(one.numel() for linear in pair.linears for _, one, _ in linear.cut()) // pair.units
 
 
 def handed_over(pairs: Sequence[ParallelPair], fraction: float) -> list[int]:
@@ -48,30 +46,30 @@ def handed_over(pairs: Sequence[ParallelPair], fraction: float) -> list[int]:
 
 def pack(pair: ParallelPair, units: Units) -> torch.Tensor:
     """Weights (or their gradients) as one row a unit, [count, numbers per unit]."""
-    blocks, width = pair.blocks, units.outer.shape[1] // units.count
-    parts = [units.inner.view(blocks, units.count, width, -1).transpose(0, 1)]
-    if units.inner_bias is not None:
-        parts.append(units.inner_bias.view(blocks, units.count, width).transpose(0, 1))
-    parts.append(units.outer.t().view(units.count, width, -1))
-    return torch.cat([part.reshape(units.count, -1) for part in parts], 1)
+    rows = [
+        way.by_unit(tensors[name], units.count).movedim(way.dim + 1, 0).reshape(units.count, -1)
+        for linear, tensors in zip(pair.linears, units.tensors, strict=True)
+        for name, _, way in linear.cut()
+    ]
+    return torch.cat(rows, 1)
 
 
 def unpack(pair: ParallelPair, rows: torch.Tensor, first: int) -> Units:
     """The reverse of :func:`pack`: separate tensors, laid out for the products."""
-    count, features = rows.shape[0], pair.outer.weight.shape[0]
-    blocks, width = pair.blocks, pair.outer.weight.shape[1] // pair.units
-    biases = 0 if pair.inner.bias is None else blocks * width
-    inner, inner_bias, outer = rows.split([blocks * width * features, biases, width * features], 1)
-    bias = None
-    if biases:
-        bias = inner_bias.reshape(count, blocks, width).transpose(0, 1).reshape(-1).clone()
-    return Units(
-        first=first,
-        count=count,
-        inner=inner.reshape(count, blocks, width, features).transpose(0, 1).reshape(-1, features).clone(),
-        inner_bias=bias,
-        outer=outer.reshape(count * width, features).t().contiguous(),
-    )
+    count, offset, tensors = len(rows), 0, []
+    for linear in pair.linears:
+        found = {}
+        for name, one, way in linear.cut():
+            shape = list(way.by_unit(one, pair.units).shape)
+            del shape[way.dim + 1]
+            numbers = one.numel() // pair.units
+            piece = rows[:, offset : offset + numbers].reshape(count, *shape)
+            found[name] = way.joined(piece.movedim(0, way.dim + 1)).clone(
+                memory_format=torch.contiguous_format
+            )
+            offset += numbers
+        tensors.append(found)
+    return Units(first=first, count=count, tensors=tuple(tensors))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ class GradientReturn:
         self._awaited -= 1
         if self._awaited > 0:
             return None
-        device = self._pair.outer.weight.device
+        device = self._pair.device
         rows = []
         for part in self._parts:
             whole = torch.zeros(part.count, self._width, device=device)
@@ -126,12 +124,8 @@ def _gradients(units: Units) -> Units:
     def of(tensor: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
-    return dataclasses.replace(
-        units,
-        inner=of(units.inner),
-        inner_bias=None if units.inner_bias is None else of(units.inner_bias),
-        outer=of(units.outer),
-    )
+    gradients = tuple({name: of(one) for name, one in tensors.items()} for tensors in units.tensors)
+    return dataclasses.replace(units, tensors=gradients)
 
 
 def begin_migration(
@@ -147,7 +141,7 @@ def begin_migration(
     """
     every = [pair for pairs in layers for pair in pairs]
     for pair in every:
-        pair.handed_over, pair.helped, pair.piggyback = 0, (), None
+        pair.handed_over, pair.helped, pair.given.piggyback = 0, (), None
     late = [rank for rank, fraction in enumerate(fractions) if fraction > 0]
     parts: dict[ParallelPair, list[_Part]] = {pair: [] for pair in every}
     for source in late:
@@ -161,8 +155,8 @@ def begin_migration(
         for pair in counts:
             parts[pair].append(_take_part(pair, rows[pair], source, late, axis))
     for pair, found in parts.items():
-        if found and pair.inner.weight.requires_grad:
-            pair.piggyback = GradientReturn(pair, found, microbatches)
+        if found and pair.learns:
+            pair.given.piggyback = GradientReturn(pair, found, microbatches)
 
 
 def _take_part(pair: ParallelPair, rows: torch.Tensor, source: int, late: Sequence[int], axis: Axis) -> _Part:
@@ -173,8 +167,9 @@ def _take_part(pair: ParallelPair, rows: torch.Tensor, source: int, late: Sequen
     if mine:
         first = source * pair.units + pair.units - count + mine.start
         units = unpack(pair, rows[mine.start : mine.stop], first)
-        for tensor in units.tensors():
-            tensor.requires_grad_(pair.inner.weight.requires_grad)
+        for linear, tensors in zip(pair.linears, units.tensors, strict=True):
+            for name, one, _ in linear.cut():
+                tensors[name].requires_grad_(one.requires_grad)
         pair.helped = (*pair.helped, units)
     if source == axis.index:
         pair.handed_over = count
@@ -188,7 +183,7 @@ def _broadcast_units(
     if not counts:
         return {}
     sizes = [count * numbers_per_unit(pair) for pair, count in counts.items()]
-    device = next(iter(counts)).outer.weight.device
+    like = next(iter(counts)).linears[-1].weight
     if axis.index == source:
         with torch.no_grad():
             flat = torch.cat(
@@ -198,7 +193,7 @@ def _broadcast_units(
                 ]
             )
     else:
-        flat = torch.empty(sum(sizes), device=device)
+        flat = like.new_empty(sum(sizes))
     axis.broadcast(flat, source)
     return {pair: piece.view(counts[pair], -1) for pair, piece in zip(counts, flat.split(sizes), strict=True)}
 
@@ -206,7 +201,7 @@ def _broadcast_units(
 def finish_migration(layers: Sequence[Sequence[ParallelPair]], *, microbatches: int) -> None:
     """After a step's backward: add the gradients that helpers computed; the mean over the microbatches."""
     for pair in (pair for pairs in layers for pair in pairs):
-        piggyback = pair.piggyback
+        piggyback = pair.given.piggyback
         if isinstance(piggyback, GradientReturn) and piggyback.returned is not None:
             _add_gradients(pair, unpack(pair, piggyback.returned / microbatches, 0))
             piggyback.returned = None
@@ -214,17 +209,12 @@ def finish_migration(layers: Sequence[Sequence[ParallelPair]], *, microbatches: 
 
 def _add_gradients(pair: ParallelPair, units: Units) -> None:
     """Add gradients of a pair's last units to those of its parameters."""
-    first, inner, outer = pair.units - units.count, pair.inner, pair.outer
-    shape = (pair.blocks, pair.units, outer.weight.shape[1] // pair.units)
-    part = (pair.blocks, units.count, shape[2])
-    for parameter, gradient in ((inner.weight, units.inner), (inner.bias, units.inner_bias)):
-        if parameter is not None and gradient is not None:
-            whole = _gradient_of(parameter)
-            whole.view(*shape, -1)[:, first:] += gradient.view(*part, -1)
-    _gradient_of(outer.weight)[:, first * shape[2] :] += units.outer
-
-
-def _gradient_of(parameter: torch.nn.Parameter) -> torch.Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
+    for linear, gradients in zip(pair.linears, units.tensors, strict=True):
+        for name, parameter, way in linear.cut():
+            if not parameter.requires_grad:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            whole = way.by_unit(parameter.grad, pair.units)
+            last = whole.narrow(way.dim + 1, pair.units - units.count, units.count)
+            last += way.by_unit(gradients[name], units.count)

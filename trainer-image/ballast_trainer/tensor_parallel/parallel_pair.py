@@ -1,15 +1,18 @@
-"""A pair of matrix products over a tensor group, with one all-reduce forward and one backward.
+"""Linear maps in pairs over a tensor group, with one all-reduce forward and one backward.
 
-Between the two products lie independent units (the inner units of an MLP, the heads of an attention),
-an equal number on each rank.  For a while a rank may leave out contraction columns of its products
+Column-cut maps of one input, and a row-cut map of what their layer makes of the outputs: the two of an MLP or
+the three of a gated one, the projections of an attention.  Between them lie independent units (inner units of
+an MLP, heads of an attention, of grouped queries a key head with its queries), an equal number on each rank.
+
+For a while a rank may leave out contraction columns of its products
 (:mod:`~ballast_trainer.tensor_parallel.product`) or hand its last units to other ranks
-(:mod:`~ballast_trainer.tensor_parallel.migration`): helpers add their results to their own partial
-sums, which the pair's all-reduce sums over all ranks.
+(:mod:`~ballast_trainer.tensor_parallel.migration`): helpers compute them beside their own, and the pair's
+all-reduce sums over all ranks.  A layer of a pair must therefore compute with any number of units.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -21,8 +24,48 @@ from ballast_trainer.tensor_parallel.exchange import Piggyback, copy_to_group, r
 from ballast_trainer.tensor_parallel.product import ColumnSelection, GemmTimer, product
 
 
+class SharedInput:
+    """What column-cut maps of the same input share: one all-reduce of its gradient for all of them.
+
+    Attributes:
+        readers: how many they are.
+        piggyback: travels on that all-reduce; None: nothing does.
+    """
+
+    def __init__(self, axis: Axis) -> None:
+        self._axis, self.readers, self._left = axis, 0, 0
+        self.piggyback: Piggyback | None = None
+        self._value: torch.Tensor | None = None
+        self._copy: torch.Tensor | None = None
+
+    def __call__(self, value: torch.Tensor) -> torch.Tensor:
+        """Before the product of one of them."""
+        if self.readers == 1:
+            return copy_to_group(value, self._axis, self.piggyback)
+        shared: torch.Tensor = self._shared(value)
+        return shared
+
+    # What changes in each call would be compiled again in each.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _shared(self, value: torch.Tensor) -> torch.Tensor:
+        if self._value is not value:
+            self._value, self._copy = value, copy_to_group(value, self._axis, self.piggyback)
+            self._left = self.readers
+        copied = self._copy
+        assert copied is not None
+        self._left -= 1
+        if self._left == 0:
+            self._value = self._copy = None
+        return copied
+
+
 class SlicedLinear(SlicedModule):
-    """This rank's part of a whole ``nn.Linear``, so that any number of ranks starts with the same model."""
+    """This rank's part of a whole ``nn.Linear``, so that any number of ranks starts with the same model.
+
+    Attributes:
+        pair: that it is one of; None: it is in none.
+        selection: contraction columns computed this step; None: all.
+    """
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -30,6 +73,8 @@ class SlicedLinear(SlicedModule):
     def __init__(self, whole: nn.Linear, axis: Axis, slicings: dict[str, Slicing]) -> None:
         super().__init__()
         self.axis, self.slicings = axis, slicings
+        self.pair: ParallelPair | None = None
+        self.selection: ColumnSelection | None = None
         for name, parameter in whole.named_parameters():
             held = parameter.detach()
             if name in slicings:
@@ -38,22 +83,66 @@ class SlicedLinear(SlicedModule):
         if whole.bias is None:
             self.bias = None
 
+    def cut(self) -> Iterator[tuple[str, nn.Parameter, Slicing]]:
+        """Its parameters that are cut, by name, and how."""
+        return (
+            (name, one, self.slicings[name]) for name, one in self.named_parameters() if name in self.slicings
+        )
+
+    def units_at(self, units: int, first: int, count: int) -> dict[str, torch.Tensor]:
+        """Of its ``units``, the weights of ``count`` from ``first`` on: views, where blocks allow."""
+        return {
+            name: way.joined(way.by_unit(one, units).narrow(way.dim + 1, first, count))
+            for name, one, way in self.cut()
+        }
+
+    def _parts(self) -> list[tuple[dict[str, torch.Tensor], ColumnSelection | None]]:
+        """Weights of the units that this rank computes, its own and others'; selected are its own columns."""
+        pair = self.pair
+        if pair is None or not (pair.handed_over or pair.helped):
+            return [(dict(self.named_parameters()), self.selection)]
+        own = self.units_at(pair.units, 0, pair.units - pair.handed_over)
+        place = pair.linears.index(self)
+        return [(own, self.selection), *((units.tensors[place], None) for units in pair.helped)]
+
+    def _product(
+        self, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, of: ColumnSelection | None
+    ) -> torch.Tensor:
+        if self.pair is None:
+            return functional.linear(value, weight, bias)
+        return product(value, weight, bias, selection=of, clock=self.pair.clock)
+
 
 class ColumnLinear(SlicedLinear):
     """Each rank makes some of the output features: weight [out / t, in], bias [out / t]."""
 
-    def __init__(self, whole: nn.Linear, axis: Axis, *, blocks: int = 1) -> None:
-        """Take this rank's output features; ``blocks`` as of :class:`Slicing`: 3 for query, key and value.
+    def __init__(
+        self, whole: nn.Linear, axis: Axis, *, blocks: int = 1, given: SharedInput | None = None
+    ) -> None:
+        """Take this rank's output features.
+
+        Args:
+            whole: the map.
+            axis: the tensor group.
+            blocks: as of :class:`Slicing`: 3 for query, key and value.
+            given: the input, shared with other maps of it.
 
         Raises:
             ValueError: the features do not divide.
         """
         slicing = Slicing(dim=0, blocks=blocks)
         super().__init__(whole, axis, {"weight": slicing, "bias": slicing})
+        self.given = SharedInput(axis) if given is None else given
+        self.given.readers += 1
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """[..., in], in the group by :func:`copy_to_group` -> this rank's [..., out / t]."""
-        return functional.linear(value, self.weight, self.bias)
+        """[..., in], whole on every rank -> [..., out / t]: of the units that this rank computes."""
+        value = self.given(value)
+        made = [self._product(value, one["weight"], one.get("bias"), of) for one, of in self._parts()]
+        if len(made) == 1:
+            return made[0]
+        blocks = self.slicings["weight"].blocks
+        return torch.cat([one.unflatten(-1, (blocks, -1)) for one in made], -1).flatten(-2)
 
 
 class RowLinear(SlicedLinear):
@@ -68,122 +157,108 @@ class RowLinear(SlicedLinear):
         super().__init__(whole, axis, {"weight": Slicing(dim=1)})
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """This rank's [..., in / t] -> [..., out], whole on every rank."""
-        summed = reduce_from_group(functional.linear(value, self.weight), self.axis)
+        """[..., in / t], as the column-cut maps made them -> [..., out], whole on every rank."""
+        if self.pair is not None:
+            self.pair.rows = value.numel() // value.shape[-1]
+        parts = self._parts()
+        pieces = value.split([one["weight"].shape[1] for one, _ in parts], -1)
+        partial = self._product(pieces[0], parts[0][0]["weight"], None, parts[0][1])
+        for piece, (one, of) in zip(pieces[1:], parts[1:], strict=True):
+            partial = partial + self._product(piece, one["weight"], None, of)
+        summed = reduce_from_group(partial, self.axis)
         return summed if self.bias is None else summed + self.bias
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
-    """Weights of some units of a pair, as one rank computes with them.
+    """Weights of some units of a pair, as another rank computes with them.
 
     Attributes:
         first: global number of the first unit.
         count: how many.
-        inner, inner_bias: [rows, D] and [rows] or None, of the first product.
-        outer: [D, rows], of the second.
+        tensors: of each of the pair's maps, by the name of the parameter.
     """
 
     first: int
     count: int
-    inner: torch.Tensor
-    inner_bias: torch.Tensor | None
-    outer: torch.Tensor
-
-    def tensors(self) -> list[torch.Tensor]:
-        """The weights there are."""
-        return [tensor for tensor in (self.inner, self.inner_bias, self.outer) if tensor is not None]
+    tensors: tuple[dict[str, torch.Tensor], ...]
 
 
-class ParallelPair(nn.Module):
-    """Two sliced linear layers with independent units between.
-
-    A subclass names the attributes that hold its two layers.
+class ParallelPair:
+    """Column-cut maps of one input and the row-cut one after them, with independent units between.
 
     Attributes:
+        axis: the tensor group.
+        linears: the maps; the row-cut one comes last.
         units: of this rank.
-        blocks: parts of the inner layer's rows that each have all units: 3 for query, key and value.
         handed_over: how many of its last units others compute, this step.
         helped: units of other ranks that this rank computes, this step.
-        piggyback: carries the gradients of units handed over, on the backward all-reduce.
-        selections: contraction columns computed this step, by ``inner`` and ``outer``.
         clock: times the products.
         rows: positions of the last microbatch, over all of its sequences.
     """
 
-    names: tuple[str, str]
-
-    def __init__(self, axis: Axis, *, units: int, blocks: int = 1) -> None:
-        super().__init__()
-        self.axis = axis
+    def __init__(self, inner: Sequence[ColumnLinear], outer: RowLinear, *, units: int) -> None:
+        """Join maps of one group; ``units`` divide the features that are cut."""
+        self.axis = outer.axis
+        self.linears: tuple[SlicedLinear, ...] = (*inner, outer)
         self.units = units
-        self.blocks = blocks
         self.handed_over = 0
         self.helped: tuple[Units, ...] = ()
-        self.piggyback: Piggyback | None = None
-        self.selections: dict[str, ColumnSelection] = {}
         self.clock = GemmTimer(torch.device("cpu"))
         self.rows = 1
+        self.given = inner[0].given
+        for linear in self.linears:
+            linear.pair = self
 
     @property
-    def inner(self) -> ColumnLinear:
-        """The first layer."""
-        found: ColumnLinear = getattr(self, self.names[0])
-        return found
+    def learns(self) -> bool:
+        """Whether some of its weights have gradients."""
+        return any(one.requires_grad for linear in self.linears for _, one, _ in linear.cut())
 
     @property
-    def outer(self) -> RowLinear:
-        """The second layer."""
-        found: RowLinear = getattr(self, self.names[1])
-        return found
+    def device(self) -> torch.device:
+        """Of its weights."""
+        return self.linears[-1].weight.device
+
+    def put(
+        self,
+        selections: Sequence[ColumnSelection | None],
+        *,
+        handed_over: int = 0,
+        helped: tuple[Units, ...] = (),
+    ) -> None:
+        """Compute these columns of each map, and these units."""
+        self.handed_over, self.helped = handed_over, helped
+        for linear, selection in zip(self.linears, selections, strict=True):
+            linear.selection = selection
 
     def units_at(self, first: int, count: int) -> Units:
-        """The weights of this rank's units ``first`` to ``first + count``, those of a block together."""
-        weight: torch.Tensor = self.inner.weight
-        bias: torch.Tensor | None = self.inner.bias
-        if count < self.units:
-            blocks = (self.blocks, self.units, -1)
-            weight = weight.view(*blocks, weight.shape[1])[:, first : first + count].flatten(0, 2)
-            bias = None if bias is None else bias.view(*blocks)[:, first : first + count].flatten()
-        width = self.outer.weight.shape[1] // self.units
-        return Units(
-            first=self.axis.index * self.units + first,
-            count=count,
-            inner=weight,
-            inner_bias=bias,
-            outer=self.outer.weight[:, first * width : (first + count) * width],
-        )
+        """The weights of this rank's units ``first`` to ``first + count``."""
+        tensors = tuple(linear.units_at(self.units, first, count) for linear in self.linears)
+        return Units(first=self.axis.index * self.units + first, count=count, tensors=tensors)
 
-    def draw(self, value: torch.Tensor) -> Any:
-        """Random numbers of a forward, the same on every rank, for units of any rank."""
-        return None
+    def unit_numbers(self) -> list[int]:
+        """Global numbers of the units that this rank computes, in the order of its features."""
+        first = self.axis.index * self.units
+        helped = (number for units in self.helped for number in range(units.first, units.first + units.count))
+        return [*range(first, first + self.units - self.handed_over), *helped]
 
-    def mix(self, between: torch.Tensor, units: Units, drawn: Any) -> torch.Tensor:
-        """From the first product's output to the second's input: [..., rows] of the units."""
-        raise NotImplementedError
 
-    def _partial(
-        self, value: torch.Tensor, units: Units, drawn: Any, selections: dict[str, ColumnSelection]
-    ) -> torch.Tensor:
-        between = product(
-            value, units.inner, units.inner_bias, selection=selections.get("inner"), clock=self.clock
-        )
-        mixed = self.mix(between, units, drawn)
-        return product(mixed, units.outer, None, selection=selections.get("outer"), clock=self.clock)
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> [..., D], whole on every rank."""
-        value = copy_to_group(value, self.axis, self.piggyback)
-        self.rows = value.numel() // value.shape[-1]
-        drawn = self.draw(value)
-        own = self.units_at(0, self.units - self.handed_over)
-        partial = self._partial(value, own, drawn, self.selections)
-        for units in self.helped:
-            partial = partial + self._partial(value, units, drawn, {})
-        summed = reduce_from_group(partial, self.axis)
-        return summed if self.outer.bias is None else summed + self.outer.bias
+@contextlib.contextmanager
+def computing_whole(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """All columns, each unit by its own rank, whatever the last step has left out or handed over."""
+    found = pairs(modules)
+    before = [(one, one.handed_over, one.helped, [of.selection for of in one.linears]) for one in found]
+    for one in found:
+        one.put([None] * len(one.linears))
+    try:
+        yield
+    finally:
+        for one, handed_over, helped, selections in before:
+            one.put(selections, handed_over=handed_over, helped=helped)
 
 
 def pairs(modules: Sequence[nn.Module]) -> list[ParallelPair]:
     """The pairs inside of layers, in the order of their definition: the same on every rank of the group."""
-    return [child for module in modules for child in module.modules() if isinstance(child, ParallelPair)]
+    parts = (part for module in modules for part in module.modules() if isinstance(part, RowLinear))
+    return [part.pair for part in parts if part.pair is not None]

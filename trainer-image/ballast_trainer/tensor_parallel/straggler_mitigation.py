@@ -126,7 +126,7 @@ def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
 
 def _resize(pair: ParallelPair, fraction: float) -> None:
     """The copies that a resized pair makes in a forward and a backward."""
-    for linear in (pair.inner, pair.outer):
+    for linear in pair.linears:
         weight = linear.weight.detach()
         columns = weight.shape[1]
         kept = torch.arange(max(1, round(columns * (1 - fraction))), device=weight.device)
@@ -139,11 +139,13 @@ def _resize(pair: ParallelPair, fraction: float) -> None:
 
 def _small_products(pair: ParallelPair) -> None:
     """The products of a helper for one column: forward, and both of the backward."""
-    value = pair.outer.weight.new_zeros(pair.rows, pair.inner.weight.shape[1])
-    for weight in (pair.inner.weight.detach()[:1], pair.outer.weight.detach()[:, :1].t()):
-        wide = value @ weight.t()
+    for linear in pair.linears:
+        # The features that are cut, of which a helper computes few.
+        few = linear.slicings["weight"].dim
+        weight = linear.weight.detach().narrow(few, 0, 1)
+        wide = weight.new_zeros(pair.rows, weight.shape[1]) @ weight.t()
         wide @ weight
-        wide.t() @ value
+        wide.t() @ weight.new_zeros(pair.rows, weight.shape[1])
 
 
 def measure_costs(
@@ -162,7 +164,7 @@ def measure_costs(
         slowdown: of this rank's device, where one is emulated.
     """
     pair = pairs[0]
-    device = pair.outer.weight.device
+    device = pair.device
     times = len(pairs) * microbatches * slowdown
     left_out = [
         times * _seconds(functools.partial(_resize, pair, fraction), pair.clock.now)
@@ -191,10 +193,10 @@ def measure_costs(
 
 @dataclasses.dataclass(slots=True)
 class _Held:
-    """The pairs of one layer, and how important their columns are."""
+    """The pairs of one layer, and how important the columns of their maps are."""
 
     pairs: list[ParallelPair]
-    importance: dict[tuple[int, str], ColumnImportance]
+    importance: dict[SlicedLinear, ColumnImportance]
 
 
 class StragglerMitigation:
@@ -303,13 +305,11 @@ class StragglerMitigation:
         self._held = held
         return [held[index] for index in sorted(held)], arrived
 
-    def _importance(self, index: int, found: list[ParallelPair]) -> dict[tuple[int, str], ColumnImportance]:
+    def _importance(self, index: int, found: list[ParallelPair]) -> dict[SlicedLinear, ColumnImportance]:
+        linears = [linear for pair in found for linear in pair.linears]
         return {
-            (number, name): ColumnImportance(
-                linear, self._config, mixed_key(self._seed, index, 2 * number + (name == "outer"))
-            )
-            for number, pair in enumerate(found)
-            for name, linear in (("inner", pair.inner), ("outer", pair.outer))
+            linear: ColumnImportance(linear, self._config, mixed_key(self._seed, index, number))
+            for number, linear in enumerate(linears)
         }
 
     def _exchange(self, held: list[_Held], axis: Axis, microbatches: int) -> None:
@@ -373,22 +373,22 @@ class StragglerMitigation:
         # Columns are pruned from the work that this rank has not handed over.
         ratio = pruned / (1 - migrated)
         for layer in held:
-            for number, pair in enumerate(layer.pairs):
-                before, pair.selections = pair.selections, {}
-                for name in ("inner", "outer"):
-                    importance = layer.importance[number, name]
+            for pair in layer.pairs:
+                for linear in pair.linears:
+                    before, importance = linear.selection, layer.importance[linear]
+                    linear.selection = None
                     if ratio <= 0:
                         importance.keep_all()
                         continue
-                    columns = (pair.inner if name == "inner" else pair.outer).weight.shape[1]
-                    if name == "outer":
+                    columns = linear.weight.shape[1]
+                    if linear.slicings["weight"].dim == 1:
                         columns = columns // pair.units * (pair.units - pair.handed_over)
                     kept = importance.choose(ratio, columns)
-                    pair.selections[name] = ColumnSelection(
+                    linear.selection = ColumnSelection(
                         columns=columns,
                         kept=torch.from_numpy(kept).to(self._device),
                         imputation=self._config.imputation,
-                        last=before[name].last if name in before else {},
+                        last={} if before is None else before.last,
                     )
 
     def finish_step(self, busy_seconds: float, *, microbatches: int) -> None:

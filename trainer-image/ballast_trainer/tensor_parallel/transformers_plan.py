@@ -19,37 +19,22 @@ from ballast_trainer.layers.slicing import Slicing, slicings
 from ballast_trainer.models.blocks import set_submodule
 from ballast_trainer.models.hugging_face import ATTENTION, DecoderLayer
 from ballast_trainer.tensor_parallel.exchange import copy_to_group, gather, reduce_from_group, scatter
-from ballast_trainer.tensor_parallel.parallel_pair import ColumnLinear, RowLinear
+from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
+from ballast_trainer.tensor_parallel.parallel_pair import (
+    ColumnLinear,
+    ParallelPair,
+    RowLinear,
+    SharedInput,
+    pairs,
+)
 
 _COLUMNS, _ROWS = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
 _OF_HEADS, _EXPERTS = "replicated_with_grad_allreduce", "moe_tp_experts"
 _EXPERT_WEIGHTS = {"packed_colwise": Slicing(dim=1, blocks=2), "rowwise": Slicing(dim=2)}
 """Of all experts of a layer together, [E, 2 x inner, D] (gates, then the others) and [E, D, inner]."""
 
+_HEADS = ("num_attention_heads", "num_key_value_heads")
 _INNER_DROPOUT = re.compile("(att|activation).*drop")
-
-
-class _SharedInput:
-    """What column layers with the same input share: one all-reduce of its gradient for all of them."""
-
-    def __init__(self, axis: Axis) -> None:
-        self._axis, self.readers, self._left = axis, 0, 0
-        self._value: torch.Tensor | None = None
-        self._copy: torch.Tensor | None = None
-
-    # What changes in each call would be compiled again in each.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, part: nn.Module, args: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Before the forward of one of them."""
-        if self._value is not args[0]:
-            self._value, self._copy = args[0], copy_to_group(args[0], self._axis)
-            self._left = self.readers
-        copied = self._copy
-        assert copied is not None
-        self._left -= 1
-        if self._left == 0:
-            self._value = self._copy = None
-        return copied
 
 
 def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
@@ -67,27 +52,31 @@ def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
         )
     parts = dict(layer.named_modules())
     experts = [path for path in parts if plan.get(path) == _EXPERTS]
-    shared: dict[str, _SharedInput] = {}
+    shared: dict[str, SharedInput] = {}
+    joined: dict[str, tuple[list[ColumnLinear], list[RowLinear]]] = {}
     for path, part in parts.items():
         style = plan.get(path)
         if style is None:
             continue
+        parent = path.rpartition(".")[0]
+        columns, rows = joined.setdefault(parent, ([], []))
         if style in (*_COLUMNS, *_ROWS) and type(part) is not nn.Linear:
             what = f"{type(part).__module__}.{type(part).__name__}"
             raise ValueError(f"{path} of {kind} is a {what}, no nn.Linear. To fix: 1")
         if style in _COLUMNS:
             _check_heads(module, path, style, axis)
-            column = ColumnLinear(part, axis)
-            of = shared.setdefault(path.rpartition(".")[0], _SharedInput(axis))
-            of.readers += 1
-            column.register_forward_pre_hook(of)
+            column = ColumnLinear(part, axis, given=shared.setdefault(parent, SharedInput(axis)))
             if style == "colwise_gather_output":
                 column.register_forward_hook(lambda _, args, output: gather(output, axis))
+            else:
+                columns.append(column)
             set_submodule(layer, path, column)
         elif style in _ROWS:
             row = RowLinear(part, axis)
             if style == "rowwise_split_input":
                 row.register_forward_pre_hook(lambda _, args: scatter(args[0], axis))
+            else:
+                rows.append(row)
             set_submodule(layer, path, row)
         elif style == _OF_HEADS:
             for parameter in (one for one in part.parameters() if one.requires_grad):
@@ -95,9 +84,25 @@ def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
                 parameter.register_hook(lambda gradient: axis.all_reduce(gradient.contiguous().clone()))
         elif style != _EXPERTS:
             raise ValueError(f"{style} of {path}, in the plan of {kind}, is not known here. To fix: 1")
+    for parent, (columns, rows) in joined.items():
+        _pair(module, parent, columns, rows)
     for path in experts:
         _cut_experts(parts[path], path, kind, plan, axis)
     return module
+
+
+def _pair(module: DecoderLayer, parent: str, columns: list[ColumnLinear], rows: list[RowLinear]) -> None:
+    """Join the maps of ``parent``, where there are independent units between that can be told."""
+    if not columns or len(rows) != 1:
+        return
+    units: Any = columns[0].weight.shape[0]
+    if parent.partition(".")[0] in ATTENTION:
+        # A key head goes with its queries.
+        heads = [getattr(module.config, name, None) for name in _HEADS]
+        units = next((one // rows[0].axis.size for one in heads[::-1] if isinstance(one, int)), 0)
+    cut = [one.weight.shape[one.slicings["weight"].dim] for one in (*columns, *rows)]
+    if units and not any(length % units for length in cut):
+        ParallelPair(columns, rows[0], units=units)
 
 
 def _check_heads(module: DecoderLayer, path: str, style: str, axis: Axis) -> None:
@@ -114,7 +119,7 @@ def _check_heads(module: DecoderLayer, path: str, style: str, axis: Axis) -> Non
             f"To fix: 1, or {dropped[0]}: 0.0"
         )
     if style == "colwise" and path.partition(".")[0] in ATTENTION:
-        for name in ("num_attention_heads", "num_key_value_heads"):
+        for name in _HEADS:
             heads = config.get(name)
             if isinstance(heads, int) and heads % axis.size:
                 raise ValueError(f"{heads} heads ({name}) do not divide over {axis.size} tensor ranks")
@@ -163,6 +168,9 @@ class _ThreadAxis(Axis):
     def all_reduce(self, tensor: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
         return tensor.copy_(torch.stack(self.meeting.exchange(self.index, tensor)).sum(0))
 
+    def broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+        return tensor.copy_(self.meeting.exchange(self.index, tensor)[source])
+
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         return self.meeting.exchange(self.index, tensor)
 
@@ -179,14 +187,16 @@ def kind_of_layer(module: nn.Module) -> Any:
     return type(layer.layer), tuple((name, one.shape) for name, one in layer.named_parameters())
 
 
-def check_cut_layer(module: nn.Module, size: int) -> None:
+def check_cut_layer(module: nn.Module, size: int, *, migrates: bool = False) -> None:
     """Compare a layer of transformers, cut over ``size`` ranks, with the whole one.
 
-    Compared are outputs and gradients, but those of weights that are cut, which follow from these.
+    Compared are outputs and gradients, but those of weights that are cut, which follow from these where no
+    rank computes for another.
 
     Args:
         module: whole, with memory; its mode and types change.
         size: of the group.
+        migrates: half of the work of the last rank is handed over.
 
     Raises:
         ValueError: they differ, or the cut layer does not run.
@@ -199,40 +209,52 @@ def check_cut_layer(module: nn.Module, size: int) -> None:
     cut = [cut_by_plan(copy.deepcopy(layer), axis) for axis in axes]
     ways = slicings(cut[0])
     value = torch.randn(2, 11, layer.width, generator=torch.Generator().manual_seed(0))
+    fractions = [0.0] * (size - 1) + [0.5 * migrates]
 
-    def run(module: nn.Module) -> dict[str, torch.Tensor]:
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad_(parameter.requires_grad and name not in ways)
-        given = value.clone().requires_grad_()
+    def run(module: nn.Module, axis: Axis) -> dict[str, torch.Tensor]:
+        given, held = value.clone().requires_grad_(), [pairs([module])]
+        still = [one for name, one in module.named_parameters() if name in ways and one.requires_grad]
+        for one in still:
+            one.requires_grad_(migrates)
+        begin_migration(held, fractions, axis, microbatches=1)
         output = module(given)
         output.square().mean().backward()
+        finish_migration(held, microbatches=1)
         found = {"the gradient of its input": given.grad}
         found |= {f"the gradient of {name}": one.grad for name, one in module.named_parameters()}
+        module.zero_grad()
+        for one in still:
+            one.requires_grad_()
         return {"its output": output.detach()} | {n: one for n, one in found.items() if one is not None}
 
-    def of_rank(module: nn.Module) -> dict[str, torch.Tensor]:
+    def of_rank(module: nn.Module, axis: Axis) -> dict[str, torch.Tensor]:
         try:
-            return run(module)
+            return run(module, axis)
         except BaseException:
             meeting.barrier.abort()
             raise
 
-    kind = type(layer.layer).__name__
-    wanted = run(layer)
+    what, fix = (", with units handed over,", "resize or none") if migrates else (", cut by its plan,", "1")
+    kind = f"{type(layer.layer).__name__}{what}"
+    wanted = run(layer, Axis())
     with ThreadPoolExecutor(size) as threads:
-        runs = [threads.submit(of_rank, part) for part in cut]
+        runs = [threads.submit(of_rank, part, axis) for part, axis in zip(cut, axes, strict=True)]
     errors = [error for one in runs if (error := one.exception()) is not None]
     if errors:
         first = min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
-        raise ValueError(f"{kind}, cut by its plan, does not run: {first}. To fix: 1") from first
+        raise ValueError(f"{kind} does not run: {first}. To fix: {fix}") from first
     largest = max(float(one.abs().max()) for what, one in wanted.items() if what != "its output")
-    for found in (one.result() for one in runs):
+    results = [one.result() for one in runs]
+    for name, way in ((f"the gradient of {name}", way) for name, way in ways.items()):
+        if all(name in found for found in results):
+            whole = way.whole([found[name] for found in results])
+            results = [found | {name: whole} for found in results]
+    for found in results:
         for what in sorted(wanted.keys() | found.keys()):
             one, expected = (of.get(what, torch.zeros(())) for of in (found, wanted))
             apart = float((one - expected).abs().max())
             # Some gradients are nothing but rounding, e.g. of a bias of keys.
             if not apart <= 1e-3 * float(expected.abs().max()) + 1e-6 * largest:
                 raise ValueError(
-                    f"{kind}, cut by its plan, computes something else: {what} is up to {apart:.3g} apart. "
-                    "To fix: 1"
+                    f"{kind} computes something else: {what} is up to {apart:.3g} apart. To fix: {fix}"
                 )
