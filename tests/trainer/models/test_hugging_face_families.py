@@ -5,6 +5,7 @@ import torch
 from ballast_policies.contract import Stage
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.launch import ValidatedJob
 
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
@@ -155,10 +156,62 @@ def test_tokens_of_a_models_own_experts_are_counted_where_its_layers_are(gang, t
     assert found["loads"] == {str(layer): loads for layer, loads in counted.items()}
 
 
-def test_experts_beside_those_of_the_model_are_refused():
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama4_text",
+        "gpt_oss",
+        "jamba",
+        *first_daily(["deepseek_v3", "phimoe", "qwen3_moe with its routers' loss"]),
+    ],
+)
+def test_loads_of_a_models_own_experts_are_told(name):
+    """Each of 64 tokens by two of four experts, in each layer that has them."""
+    (event,) = (one for one in train_here(job(name)).events if one["event"] == "tokenImbalance")
+    layers = {"jamba": [2], "deepseek_v3": [2, 3]}.get(name, [1, 2, 3])
+    assert {layer: sum(loads) for layer, loads in event["loads"].items()} == dict.fromkeys(layers, 128)
+    assert all(len(loads) == 4 for loads in event["loads"].values())
+
+
+SHARE = [{"kind": "mixtureOfExperts", "experts": {"parallel": True}}]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "name", first_daily(["mixtral with its routers' loss", "gpt_oss", "deepseek_v3", "jamba"])
+)
+def test_replicas_share_the_experts_that_a_model_came_with(gang, name):
+    """Tokens travel to the rank of their expert, which follows the loads; the curve is one process's."""
+    config = job(name, pipeline={"microbatches": 4, "globalBatchSize": 8}, totalSteps=6)
+    shared = {**config, "dynamics": SHARE, "parallelism": {"data": 2}}
+    running = gang(shared, ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert_same_curve(running.losses(), train_here(config).losses)
+    newest = running.events("tokenImbalance")[-1]
+    assert newest["loads"].keys() == newest["rankLoads"].keys() == newest["placement"].keys()
+    for layer, loads in newest["rankLoads"].items():
+        # Of both replicas, two samples of 16 tokens, each by two of four experts.
+        assert (len(loads), sum(loads), sum(newest["loads"][layer])) == (2, 128, 64)
+        assert set(newest["placement"][layer]) <= {0, 1}
+    assert sum(newest["placed"].values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "words"),
+    [
+        ("mixtral with its routers' loss", {}, "experts of its own, which its model balances"),
+        ("mixtral", {"parallel": True, "count": 8}, "experts of its own, whose count are its model's"),
+        ("llama4_text", {"parallel": True}, "experts that each compute all tokens"),
+    ],
+)
+def test_changes_of_the_experts_of_the_model_are_refused(name, fields, words):
     """``experts.balance`` would be of copies of all of its experts together, and balance none of these."""
-    with pytest.raises(ConfigurationError, match="experts of its own, which its model balances"):
-        train_here(job("mixtral with its routers' loss", dynamics=[{"kind": "mixtureOfExperts"}]))
+    arguments = families.arguments("mixtral with its routers' loss" if name == "mixtral" else name)
+    config = job("mixtral with its routers' loss", dynamics=[{"kind": "mixtureOfExperts", "experts": fields}])
+    config["model"]["args"] = arguments
+    config["pipeline"]["microbatches"], config["parallelism"] = 2, {"data": 2}
+    with pytest.raises(ConfigurationError, match=words):
+        ValidatedJob.from_mapping(config)
 
 
 def test_every_name_of_the_whole_model_is_in_an_export():

@@ -14,8 +14,9 @@ experts above the mean and rises for those below (DeepSeek-V3's loss-free balanc
 
 import copy
 import dataclasses
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule, with_side_loss
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.running import CURRENT_FORWARD
-from ballast_trainer.models.blocks import expert_loads, experts_of, set_submodule
+from ballast_trainer.models.blocks import chosen_experts_are_given, expert_loads, experts_of, set_submodule
 
 LEAST_GAIN = 0.05
 """Relative fall of the fullest rank's tokens below which experts stay where they are."""
@@ -86,6 +87,9 @@ def _exchange(rows: torch.Tensor, sent: list[int], received: list[int], axis: Ax
     return out
 
 
+Compute = Callable[[torch.Tensor, list[int], list[int]], torch.Tensor]
+
+
 def expert_output(expert: nn.Module, rows: torch.Tensor) -> torch.Tensor:
     """[n, D] -> [n, D], as a batch of one sequence: an MLP with experts of its own may insist on one."""
     output: torch.Tensor = expert(rows.unsqueeze(0))
@@ -124,15 +128,15 @@ class SharedExperts:
         """Before any token was counted."""
         return cls(axis, first_placement(experts, axis.size), [0] * experts, [0] * axis.size)
 
-    def run(self, rows: torch.Tensor, expert: torch.Tensor, experts: nn.ModuleList) -> torch.Tensor:
+    def run(self, rows: torch.Tensor, expert: torch.Tensor, compute: Compute) -> torch.Tensor:
         """The experts' outputs of this rank's rows; collective over the axis.
 
         Args:
             rows: tokens [N, D].
             expert: of each row, int64 [N].
-            experts: all of them.
+            compute: outputs [n, D] of rows [n, D], given these experts in turn and how many rows each has.
         """
-        count, size = len(experts), self.axis.size
+        count, size = len(self.placement), self.axis.size
         # Experts by rank, and each rank's in ascending order: the order in which rows travel.
         travel = sorted(range(count), key=lambda e: (self.placement[e], e))
         place = torch.empty(count, dtype=torch.int64)
@@ -143,19 +147,15 @@ class SharedExperts:
         self._count(by_rank)
         sent = rank_loads(self.placement, by_rank[self.axis.index].tolist(), size)
         own = [e for e in travel if self.placement[e] == self.axis.index]
-        pieces = [[int(by_rank[source, e]) for e in own] for source in range(size)]
-        received = [sum(piece) for piece in pieces]
+        pieces = by_rank[:, own]
+        received = pieces.sum(1).tolist()
         arrived = _AllToAll.apply(rows[order], sent, received, self.axis)  # type: ignore[no-untyped-call]
         # From each rank, one piece for each expert: put together by expert.
-        parts = arrived.split([length for piece in pieces for length in piece]) if own else ()
-        done: list[torch.Tensor] = [arrived] * len(parts)
-        for number, e in enumerate(own):
-            places = range(number, len(parts), len(own))
-            output = expert_output(experts[e], torch.cat([parts[at] for at in places]))
-            for at, piece in zip(places, output.split([len(parts[at]) for at in places]), strict=True):
-                done[at] = piece
-        # A rank without an expert returns nothing, in the same type as the others.
-        results = (torch.cat(done) if done else arrived).to(rows.dtype)
+        by_source = torch.tensor(own, dtype=torch.int64).repeat(size).repeat_interleave(pieces.flatten())
+        together = torch.sort(by_source, stable=True).indices.to(rows.device)
+        # A rank without rows returns nothing, in the same type as the others.
+        results = compute(arrived[together], own, pieces.sum(0).tolist()).to(rows.dtype)
+        results = results[torch.argsort(together)]
         back = _AllToAll.apply(results, received, sent, self.axis)  # type: ignore[no-untyped-call]
         out: torch.Tensor = back[torch.argsort(order)]
         return out
@@ -194,7 +194,7 @@ class Experts(ChangingModule):
 
     def __init__(self, mlp: nn.Module, width: int, settings: ExpertsSettings) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings, self.count = settings, settings.count
         self.router = nn.Linear(width, settings.count, bias=False)
         # Nearly even scores to begin with.
         nn.init.normal_(self.router.weight, std=_ROUTER_DEVIATION)
@@ -231,7 +231,7 @@ class Experts(ChangingModule):
         self.dropped = 1 - sum(min(load, slots) for load in self.loads) / len(expert)
         row, position, gate = expert[kept] * slots + place[kept], position[kept], gate[kept]
         if self.shared is not None and CURRENT_FORWARD.microbatch is not None:
-            out = self.shared.run(flat[position], expert[kept], self.experts)
+            out = self.shared.run(flat[position], expert[kept], self._compute)
         else:
             queue = flat.new_zeros(count * slots, flat.shape[-1]).index_copy(0, row, flat[position])
             parts = queue.split(slots)
@@ -248,6 +248,10 @@ class Experts(ChangingModule):
                 mixed = with_side_loss(mixed, loss)
         return mixed.view_as(hidden)
 
+    def _compute(self, rows: torch.Tensor, own: list[int], lengths: list[int]) -> torch.Tensor:
+        parts = zip(own, rows.split(lengths), strict=True)
+        return torch.cat([expert_output(self.experts[e], part) for e, part in parts]) if own else rows
+
     def follow_counts(self) -> None:
         """Move the bias of each expert by one step towards the mean count; a step of the job is over."""
         counts = self.counts.float()
@@ -255,8 +259,44 @@ class Experts(ChangingModule):
         self.counts.zero_()
 
 
+class OwnExperts:
+    """Experts that a layer of transformers came with, in one part, which replicas can share.
+
+    Attributes:
+        shared: the ranks that share them; None: this one computes all of them.
+    """
+
+    def __init__(self, part: nn.Module) -> None:
+        """Compute in the place of ``part``, whose weights keep their names."""
+        self.shared: SharedExperts | None = None
+        self.count: int = part.num_experts  # type: ignore[assignment]
+        self._alone = part.forward
+        self._arguments = inspect.signature(part.forward)
+        part.__dict__ |= {"forward": self, "own_experts": self}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Hidden states [N, D], their experts [N, k] and weights [N, k] -> [N, D]."""
+        if self.shared is None or CURRENT_FORWARD.microbatch is None:
+            alone: torch.Tensor = self._alone(*args, **kwargs)
+            return alone
+        hidden: torch.Tensor
+        hidden, chosen, weights = self._arguments.bind(*args, **kwargs).arguments.values()
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        rows = flat.repeat_interleave(chosen.shape[-1], 0)
+        out = self.shared.run(rows, chosen.flatten(), self._compute)
+        mixed: torch.Tensor = (out.view(*chosen.shape, -1) * weights.unsqueeze(-1)).sum(-2)
+        return mixed.to(hidden.dtype).view(hidden.shape)
+
+    def _compute(self, rows: torch.Tensor, own: list[int], lengths: list[int]) -> torch.Tensor:
+        if not len(rows):
+            return rows
+        chosen = torch.tensor(own).repeat_interleave(torch.tensor(lengths)).to(rows.device).unsqueeze(1)
+        computed: torch.Tensor = self._alone(rows, chosen, rows.new_ones(len(rows), 1))
+        return computed
+
+
 class MixtureOfExperts(BlockChange):
-    """MLPs become experts."""
+    """MLPs become experts; those that a model came with are shared by replicas, where that is asked for."""
 
     measures: str | None = TOKEN_IMBALANCE
     needs = ("mlp_path", "width")
@@ -270,13 +310,29 @@ class MixtureOfExperts(BlockChange):
         self.first_layer = self._settings.first_layer
 
     def lacks(self, index: int, module: nn.Module) -> str:
-        """As of every change; experts that a layer came with stay its model's."""
-        if experts_of(module):
-            return "experts of its own, which its model balances (output_router_logits: true)"
-        return super().lacks(index, module)
+        """As of every change; experts that a model came with stay as they are, but for who computes them."""
+        own = experts_of(module)
+        if not own:
+            among = any(getattr(part, "among_experts", False) for part in module.modules())
+            return "no experts, which others of its model have" if among else super().lacks(index, module)
+        if not self._settings.parallel:
+            return (
+                "experts of its own, which its model balances (output_router_logits: true), and replicas "
+                "share (experts.parallel: true)"
+            )
+        others = self._settings.model_dump(exclude={"parallel"}, by_alias=True)
+        usual = ExpertsSettings().model_dump(by_alias=True)
+        set_here = [name for name, value in others.items() if value != usual[name]]
+        if set_here:
+            return f"experts of its own, whose {', '.join(set_here)} are its model's"
+        return "" if chosen_experts_are_given(own) else "experts that each compute all tokens"
 
     def change_block(self, block: nn.Module, index: int) -> nn.Module:
-        """Replace the MLP."""
+        """Replace the MLP, or let its own experts be shared."""
+        own = experts_of(block)
+        if own:
+            OwnExperts(own[0])
+            return block
         typed: Any = block
         path = typed.mlp_path()
         set_submodule(block, path, Experts(block.get_submodule(path), typed.width, self._settings))
@@ -285,14 +341,14 @@ class MixtureOfExperts(BlockChange):
     def apply(self, step: int, layers: LayerSet, world: World) -> bool:
         """Let the replicas share the experts of the layers held, where the configuration asks for it."""
         if self._settings.parallel and world.data.size > 1:
-            for experts in _experts(layers).values():
+            for experts in (_experts(layers) | _own_experts(layers)).values():
                 if experts.shared is None or experts.shared.axis is not world.data:
-                    experts.shared = SharedExperts.over(world.data, self._settings.count)
+                    experts.shared = SharedExperts.over(world.data, experts.count)
         return super().apply(step, layers, world)
 
     def after_optimizer(self, layers: LayerSet) -> None:
         """The bias follows the step's counts, and the experts' ranks its tokens."""
-        for experts in _experts(layers).values():
+        for experts in (_experts(layers) | _own_experts(layers)).values():
             if experts.shared is not None:
                 experts.shared.follow_tokens()
         if self._settings.balance == LoadBalance.BIAS:
@@ -305,21 +361,26 @@ class MixtureOfExperts(BlockChange):
         Of experts that ranks share, also the tokens that each rank computed, and each expert's rank.
         """
         found = {index: experts for index, experts in _experts(layers).items() if experts.loads}
-        shared = {i: e.shared for i, e in found.items() if e.shared is not None}
+        sharing = found | _own_experts(layers)
+        shared = {i: e.shared for i, e in sharing.items() if e.shared is not None}
         by_rank: dict[str, dict[int, Any]] = {
             "rankLoads": {i: of.computed for i, of in shared.items()},
             "placement": {i: of.placement for i, of in shared.items()},
             "placed": {i: of.moved for i, of in shared.items()},
         }
         return (by_rank if shared else {}) | {
-            **_imbalance({i: e.loads for i, e in found.items()}),
+            **_imbalance({i: e.loads for i, e in found.items()} | _own_loads(layers)),
             "dropped": {i: e.dropped for i, e in found.items()},
         }
 
 
 def own_experts(layers: LayerSet) -> dict[str, dict[int, Any]]:
     """As :meth:`MixtureOfExperts.measured`, of experts that the model came with."""
-    return _imbalance({layer.index: loads for layer in layers if (loads := expert_loads(layer.module))})
+    return _imbalance(_own_loads(layers))
+
+
+def _own_loads(layers: LayerSet) -> dict[int, list[int]]:
+    return {layer.index: loads for layer in layers if (loads := expert_loads(layer.module))}
 
 
 def _imbalance(loads: dict[int, list[int]]) -> dict[str, dict[int, Any]]:
@@ -333,4 +394,13 @@ def _experts(layers: LayerSet) -> dict[int, Experts]:
         for layer in layers
         for module in layer.module.modules()
         if isinstance(module, Experts)
+    }
+
+
+def _own_experts(layers: LayerSet) -> dict[int, OwnExperts]:
+    return {
+        layer.index: part.__dict__["own_experts"]
+        for layer in layers
+        for part in layer.module.modules()
+        if "own_experts" in part.__dict__
     }

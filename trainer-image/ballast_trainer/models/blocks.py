@@ -75,22 +75,41 @@ _CHOICES = {"top_k_index", "router_indices"}
 """What transformers calls the experts of each token, [tokens, k], where its fused experts take them."""
 
 
+def chosen_experts_are_given(parts: list[nn.Module]) -> bool:
+    """Whether the one part of these that has the experts takes the choice, and computes the chosen rows."""
+    return len(parts) == 1 and bool(_CHOICES & inspect.signature(type(parts[0]).forward).parameters.keys())
+
+
 def experts_of(layer: nn.Module) -> list[nn.Module]:
-    """The parts of a layer of transformers that compute experts, which it came with."""
-    parts = layer.modules()
-    return [part for part in parts if _CHOICES & inspect.signature(type(part).forward).parameters.keys()]
+    """The parts of a layer of transformers that compute experts, which it came with.
+
+    Where each expert takes all tokens (Llama 4), their router: its scores are 0 for experts not chosen.
+    """
+    given = [part for part in layer.modules() if chosen_experts_are_given([part])]
+    return given or [part for part in layer.modules() if _scores_all(part)]
+
+
+def _scores_all(part: nn.Module) -> bool:
+    return isinstance(part, nn.Linear) and hasattr(part, "num_experts") and hasattr(part, "top_k")
 
 
 def note_choices(layer: nn.Module) -> None:
     """Let a layer of transformers keep which experts its tokens have chosen last."""
     for part in experts_of(layer):
-        part.register_forward_pre_hook(_note, with_kwargs=True)
+        if chosen_experts_are_given([part]):
+            part.register_forward_pre_hook(_note, with_kwargs=True)
+        else:
+            part.register_forward_hook(_note_scores)
 
 
 def _note(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     # Counted where it is looked at: a count here would wait for the device in each forward.
     named = [kwargs[name] for name in _CHOICES if name in kwargs]
     part.__dict__["chosen_experts"] = (named[0] if named else args[1]).detach()
+
+
+def _note_scores(part: Any, args: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    part.__dict__["chosen_experts"] = output[0].detach().topk(part.top_k).indices
 
 
 def expert_loads(layer: nn.Module) -> list[int]:

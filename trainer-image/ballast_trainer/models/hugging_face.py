@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from ballast_trainer.data.collate import IGNORED
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.models.blocks import note_choices
+from ballast_trainer.models.blocks import experts_of, note_choices
 from ballast_trainer.models.chain import Chain, LayerCalls, NoChainError, Packed
 from ballast_trainer.models.deferred import DeferredWeights, deferred_weights
 from ballast_trainer.models.loss_weights import counted_targets, cross_entropy
@@ -47,7 +47,10 @@ class DecoderLayer(nn.Module):
         width: of the hidden states.
         config: of the model; None: it has none.
         plan: how parts of the layer are cut over a tensor group, by path, as its family states.
+        among_experts: whether some layers of its model came with experts.
     """
+
+    among_experts = False
 
     def __init__(
         self, layer: nn.Module, index: int, calls: LayerCalls, width: int, members: set[str], config: Any
@@ -257,6 +260,9 @@ def _layers_of(
         members.add("attention_path")
     calls, width = chain.calls(), chain.tried.shape[-1]
     inner = [DecoderLayer(layer, i, calls, width, members, config) for i, layer in enumerate(chain.layers)]
+    among_experts = any(experts_of(layer) for layer in chain.layers)
+    for one in inner:
+        one.among_experts = among_experts
     if not routed:
         return [chain.first(), *inner, chain.last()], cross_entropy
     name = type(model).__name__
