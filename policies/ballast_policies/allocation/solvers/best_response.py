@@ -16,7 +16,7 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.solvers.dense_program import Rows, dot, largest, least, stratified, taken
+from ballast_policies.allocation.solvers.dense_program import Rows, dot, largest, least, stratified
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,12 +59,6 @@ class Response:
         used: np.ndarray = rows.used_by(everyone, self.high, self.share)
         used = used + rows.used_by(everyone, self.low, 1.0 - self.share)
         return used
-
-    def take(self, index: np.ndarray) -> "Response":
-        """The answers of the jobs at ``index``."""
-        per_job = ("demand", "low", "high", "rate_low", "rate_high", "share", "level", "time")
-        answers = {field: getattr(self, field)[index] for field in per_job}
-        return dataclasses.replace(self, costs=taken(self.costs, index), **answers)
 
     def reduced_costs(self, rates: np.ndarray) -> np.ndarray:
         """(n, w + 1) reduced costs: extra cost of full time in each column over the mix."""

@@ -1,12 +1,10 @@
 """Rounds of small LPs in a box of prices that shrinks: the core of ``boxstep``.
 
-A round: count the jobs that are undecided inside the box. Where they are many, the dual is nearly smooth, and
-a Newton step moves the prices (``newton``). Where that fails, the LP of a stratified sample of them does: the
-GPUs that they use at the current prices are known exactly, and the sample only estimates how they change, so
-the error of a step is a part of the step, and the box shrinks by a constant factor in each round. As soon as
-all undecided jobs fit into the LP, its solution is exact, which the bound at its prices proves; where it is
-not, the box moves or the LP gets more jobs, at last all of them. Jobs that are far from a change leave the
-rows, and return if prices move far.
+A round: count the jobs that are undecided inside the box. Where they are many, the LP of a stratified sample
+of them moves the prices: the GPUs that they use at the current prices are known exactly, and the sample only
+estimates how they change, so the error of a step is a part of the step, and the box shrinks by a constant
+factor in each round. As soon as all undecided jobs fit into the LP, its solution is exact, which the bound at
+its prices proves; where it is not, the box moves or the LP gets more jobs, at last all of them.
 
 Where thousands of jobs tie exactly (equal speeds, different demands), the values of their columns are
 perturbed at random by 1e-7 of the prices: then any box small enough holds few of them.
@@ -28,6 +26,7 @@ from ballast_policies.allocation.solvers.crossover import (
     Box,
     Closeness,
     CrossoverSolution,
+    Decided,
     Priced,
     among_cheap,
     by_one_lp,
@@ -38,8 +37,6 @@ from ballast_policies.allocation.solvers.crossover import (
 )
 from ballast_policies.allocation.solvers.dense_program import Rows, largest, stratified
 from ballast_policies.allocation.solvers.methods import ALL_COLUMNS, CHEAP_COLUMNS, PRICES, fell_back
-from ballast_policies.allocation.solvers.newton import FAR, FASTEST_SHRINK, GROW, newton_step, unlike
-from ballast_policies.allocation.solvers.open_jobs import CLOSED, JITTER, OpenJobs
 
 MOST_COLUMNS = 6000
 """Columns in the LP of a sample, where that leaves FEWEST jobs."""
@@ -66,9 +63,7 @@ class Undecided:
     corner: np.ndarray
 
 
-def undecided_in(
-    rows: Rows, at: Response, box: Box, *, close: Closeness, lp_jobs: int, widest: float
-) -> Undecided:
+def undecided_in(rows: Rows, at: Response, box: Box, *, close: Closeness, lp_jobs: int) -> Undecided:
     """The undecided jobs in the box, a sample of them where they are more than ``lp_jobs``.
 
     Args:
@@ -76,8 +71,7 @@ def undecided_in(
         at: the response in the middle of the box.
         box: the box.
         close: how close the jobs are to a change.
-        lp_jobs: jobs in an LP.
-        widest: factor by which the box may grow where the LP has room for more jobs.
+        lp_jobs: jobs in an LP; where it has room for more, the box grows.
     """
     nearest = close.nearest
     inside = nearest <= 1.0
@@ -96,7 +90,7 @@ def undecided_in(
     if len(nearest) > lp_jobs:
         # As wide as the LP has room for.
         room = float(np.partition(nearest, lp_jobs)[lp_jobs])
-        wider = min(max(1.0, room), widest) if np.isfinite(room) else 1.0
+        wider = max(1.0, room) if np.isfinite(room) else 1.0
     inside = nearest <= wider
     chosen = np.flatnonzero(inside)
     near = close.take(chosen)
@@ -153,10 +147,11 @@ DOUBTS = 2
 MOST_SAMPLED = 1600
 CRAWLS = 3
 """Likewise where this many exact LPs ended at a wall."""
-NEWTON_FAILURES = 2
-"""Newton steps that may fail to improve the bound, after which there are only LPs."""
 GAP_TOLERANCE = 1e-10
 """Relative gap at which the search ends."""
+JITTER = 1e-7
+"""Ties are broken by a random perturbation of each column's value, of this part of the prices."""
+SEED = 20211024
 LAST_TOLERANCE = 3.0 * JITTER
 """Likewise where ties were broken, or rounding errors kept PATIENCE exact LPs from the smaller gap."""
 PATIENCE = 2
@@ -168,24 +163,11 @@ class LpSize:
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
         self.failed = self.crawled = self.spent = self._doubted = 0
-        self._first, self._newton_failed = jobs, 0
 
     @property
     def tolerance(self) -> float:
         """The relative gap at which an exact LP ends the search."""
         return GAP_TOLERANCE if self.failed < PATIENCE else LAST_TOLERANCE
-
-    def too_small_for(self, nearest: np.ndarray) -> bool:
-        """Whether a Newton step comes first: of jobs so near (n,) to a change too many are undecided."""
-        undecided = int((nearest <= 1.0).sum())
-        return undecided > self.jobs and self._newton_failed < NEWTON_FAILURES and unlike(nearest)
-
-    def after_newton_failed(self, nearest: np.ndarray) -> None:
-        """Count a Newton step that did not improve the bound."""
-        self._newton_failed += 1
-        undecided = int((nearest <= 1.0).sum())
-        if undecided <= LP_GROWTH_FACTOR * self._first:
-            self.jobs = max(self.jobs, undecided)
 
     def after(self, *, exact: bool, better: bool, at_wall: bool) -> None:
         """Count an LP: of all undecided jobs, whether it improved the bound, ended at a wall."""
@@ -210,7 +192,11 @@ COARSE_ROUNDS = 20
 """Where prices to about a hundredth will do, the search ends after this number of rounds."""
 SAFETY = 2.0
 """The box's next width per movement of the prices."""
-SLOWEST_SHRINK = 0.3
+FASTEST_SHRINK, SLOWEST_SHRINK, GROW = 1e-3, 0.3, 3.0
+"""How much narrower or wider a box becomes at most, and how much narrower at least."""
+FAR = 0.25
+"""Where a step ends at a wall and improves the bound, GROW applies to all prices that moved this part of
+their width or more: prices that move in proportion are then followed in steps of growing length."""
 UNEVEN = 0.01
 """Part of the widest side of the box that all sides have at least: a price of 0 may have to rise again."""
 TIED = 1e-10
@@ -228,8 +214,8 @@ class BoxSearch:
     """The search on one program."""
 
     def __init__(self, rows: Rows) -> None:
-        self.whole, self.open = rows, OpenJobs(rows)
-        self.usual = 1.0
+        self.whole = self.rows = rows
+        self.usual, self._jitter = 1.0, 0.0
 
     def run(
         self, at: Response, *, lp_jobs: int, part: float, feasibility: bool = False, coarse: float = 0.0
@@ -246,45 +232,27 @@ class BoxSearch:
         Returns:
             None where there is no solution.
         """
-        at = in_units_of_t(self.open.rows, at)
+        at = in_units_of_t(self.rows, at)
         self.usual = _usual(self.whole, at.prices)
         box = Box(
             prices=part * np.maximum(at.prices, LOW_PRICE * self.usual), t=part * max(abs(at.t), 1e-300)
         )
-        jobs, size, worse = self.open, LpSize(lp_jobs), 0
+        size, worse = LpSize(lp_jobs), 0
         for _ in range(self._rounds(coarse > 0)):
             if box.prices.max() <= coarse * self.usual or (feasibility and self._fits(at)):
                 return self._response(at)
-            if jobs.readmit(at.prices - box.prices, at.prices + box.prices):
-                at = self._at(at.prices, at.t)
-            at, close = self._closed(at, box, size.jobs)
-            if not jobs.jitter and self._tied(close.nearest, box, bool(worse)) > size.jobs:
+            close = closeness(self.rows, at, box)
+            if not self._jitter and self._tied(close.nearest, box, bool(worse)) > size.jobs:
                 if not (coarse or feasibility) and (priced := self._with_balanced_ties(at)) is not None:
                     return priced
                 at = self._with_ties_broken(at)
                 continue
-            bound = at.bound(self.open.rows)
+            bound = at.bound(self.rows)
             if feasibility and bound < 0:
                 return None
-            if not worse and size.too_small_for(close.nearest):
-                newton = newton_step(self.open.rows, at, box, close)
-                if newton is not None:
-                    box = self._resized(box, newton.widths, at=at.t, following=newton.after.t)
-                    at = newton.after
-                    if newton.gain <= coarse**2 and not newton.at_wall:
-                        return self._response(at)
-                    continue
-                size.after_newton_failed(close.nearest)
-            undecided = undecided_in(
-                self.open.rows,
-                at,
-                box,
-                close=close,
-                lp_jobs=size.jobs,
-                widest=np.inf if jobs.all_open else CLOSED,
-            )
+            undecided = undecided_in(self.rows, at, box, close=close, lp_jobs=size.jobs)
             box, exact = undecided.box, undecided.weight is None
-            found = lp_of(self.open.rows, at, undecided)
+            found = lp_of(self.rows, at, undecided)
             size.spent += len(undecided.chosen)
             if found is None or size.spent > MOST_JOBS:
                 break
@@ -293,17 +261,13 @@ class BoxSearch:
                 if solution is not None:
                     return None if feasibility and found.t < 0 else solution
             following = self._at(found.prices, found.t)
-            after = following.bound(self.open.rows)
+            after = following.bound(self.rows)
             if feasibility and self._fits(following):
                 return self._response(following)
             moved = np.abs(following.prices - at.prices) / box.prices
             at_wall = (moved >= 1 - 1e-9) & (following.prices > 0)
             better = after < bound
             size.after(exact=exact, better=better, at_wall=bool(at_wall.any()))
-            if exact and not at_wall.any() and not jobs.all_open:
-                jobs.reopen()
-                at = self._at(found.prices, found.t)
-                continue
             worse = 0 if better else worse + (not exact)
             shrink = _shrinking(moved, at_wall, better=better, exact=exact, worse=worse)
             box = self._resized(box, shrink, at=at.t, following=found.t)
@@ -312,15 +276,20 @@ class BoxSearch:
         return None if feasibility and solution is not None and solution.start.t < 0 else solution
 
     def _at(self, prices: np.ndarray, t: float) -> Response:
-        return in_units_of_t(self.open.rows, respond(self.open.rows, prices, min(t, self.open.rows.highest)))
+        return in_units_of_t(self.rows, respond(self.rows, prices, min(t, self.rows.highest)))
 
     def _with_ties_broken(self, at: Response) -> Response:
-        self.open.break_ties(self.usual)
+        self._jitter = JITTER * self.usual
+        self.rows = _jittered(self.rows, self._jitter)
         return self._at(at.prices, at.t)
+
+    def _mixes(self, at: Response) -> Decided:
+        """The mixes of all jobs in the response."""
+        return decided(self.rows, at, np.arange(len(self.rows)))
 
     def _with_balanced_ties(self, at: Response) -> Priced | None:
         """The answers to the prices of ``at``, where one choice of the jobs that tie fits; else None."""
-        rows, prices = self.open.rows, None
+        rows, prices = self.rows, None
         if at.prices.any():
             prices = balanced_prices(rows, at.prices, at.t, self.usual)
         if prices is None:
@@ -328,10 +297,9 @@ class BoxSearch:
         at = self._at(prices, at.t)
         if (at.used(rows) > (rows.capacity - rows.lift * at.t) * (1 + MARGIN)).any():
             return None
-        self.open.remember(at)
-        X = self.open.shares(at.t)[:, :-1]
-        level = slopes(self.whole, self.open.low, self.open.high, at.prices)
-        return self._proven(X, at.t, at.prices, level, GAP_TOLERANCE)
+        mixes = self._mixes(at)
+        level = slopes(self.whole, mixes.low, mixes.high, at.prices)
+        return self._proven(mixes.shares(self.rows, at.t), at.t, at.prices, level, GAP_TOLERANCE)
 
     def _resized(self, box: Box, by: np.ndarray, *, at: float, following: float) -> Box:
         """``box`` times ``by`` (k,), after a step of t from ``at``."""
@@ -341,19 +309,13 @@ class BoxSearch:
         return Box(prices=np.maximum(widths, narrowest), t=max(t, NARROWEST * abs(at)))
 
     def _fits(self, at: Response) -> bool:
-        return bool((at.used(self.open.rows) <= self.open.rows.capacity).all())
+        return bool((at.used(self.rows) <= self.rows.capacity).all())
 
     def _tied(self, nearest: np.ndarray, box: Box, stuck: bool) -> int:
         """How many jobs are tied."""
         if not stuck and box.prices.max() > TIES_SEEN * self.usual:
             return 0
         return int((nearest * float(box.prices.min()) < TIED * self.usual).sum())
-
-    def _closed(self, at: Response, box: Box, lp_jobs: int) -> tuple[Response, Closeness]:
-        """The response and its closeness, once those jobs have left the rows that are far from a change."""
-        close = closeness(self.open.rows, at, box)
-        stay = self.open.close(at, box, close, lp_jobs)
-        return (at, close) if stay is None else (at.take(stay), close.take(stay))
 
     def _rounds(self, coarse: bool) -> int:
         """After how many the search ends."""
@@ -372,10 +334,9 @@ class BoxSearch:
 
     def _response(self, at: Response) -> Priced:
         """The shares of a response."""
-        self.open.remember(at)
         n = len(self.whole)
         return Priced(
-            X=self.open.shares(at.t)[:, :-1],
+            X=self._mixes(at).shares(self.rows, at.t),
             level=np.zeros(n),
             time=np.zeros(n),
             prices=at.prices,
@@ -388,17 +349,15 @@ class BoxSearch:
         """The LP's solution for all jobs, if it is proven to be one to the relative ``tolerance``."""
         if found.exceeded > MARGIN:
             return None
-        rows, chosen = self.whole, self.open.index[undecided.chosen]
-        self.open.remember(at)
-        X = self.open.shares(found.t)
+        rows, chosen, mixes = self.whole, undecided.chosen, self._mixes(at)
+        X = mixes.shares(rows, found.t)
         X[chosen] = 0.0
-        X[self.open.index[found.job], found.place] = found.x
-        X = X[:, :-1]
+        X[found.job, found.place] = found.x
         if (X < -MARGIN).any() or (X > 1.0 + MARGIN).any():
             return None
-        level = slopes(rows, self.open.low, self.open.high, found.prices)
+        level = slopes(rows, mixes.low, mixes.high, found.prices)
         level[chosen] = found.level
-        tolerance = LAST_TOLERANCE if self.open.jitter else tolerance
+        tolerance = LAST_TOLERANCE if self._jitter else tolerance
         return self._proven(X, found.t, found.prices, level, tolerance)
 
     def _proven(
@@ -434,3 +393,10 @@ def _usual(rows: Rows, prices: np.ndarray) -> float:
     if rows.value is not None and not rows.gain:
         usual = max(usual, 0.1 * float((largest(np.abs(rows.value)) / rows.gpus).mean()))
     return max(usual, 1e-300)
+
+
+def _jittered(rows: Rows, most: float) -> Rows:
+    noise = np.random.default_rng(SEED).uniform(0.0, most, rows.rates.shape)
+    noise = np.asfortranarray(np.where(rows.usable, noise * rows.gpus[:, None], 0.0))
+    noise[:, -1] = 0.0
+    return dataclasses.replace(rows, value=noise if rows.value is None else rows.value + noise)

@@ -2,10 +2,10 @@
 
 Given prices (and t) each job's best answer is known (``best_response``), so k prices are to be found. They
 lie in a box around the current ones. Inside the box most jobs' answers cannot change; the others are
-*undecided*. While they are many, Newton steps move the prices (``newton``). Then a small LP over the
-undecided jobs, with prices held to the box (``crossover``), moves them to where they are best in the box
-(Marsten, Hogan and Blankenship, "The boxstep method for large-scale optimization", Operations Research
-23(3), 1975). The rounds of such steps are in ``box_search``.
+*undecided*. A small LP over the undecided jobs, or a sample of them, with prices held to the box
+(``crossover``), moves them to where they are best in the box (Marsten, Hogan and Blankenship, "The boxstep
+method for large-scale optimization", Operations Research 23(3), 1975). The rounds of such steps are in
+``box_search``.
 
 First prices come from a sample of 300 jobs, with very many jobs then from one of 5,000. A solution's prices
 start the next one: after an arrival or departure the last LP alone is usually enough.

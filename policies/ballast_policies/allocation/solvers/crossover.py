@@ -46,6 +46,14 @@ class Decided:
     used: np.ndarray
     growth: np.ndarray
 
+    def shares(self, rows: Rows, t: float) -> np.ndarray:
+        """(jobs, w) shares of all jobs of ``rows``, at t."""
+        share, everyone = self.at_zero + self.per_t * t, np.arange(len(rows))
+        X = np.zeros(rows.rates.shape)
+        X[everyone, self.low] = 1.0 - share
+        X[everyone, self.high] = share
+        return X[:, :-1]
+
 
 def decided(rows: Rows, at: Response, jobs: np.ndarray, weight: np.ndarray | None = None) -> Decided:
     """The ``jobs`` (positions), with their mixes of ``at``; GPUs count ``weight`` times."""

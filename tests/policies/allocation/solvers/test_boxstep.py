@@ -5,7 +5,6 @@ import pytest
 from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.registry import solve
 from ballast_policies.allocation.solvers import box_search, boxstep, linear, methods
-from ballast_policies.allocation.solvers.open_jobs import OpenJobs
 
 
 def cluster(seed, *, jobs=1100, types=6, contention=4.0, unusable=0.1, noise=0.3, ties=False):
@@ -213,7 +212,7 @@ def test_jobs_that_tie_between_free_types_are_decided_at_once(seed, monkeypatch)
     def broken(*_):
         raise AssertionError("ties broken at random")
 
-    monkeypatch.setattr(OpenJobs, "break_ties", broken)
+    monkeypatch.setattr(box_search.BoxSearch, "_with_ties_broken", broken)
     instance = filled_by_two_gangs(3000, seed=seed)
     answer = solve("makespan", instance)
     assert answer.objective == pytest.approx(1e4)
