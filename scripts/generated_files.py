@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ballast_operator.api.conditions import JobCondition, JobReason, JobState
-from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
+from ballast_operator.api.conditions import JobCondition, JobReason, JobState, PolicyCondition, PolicyReason
 from ballast_operator.api.rbac import kueue_rules, operator_rules, page_rules, people_roles
 from ballast_operator.api.schema.crd import RESOURCES, Resource, crd_files, root_schema, to_yaml
 from ballast_operator.api.schema.model_schema import member_docs

@@ -11,12 +11,11 @@ import pstats
 import time
 from typing import Any
 
-from ballast_operator.allocator.allocator import Allocator
+from ballast_operator.allocator.allocator import Allocator, DecisionThrottle
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
 from ballast_operator.allocator.policy_status import PolicyReporter
 from ballast_operator.allocator.saved_state import StateStore
-from ballast_operator.allocator.solving.solver import Solver
-from ballast_operator.allocator.throttle import DecisionThrottle
+from ballast_operator.allocator.solver import Solver
 from ballast_operator.errors import NotFound
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, NODE, POLICY

@@ -23,9 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ballast_policies.simulator.elastic.engine import ElasticResult
-from ballast_policies.simulator.elastic.operator_rounds import OperatorRules, simulate_rules
-from ballast_policies.simulator.elastic.workload_file import read_workload
+from ballast_policies.simulator.elastic import ElasticResult, OperatorRules, read_workload, simulate_rules
 from kubernetes import client
 from live.cluster import next_round
 from live.reports import Costs, Noted, costs, stretches

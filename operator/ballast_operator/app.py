@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from ballast_operator.allocator.solving.solver import Solver
+from ballast_operator.allocator.solver import Solver
 from ballast_operator.api.conditions import some_of
 from ballast_operator.errors import Forbidden, LeaseLapsed, NotLeader, OperatorError, Unavailable
 from ballast_operator.history.recent import Recent

@@ -10,14 +10,13 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from ballast_operator.allocator.allocator import Allocator
+from ballast_operator.allocator.allocator import Allocator, DecisionThrottle
 from ballast_operator.allocator.costs.cloud_prices import CloudPrices
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
 from ballast_operator.allocator.gauges import set_job_gauges
 from ballast_operator.allocator.policy_status import PolicyReporter
 from ballast_operator.allocator.saved_state import StateStore
-from ballast_operator.allocator.solving.solver import Solver
-from ballast_operator.allocator.throttle import DecisionThrottle
+from ballast_operator.allocator.solver import Solver
 from ballast_operator.errors import OperatorError
 from ballast_operator.history.writer import HistoryWriter
 from ballast_operator.kube.caches import WATCHED

@@ -26,7 +26,7 @@ from ballast_operator.api.read import (
 from ballast_operator.cli.allocate.command import read_problem
 from ballast_operator.cli.plan import input as plan_input
 from ballast_operator.cli.simulate.input import read_amounts, window_of
-from ballast_operator.desired.pod import pod_object
+from ballast_operator.desired import pod_object
 from ballast_operator.kube.slim import pinned_node
 from ballast_operator.views.lease import LeaseReader
 from ballast_operator.views.nodes import foreign_use, read_node
@@ -45,13 +45,18 @@ from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.messages import read_finished_step
 from ballast_policies.gpus.catalogue import CatalogueError, gpu_of_node, parse_gpus
 from ballast_policies.planning.profile import read_profile
-from ballast_policies.prices.clouds.aws import spot_price
-from ballast_policies.prices.clouds.azure import retail_price
-from ballast_policies.prices.clouds.gcp import GcpPrice, gpu_price, read_skus
-from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice
+from ballast_policies.prices.clouds import (
+    AwsSpotPrice,
+    AzurePrice,
+    GcpPrice,
+    gpu_price,
+    read_skus,
+    retail_price,
+    spot_price,
+)
 from ballast_policies.prices.feed import FeedPrice, read_feed
 from ballast_policies.prices.offers import PriceLogError, parse_catalogue
-from ballast_policies.simulator.elastic.workload_file import read_workload
+from ballast_policies.simulator.elastic import read_workload
 from ballast_policies.simulator.workloads import WorkloadError, parse_trace
 from ballast_policies.throughput.table import ThroughputError, parse_gavel
 from ballast_trainer.checkpoints.folder_lock import Owner

@@ -11,11 +11,11 @@ from ballast_operator.cli.simulate import input as workload_input
 from ballast_operator.cli.simulate.input import (
     EXCERPT,
     WorkloadOptions,
+    progress_bar,
     read_amounts,
     table_of,
     window_of,
 )
-from ballast_operator.cli.simulate.progress import progress_bar
 
 if TYPE_CHECKING:
     from ballast_policies.simulator.workloads import Workload

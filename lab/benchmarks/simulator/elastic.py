@@ -12,8 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from ballast_policies.simulator.elastic.engine import simulate
-from ballast_policies.simulator.elastic.workload_file import Sizes, read_workload
+from ballast_policies.simulator.elastic import Sizes, read_workload, simulate
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.support.elastic_workloads import file

@@ -29,7 +29,7 @@ from ballast_operator.allocator.problem.admission import Admissions
 from ballast_operator.allocator.problem.hazards import SeenNodes, spot_seen
 from ballast_operator.allocator.problem.snapshot import Observed, Snapshot, take_snapshot
 from ballast_operator.allocator.problem.throughput import Measurements
-from ballast_operator.allocator.solving.solver import Solve
+from ballast_operator.allocator.solver import Solve
 from ballast_operator.api.cluster_policy import ClusterPolicy, Objective
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.kube.kinds import Key, Object

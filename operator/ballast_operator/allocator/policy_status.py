@@ -22,16 +22,20 @@ from ballast_operator.allocator.costs.price_feeds import (
 )
 from ballast_operator.allocator.costs.teams import next_team_costs
 from ballast_operator.allocator.decider import MadeDecision
-from ballast_operator.allocator.problem.capacity import ClusterCapacity, held_by_pool
-from ballast_operator.allocator.problem.capacity_types import spot_limits, types_differ, within_spot_limits
+from ballast_operator.allocator.problem.capacity import (
+    ClusterCapacity,
+    held_by_pool,
+    spot_limits,
+    types_differ,
+    within_spot_limits,
+)
 from ballast_operator.allocator.problem.hazards import next_hazards
 from ballast_operator.allocator.problem.snapshot import Snapshot
-from ballast_operator.allocator.solving.solver import Solve
+from ballast_operator.allocator.solver import Solve
 from ballast_operator.api import cluster_policy_status as api
 from ballast_operator.api.base import Condition, set_condition, storable
 from ballast_operator.api.cluster_policy import ClusterPolicy
-from ballast_operator.api.conditions import some_of
-from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
+from ballast_operator.api.conditions import PolicyCondition, PolicyReason, some_of
 from ballast_operator.api.read import unknown_fields
 from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable, for_good
 from ballast_operator.history.recording import Decided, TwinResult

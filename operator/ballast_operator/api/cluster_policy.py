@@ -5,7 +5,7 @@ The one source of its CRD, of its documentation and of what the operator reads.
 
 from typing import Annotated, Literal
 
-from ballast_policies.allocation.custom.function import CALLABLE
+from ballast_policies.allocation.custom import CALLABLE
 from ballast_policies.allocation.policy import SpaceSharing
 from ballast_policies.allocation.problem import ENTITY_POLICIES, ProblemError
 from ballast_policies.allocation.registry import DEFAULT_POLICY, POLICIES, find_policy

@@ -4,7 +4,7 @@ import enum
 from typing import Annotated
 
 from ballast_policies.contract.conditions import Cel, Rule
-from ballast_policies.prices.clouds.wanted import USD
+from ballast_policies.prices.clouds import USD
 from pydantic import Field
 
 from ballast_operator.api.base import (

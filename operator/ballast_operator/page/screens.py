@@ -12,8 +12,7 @@ from urllib.parse import quote, urlencode
 import yaml
 from ballast_policies.rounds.values import one_for_each_gpu
 
-from ballast_operator.api.conditions import JobState
-from ballast_operator.api.policy_conditions import NO_POLICY
+from ballast_operator.api.conditions import NO_POLICY, JobState
 from ballast_operator.history.recent import DecisionLine, Recent, RoundLine, partition_now
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, POD, POLICY, Key, Object, key_of

@@ -8,8 +8,7 @@ from typing import Any
 
 from ballast_policies.contract import Plan, plan_config_map_name
 
-from ballast_operator.desired.owned import plan_object
-from ballast_operator.desired.pod import changed_by_admission
+from ballast_operator.desired import changed_by_admission, plan_object
 from ballast_operator.errors import Conflict, NotAllowed
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster

@@ -9,8 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ballast_operator.api.conditions import JobReason
-from ballast_operator.desired.owned import owned
-from ballast_operator.desired.pod import counted_pod
+from ballast_operator.desired import counted_pod, owned
 from ballast_operator.errors import Conflict, NotFound, Rejected
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import WORKLOAD, Object

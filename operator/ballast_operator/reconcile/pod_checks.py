@@ -23,8 +23,14 @@ from ballast_policies.contract import (
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import JobAllocation
-from ballast_operator.desired.owned import access_objects, owned, pod_group_name
-from ballast_operator.desired.pod import changed_by_admission, gpus_elsewhere, pod_object
+from ballast_operator.desired import (
+    access_objects,
+    changed_by_admission,
+    gpus_elsewhere,
+    owned,
+    pod_group_name,
+    pod_object,
+)
 from ballast_operator.errors import (
     Conflict,
     Forbidden,

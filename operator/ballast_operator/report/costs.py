@@ -6,28 +6,128 @@ that they say, so that for each pool
 
     bill = jobs + deleted jobs + idle.
 
-Data that was read from other regions is a part of these, of the bill too.
+Data that was read from other regions is a part of these, of the bill too. Beside a job's costs stand those
+that it would have had otherwise: on demand only, and on all GPU types alike.
 """
 
 import dataclasses
 import datetime
+import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ballast_policies.accounting import cost, price_part
+from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 
+from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs import BudgetPeriod
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POLICY, Object, key_of
-from ballast_operator.report.baselines import (
-    Prices,
-    data_usd_per_step,
-    on_demand_cost,
-    read_prices,
-    type_blind_cost,
-)
-from ballast_operator.report.held import paid_parts, partner
+from ballast_operator.report.held import held_parts, paid_parts, partner
 from ballast_operator.report.paid import team_costs, written_for_data, written_for_gpus
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """By pool: price, GPU type, GPUs, region; by GPU type: the cheapest on-demand price; prices of data."""
+
+    price: Mapping[str, float]
+    gpu_type: Mapping[str, str]
+    gpus: Mapping[str, int]
+    on_demand: Mapping[str, float]
+    region: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    data: DataPrices = NO_DATA_PRICES
+
+
+def read_prices(policies: Sequence[Object]) -> Prices:
+    """The prices that count now."""
+    price: dict[str, float] = {}
+    gpu_type: dict[str, str] = {}
+    gpus: dict[str, int] = {}
+    on_demand: dict[str, float] = {}
+    region: dict[str, str] = {}
+    data: dict[tuple[str, str], float] = {}
+    for policy in policies:
+        status = policy.get("status") or {}
+        bill = {entry["pool"]: entry for entry in status.get("bill") or []}
+        capacity = {entry["pool"]: entry for entry in status.get("capacity") or []}
+        region |= {name: entry.get("region", "") for name, entry in capacity.items()}
+        for each in policy["spec"].get("dataPrices") or []:
+            data.setdefault((each["fromRegion"], each["toRegion"]), each["pricePerGb"])
+        for pool in policy["spec"].get("nodePools") or []:
+            name, kind = pool["name"], pool["gpuType"]
+            now = (bill.get(name) or {}).get("pricePerGpuHour", pool.get("pricePerGpuHour") or 0.0)
+            price.setdefault(name, now)
+            gpu_type.setdefault(name, kind)
+            gpus.setdefault(name, (capacity.get(name) or {}).get("gpus", 0))
+            found = (capacity.get(name) or {}).get("capacityType")
+            if (found or pool.get("capacityType") or "onDemand") == "onDemand" and now > 0:
+                on_demand[kind] = min(on_demand.get(kind, now), now)
+    return Prices(
+        price=price,
+        gpu_type=gpu_type,
+        gpus=gpus,
+        on_demand=on_demand,
+        region=region,
+        data=DataPrices(data),
+    )
+
+
+def data_usd_per_step(job: Object, prices: Prices) -> float:
+    """What a step of the job pays for data where it runs; 0: nothing, or it is not known."""
+    stated, held = (
+        job["spec"].get("dataLocation"),
+        held_parts((job.get("status") or {}).get("allocation") or {}),
+    )
+    if not stated or not held:
+        return 0.0
+    if stated.get("readPerStep") is not None:
+        each = memory_bytes(stated["readPerStep"])
+    else:
+        each = memory_bytes(stated["readInAll"]) / max(1, job["spec"].get("totalSteps", 0))
+    total = sum(part.gpus for part in held) or 1
+    return sum(
+        (prices.data.of_bytes(each, stated["region"], prices.region.get(part.pool, "")) or 0.0)
+        * part.gpus
+        / total
+        for part in held
+    )
+
+
+def on_demand_cost(gpu_seconds: Mapping[str, float], status: Any, prices: Prices) -> float | None:
+    """The same GPU time in the cheapest on-demand pools of the same types; None: a type has none."""
+    types = {entry["pool"]: entry.get("gpuType", "") for entry in status.get("poolCosts") or []}
+    total = 0.0
+    for pool, seconds in gpu_seconds.items():
+        price = prices.on_demand.get(types.get(pool) or prices.gpu_type.get(pool, ""))
+        if price is None:
+            return None
+        total += cost(seconds, price)
+    return total if gpu_seconds else None
+
+
+def type_blind_cost(spec: Any, steps: int, prices: Prices) -> float | None:
+    """Cost of ``steps`` on all pools, each for its part of the GPUs; None where a speed is not stated."""
+    all_gpus = sum(prices.gpus.values())
+    speeds: dict[str, tuple[int, float]] = {}
+    for entry in spec.get("throughput") or []:
+        known = speeds.get(entry["gpuType"])
+        if known is None or entry["stages"] < known[0]:
+            speeds[entry["gpuType"]] = (entry["stages"], entry["stepsPerSecond"])
+    stated = {stages for stages, _ in speeds.values()}
+    if not steps or not all_gpus or len(stated) != 1:
+        return None
+    per_second = speed = 0.0
+    for pool, gpus in prices.gpus.items():
+        if not gpus:
+            continue
+        if prices.gpu_type[pool] not in speeds:
+            return None
+        stages, rate = speeds[prices.gpu_type[pool]]
+        per_second += gpus / all_gpus * cost(float(stages), prices.price[pool])
+        speed += gpus / all_gpus * rate
+    return steps / speed * per_second if speed > 0 else None
+
 
 BADPUT = ("startup", "lostSteps", "moves", "checkpoint", "straggling", "idle")
 """Parts of ``status.gpuTime`` that are not productive."""
@@ -318,3 +418,70 @@ def _seconds_since(time: str | None, now: datetime.datetime) -> float:
     if not time:
         return 0.0
     return max(0.0, (now - datetime.datetime.fromisoformat(time)).total_seconds())
+
+
+MOST_JOBS = 40
+"""Jobs drawn, the dearest first."""
+
+WIDTH, LABEL, BAR = 760.0, 280.0, 22
+COLOURS = {
+    "training": "#4878a8",
+    "start-up": "#e8a33d",
+    "lost steps": "#c44e52",
+    "data": "#6aa56a",
+    "jobs": "#4878a8",
+    "deleted jobs": "#9db7d5",
+    "idle": "#c9c9c9",
+    "cost": "#4878a8",
+}
+
+Bar = tuple[str, Sequence[tuple[str, float]]]
+
+
+def as_html(found: Costs) -> str:
+    """The page: pools by what their bill was for, teams, and the dearest jobs with their waste."""
+    pools: list[Bar] = [
+        (
+            f"{pool.pool} ({pool.gpu_type})",
+            [("jobs", pool.jobs), ("deleted jobs", pool.deleted_jobs), ("idle", pool.idle)],
+        )
+        for pool in found.pools
+    ]
+    teams: list[Bar] = [(team.team or "(none)", [("cost", team.cost)]) for team in found.teams]
+    dearest = sorted(found.jobs, key=lambda job: (-job.cost, job.namespace, job.job))
+    jobs: list[Bar] = [(f"{job.namespace}/{job.job}", job.parts) for job in dearest[:MOST_JOBS]]
+    more = len(found.jobs) - len(jobs)
+    parts = [
+        _chart("Pools: bill = jobs + deleted jobs + idle", pools),
+        _chart("Teams", teams),
+        _chart(f"Jobs{f', without {more} cheaper ones' if more else ''}", jobs),
+    ]
+    title = f"Costs up to {html.escape(found.at)}"
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        "<style>body{font:14px sans-serif;margin:24px}text{font-size:12px}</style></head>"
+        f"<body><h1>{title}</h1>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _chart(title: str, bars: Sequence[Bar]) -> str:
+    heading = f"<h2>{html.escape(title)}</h2>"
+    if not bars:
+        return f"{heading}<p>none</p>"
+    most = max((sum(max(0.0, value) for _, value in parts) for _, parts in bars), default=0.0) or 1.0
+    shapes = []
+    for row, (name, parts) in enumerate(bars):
+        y, x = row * BAR, LABEL
+        shapes.append(f'<text x="{LABEL - 8}" y="{y + 15}" text-anchor="end">{html.escape(name)}</text>')
+        for kind, value in parts:
+            width = max(0.0, value) / most * WIDTH
+            shapes.append(
+                f'<rect x="{x:.1f}" y="{y + 2}" width="{width:.1f}" height="{BAR - 5}" '
+                f'fill="{COLOURS[kind]}"><title>{html.escape(name)}, {kind}: {value:,.2f}</title></rect>'
+            )
+            x += width
+        shapes.append(f'<text x="{x + 6:.1f}" y="{y + 15}">{sum(value for _, value in parts):,.2f}</text>')
+    kinds = dict.fromkeys(kind for _, parts in bars for kind, _ in parts)
+    legend = " ".join(f'<span style="color:{COLOURS[kind]}">&#9632;</span> {kind}' for kind in kinds)
+    size = f'width="{LABEL + WIDTH + 100:.0f}" height="{len(bars) * BAR + 4}"'
+    return f"{heading}<p>{legend}</p><svg {size}>{''.join(shapes)}</svg>"

@@ -7,8 +7,7 @@ from typing import Any
 
 from ballast_policies.contract import JOB_LABEL
 
-from ballast_operator.api.conditions import JobCondition
-from ballast_operator.api.policy_conditions import NO_POLICY
+from ballast_operator.api.conditions import NO_POLICY, JobCondition
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import EVENT, JOB, POD, POLICY, Object
 from ballast_operator.report.held import with_nodes

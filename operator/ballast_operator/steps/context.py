@@ -10,7 +10,7 @@ from ballast_policies.protocol.shrink import RepackLimits, proposal_error
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_operator.desired.pod import NewNode
+from ballast_operator.desired import NewNode
 from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.assignment import UNKNOWN_POOLS, Advice, Assignment, GangPools, PoolInfo

@@ -9,14 +9,15 @@ from ballast_policies.protocol.observed import Deadline
 from ballast_operator.api.conditions import JobCondition, JobReason, some_of
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_operator.desired.owned import (
+from ballast_operator.desired import (
+    PodOptions,
     access_objects,
     lease_object,
     pod_group_object,
+    pod_object,
     rendezvous_object,
     script_environment,
 )
-from ballast_operator.desired.pod import PodOptions, pod_object
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, POD_GROUP
 from ballast_operator.steps.accounting import accrue_cost
 from ballast_operator.steps.context import (

@@ -8,7 +8,7 @@ from ballast_policies.contract import Directive, ExitReason, Report
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import Progress, Rebalancing, TrainingJobStatus
-from ballast_operator.desired.owned import access_objects, lease_object
+from ballast_operator.desired import access_objects, lease_object
 from ballast_operator.kube.kinds import LEASE
 from ballast_operator.steps.accounting import (
     accrue_cost,

@@ -9,7 +9,7 @@ from ballast_policies.rounds.values import Placement
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import AllocationPart, JobAllocation, SharedGpu
 from ballast_operator.api.training_job_status import Decision, TrainingJobStatus
-from ballast_operator.desired.owned import access_objects, pod_group_name
+from ballast_operator.desired import access_objects, pod_group_name
 from ballast_operator.steps.context import Apply, JobCounter, ReconcileContext, StepResult, with_condition
 from ballast_operator.steps.observed import seconds_left
 from ballast_operator.views.assignment import Assignment

@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from ballast_policies.allocation.answer import Answer, as_allocation, relative_gap
-from ballast_policies.allocation.custom.function import named_policy
+from ballast_policies.allocation.custom import named_policy
 from ballast_policies.allocation.instance import Instance, instance
 from ballast_policies.allocation.policies import (
     allox,

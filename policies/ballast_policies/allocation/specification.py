@@ -11,7 +11,7 @@ from typing import Any
 import cvxpy as cp
 import numpy as np
 
-from ballast_policies.allocation.custom.cluster import ClusterView
+from ballast_policies.allocation.custom import ClusterView
 
 
 def max_min_fairness(view: ClusterView) -> Any:

@@ -2,11 +2,10 @@
 
 import pytest
 from ballast_operator.allocator.forecast import HOUR, JobForecast, forecast
-from ballast_operator.allocator.problem.capacity import ClusterCapacity
-from ballast_operator.allocator.problem.capacity_types import PoolKind
+from ballast_operator.allocator.problem.capacity import ClusterCapacity, PoolKind
+from ballast_operator.allocator.problem.gang_size import DEFAULT_RESTART_SECONDS
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.problem.snapshot_job import SnapshotJob
-from ballast_operator.allocator.size_changes import DEFAULT_RESTART_SECONDS
 from ballast_operator.api.cluster_policy import CHOOSABLE
 from ballast_operator.api.node_pool import CapacityType
 from ballast_operator.api.read import read_cluster_policy

@@ -4,7 +4,7 @@ import asyncio
 import types
 
 import pytest
-from ballast_operator.allocator.throttle import LONGEST_REST_SECONDS, Cooldown, DecisionThrottle
+from ballast_operator.allocator.allocator import LONGEST_REST_SECONDS, Cooldown, DecisionThrottle
 from ballast_policies.rounds.values import Node, Placement
 
 from tests.operator.steps.contexts import an_idle_view

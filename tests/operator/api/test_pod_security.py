@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ballast_operator.desired.pod import pod_object
+from ballast_operator.desired import pod_object
 from kubernetes import client
 
 from tests.operator.steps.contexts import PODS, a_running_view

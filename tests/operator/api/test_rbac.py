@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ballast_operator.api.rbac import Rule, trainer_rules
-from ballast_operator.desired.owned import access_objects
+from ballast_operator.desired import access_objects
 from ballast_operator.local_operator import OPERATOR_NAME, apply_objects, install_objects
 from ballast_operator.views.job import JobView
 from ballast_trainer.channel.api_server import ApiServer

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from ballast_operator.desired.owned import trainer_account
+from ballast_operator.desired import trainer_account
 from kubernetes import client
 
 from tests.operator.api.objects import JOB, changed

@@ -3,15 +3,15 @@
 import datetime
 
 import pytest
-from ballast_operator.desired.owned import (
+from ballast_operator.desired import (
     access_objects,
     lease_object,
     owned,
     plan_object,
+    pod_object,
     rendezvous_object,
     script_environment,
 )
-from ballast_operator.desired.pod import pod_object
 from ballast_operator.kube.kinds import LEASE
 from ballast_policies.contract import (
     CONFIG_KEY,

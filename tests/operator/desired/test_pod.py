@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from ballast_operator.desired.pod import (
+from ballast_operator.desired import (
     TRAINER_GROUP,
     VOLUME,
     PodOptions,

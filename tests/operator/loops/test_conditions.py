@@ -3,8 +3,7 @@
 from unittest import mock
 
 import pytest
-from ballast_operator.api.conditions import JobReason
-from ballast_operator.api.policy_conditions import PolicyReason
+from ballast_operator.api.conditions import JobReason, PolicyReason
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POLICY
 from ballast_policies.contract import CONFIG_KEY, plan_config_map_name
 

@@ -3,8 +3,7 @@
 import pytest
 from ballast_operator.allocator.problem.snapshot_job import as_job
 from ballast_operator.api.cluster_policy import CHOOSABLE
-from ballast_operator.api.conditions import JobReason
-from ballast_operator.api.policy_conditions import PolicyReason
+from ballast_operator.api.conditions import JobReason, PolicyReason
 from ballast_operator.kube.kinds import POLICY
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation, at

@@ -2,7 +2,7 @@
 
 import json
 
-from ballast_operator.api.policy_conditions import NO_POLICY
+from ballast_operator.api.conditions import NO_POLICY
 from ballast_operator.cli.live.explain import as_text
 from ballast_operator.report.explanation import explanation
 from ballast_operator.report.overview import overview

@@ -4,7 +4,7 @@ import csv
 import itertools
 from collections.abc import Iterator
 
-from ballast_policies.prices.clouds.aws import PriceRow
+from ballast_policies.prices.clouds import PriceRow
 from ballast_policies.prices.offers import Point, PriceLogError, seconds_of, usd
 
 MOST_COLUMNS = 200

@@ -9,7 +9,7 @@ from pathlib import Path
 from ballast_policies.contract.decode import parse_json
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.limits import FILE, Limits
-from ballast_policies.prices.clouds.aws import PriceRow, aws_price_row
+from ballast_policies.prices.clouds import PriceRow, aws_price_row
 from ballast_policies.prices.offers import (
     Catalogue,
     InstanceType,

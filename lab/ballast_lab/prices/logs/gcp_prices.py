@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from ballast_policies.prices.clouds.aws import PriceRow
+from ballast_policies.prices.clouds import PriceRow
 from ballast_policies.prices.offers import MOST_GPUS, Point, PriceLogError, usd
 
 _HEADER = re.compile(

@@ -9,11 +9,19 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
-from ballast_policies.prices.clouds import azure, gcp
-from ballast_policies.prices.clouds.aws import PRODUCTS, spot_price
-from ballast_policies.prices.clouds.azure import filter_of, retail_price
-from ballast_policies.prices.clouds.gcp import gpu_price, read_skus
-from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice, GcpPrice
+from ballast_policies.prices.clouds import (
+    AZURE_PAGE,
+    GCP_PAGE,
+    PRODUCTS,
+    AwsSpotPrice,
+    AzurePrice,
+    GcpPrice,
+    filter_of,
+    gpu_price,
+    read_skus,
+    retail_price,
+    spot_price,
+)
 from ballast_policies.prices.offers import PriceLogError
 
 REQUEST_SECONDS = 30.0
@@ -226,7 +234,7 @@ class AzureRetailPrices:
 
             async def ask(one: AzurePrice) -> float:
                 params = {"$filter": filter_of(one), "currencyCode": f"'{one.currency}'"}
-                text = await get_text(client, self._url, params=params, most_bytes=azure.PAGE.most_bytes)
+                text = await get_text(client, self._url, params=params, most_bytes=AZURE_PAGE.most_bytes)
                 return await asyncio.to_thread(retail_price, text, one)
 
             return await one_by_one(wanted, ask)
@@ -284,7 +292,7 @@ class GcpCatalog:
         async with session() as client:
             for _ in range(MOST_PAGES):
                 text = await get_text(
-                    client, self._url, params=params, headers=headers, most_bytes=gcp.PAGE.most_bytes
+                    client, self._url, params=params, headers=headers, most_bytes=GCP_PAGE.most_bytes
                 )
                 page = await asyncio.to_thread(read_skus, text, ids, currency=currency)
                 found.update(page.prices)

@@ -5,7 +5,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection, Mapping
 
-from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice, GcpPrice, Wanted, gpus_of
+from ballast_policies.prices.clouds import AwsSpotPrice, AzurePrice, GcpPrice, Wanted, gpus_of
 from ballast_policies.prices.feed import FeedPrice, FeedProblem, Reading, judge
 from ballast_policies.prices.offers import PriceLogError
 

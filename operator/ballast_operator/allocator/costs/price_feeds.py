@@ -14,8 +14,8 @@ from ballast_policies.prices.feed import FeedPrice, FeedProblem, Reading, read_f
 from ballast_operator.allocator.costs.cloud_prices import CloudPrices, cloud_reading, feed_name, wanted_of
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.cluster_policy_status import PoolPrice
+from ballast_operator.api.conditions import PolicyCondition, PolicyReason
 from ballast_operator.api.node_pool import NodePool
-from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
 from ballast_operator.errors import NotFound, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import CONFIG_MAP

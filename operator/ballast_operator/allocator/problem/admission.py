@@ -22,8 +22,13 @@ from ballast_operator.allocator.costs.data_prices import (
     pools_without_price,
 )
 from ballast_operator.allocator.faults import each_job
-from ballast_operator.allocator.problem.capacity import ClusterCapacity
-from ballast_operator.allocator.problem.capacity_types import PoolKind, left_out, no_pool_left, pools_closed
+from ballast_operator.allocator.problem.capacity import (
+    ClusterCapacity,
+    PoolKind,
+    left_out,
+    no_pool_left,
+    pools_closed,
+)
 from ballast_operator.allocator.problem.gang_size import (
     GangMemory,
     Refusal,
@@ -31,12 +36,12 @@ from ballast_operator.allocator.problem.gang_size import (
     admission_error,
     gang_size,
     gang_sizes,
+    may_change_size,
     most_gpus,
 )
 from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.allocator.problem.speeds import GangRequest
 from ballast_operator.allocator.problem.tolerance import Signature, usable_by_pool, with_barred_nodes
-from ballast_operator.allocator.size_changes import may_change_size
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.training_job import JobTopology, can_mix

@@ -1,35 +1,263 @@
-"""The cluster at one moment, as the values that policies decide on."""
+"""The cluster at one moment, as the values that policies decide on.
+
+Jobs that the ClusterPolicy's tenant limits keep out take no part, and are told why.
+"""
 
 import dataclasses
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 
 from ballast_policies.protocol.observed import Cause
+from ballast_policies.rounds.tenants import (
+    TenantAdmission,
+    TenantJob,
+    TenantLimit,
+    TenantLimits,
+    TypedGang,
+    admit_by_tenant,
+    most_by_type,
+)
 from ballast_policies.rounds.values import Node
-from ballast_policies.scheduling import ClusterState
+from ballast_policies.scheduling import ClusterState, TenantRooms
 
 from ballast_operator.allocator.costs.data_prices import data_prices
 from ballast_operator.allocator.costs.teams import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.faults import FaultyJob, JobFaults, each_job
-from ballast_operator.allocator.problem.admission import Admissions, RefusedJob
-from ballast_operator.allocator.problem.capacity import ClusterCapacity, read_capacity
-from ballast_operator.allocator.problem.capacity_types import spot_limits
+from ballast_operator.allocator.problem.admission import Admissions, Admitted, RefusedJob
+from ballast_operator.allocator.problem.capacity import ClusterCapacity, read_capacity, spot_limits
+from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.allocator.problem.snapshot_job import (
     SnapshotJob,
     colocation_candidates,
     snapshot_jobs,
     speeds_beside,
 )
-from ballast_operator.allocator.problem.tenants import admit_tenants
 from ballast_operator.allocator.problem.throughput import Measurements
-from ballast_operator.api.cluster_policy import ClusterPolicySpec
-from ballast_operator.api.conditions import some_of
-from ballast_operator.kube.kinds import Key, Object
+from ballast_operator.api.cluster_policy import ClusterPolicySpec, Tenants
+from ballast_operator.api.conditions import JobReason, some_of
+from ballast_operator.kube.kinds import Key, Object, job_id
 from ballast_operator.observation.findings import FailedThere
 from ballast_operator.views.clock import Time, show
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, closed_by_condition
+
+
+def admit_tenants(
+    tenants: Tenants, admitted: Sequence[Admitted], jobs: Sequence[JobView]
+) -> tuple[list[Admitted], list[RefusedJob], TenantRooms]:
+    """(jobs that take part, as the limits leave them; jobs that do not; what is left to be given).
+
+    ``admitted``: by age. ``jobs``: all there are.
+    """
+    within, refused, rooms = _within_numbers(tenants, admitted, jobs)
+    within, beyond = _within_types(tenants, within, jobs)
+    return within, refused + beyond, rooms
+
+
+def _within_numbers(
+    tenants: Tenants, admitted: Sequence[Admitted], jobs: Sequence[JobView]
+) -> tuple[list[Admitted], list[RefusedJob], TenantRooms]:
+    if _limits_nothing(tenants, len(admitted)):
+        return list(admitted), [], TenantRooms()
+    limited = tenants.each_namespace.max_gpus is not None or any(
+        own.max_gpus is not None for own in tenants.namespaces.values()
+    )
+    wanting = {one.view.key for one in admitted}
+    others: Counter[str] = Counter()
+    for view in jobs:
+        if view.key not in wanting:
+            others[view.key[0]] += _held(view)
+    asked = [
+        TenantJob(
+            name=job_id(one.view.key),
+            tenant=one.view.key[0],
+            sizes=_sizes(one) if limited else (one.gpus,),
+            running=one.view.running_allocation is not None,
+            held=one.gpus if one.shrinks else _held(one.view),
+        )
+        for one in admitted
+    ]
+    found = admit_by_tenant(asked, lambda namespace: limits_of(tenants, namespace), held_by_others=others)
+    within, refused = [], []
+    for one, job in zip(admitted, asked, strict=True):
+        if (limit := found.over.get(job.name)) is not None:
+            refusal = _refusal(tenants, job.tenant, limit, gpus=job.sizes[-1], never=job.name in found.never)
+            refused.append(RefusedJob(one.view, refusal))
+        else:
+            gpus = found.sizes[job.name]
+            within.append(one if one.gpus == gpus else dataclasses.replace(one, gpus=gpus))
+    return within, refused, _rooms(tenants, found, asked, jobs)
+
+
+def _within_types(
+    tenants: Tenants, admitted: Sequence[Admitted], jobs: Sequence[JobView]
+) -> tuple[list[Admitted], list[RefusedJob]]:
+    """(jobs with the GPU types and sizes that ``maxGpusByType`` leaves them, jobs that it leaves none)."""
+    namespaces = {one.view.key[0] for one in admitted}
+    limits = {name: by_type for name in namespaces if (by_type := _by_type(tenants, name))}
+    if not limits:
+        return list(admitted), []
+    asked = {one.view.key: _typed(one) for one in admitted if one.view.key[0] in limits}
+    others: dict[str, Counter[str]] = {}
+    for view in jobs:
+        if view.key not in asked and view.key[0] in limits:
+            others.setdefault(view.key[0], Counter()).update(_held_by_type(view))
+    found = most_by_type(list(asked.values()), limits, others)
+    within, refused = [], []
+    for one in admitted:
+        gang = asked.get(one.view.key)
+        if gang is None:
+            within.append(one)
+        elif most := found[gang.name]:
+            within.append(_with_most(one, most))
+        else:
+            refused.append(RefusedJob(one.view, _no_type(tenants, gang, limits[gang.tenant])))
+    return within, refused
+
+
+def _by_type(tenants: Tenants, namespace: str) -> Mapping[str, int]:
+    own = tenants.namespaces.get(namespace)
+    found = own.max_gpus_by_type if own is not None else None
+    return (tenants.each_namespace.max_gpus_by_type if found is None else found) or {}
+
+
+def _typed(one: Admitted) -> TypedGang:
+    running = one.view.running_allocation
+    sizes = one.sizes if len(one.sizes) > 1 or running is not None else _sizes(one)[::-1]
+    return TypedGang(
+        name=job_id(one.view.key),
+        tenant=one.view.key[0],
+        sizes=sizes,
+        types=one.gpu_types,
+        held=_held_by_type(one.view),
+        runs_on=frozenset() if running is None else frozenset(part.gpu_type for part in running.by_pool),
+    )
+
+
+def _held_by_type(view: JobView) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for part in view.status.allocation.by_pool if view.status.allocation is not None else ():
+        found[part.gpu_type] += part.gpus
+    return found
+
+
+def _with_most(one: Admitted, most: Mapping[str, int]) -> Admitted:
+    """The job on these types only, with at most so many GPUs there."""
+    largest = max(most.values())
+    fitting = tuple(size for size in one.sizes if size <= largest)
+    gpus = one.gpus
+    if len(one.sizes) == 1 and one.view.running_allocation is None:
+        gpus = next(size for size in _sizes(one) if size <= largest)
+        fitting = (gpus,)
+    types = tuple(name for name in one.gpu_types if most.get(name, 0) >= gpus)
+    closed = [name for name in one.gpu_types if name not in types]
+    told = f"{' and '.join(closed)}: no room within its namespace's maxGpusByType" if closed else ""
+    mixed = one.mixed
+    if mixed is not None and any(most.get(name, 0) < mixed.sizes[-1] for name in mixed.gpu_types):
+        mixed = None
+    return dataclasses.replace(
+        one,
+        gpus=gpus,
+        sizes=fitting or one.sizes,
+        gpu_types=types,
+        left_out="; ".join(filter(None, (one.left_out, told))),
+        most_of_type=most,
+        mixed=mixed,
+    )
+
+
+def _no_type(tenants: Tenants, gang: TypedGang, limits: Mapping[str, int]) -> Refusal:
+    own = tenants.namespaces.get(gang.tenant)
+    part = "eachNamespace" if own is None or own.max_gpus_by_type is None else f"namespaces.{gang.tenant}"
+    bounds = ", ".join(f"{limits[name]} {name}" for name in gang.types if name in limits)
+    never = all(gang.sizes[0] > limits[name] for name in gang.types)
+    message = (
+        f"namespace {gang.tenant} may have {bounds} at a time, and "
+        + (f"the job needs {gang.sizes[0]}" if never else "its older jobs have them or come first")
+        + f". To fix: {'' if never else 'wait, '}allow other gpuTypes, or ask the cluster's administrator "
+        f"to raise tenants.{part}.{TenantLimit.GPUS_BY_TYPE} of the ClusterPolicy"
+    )
+    return Refusal(reason=JobReason.NAMESPACE_LIMIT, message=message)
+
+
+def _limits_nothing(tenants: Tenants, jobs: int) -> bool:
+    """Whether there are so few jobs that all take part, of whichever tenant."""
+    every = tenants.each_namespace
+    of_gpus = tenants.namespaces or every.max_gpus is not None or every.max_running_jobs is not None
+    return not of_gpus and jobs <= every.max_waiting_jobs
+
+
+def _rooms(
+    tenants: Tenants, found: TenantAdmission, asked: Sequence[TenantJob], jobs: Sequence[JobView]
+) -> TenantRooms:
+    if not found.room:
+        return TenantRooms()
+    gpus, held = Counter(found.room), Counter[str]()
+    for job in asked:
+        # What waits takes its least size only when it is placed.
+        if job.tenant in found.room and not job.running and job.name in found.sizes:
+            gpus[job.tenant] += max(0, found.sizes[job.name] - job.held)
+    for view in jobs:
+        held[view.key[0]] += _held(view)
+    limits = {tenant: limits_of(tenants, tenant).gpus for tenant in found.room}
+    left = {tenant: max(0, most - held[tenant]) for tenant, most in limits.items() if most is not None}
+    return TenantRooms(gpus=dict(gpus), left=left)
+
+
+def limits_of(tenants: Tenants, namespace: str) -> TenantLimits:
+    """The namespace's own limits, and those of every namespace where it has none."""
+    values = _limits(tenants, namespace)
+    return TenantLimits(
+        gpus=values.get(TenantLimit.GPUS),
+        running_jobs=values.get(TenantLimit.RUNNING_JOBS),
+        waiting_jobs=values.get(TenantLimit.WAITING_JOBS),
+    )
+
+
+def _limits(tenants: Tenants, namespace: str) -> dict[str, int]:
+    """Field -> limit, for those that there are, in numbers."""
+    own = tenants.namespaces.get(namespace)
+    return {**tenants.each_namespace.to_dict(), **(own.to_dict() if own is not None else {})}
+
+
+def _held(view: JobView) -> int:
+    allocation = view.status.allocation
+    return 0 if allocation is None else allocation.gpus
+
+
+def _sizes(one: Admitted) -> tuple[int, ...]:
+    """Sizes that the gang may be launched with, most first."""
+    if one.view.running_allocation is not None:
+        return (one.gpus,)
+    smaller = range(one.gpus - 1, max(1, one.spec.smallest_gang) - 1, -1)
+    return (one.gpus, *(size for size in smaller if one.spec.suits(size)))
+
+
+def _refusal(tenants: Tenants, namespace: str, limit: TenantLimit, *, gpus: int, never: bool) -> Refusal:
+    """The same for all that wait for the limit, and unchanged while the queue moves: no write for a move."""
+    own = tenants.namespaces.get(namespace)
+    part = f"namespaces.{namespace}" if own is not None and limit in own.to_dict() else "eachNamespace"
+    bound = _limits(tenants, namespace)[limit]
+    raise_it = f"ask the cluster's administrator to raise tenants.{part}.{limit}={bound} of the ClusterPolicy"
+    if never:
+        message = (
+            f"needs {gpus} GPUs at least, and the jobs of namespace {namespace} may hold {bound} at a time. "
+            f"To fix: lower pipeline.minStages, or {raise_it}"
+        )
+    elif limit is TenantLimit.WAITING_JOBS:
+        message = (
+            f"the {bound} oldest waiting jobs of namespace {namespace} take part in the allocation, and this "
+            f"one is younger. To fix: wait, delete older ones, or {raise_it}"
+        )
+    else:
+        what = "GPUs" if limit is TenantLimit.GPUS else "jobs with GPUs"
+        message = (
+            f"namespace {namespace} may have {bound} {what} at a time, and its older jobs run or come first. "
+            f"To fix: wait, or {raise_it}"
+        )
+    return Refusal(reason=JobReason.NAMESPACE_LIMIT, message=message)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -24,16 +24,16 @@ from ballast_operator.allocator.problem.admission import (
     within_limit,
 )
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
-from ballast_operator.allocator.problem.gang_size import gigabytes
-from ballast_operator.allocator.problem.speeds import GangRequest
-from ballast_operator.allocator.problem.throughput import Measurements
-from ballast_operator.allocator.size_changes import (
+from ballast_operator.allocator.problem.gang_size import (
     change_pause,
+    gigabytes,
     may_change_size,
     may_grow_from,
     may_move,
     restart_seconds,
 )
+from ballast_operator.allocator.problem.speeds import GangRequest
+from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.kube.kinds import Key, job_id
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView

@@ -89,7 +89,7 @@ def cost(
     with cluster_errors():
         found = asyncio.run(_read(namespace, kubeconfig))
     if plot is not None:
-        from ballast_operator.report.cost_plot import as_html
+        from ballast_operator.report.costs import as_html
 
         try:
             plot.write_text(as_html(found), encoding="utf-8")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
-from ballast_operator.api.policy_conditions import NO_POLICY
+from ballast_operator.api.conditions import NO_POLICY
 from ballast_operator.cli.live.connection import cluster_errors, followed, kubeconfig_option
 from ballast_operator.cli.option_names import Number, printable
 from ballast_operator.cli.text_table import WIDE_COLUMNS, stacked, text_table

@@ -48,7 +48,7 @@ def with_spot_limits(policy: "ClusterPolicy", text: str) -> "ClusterPolicy":
 
 def limited(snapshot: "Snapshot", policy: "ClusterPolicy") -> "Snapshot":
     """The snapshot under the policy's limits of spot machines."""
-    from ballast_operator.allocator.problem.capacity_types import spot_limits
+    from ballast_operator.allocator.problem.capacity import spot_limits
 
     return dataclasses.replace(snapshot, spot=spot_limits(policy.spec, snapshot.capacity.kinds))
 

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from ballast_operator.cli.laboratory import lab_is_missing
-from ballast_operator.cli.simulate.input import all_of
-from ballast_operator.cli.simulate.progress import progress_bar
+from ballast_operator.cli.simulate.input import all_of, progress_bar
 
 if TYPE_CHECKING:
-    from ballast_policies.simulator.elastic.engine import ElasticResult
-    from ballast_policies.simulator.elastic.operator_rounds import OperatorRules
-    from ballast_policies.simulator.elastic.workload_file import Sizes
+    from ballast_policies.simulator.elastic import ElasticResult, OperatorRules, Sizes
 
 ONLY_WITHOUT = {
     "cluster": None,
@@ -118,9 +115,7 @@ def simulate_elastic(options: Mapping[str, Any]) -> None:
     from ballast_policies.elastic.completion_time import ELASTIC_POLICIES
     from ballast_policies.registry import RegistryError
     from ballast_policies.simulator.clock import SimulationError
-    from ballast_policies.simulator.elastic.engine import simulate
-    from ballast_policies.simulator.elastic.operator_rounds import simulate_rules
-    from ballast_policies.simulator.elastic.workload_file import read_workload
+    from ballast_policies.simulator.elastic import read_workload, simulate, simulate_rules
 
     path, policy, round_seconds = options["elastic"], options["policy"], options["round_seconds"]
     for name, left_out in ONLY_WITHOUT.items():
@@ -168,7 +163,7 @@ def _rules(policy: str, round_seconds: float | None, options: Mapping[str, Any])
     from ballast_policies.allocation.policy import SpaceSharing
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.allocation.registry import find_policy
-    from ballast_policies.simulator.elastic.operator_rounds import OperatorRules
+    from ballast_policies.simulator.elastic import OperatorRules
 
     if options["rules"] in ("published", "whole-rounds"):
         raise click.UsageError(f"--rules {options['rules']}: not with --elastic. To fix: --rules ballast")

@@ -3,7 +3,7 @@
 import pytest
 from ballast_operator.allocator.problem.admission import Admitted
 from ballast_operator.allocator.problem.gang_size import GangMemory
-from ballast_operator.allocator.problem.tenants import admit_tenants, limits_of
+from ballast_operator.allocator.problem.snapshot import admit_tenants, limits_of
 from ballast_operator.api.cluster_policy import EachNamespace, Tenants
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.training_job_status import TrainingJobStatus

@@ -10,9 +10,9 @@ import sys
 import time
 
 import pytest
-from ballast_operator.allocator.solving.solver import Solver
-from ballast_operator.allocator.solving.solver_process import HEADER, encode, serve
-from ballast_operator.api.policy_conditions import PolicyReason
+from ballast_operator.allocator.solver import Solver
+from ballast_operator.allocator.solver_process import HEADER, encode, serve
+from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.settings import SolverSettings
 from ballast_operator.views.spec import read_spec_text
 from ballast_policies.allocation import registry
@@ -145,7 +145,7 @@ async def test_a_process_that_was_killed_between_two_questions_is_not_waited_for
 FIRST_ONLY = """import pathlib, runpy
 met = pathlib.Path({met!r})
 if met.exists():
-    runpy.run_module("ballast_operator.allocator.solving.solver_process", run_name="__main__")
+    runpy.run_module("ballast_operator.allocator.solver_process", run_name="__main__")
     raise SystemExit
 met.touch()
 """

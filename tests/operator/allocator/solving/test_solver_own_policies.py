@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from ballast_operator.allocator.solving.solver import Solver
-from ballast_operator.api.policy_conditions import PolicyReason
+from ballast_operator.allocator.solver import Solver
+from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.settings import SolverSettings
 from ballast_policies.allocation.problem import Job, Problem
 

@@ -9,8 +9,8 @@ from ballast_operator.allocator.costs.cloud_lists import SourceUnavailableError
 from ballast_operator.allocator.costs.cloud_prices import CloudPrices
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
-from ballast_operator.api.policy_conditions import PolicyReason
-from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice, GcpPrice
+from ballast_operator.api.conditions import PolicyReason
+from ballast_policies.prices.clouds import AwsSpotPrice, AzurePrice, GcpPrice
 from ballast_policies.prices.offers import PriceLogError
 
 from tests.operator.loops.simulated.simulation import Simulation

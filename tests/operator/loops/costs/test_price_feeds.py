@@ -7,7 +7,7 @@ import json
 import pytest
 from ballast_operator.allocator.costs.price_feeds import READ_SECONDS
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
-from ballast_operator.api.policy_conditions import PolicyReason
+from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.cli.live.whatif import read_cluster
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_operator.views.clock import show

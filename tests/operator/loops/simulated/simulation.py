@@ -8,13 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ballast_operator.allocator.allocator import Allocator
+from ballast_operator.allocator.allocator import Allocator, DecisionThrottle
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
 from ballast_operator.allocator.policy_status import PolicyReporter
 from ballast_operator.allocator.saved_state import StateStore
-from ballast_operator.allocator.solving.solver import Solve
-from ballast_operator.allocator.throttle import DecisionThrottle
-from ballast_operator.api.policy_conditions import PolicyReason
+from ballast_operator.allocator.solver import Solve
+from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.errors import ActionRefused, Conflict, NotFound, Unavailable

@@ -70,9 +70,9 @@ def test_other_programs_say_that_nothing_is_proven(function):
 def test_the_bound_holds_whatever_the_multipliers():
     """Wrong multipliers make it loose; they never make it cut off the optimum."""
     import cvxpy as cp
-    from ballast_policies.allocation.custom import cluster, solve
+    from ballast_policies.allocation import custom
 
-    posed = cluster.pose(instance(PROBLEM))
+    posed = custom.pose(instance(PROBLEM))
     problem = cp.Problem(cp.Minimize(-cp.min(posed.view.level)), [posed.time, posed.capacity])
     data, chain, inverse = problem.get_problem_data(cp.HIGHS, solver_opts={})
     raw = chain.solve_via_data(problem, data, False, False, {})
@@ -83,7 +83,7 @@ def test_the_bound_holds_whatever_the_multipliers():
         solution.col_value = raw["solution"].col_value
         duals = np.array(raw["solution"].row_dual)
         solution.row_dual = duals + noise * random.normal(size=len(duals))
-        bound = solve._bound(problem, data, {"solution": solution})
+        bound = custom._bound(problem, data, {"solution": solution})
         assert bound <= problem.value + 1e-9
         assert noise > 0 or bound == pytest.approx(problem.value)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from ballast_policies.allocation import registry
-from ballast_policies.allocation.custom.solve import solve
+from ballast_policies.allocation.custom import solve
 from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.solvers.nash import nash_shares
 from ballast_policies.allocation.specification import SPECIFICATIONS

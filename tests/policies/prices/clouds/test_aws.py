@@ -4,8 +4,7 @@ import datetime
 from typing import Any
 
 import pytest
-from ballast_policies.prices.clouds.aws import spot_price
-from ballast_policies.prices.clouds.wanted import AwsSpotPrice
+from ballast_policies.prices.clouds import AwsSpotPrice, spot_price
 from ballast_policies.prices.offers import PriceLogError
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ballast_policies.prices.clouds.azure import filter_of, retail_price
-from ballast_policies.prices.clouds.wanted import AzurePrice, gpus_of
+from ballast_policies.prices.clouds import AzurePrice, filter_of, gpus_of, retail_price
 from ballast_policies.prices.offers import PriceLogError
 
 TEXT = (Path(__file__).parent / "answers" / "azure-eastus2-NCC40ads_H100_v5.json").read_text()

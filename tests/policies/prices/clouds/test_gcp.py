@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ballast_policies.prices.clouds.gcp import gpu_price, read_skus
-from ballast_policies.prices.clouds.wanted import GcpPrice, gpus_of
+from ballast_policies.prices.clouds import GcpPrice, gpu_price, gpus_of, read_skus
 from ballast_policies.prices.offers import PriceLogError
 
 TEXT = (Path(__file__).parent / "answers" / "gcp-skus.json").read_text()

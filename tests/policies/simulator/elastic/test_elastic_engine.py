@@ -6,8 +6,7 @@ import pytest
 from ballast_operator.cli.simulate.command import simulate as command
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.elastic.completion_time import ELASTIC_POLICIES
-from ballast_policies.simulator.elastic.engine import simulate
-from ballast_policies.simulator.elastic.workload_file import read_workload
+from ballast_policies.simulator.elastic import read_workload, simulate
 from click.testing import CliRunner
 
 from tests.support.distributions import install

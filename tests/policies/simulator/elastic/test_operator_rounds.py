@@ -8,8 +8,7 @@ from ballast_operator.cli.simulate.command import simulate as command
 from ballast_policies.allocation.policy import SpaceSharing
 from ballast_policies.allocation.registry import POLICIES
 from ballast_policies.simulator.clock import SimulationError
-from ballast_policies.simulator.elastic.operator_rounds import OperatorRules, simulate_rules
-from ballast_policies.simulator.elastic.workload_file import read_workload
+from ballast_policies.simulator.elastic import OperatorRules, read_workload, simulate_rules
 from click.testing import CliRunner
 
 from tests.support.elastic_workloads import file

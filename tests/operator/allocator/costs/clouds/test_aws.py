@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from ballast_operator.allocator.costs.cloud_lists import AwsSpotHistory, SourceUnavailableError
-from ballast_policies.prices.clouds.wanted import AwsSpotPrice
+from ballast_policies.prices.clouds import AwsSpotPrice
 from ballast_policies.prices.offers import PriceLogError
 
 pytestmark = pytest.mark.slow  # boto3 reads its descriptions of AWS's API

@@ -15,7 +15,7 @@ from ballast_operator.allocator.costs.cloud_lists import (
     GcpCatalog,
     SourceUnavailableError,
 )
-from ballast_policies.prices.clouds.wanted import AzurePrice, GcpPrice
+from ballast_policies.prices.clouds import AzurePrice, GcpPrice
 from ballast_policies.prices.offers import PriceLogError
 
 ANSWERS = Path(__file__).parents[4] / "policies" / "prices" / "clouds" / "answers"

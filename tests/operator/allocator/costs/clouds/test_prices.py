@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ballast_operator.allocator.costs.cloud_lists import SourceUnavailableError
 from ballast_operator.allocator.costs.cloud_prices import RETRY_SECONDS, CloudPrices
-from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice
+from ballast_policies.prices.clouds import AwsSpotPrice, AzurePrice
 from ballast_policies.prices.offers import PriceLogError
 
 from tests.support.waiting import WAIT_SECONDS

@@ -20,9 +20,9 @@ from ballast_policies.allocation.problem import Allocation, Problem
 from ballast_policies.allocation.registry import greedy, imports_of
 from ballast_policies.scheduling import SolveRequest
 
-from ballast_operator.allocator.solving.solver_process import HEADER, encode, preparation
+from ballast_operator.allocator.solver_process import HEADER, encode, preparation
 from ballast_operator.api.cluster_policy import ClusterPolicy
-from ballast_operator.api.policy_conditions import PolicyReason
+from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.metrics import Metrics
 from ballast_operator.settings import SolverSettings
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 Q = TypeVar("Q")
 A = TypeVar("A")
 
-COMMAND = (sys.executable, "-m", "ballast_operator.allocator.solving.solver_process")
+COMMAND = (sys.executable, "-m", "ballast_operator.allocator.solver_process")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The solver's own process: reads questions from standard input, writes answers to standard output.
 
-Run as ``python -m ballast_operator.allocator.solving.solver_process``, by ``solver.py`` beside it only; both
+Run as ``python -m ballast_operator.allocator.solver_process``, by ``solver.py`` beside it only; both
 ends are the same release, so frames are pickles: eight bytes of length, then the value. The first frame out
 is ``"ready"``; then one answer a question, ``("ok", Allocation)`` or ``("error", text)``. A question is a
 problem with its policy, or a function with its argument, which is called: its answer is the value.

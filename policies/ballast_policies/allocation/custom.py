@@ -1,8 +1,9 @@
-"""Solution of a user's policy: checks of its answer, and a bound on the optimum of linear programs.
+"""Policies that users write: an objective and constraints in cvxpy, over shares and throughputs.
 
-The shares are checked against every limit and against the user's constraints, independently of the
-solver.  Where the problem is a linear program, weak duality bounds the optimum: for multipliers y
-of ``min c x, A x (<)= b, l <= x <= u`` (at least 0 where the row is an inequality)
+A function is a row of the table of policies, registered or named as ``module:function``. The shares are
+checked against every limit and against the user's constraints, independently of the solver. Where the problem
+is a linear program, weak duality bounds the optimum: for multipliers y of ``min c x, A x (<)= b, l <= x <=
+u`` (at least 0 where the row is an inequality)
 
     c x  >=  -b y + sum_i min over [l_i, u_i] of (c + A' y)_i x_i
 
@@ -12,20 +13,134 @@ counts as bounded by :data:`FREE_RANGE` times its value.  Otherwise the answer i
 """
 
 import dataclasses
-import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer, nothing, relative_gap
-from ballast_policies.allocation.custom.cluster import ClusterView, Posed, pose
 from ballast_policies.allocation.instance import Instance
+
+if TYPE_CHECKING:
+    import cvxpy
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ballast_policies.allocation.answer import Answer, nothing, relative_gap
 from ballast_policies.allocation.policies import max_min_fairness
 from ballast_policies.allocation.problem import ProblemError
 
 if TYPE_CHECKING:
     import cvxpy
+import functools
+import importlib
+import re
+from collections.abc import Iterable
+
+from ballast_policies.allocation.policy import Policy, Reads, SpaceSharing
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClusterView:
+    """n jobs over k GPU types. Jobs that can run nowhere now are left out.
+
+    Attributes:
+        jobs: (n) names.
+        gpu_types: (k) names.
+        capacity: (k,) GPUs of each type.
+        gpus: (n,) size of each gang.
+        weights: (n,) weight of each job, above 0.
+        teams: (n) the entity of each job, or None.
+        speeds: (n, k) steps/s of the whole gang; 0 where it cannot run.
+        equal: (n,) steps/s on the equal share, ``capacity / sum(capacity)`` of the time on each type.
+        steps_remaining: (n,) steps left; where unknown, an hour's worth on the job's fastest type.
+        elapsed: (n,) seconds since arrival.
+        isolated_elapsed: (n,) seconds that the progress so far would have taken on the isolated share.
+        deadlines: (n,) seconds until the job should be done; infinite where it has no deadline.
+        prices: (k,) price of a GPU hour; of a type without one, the mean of the others, or 1.
+        shares: expression of shape (n, k): fraction of its time that each job spends on each type.
+        throughput: expression of shape (n,): steps/s of each job.
+        level: expression of shape (n,): ``gpus x throughput / (weight x equal)``: the level.
+    """
+
+    jobs: tuple[str, ...]
+    gpu_types: tuple[str, ...]
+    capacity: np.ndarray
+    gpus: np.ndarray
+    weights: np.ndarray
+    teams: tuple[str | None, ...]
+    speeds: np.ndarray
+    equal: np.ndarray
+    steps_remaining: np.ndarray
+    elapsed: np.ndarray
+    isolated_elapsed: np.ndarray
+    deadlines: np.ndarray
+    prices: np.ndarray
+    shares: "cvxpy.Expression"
+    throughput: "cvxpy.Expression"
+    level: "cvxpy.Expression"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Posed:
+    """A view, its variable, and the constraints that every allocation must satisfy.
+
+    Attributes:
+        view: the argument of the user's function.
+        x: variable of shape (columns,), the instance's columns, between 0 and 1.
+        time: (5.2) no job spends more than all of its time.
+        capacity: (5.3) no type has more GPUs in use than there are.
+    """
+
+    view: ClusterView
+    x: "cvxpy.Variable"
+    time: "cvxpy.Constraint"
+    capacity: "cvxpy.Constraint"
+
+
+def pose(instance: Instance) -> Posed:
+    """The instance, without pairs, in cvxpy."""
+    import cvxpy
+    import scipy.sparse
+
+    columns, count, k = instance.columns, len(instance.columns), len(instance.gpu_types)
+    rows = np.flatnonzero(instance.runnable)
+    place = np.full(len(instance.gpus), -1)
+    place[rows] = np.arange(len(rows))
+    job, each = place[columns.first], np.arange(count)
+    n = len(rows)
+
+    def matrix(values: np.ndarray, index: np.ndarray, height: int) -> Any:
+        return scipy.sparse.csr_array((values, (index, each)), shape=(height, count))
+
+    x = cvxpy.Variable(count, bounds=[0, 1], name="shares")
+    throughput = matrix(columns.rate_first, job, n) @ x
+    ones = np.ones(count)
+    deadlines = instance.deadlines[rows]
+    view = ClusterView(
+        jobs=tuple(instance.names[m] for m in rows.tolist()),
+        gpu_types=instance.gpu_types,
+        capacity=instance.capacity.copy(),
+        gpus=instance.gpus[rows],
+        weights=instance.weights[rows],
+        teams=tuple(instance.entity_of[m] for m in rows.tolist()),
+        speeds=instance.T[rows],
+        equal=instance.equal[rows],
+        steps_remaining=instance.steps()[rows],
+        elapsed=np.asarray(instance.elapsed)[rows],
+        isolated_elapsed=np.asarray(instance.isolated_elapsed)[rows],
+        deadlines=np.where(np.isnan(deadlines), np.inf, deadlines),
+        prices=instance.prices(),
+        shares=cvxpy.reshape(matrix(ones, job * k + columns.kind, n * k) @ x, (n, k), order="C"),
+        throughput=throughput,
+        level=cvxpy.multiply(instance.level_scale[rows] / instance.weights[rows], throughput),
+    )
+    return Posed(
+        view=view,
+        x=x,
+        time=matrix(ones, job, n) @ x <= 1,
+        capacity=matrix(columns.gpus, columns.kind, k) @ x <= instance.capacity,
+    )
+
 
 UNCERTIFIED = "uncertified"
 """Status of an answer that its solver reports as optimal, without a proven bound."""
@@ -279,3 +394,98 @@ def _given_shares(X: np.ndarray, instance: Instance) -> Answer:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
+
+
+CALLABLE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*"
+"""``module:function``; it is imported on its first allocation."""
+
+MAY_READ = (Reads.PRICES, Reads.STEPS, Reads.ARRIVAL_ORDER, Reads.ELAPSED, Reads.DEADLINES)
+"""Inputs that a function may read unless it declares its own."""
+
+
+def own_policy(
+    function: Function,
+    *,
+    name: str = "",
+    summary: str = "",
+    reads: Iterable[Reads] = MAY_READ,
+    compares_speeds: bool = True,
+) -> Policy:
+    """The row of a function, for an entry point of the group ``ballast.policies``.
+
+    Args:
+        function: see :data:`~ballast_policies.allocation.custom.Function`.
+        name: for messages; the function's own, if left out.
+        summary: the problem that it solves, for the documentation.
+        reads: inputs that it reads beyond throughputs, gangs and weights. Where a job lacks one, a
+            condition names the default in use; a change of one of them causes a new allocation.
+        compares_speeds: it weighs steps per second of one job against those of another.
+    """
+    called = name or getattr(function, "__name__", "policy")
+    return Policy(
+        summary=summary or (function.__doc__ or called).strip().splitlines()[0],
+        solve=functools.partial(_solve, called, function),
+        objective=functools.partial(objective, function),
+        reads=frozenset(reads),
+        compares_speeds=compares_speeds,
+        space_sharing=SpaceSharing.NEVER,
+        proves_gap=False,
+    )
+
+
+def named_policy(name: str) -> Policy:
+    """The row of ``module:function``; the module is imported on its first allocation.
+
+    Raises:
+        ProblemError: the name is no module and function.
+    """
+    if not re.fullmatch(CALLABLE, name):
+        raise ProblemError(f"policy: {name!r} is not module:function. To fix: e.g. my_policies:longest_first")
+    return Policy(
+        summary=f"the function {name}",
+        solve=functools.partial(_import_and_solve, name),
+        objective=functools.partial(_import_and_evaluate, name),
+        reads=frozenset(MAY_READ),
+        compares_speeds=True,
+        space_sharing=SpaceSharing.NEVER,
+        proves_gap=False,
+    )
+
+
+def _solve(name: str, function: Function, instance: Instance) -> Answer:
+    try:
+        return solve(function, instance)
+    except ModuleNotFoundError as error:
+        raise ProblemError(
+            f"policy {name}: it needs the Python package {error.name!r}. "
+            "To fix: pip install 'ballast-operator[policies]'"
+        ) from error
+    except ProblemError as error:
+        raise ProblemError(f"policy {name}: {error}") from error
+
+
+def _import_and_solve(name: str, instance: Instance) -> Answer:
+    found = _imported(name)
+    return found.solve(instance) if isinstance(found, Policy) else _solve(name, found, instance)
+
+
+def _import_and_evaluate(name: str, instance: Instance, x: np.ndarray) -> float:
+    found = _imported(name)
+    return found.objective(instance, x) if isinstance(found, Policy) else objective(found, instance, x)
+
+
+def _imported(name: str) -> Policy | Function:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (Exception, SystemExit) as error:  # any code may run here
+        raise ProblemError(
+            f"policy {name} cannot be imported: {type(error).__name__}: {error}. "
+            "To fix: name a function of a module that this installation has"
+        ) from error
+    if isinstance(found, Policy):
+        return found
+    if not callable(found):
+        raise ProblemError(f"policy {name} is of type {type(found).__name__}, not a function")
+    function: Function = found
+    return function

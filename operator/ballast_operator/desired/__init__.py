@@ -1,1 +1,0 @@
-"""Builders of the objects a job owns: pure functions, a fresh value each call."""

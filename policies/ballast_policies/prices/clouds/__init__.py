@@ -1,1 +1,0 @@
-"""Answers of clouds' price lists, as prices of a GPU hour."""

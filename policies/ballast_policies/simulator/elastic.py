@@ -1,0 +1,553 @@
+"""Simulation of elastic jobs: in rounds at whose ends they change, or under the operator's own rules.
+
+Files have a cluster, speeds by GPU type and number, and jobs (``docs/simulator.md``). Under the operator's
+rules (shares, ``decide_round``, live changes of size), when a job arrives or ends, free GPUs are handed out
+at once, as the operator does within a round; at the end of a round gangs may also be stopped, moved or
+resized for one another. A start, and a move to another GPU type, takes the job's restart time; a change of
+size on its type is live and takes a pause. A gang that grows holds its new GPUs from the decision on, and
+trains at its old size until its new pods are there.
+
+A GPU type is one pool. Where the parts of a gang are has no influence on its speed.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from ballast_policies.allocation.problem import Configuration, Job
+from ballast_policies.contract.decode import decode_text
+from ballast_policies.contract.errors import ContractError, Problem, shown
+from ballast_policies.contract.limits import FILE, Limits
+from ballast_policies.elastic.assignment import sizes_of
+from ballast_policies.elastic.completion_time import ELASTIC_POLICIES, advanced, changed, seconds_left
+from ballast_policies.elastic.job import ElasticCluster, ElasticJob, JobState
+from ballast_policies.rounds.gangs import ElasticGang
+from ballast_policies.rounds.values import Node
+from ballast_policies.scheduling import ClusterJob, SchedulingPolicy
+from ballast_policies.simulator.clock import Clock, OnProgress, SimulationError, SimulationProgress
+from ballast_policies.simulator.decisions import ClusterGang, OperatorDecisions, cluster_of
+from ballast_policies.simulator.result import HOUR, PERCENTILES
+from ballast_policies.simulator.settings import check_seconds
+
+Sizes = Literal["stated", "all", "requested"] | int
+"""Numbers of GPUs that a job may have: those that the file's cluster states for each type, all that have a
+measured speed, (nearest to) what the job requested, or (nearest to) one number for all jobs."""
+
+READ_LIMITS: Limits = dataclasses.replace(FILE, most_bytes=256 * 1024 * 1024)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Type:
+    nodes: int
+    gpus_per_node: int
+    gpu_counts: tuple[int, ...] | None = None
+    sia_gpu_counts: tuple[int, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Speeds:
+    options: tuple[tuple[Any, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    restart_s: float
+    types: Mapping[str, _Speeds]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    cluster: Mapping[str, _Type]
+    option_columns: tuple[str, ...]
+    job_columns: tuple[str, ...]
+    models: Mapping[str, _Model]
+    workloads: Mapping[str, tuple[tuple[Any, ...], ...]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticWorkload:
+    """Jobs in order of arrival, and the cluster that their speeds belong to."""
+
+    name: str
+    cluster: ElasticCluster
+    jobs: tuple[ElasticJob, ...]
+
+
+def read_workload(text: str, *, workload: str | None = None, sizes: Sizes = "stated") -> ElasticWorkload:
+    """One workload of a file.
+
+    Args:
+        text: of the file.
+        workload: its name; None: the file's only one.
+        sizes: numbers of GPUs that jobs may have.
+
+    Raises:
+        ContractError: the file does not fit, or has no such workload.
+    """
+    file = decode_text(_File, text, unknown="ignore", limits=READ_LIMITS, spelling=str)
+    if workload is None:
+        if len(file.workloads) != 1:
+            raise ContractError(
+                f"the file has {len(file.workloads)} workloads. "
+                f"To fix: --workload, one of {_some(file.workloads)}"
+            )
+        workload = next(iter(file.workloads))
+    if workload not in file.workloads:
+        raise ContractError(f"there is no workload {workload!r}. To fix: one of {_some(file.workloads)}")
+    for name, kind in file.cluster.items():
+        if kind.nodes < 1 or kind.gpus_per_node < 1:
+            raise ContractError(Problem(f"cluster.{name}", "nodes and gpus_per_node must be 1 or more"))
+    cluster = ElasticCluster(
+        nodes={name: kind.nodes for name, kind in file.cluster.items()},
+        gpus_per_node={name: kind.gpus_per_node for name, kind in file.cluster.items()},
+    )
+    configurations = {name: _configurations(file, name, sizes) for name in file.models}
+    path = f"workloads.{workload}"
+    rows = [dict(zip(file.job_columns, row, strict=False)) for row in file.workloads[workload]]
+    jobs = [_job(file, configurations, row, f"{path}[{i}]", sizes) for i, row in enumerate(rows)]
+    names = [job.name for job in jobs]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ContractError(Problem(path, f"the job {twice!r} is named twice"))
+    if not jobs:
+        raise ContractError(Problem(path, "there are no jobs"))
+    return ElasticWorkload(
+        name=workload, cluster=cluster, jobs=tuple(sorted(jobs, key=lambda job: (job.arrival, job.name)))
+    )
+
+
+def _configurations(file: _File, model: str, sizes: Sizes) -> tuple[Configuration, ...]:
+    if not {"gpus", "samples_per_s"} <= set(file.option_columns):
+        raise ContractError(Problem("option_columns", "must have 'gpus' and 'samples_per_s'"))
+    found = []
+    for gpu_type, speeds in file.models[model].types.items():
+        if gpu_type not in file.cluster:
+            continue
+        kind = file.cluster[gpu_type]
+        stated = kind.gpu_counts if kind.gpu_counts is not None else kind.sia_gpu_counts
+        for i, values in enumerate(speeds.options):
+            path = f"models.{model}.types.{gpu_type}.options[{i}]"
+            row = dict(zip(file.option_columns, values, strict=False))
+            gpus, speed = (_number(row.get(column), column, path) for column in ("gpus", "samples_per_s"))
+            if gpus != int(gpus) or gpus < 1 or speed <= 0:
+                raise ContractError(Problem(path, f"{gpus:g} GPUs at {speed:g} is no configuration"))
+            if gpus > kind.nodes * kind.gpus_per_node:
+                continue
+            if sizes == "stated" and stated is not None and int(gpus) not in stated:
+                continue
+            found.append((gpu_type, int(gpus), speed))
+    return tuple(Configuration.of_one_type(*each) for each in sorted(found))
+
+
+def _job(
+    file: _File,
+    configurations: Mapping[str, tuple[Configuration, ...]],
+    row: Mapping[str, Any],
+    path: str,
+    sizes: Sizes,
+) -> ElasticJob:
+    needed = ["name", "arrival_s", "application", "batch_size", "work_samples"]
+    if sizes == "requested":
+        needed.append("requested_gpus")
+    missing = [key for key in needed if key not in row]
+    if missing:
+        raise ContractError(
+            Problem(path, f"has no {', '.join(missing)}. To fix: add it to the row and job_columns")
+        )
+    model = f"{row['application']}@{row['batch_size']}"
+    if model not in configurations:
+        raise ContractError(
+            Problem(path, f"there is no model {model!r}. To fix: one of {_some(configurations)}")
+        )
+    chosen = configurations[model]
+    if sizes == "requested":
+        chosen = _nearest(chosen, _number(row["requested_gpus"], "requested_gpus", path))
+    elif isinstance(sizes, int):
+        chosen = _nearest(chosen, sizes)
+    try:
+        return ElasticJob(
+            name=str(row["name"]),
+            arrival=_number(row["arrival_s"], "arrival_s", path),
+            work=_number(row["work_samples"], "work_samples", path),
+            restart_seconds=file.models[model].restart_s,
+            configurations=chosen,
+        )
+    except ContractError as error:
+        raise ContractError(problem.below(path) for problem in error.problems) from error
+
+
+def _nearest(configurations: Iterable[Configuration], requested: float) -> tuple[Configuration, ...]:
+    """On each GPU type the size nearest to the requested one, the first of two; they come smallest first."""
+    best: dict[str, Configuration] = {}
+    for each in configurations:
+        (gpu_type,) = each.gpus
+        now = best.get(gpu_type)
+        if now is None or abs(each.total - requested) < abs(now.total - requested):
+            best[gpu_type] = each
+    return tuple(best.values())
+
+
+def _number(value: Any, column: str, path: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ContractError(Problem(path, f"{column} is {shown(value)}, not a number"))
+    return float(value)
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticJobResult:
+    """One job; s. ``finish`` is infinite where the simulation was over before."""
+
+    name: str
+    arrival: float
+    finish: float
+    alone: float
+    restarts: int
+    gpu_seconds: float
+
+    @property
+    def completion_time(self) -> float:
+        """From arrival to finish."""
+        return self.finish - self.arrival
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticResult:
+    """Of a run.
+
+    Attributes:
+        jobs: in order of arrival.
+        decisions: number of times that the policy was asked.
+        until: s, when it was over at the latest; averages are of the jobs that had ended.
+    """
+
+    workload: str
+    policy: str
+    round_seconds: float
+    gpus: int
+    decisions: int
+    jobs: tuple[ElasticJobResult, ...]
+    until: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not self.finished:
+            raise SimulationError(
+                f"none of {len(self.jobs)} jobs ends within {self.until:g} s. To fix: --until, later"
+            )
+
+    @property
+    def finished(self) -> tuple[ElasticJobResult, ...]:
+        """Jobs that have ended."""
+        return tuple(job for job in self.jobs if job.finish <= self.until)
+
+    @property
+    def _end(self) -> float:
+        return min(self.until, max(job.finish for job in self.jobs))
+
+    @property
+    def average_completion_time(self) -> float:
+        """S."""
+        return sum(job.completion_time for job in self.finished) / len(self.finished)
+
+    @property
+    def average_alone(self) -> float:
+        """s, with each job alone on its best configuration: no policy can do better."""
+        return sum(job.alone for job in self.finished) / len(self.finished)
+
+    @property
+    def makespan(self) -> float:
+        """From the first arrival to the last finish, s."""
+        return max(job.finish for job in self.finished) - min(job.arrival for job in self.jobs)
+
+    @property
+    def restarts_per_job(self) -> float:
+        """Changes of configuration and resumes, the first start not counted."""
+        return sum(job.restarts for job in self.finished) / len(self.finished)
+
+    @property
+    def utilisation(self) -> float:
+        """Part of all GPU time that jobs held GPUs, from 0 to the last finish or ``until``."""
+        held = sum(job.gpu_seconds for job in self.jobs)
+        return held / (self.gpus * self._end)
+
+    def percentile(self, percent: float) -> float:
+        """Completion time within which that part of the jobs is done, s."""
+        ordered = sorted(job.completion_time for job in self.finished)
+        return ordered[min(len(ordered) - 1, int(percent / 100 * len(ordered)))]
+
+    def to_json(self, *, per_job: bool = False) -> dict[str, Any]:
+        """The form of ``ballast simulate --elastic --output json``."""
+        return {
+            "workload": self.workload,
+            "policy": self.policy,
+            "round_seconds": self.round_seconds,
+            "jobs_measured": len(self.finished),
+            "jobs_unfinished": len(self.jobs) - len(self.finished),
+            "average_jct_hours": self.average_completion_time / HOUR,
+            "average_jct_seconds": self.average_completion_time,
+            "average_alone_seconds": self.average_alone,
+            "jct_percentiles_hours": {p: self.percentile(p) / HOUR for p in PERCENTILES},
+            "makespan_hours": self.makespan / HOUR,
+            "restarts_per_job": self.restarts_per_job,
+            "utilisation": self.utilisation,
+            "decisions": self.decisions,
+            **({"jobs": [_row(job) for job in self.finished]} if per_job else {}),
+        }
+
+
+def _row(job: ElasticJobResult) -> dict[str, Any]:
+    return {**dataclasses.asdict(job), "completion_time": job.completion_time}
+
+
+def simulate(
+    workload: ElasticWorkload,
+    *,
+    policy: str,
+    round_seconds: float = 60.0,
+    until: float = math.inf,
+    progress: OnProgress | None = None,
+) -> ElasticResult:
+    """Run the jobs to their ends.
+
+    Jobs start, change, resume and give back GPUs at multiples of ``round_seconds``.
+    The policy is asked when jobs have arrived or ended, or each round where it wants that.
+
+    Args:
+        workload: jobs and cluster.
+        policy: a name in :data:`~ballast_policies.elastic.completion_time.ELASTIC_POLICIES`.
+        round_seconds: above 0.
+        until: s; nothing is simulated from then on.
+        progress: called after each stretch of rounds without a change.
+
+    Raises:
+        RegistryError: there is no such policy, or it cannot be loaded.
+        SimulationError: the policy breaks its promise, or no job ends by ``until``.
+    """
+    decide = ELASTIC_POLICIES.find(policy).build(workload.cluster, round_seconds)
+    waiting, states, done = list(reversed(workload.jobs)), list[JobState](), dict[str, ElasticJobResult]()
+    gpu_seconds = {job.name: 0.0 for job in workload.jobs}
+    now, decisions, changes = 0.0, 0, False
+    while (waiting or states) and now < until:
+        while waiting and waiting[-1].arrival <= now:
+            job = waiting.pop()
+            states.append(JobState(job=job, remaining=job.work))
+            changes = True
+        if states and (changes or decide.every_round):
+            chosen = decide(states, now)
+            _check(chosen, workload.cluster, now)
+            states = [changed(state, to) for state, to in zip(states, chosen, strict=True)]
+            decisions, changes = decisions + 1, False
+        needs = [seconds_left(state) for state in states]
+        nearest = min([now + min(needs, default=math.inf), *(job.arrival for job in waiting[-1:])])
+        if math.isinf(nearest):
+            raise SimulationError(
+                f"at {now:g} s {policy} lets all of {len(states)} jobs wait, and none arrives"
+            )
+        rounds = 1.0 if decide.every_round and states else math.ceil((nearest - now) / round_seconds - 1e-9)
+        length = max(1.0, rounds) * round_seconds
+        left = []
+        for state, need in zip(states, needs, strict=True):
+            job = state.job
+            if state.current is not None:
+                gpu_seconds[job.name] += min(need, length, until - now) * state.current.total
+            if need > length:
+                left.append(advanced(state, length))
+                continue
+            done[job.name] = result_of(job, now + need, state.restarts, gpu_seconds[job.name])
+            changes = True
+        states, now = left, now + length
+        if progress is not None:
+            progress(
+                SimulationProgress(
+                    seconds=now,
+                    done=len(done),
+                    total=len(workload.jobs),
+                    present=len(states),
+                    waiting=sum(state.current is None for state in states),
+                )
+            )
+    return ElasticResult(
+        workload=workload.name,
+        policy=policy,
+        round_seconds=round_seconds,
+        gpus=sum(workload.cluster.gpus.values()),
+        decisions=decisions,
+        jobs=tuple(
+            done.get(job.name) or result_of(job, math.inf, 0, gpu_seconds[job.name]) for job in workload.jobs
+        ),
+        until=until,
+    )
+
+
+def result_of(job: ElasticJob, finish: float, restarts: int, gpu_seconds: float) -> ElasticJobResult:
+    """The job as it ended; ``finish`` infinite: it has not."""
+    return ElasticJobResult(
+        name=job.name,
+        arrival=job.arrival,
+        finish=finish,
+        alone=job.fastest_seconds(),
+        restarts=restarts,
+        gpu_seconds=gpu_seconds,
+    )
+
+
+def _check(chosen: Sequence[Configuration | None], cluster: ElasticCluster, now: float) -> None:
+    sizes = sizes_of(chosen)
+    for gpu_type, gpus in cluster.gpus.items():
+        if sum(sizes.get(gpu_type, [])) > gpus:
+            raise SimulationError(f"at {now:g} s {sum(sizes[gpu_type])} of {gpus} {gpu_type} are given out")
+    if not cluster.fits(sizes):
+        raise SimulationError(f"at {now:g} s {sizes} do not fit the nodes")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRules:
+    """As in a ClusterPolicy.
+
+    Attributes:
+        policy: ``spec.objective.policy``.
+        round_seconds: ``spec.roundSeconds``.
+        min_run_seconds: ``spec.moves.minRunSeconds``.
+        max_moves_per_hour: ``spec.moves.maxMovesPerHour``.
+        pause_seconds: how long training stands still when a gang changes its size live.
+        growth_seconds: from the decision that a gang grows until it trains on more GPUs; it trains meanwhile.
+        end_seconds: from a job's last step until it counts as done and its GPUs are free.
+
+    Raises:
+        ValueError: a value is impossible.
+    """
+
+    policy: str
+    round_seconds: float = 360.0
+    min_run_seconds: float = 0.0
+    max_moves_per_hour: int | None = None
+    pause_seconds: float = 1.0
+    growth_seconds: float = 0.0
+    end_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_seconds("--round", self.round_seconds, least=1.0)
+        check_seconds("--min-run-seconds", self.min_run_seconds)
+        check_seconds("--pause-seconds", self.pause_seconds)
+        check_seconds("--growth-seconds", self.growth_seconds)
+        check_seconds("--end-seconds", self.end_seconds)
+        if self.max_moves_per_hour is not None and self.max_moves_per_hour < 0:
+            raise ValueError(f"--max-moves-per-hour: {self.max_moves_per_hour} is below 0")
+
+
+def simulate_rules(
+    workload: ElasticWorkload,
+    rules: OperatorRules,
+    *,
+    until: float = math.inf,
+    progress: OnProgress | None = None,
+) -> ElasticResult:
+    """Run the jobs to their ends.
+
+    Args:
+        workload: jobs and cluster; a configuration has one GPU type.
+        rules: of the operator.
+        until: s; nothing is simulated from then on.
+        progress: called after each decision.
+
+    Raises:
+        SimulationError: a job can never run, or has configurations of several types; or restarts take
+            longer than gangs run; or no job ends by ``until``.
+        ProblemError: there is no such policy, or it lacks an input.
+    """
+    longest = max(job.restart_seconds for job in workload.jobs)
+    if longest >= max(rules.round_seconds, rules.min_run_seconds):
+        raise SimulationError(
+            f"a restart takes up to {longest:g} s, a round {rules.round_seconds:g} s: gangs that "
+            f"take turns would never train. To fix: --round or --min-run-seconds above {longest:g}"
+        )
+    cluster, done = workload.cluster, dict[str, ElasticJobResult]()
+    jobs = {job.name: job for job in workload.jobs}
+    clock = Clock(
+        arrivals=((job.arrival, _gang(job, workload, rules)) for job in workload.jobs),
+        decide=OperatorDecisions[ClusterGang](
+            cluster_of(
+                Node(name=f"{kind}-{number}", pool=kind, gpu_type=kind, gpus=cluster.gpus_per_node[kind])
+                for kind, count in cluster.nodes.items()
+                for number in range(count)
+            ),
+            SchedulingPolicy(
+                objective=rules.policy,
+                round_seconds=rules.round_seconds,
+                min_run_seconds=rules.min_run_seconds,
+                max_moves_per_hour=rules.max_moves_per_hour,
+            ),
+            first_round_ends=rules.round_seconds,
+        ),
+        ended=lambda one, now: done.update(
+            {one.name: result_of(jobs[one.name], now, one.starts - 1, one.gpu_seconds)}
+        ),
+        total=len(workload.jobs),
+        progress=progress,
+    )
+    clock.run(until)
+    held = {one.name: one.gpu_seconds for one in clock.present.values()}
+    return ElasticResult(
+        workload=workload.name,
+        policy=rules.policy,
+        round_seconds=rules.round_seconds,
+        gpus=sum(cluster.gpus.values()),
+        decisions=clock.decisions,
+        jobs=tuple(
+            done.get(job.name) or result_of(job, math.inf, 0, held.get(job.name, 0.0))
+            for job in workload.jobs
+        ),
+        until=until,
+    )
+
+
+def _gang(job: ElasticJob, workload: ElasticWorkload, rules: OperatorRules) -> ClusterGang:
+    """To policies its speed is that at the least size, on the types that have it."""
+    sizes = sizes_within(job, workload.cluster.gpus)
+    least = min(min(by_size) for by_size in sizes.values())
+    sizes_from_least = {kind: by_size for kind, by_size in sizes.items() if least in by_size}
+    elastic = ElasticGang(
+        speeds=sizes_from_least, pause_seconds=rules.pause_seconds, restart_seconds=job.restart_seconds
+    )
+    one = ClusterJob(
+        job=Job(
+            name=job.name,
+            gpus=least,
+            throughput={kind: by_size.get(least, 0.0) for kind, by_size in sizes.items()},
+            steps_remaining=job.work,
+        ),
+        elastic=elastic if any(len(by_size) > 1 for by_size in sizes_from_least.values()) else None,
+    )
+    return dataclasses.replace(
+        ClusterGang.of(one, {}, 0.0, live=True, arrived=job.arrival),
+        restart_seconds=job.restart_seconds,
+        pause_seconds=rules.pause_seconds,
+        growth_seconds=rules.growth_seconds,
+        ending=rules.end_seconds,
+    )
+
+
+def sizes_within(job: ElasticJob, gpus: Mapping[str, int]) -> dict[str, dict[int, float]]:
+    """GPU type -> number -> speed, of the configurations that the cluster can hold.
+
+    Raises:
+        SimulationError: there is none, or one has several GPU types.
+    """
+    sizes: dict[str, dict[int, float]] = {}
+    for each in job.configurations:
+        if len(each.gpus) > 1:
+            raise SimulationError(
+                f"{job.name}: configuration {each.name} has several GPU types, and the operator's gangs "
+                "have one. To fix: leave out --rules"
+            )
+        (kind,) = each.gpus
+        if each.fits(gpus):
+            sizes.setdefault(kind, {})[each.total] = each.throughput
+    if not sizes:
+        raise SimulationError(f"{job.name}: none of its configurations fits the cluster")
+    return {kind: dict(sorted(by_size.items())) for kind, by_size in sizes.items()}
