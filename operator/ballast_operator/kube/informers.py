@@ -122,14 +122,12 @@ class Informers:
         self._freeze()
         self._listed.set()
 
-    def _freeze(self, *, again: bool = False) -> None:
+    def _freeze(self) -> None:
         """Keep the collector from walking through what stays for long, again and again.
 
         With 5,000 jobs each of its full walks stops everything for 0.2 s, and a decision causes one. What was
-        kept before is not walked through (``again``): its values have no cycles, and are freed without it.
+        kept before is not walked through: its values have no cycles, and are freed without it.
         """
-        if not again:
-            gc.unfreeze()
         gc.collect()
         gc.freeze()
         self._frozen = self._size()
@@ -142,7 +140,7 @@ class Informers:
         while True:
             await asyncio.sleep(FREEZE_SECONDS)
             if self._size() > GROWTH * self._frozen + LEAST_GROWTH:
-                self._freeze(again=True)
+                self._freeze()
 
     async def _resync(self) -> None:
         """Compare with fresh lists. ``/healthz`` fails where a watch stays behind what lists show.
