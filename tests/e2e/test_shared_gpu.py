@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.nightly]
 
 ENDLESS = 50_000
 PRICE = 36.0

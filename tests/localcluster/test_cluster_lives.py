@@ -85,6 +85,7 @@ def expect_nothing_left(folder):
     eventually(lambda: not folder.exists(), f"{folder} to be removed")
 
 
+@pytest.mark.nightly
 def test_a_cluster_ends_with_its_owner(owner):
     """Killed: control plane, agent, pods and files are gone."""
     program, folder = owner

@@ -289,8 +289,8 @@ async def test_it_is_served_at_addresses_of_both_families(monkeypatch):
     await runner.cleanup()
 
 
-async def test_health_fails_while_decisions_fail():
-    """A restart may help against that, and against no other wait."""
+async def test_health_fails_while_decisions_fail_and_readiness_while_anything_is_waited_for():
+    """A restart may help against the former, and against no other wait."""
     waits = Waits()
     runner, port = await serve(host="127.0.0.1", port=0, metrics=Metrics(), problems=lambda: [], waits=waits)
     try:
@@ -300,7 +300,10 @@ async def test_health_fails_while_decisions_fail():
                 async with session.get(f"http://127.0.0.1:{port}/{name}") as answer:
                     return answer.status, await answer.text()
 
+            assert (await page("readyz"))[0] == 200
             waits.begin(WaitReason.CACHES, "lists")
+            status, text = await page("readyz")
+            assert status == 503 and "lists" in text
             assert (await page("healthz"))[0] == 200
             waits.begin(WaitReason.DECISIONS, "the last 2 decisions failed: KeyError")
             status, text = await page("healthz")

@@ -77,6 +77,7 @@ def account(api: Any, admin: Path, path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_it_waits_in_the_open_for_rights_namespace_definitions_and_policy(tmp_path: Path) -> None:
     """Alive, not ready, and the text says what to do; each wait ends when that is done."""
     with (

@@ -6,6 +6,7 @@ import sys
 import pytest
 import yaml
 from ballast_operator.cli.main import main
+from ballast_trainer.launch import ValidatedJob
 from click.testing import CliRunner
 
 pytestmark = pytest.mark.slow
@@ -74,6 +75,7 @@ def test_the_measured_best_of_plans_predicted_alike_comes_first(trainer, run):
         assert asked["ranks"] == "2"
         assert asked["job"]["pipeline"]["schedule"] == "1F1B"
         assert "checkpoint" not in asked["job"]
+        assert ValidatedJob.from_mapping(asked["job"]).config.pipeline.schedule == "1F1B"
     patched = yaml.safe_load(run("--planner", "best", "--trial", "3", "--output", "yaml").output)
     assert patched["spec"] == plans[0]["job"]
 
@@ -96,6 +98,7 @@ def test_without_a_trainer_or_a_plan_that_runs_it_says_so(trainer, run):
     assert "--trial needs --config" in run().output
 
 
+@pytest.mark.nightly
 def test_the_trainer_runs_a_plan(tmp_path):
     """On two local ranks: it takes the job that the plan gives it, and is measured."""
     for name, text in (("p.yaml", PROFILE), ("c.yaml", CLUSTER), ("job.yaml", JOB)):
