@@ -55,7 +55,7 @@ def answers(tmp_path):
         verbs = {f"do_{verb}": answer for verb in ("GET", "POST", "PATCH", "DELETE")}
         handler = type("Handler", (BaseHTTPRequestHandler,), {**verbs, "log_message": lambda *_: None})
         servers.append(server := HTTPServer(("127.0.0.1", 0), handler))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         return kubeconfig(tmp_path, server.server_port)
 
     yield start

@@ -76,6 +76,7 @@ async def test_a_stored_job_continues_under_this_version(path):
     assert all(step > 0 for step in simulation.trainers["one"].resumed_from[1:]), "a checkpoint was not used"
 
 
+@pytest.mark.slow
 async def test_what_a_newer_operator_has_added_is_ignored_and_kept(path):
     """After a rollback: fields of a status at its top, annotations, labels; no pass fails on any of them."""
     recording = load(path)

@@ -312,6 +312,7 @@ anything = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     context=anything,
     container=st.fixed_dictionaries(

@@ -172,7 +172,7 @@ def broken_webhook(stage: Stage, folder: Path, answer: bytes) -> Iterator[None]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "hook.crt", folder / "hook.key")
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     name = f"hook.{stage.namespace}.example"
     reached = {
         "url": f"https://127.0.0.1:{server.server_port}/",

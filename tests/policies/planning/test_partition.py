@@ -30,6 +30,7 @@ from tests.support.examples import examples
 loads = st.lists(st.floats(0.01, 10.0), min_size=2, max_size=9)
 
 
+@pytest.mark.slow
 @examples(200)
 @given(whole=st.booleans(), layers=st.integers(1, 9), data=st.data())
 def test_the_exact_partition_equals_brute_force(whole, layers, data):

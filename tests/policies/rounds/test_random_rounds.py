@@ -378,7 +378,13 @@ LAWS = (
 seeds = st.integers(0, 2**32 - 1)
 each_kind = pytest.mark.parametrize(
     "kinds",
-    [(), *((kind,) for kind in KINDS[:-1]), ("tenants", "elastic"), ("taints", "pods", "racks"), KINDS],
+    [
+        (),
+        KINDS,
+        ("tenants", "elastic"),
+        ("taints", "pods", "racks"),
+        *(pytest.param((kind,), marks=pytest.mark.slow) for kind in KINDS[:-1]),
+    ],
     ids=",".join,
 )
 

@@ -192,6 +192,7 @@ def test_a_schedule_that_gives_no_rate_is_refused(name, step, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_layers_learn_together_as_they_do_one_by_one(optimizer):
     """In one call where steps are not measured by layer: the same weights and state, bit for bit."""

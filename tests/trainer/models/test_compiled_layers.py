@@ -37,6 +37,7 @@ def test_the_configuration_compiles_each_layer(compile_layers):
     assert [is_compiled(layer.module) for layer in layers] == [compile_layers] * 2
 
 
+@pytest.mark.slow
 def test_a_wrapped_layer_has_plain_names_in_exports():
     whole = nn.Sequential(torch.compile(nn.Linear(4, 4), backend="eager"), nn.Linear(4, 2))
     listed = Model.from_layers(list(whole), loss=cross_entropy)

@@ -154,6 +154,7 @@ class Buffered(Streamed):
         yield from held
 
 
+@pytest.mark.slow
 def test_a_stream_whose_state_is_without_its_buffer_is_read_again(tmp_path, caplog):
     """Samples that wait in the buffer would be skipped; a warning says what that costs."""
     job = a_job(tmp_path, "Buffered")

@@ -12,6 +12,7 @@ from ballast_policies.contract import ContractError
 
 from tests.policies.allocation.configurations.instances import FAMILIES, problem_of
 from tests.policies.allocation.configurations.textbook import ElasticBook
+from tests.support.examples import first_fast
 
 ELASTIC = [family for family in FAMILIES if family != "beside gangs"]
 SEEDS = range(6)
@@ -35,7 +36,7 @@ def cluster(*jobs, v100=8, k80=0):
     return Problem(gpu_types=("v100", "k80"), capacity={"v100": v100, "k80": k80}, jobs=jobs)
 
 
-@pytest.mark.parametrize("family", ELASTIC)
+@pytest.mark.parametrize("family", first_fast(ELASTIC, 3))
 def test_no_job_is_slower_than_on_its_part_of_every_type(family):
     """With equal weights no job is slower than on its own 1/n of every type, used in its best shapes."""
     for seed in SEEDS:

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tests.policies.allocation.problems import STANDARD, problem, problems, random_problem
 from tests.support.examples import examples, first_daily
 
+MANY = 20
+"""Jobs: more of them are not for the fast tests."""
 BOUNDED = [name for name, policy in POLICIES.builtin.items() if policy.proves_gap]
 
 
@@ -62,7 +64,12 @@ def consistent(p, answer):
 @pytest.mark.parametrize(
     ("name", "sharing"),
     [
-        pytest.param(name, sharing, id=f"{name}-{'sharing' if sharing else 'alone'}")
+        pytest.param(
+            name,
+            sharing,
+            id=f"{name}-{'sharing' if sharing else 'alone'}",
+            marks=pytest.mark.slow if len(p.jobs) > MANY else (),
+        )
         for name, p in STANDARD.items()
         for sharing in (False, True)
         if p.pairs or not sharing
