@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import dataclasses
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from ballast.client.connection import Connection
 from ballast.client.errors import LoggedOut, NotConnected, NotFound, Refused
 
 JOB_LABEL, LAUNCH_LABEL, RANK_LABEL = "ballast.dev/job", "ballast.dev/launch", "ballast.dev/rank"
+POD_IP_ENV = "BALLAST_POD_IP"
+"""A variable that the operator gives the trainer's container."""
 
 _TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
 _STEP = re.compile(r"\bstep[ =:]\s*(\d{1,15})\b", re.IGNORECASE)
@@ -75,7 +77,7 @@ class Pod:
             uid=metadata["uid"],
             launch=_whole(labels.get(LAUNCH_LABEL)),
             rank=_whole(labels.get(RANK_LABEL)),
-            container=item["spec"]["containers"][0]["name"],
+            container=_trainers(item["spec"]["containers"]),
             started=status.get("phase") in ("Running", "Succeeded", "Failed"),
         )
 
@@ -122,6 +124,14 @@ class Pod:
         return LogLine(
             pod=self.name, launch=self.launch, rank=self.rank, time=self.time, step=self.step, text=text
         )
+
+
+def _trainers(containers: Sequence[Mapping[str, Any]]) -> str:
+    """Its trainer's: the first, unless a webhook has put one of its own before it."""
+    for container in containers:
+        if any(variable.get("name") == POD_IP_ENV for variable in container.get("env") or ()):
+            return str(container["name"])
+    return str(containers[0]["name"])
 
 
 def _whole(label: Any) -> int:

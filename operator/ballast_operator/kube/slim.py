@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, RANK_LABEL
+from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, POD_IP_ENV, RANK_LABEL
 
 from ballast_operator.kube.kinds import JOB, NODE, POD, Kind, Object
 
@@ -177,11 +177,17 @@ def _with_own_labels(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pod_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The trainer's container comes first, also where a webhook has put its own before it (Linkerd)."""
     found = {key: spec[key] for key in _POD_SPEC if key in spec}
     for part in ("containers", "initContainers"):
         if spec.get(part):
-            found[part] = [{key: c[key] for key in _CONTAINER if key in c} for c in spec[part]]
+            ours_first = sorted(spec[part], key=lambda container: not _is_trainers(container))
+            found[part] = [{key: c[key] for key in _CONTAINER if key in c} for c in ours_first]
     return found
+
+
+def _is_trainers(container: Mapping[str, Any]) -> bool:
+    return any(variable.get("name") == POD_IP_ENV for variable in container.get("env") or ())
 
 
 def _pod_status(status: Mapping[str, Any]) -> dict[str, Any]:

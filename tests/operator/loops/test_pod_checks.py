@@ -8,8 +8,9 @@ import pytest
 from ballast_operator.errors import Forbidden, NotAllowed, Rejected, ServerInternalError
 from ballast_operator.kube.kinds import CLAIM, CONFIG_MAP, JOB, NODE, POD, POLICY, STORAGE_CLASS, Kind
 from ballast_operator.reconcile.pod_checks import ANSWER_LASTS_SECONDS
+from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 
-from tests.operator.loops.simulated.machines import node
+from tests.operator.loops.simulated.machines import end_pod, node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, template
 
 GPU = "nvidia.com/gpu"
@@ -425,3 +426,20 @@ async def test_an_operator_that_may_not_read_volumes_launches_as_before(kind):
 
     simulation.cluster.get = refused
     await simulation.run_job("one", template=WITH_CLAIM)
+
+
+async def test_the_end_of_a_trainer_behind_a_container_that_a_webhook_puts_first_is_seen():
+    """A mesh that is to be up before the trainer is the first container, and runs on when that has ended."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+
+    def inject(kind: Kind, body: Mapping[str, Any]) -> None:
+        if kind is POD:
+            body["spec"]["containers"].insert(0, {"name": "mesh"})
+
+    simulation.world.admission = inject
+    await simulation.run_job("one", totalSteps=100_000, backoffLimit=0)
+    words = TerminationMessage(reason=ExitReason.FAILED, message="no such layer")
+    end_pod(simulation.world, NAMESPACE, "one-1-0", ExitCode.ERROR, words)
+    await simulation.until(lambda: simulation.state("one") == "Failed", ticks=30)
+    assert "no such layer" in simulation.condition("one", "Failed").message
+    await simulation.until(lambda: not simulation.pods("one"), ticks=30)

@@ -13,6 +13,7 @@ from ballast_policies.contract import (
     JOB_LABEL,
     LAUNCH_LABEL,
     PLAN_KEY,
+    POD_IP_ENV,
     PROPOSAL_ANNOTATION,
     REPORT_ANNOTATION,
     Ack,
@@ -94,7 +95,10 @@ def end_pod(
         ended["finishedAt"] = show(at)
     if message is not None:
         ended["message"] = message.to_json()
-    container, *sidecars = (each["name"] for each in pod["spec"]["containers"])
+    containers = {each["name"]: each for each in pod["spec"]["containers"]}
+    ours = {"name": POD_IP_ENV, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    container = next(name for name, each in containers.items() if ours in each.get("env", ()))
+    sidecars = containers.keys() - {container}
     status = {"phase": "Running" if sidecars else "Succeeded" if code == 0 else "Failed"}
     status["containerStatuses"] = [
         {"name": container, "state": {"terminated": ended}},
