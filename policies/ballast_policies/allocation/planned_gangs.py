@@ -271,28 +271,34 @@ class _Plans:
         self._bandwidth = math.inf if gang.bandwidth is None else gang.bandwidth
         self._degrees: list[Degrees] = []
         self._work: list[int] = []
-        self._layers: list[LayerProfile] = []
+        self._scaled: list[dict[str, np.ndarray]] = []
         self._tables: dict[int, _Loads] = {}
-        self._ratio: list[float] = []
+        sizes, works = divisors(gang.batch_size), itertools.count()
+        self._microbatch_sizes = len(sizes)
         for profile in gang.profiles:
             layers = profile.profile(1)
-            table = self._tables[profile.tensor] = _Loads(layers, most)
-            for size, again in itertools.product(divisors(gang.batch_size), (False, True)[: 1 + limited]):
-                work = len(self._layers)
-                scaled = _scaled(layers, size / profile.microbatch_size, recompute=again)
-                self._layers.append(scaled)
-                self._ratio.append(table.ratio(scaled))
-                for data in divisors(gang.batch_size // size):
-                    microbatches = gang.batch_size // size // data
-                    if data * profile.tensor <= most and microbatches * data <= MOST_MICROBATCHES:
-                        self._degrees.append(Degrees(profile.tensor, data, size, microbatches, again))
-                        self._work.append(work)
-        self.layers = len(self._layers[0].forward_seconds)
+            self._tables[profile.tensor] = _Loads(layers, most)
+            scales = np.array(sizes) / profile.microbatch_size
+            for again in (False, True)[: 1 + limited]:
+                self._scaled.append(_scaled(layers, scales, recompute=again))
+                for size, work in zip(sizes, works, strict=False):
+                    for data in divisors(gang.batch_size // size):
+                        microbatches = gang.batch_size // size // data
+                        if data * profile.tensor <= most and microbatches * data <= MOST_MICROBATCHES:
+                            self._degrees.append(Degrees(profile.tensor, data, size, microbatches, again))
+                            self._work.append(work)
+        self.layers: int = self._scaled[0]["held_bytes"].shape[1]
         self._form = np.array([(d.tensor, d.data, d.recompute) for d in self._degrees]).reshape(-1, 3)
         self._sizes = np.array([d.microbatch_size for d in self._degrees])
-        self._held = [sum(row.held_bytes) + sum(row.activation_bytes) for row in self._layers]
-        # [p - 1]: bytes that p stages hand on at least, there and back.
-        self._sent = [2 * sums_of(sorted(row.output_bytes[:-1])) for row in self._layers]
+        # By work: the least ratio of a layer's seconds to the profile's; bytes of all layers together.
+        tables = [self._tables[profile.tensor] for profile in gang.profiles for _ in range(1 + limited)]
+        ratios = [table.ratio(of) for table, of in zip(tables, self._scaled, strict=True)]
+        self._ratio = np.concatenate(ratios).tolist()
+        held = [of["held_bytes"].sum(axis=1) + of["activation_bytes"].sum(axis=1) for of in self._scaled]
+        self._held = np.concatenate(held)
+        # By work, [p - 1]: bytes that p stages hand on at least, there and back.
+        outputs = np.sort(np.concatenate([of["output_bytes"][:, :-1] for of in self._scaled]), axis=1)
+        self._sent = 2 * np.pad(np.cumsum(outputs, axis=1), ((0, 0), (1, 0)))
         self._measured: dict[int, MeasuredLayers] = {}
 
     def group(self, number: int) -> int:
@@ -326,17 +332,25 @@ class _Plans:
             alike.setdefault((plan.tensor, plan.data), []).append(number)
         for (tensor, data), numbers in alike.items():
             group, table = tensor * data, self._tables[tensor]
+            works = np.array([self._work[number] for number in numbers])
+            counts = np.array([self._degrees[number].microbatches for number in numbers])
             stages = gpus.sum(axis=1) / group
-            at = np.flatnonzero((gpus % group == 0).all(axis=1) & (stages <= table.layers))
+            at = np.flatnonzero((gpus % group == 0).all(axis=1) & (stages <= min(table.layers, counts.max())))
+            # (plans, shapes): a stage has a microbatch, and the layers are there together.
+            runs = self._held[works][:, None] <= has[at] / group * ROUNDING
+            runs &= stages[at] <= counts[:, None]
+            at, runs = at[runs.any(axis=0)], runs[:, runs.any(axis=0)]
             p, q = stages[at].astype(np.intp), (rest[at].sum(axis=1) / group).astype(np.intp)
             load, total, weights = table.loads(p - q, q, fast[at], slow[at])
             exchange = 2 * (1 - 1 / data) / self._bandwidth * weights
-            for number in numbers:
-                work, m = self._work[number], self._degrees[number].microbatches
-                seconds = self._ratio[work] * ((m - 1) * load + total) + exchange
-                found = seconds.min(axis=1, initial=math.inf) + self._sent[work][p - 1] / self._bandwidth
-                runs = (p <= m) & (self._held[work] <= has[at] / group * ROUNDING)
-                least[at, number] = np.where(runs, found * (1 - 1e-12), math.inf)
+            exchanges = bool(exchange.any())
+            for number, work, m, row in zip(numbers, works.tolist(), counts.tolist(), runs, strict=True):
+                some = np.flatnonzero(row)
+                seconds = self._ratio[work] * ((m - 1) * load[some] + total[some])
+                if exchanges:
+                    seconds += exchange[some]
+                sent = self._sent[work][p[some] - 1] / self._bandwidth
+                least[at[some], number] = (seconds.min(axis=1, initial=math.inf) + sent) * (1 - 1e-12)
         return least
 
     def planned(self, number: int, ranks: Sequence[RankGpu]) -> ShapePlan | None:
@@ -364,13 +378,13 @@ class _Plans:
     def _measured_layers(self, work: int) -> MeasuredLayers:
         """Of a microbatch."""
         if work not in self._measured:
-            layers = self._layers[work]
+            scaled, row = self._scaled[work // self._microbatch_sizes], work % self._microbatch_sizes
             sizes = {
-                field.name: tuple(map(math.ceil, getattr(layers, field.name)))
+                field.name: tuple(map(math.ceil, scaled[field.name][row].tolist()))
                 for field in dataclasses.fields(MeasuredLayers)
                 if field.name != "seconds"
             }
-            seconds = np.add(layers.forward_seconds, layers.backward_seconds)
+            seconds = scaled["forward_seconds"][row] + scaled["backward_seconds"][row]
             self._measured[work] = MeasuredLayers(seconds=tuple(seconds.tolist()), **sizes)
         return self._measured[work]
 
@@ -388,11 +402,12 @@ class _Loads:
         self._largest_weights = np.array([0.0, *(_largest(weights, p) for p in range(1, self.layers + 1))])
         self._back = _smallest_largest(self._seconds[::-1], most)[:, ::-1]
 
-    def ratio(self, layers: LayerProfile) -> float:
-        """What every layer takes at least of what it takes in the profile."""
-        here = np.add(layers.forward_seconds, layers.backward_seconds)
+    def ratio(self, scaled: Mapping[str, np.ndarray]) -> np.ndarray:
+        """What every layer takes at least of what it takes in the profile, by row of :func:`_scaled`."""
         timed = self._seconds > 0
-        return float((here[timed] / self._seconds[timed]).min())
+        here = scaled["forward_seconds"] + scaled["backward_seconds"]
+        least: np.ndarray = (here[:, timed] / self._seconds[timed]).min(axis=1)
+        return least
 
     def loads(
         self, fast_ranks: np.ndarray, slow_ranks: np.ndarray, fast: np.ndarray, slow: np.ndarray
@@ -433,9 +448,13 @@ def _smallest_largest(seconds: np.ndarray, most: int) -> np.ndarray:
     return found
 
 
-def _scaled(layers: LayerProfile, scale: float, *, recompute: bool) -> LayerProfile:
-    """Layers of ``scale`` times as many samples, as :mod:`.cost_model` and :mod:`.plan_memory` count them."""
-    value = {field.name: np.array(getattr(layers, field.name)) for field in dataclasses.fields(layers)}
+def _scaled(layers: LayerProfile, scales: np.ndarray, *, recompute: bool) -> dict[str, np.ndarray]:
+    """Field -> (scales, L): layers of so many times as many samples.
+
+    As :mod:`.cost_model` and :mod:`.plan_memory` count them.
+    """
+    value = {field.name: np.array(getattr(layers, field.name))[None] for field in dataclasses.fields(layers)}
+    scale = scales[:, None]
     whole = value["forward_seconds"] + value["backward_seconds"]
     fixed = value["overhead_seconds"] / np.maximum(whole, np.finfo(float).tiny)
     for name in ("forward_seconds", "backward_seconds"):
@@ -445,8 +464,9 @@ def _scaled(layers: LayerProfile, scale: float, *, recompute: bool) -> LayerProf
     if recompute:
         value["backward_seconds"] = value["backward_seconds"] + value["forward_seconds"]
         value["repeated_bytes"] = np.maximum(value["activation_bytes"], value["repeated_bytes"])
-        value["activation_bytes"] = np.concatenate([[0.0], value["output_bytes"][:-1]])
-    return LayerProfile(**{name: tuple(each.tolist()) for name, each in value.items()})
+        value["activation_bytes"] = np.pad(value["output_bytes"][:, :-1], ((0, 0), (1, 0)))
+    shape = len(scales), whole.shape[1]
+    return {name: np.broadcast_to(each, shape) for name, each in value.items()}
 
 
 @functools.lru_cache(maxsize=64)

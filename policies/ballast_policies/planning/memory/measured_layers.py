@@ -18,7 +18,7 @@ class MeasuredLayer:
     repeated_bytes: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class MeasuredLayers:
     """Layers as a trainer has measured them; tuples of shape (L,), or empty: not measured.
 

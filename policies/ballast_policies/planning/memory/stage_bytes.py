@@ -6,6 +6,7 @@ the formula, which may find a little less.
 
 import functools
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -205,10 +206,23 @@ def stage_bytes(layers: MeasuredLayers, form: PipelineForm) -> StageBytes:
     return StageBytes(_sums_of_layers(layers, form.optimizer), form)
 
 
-@functools.lru_cache(maxsize=256)
+_SUMS: WeakKeyDictionary[MeasuredLayers, dict[str, LayerSums]] = WeakKeyDictionary()
+
+
 def _sums_of_layers(layers: MeasuredLayers, optimizer: str) -> LayerSums:
-    """Kept, for all numbers of positions."""
-    return LayerSums.of(layers.rows(optimizer))
+    """Kept for all numbers of positions, as long as the layers are: a round asks jobs' by turns."""
+    known = _SUMS.setdefault(layers, {})
+    if optimizer not in known:
+        none = (0,) * len(layers.held_bytes)
+        known[optimizer] = LayerSums(
+            held=layers.held_bytes,
+            weights=layers.weights(optimizer),
+            activations=layers.activation_bytes or none,
+            outputs=layers.output_bytes or none,
+            repeated=layers.repeated_bytes or none,
+            gradients=layers.gradient_bytes or none,
+        )
+    return known[optimizer]
 
 
 def bytes_on_positions(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray:
