@@ -29,6 +29,7 @@ from ballast_operator.errors import (
     for_good,
 )
 from ballast_operator.kube.kinds import NAMESPACE, VERSION, Kind, Object
+from ballast_operator.kube.slim import slim
 
 
 def read_json(data: bytes) -> Any:
@@ -124,23 +125,23 @@ class Cluster:
     async def list(
         self, kind: Kind, *, namespace: str = "", label_selector: str = "", field_selector: str = ""
     ) -> tuple[Objects, int]:
-        """All objects of a kind, and the resourceVersion of the list; read in pages."""
-        return await self._list(kind, namespace, label_selector, fields=field_selector, most=MOST_OF_A_PAGE)
+        """All objects of a kind, as caches keep them, and the resourceVersion of the list; read in pages."""
+        return await self._list(kind, namespace, label_selector, fields=field_selector)
 
     async def list_metadata(
         self, kind: Kind, *, namespace: str = "", label_selector: str = ""
     ) -> tuple[Objects, int]:
         """As :meth:`list`, the objects with their ``metadata`` alone: a third of the cost for both sides."""
-        return await self._list(kind, namespace, label_selector, most=2000, accept=METADATA)
+        return await self._list(kind, namespace, label_selector, accept=METADATA)
 
     async def _list(
-        self, kind: Kind, namespace: str, labels: str, *, fields: str = "", most: int, accept: str = ""
+        self, kind: Kind, namespace: str, labels: str, *, fields: str = "", accept: str = ""
     ) -> tuple[Objects, int]:
         items: Objects = []
         version = "0"
         where = {"namespace": namespace, "label_selector": labels, "field_selector": fields, "accept": accept}
-        async for page, read_at in self.pages(kind, most=most, **where):
-            items += page
+        async for page, read_at in self.pages(kind, **where):
+            items += [slim(kind, item) for item in page]
             version = read_at
         return items, int(version)
 
@@ -151,17 +152,14 @@ class Cluster:
         namespace: str = "",
         label_selector: str = "",
         field_selector: str = "",
-        most: int = MOST_OF_A_PAGE,
         accept: str = "",
     ) -> AsyncIterator[tuple[Objects, str]]:
-        """(objects, resourceVersion of the list) page by page, of at most ``most`` objects.
-
-        Where a page does not come in time, smaller ones are asked for.
+        """(objects, resourceVersion of the list) page by page; smaller ones where one does not come in time.
 
         Raises:
             OperatorError: the list was refused, or what was answered is none.
         """
-        path, query = kind.path(namespace), dict[str, str]()
+        path, query, most = kind.path(namespace), dict[str, str](), MOST_OF_A_PAGE
         if label_selector:
             query["labelSelector"] = label_selector
         if field_selector:

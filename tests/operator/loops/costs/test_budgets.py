@@ -1,7 +1,7 @@
 """A job's budget and deadline: what is said at once, and what happens when they are reached."""
 
 import pytest
-from ballast_operator.kube.kinds import EVENT
+from ballast_operator.kube.kinds import EVENT, JOB
 from ballast_operator.report.explanation import explain_job
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, at
@@ -103,12 +103,14 @@ async def test_at_once_the_job_says_what_its_budget_and_deadline_would_need():
         read.extend(items if kind is EVENT else [])
         return items, version
 
-    for number in range(20):
-        other = {"metadata": {"namespace": NAMESPACE, "name": f"e{number}"}, "reason": "Pulled"}
-        simulation.world.put(EVENT, {**other, "involvedObject": {"uid": f"u{number}"}})
+    own = simulation.world.get(JOB, NAMESPACE, "one")["metadata"]["uid"]
+    for number, uid in enumerate((own, *"abcdefgh")):
+        item = {"metadata": {"namespace": NAMESPACE, "name": f"e{number}"}, "reason": f"Of {uid}"}
+        simulation.world.put(EVENT, {**item, "involvedObject": {"uid": uid}})
     simulation.cluster.list = counted
     found = await explain_job(simulation.cluster, NAMESPACE, "one")
-    assert found.events and len(read) == len(found.events)  # and none of the namespace's others
+    assert f"Of {own}: " in found.events
+    assert {event["involvedObject"]["uid"] for event in read} == {own}  # none of the namespace's others
     assert {"BudgetTooSmall", "DeadlineWithinReach"} <= {c["reason"] for c in found.conditions}
 
 
